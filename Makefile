@@ -1,0 +1,86 @@
+# kvlab. `make` alone lists the targets.
+#
+# Every target that needs Python builds .venv first, when it is missing and only
+# then: a finished set-up leaves the stamp .venv/.ready. To build it again after
+# changing the dependencies: rm -rf .venv && make venv
+
+VENV  := .venv
+PY    := $(VENV)/bin/python
+PIP   := $(VENV)/bin/pip
+READY := $(VENV)/.ready
+
+# The interpreter .venv is made from. Choose another: make venv PYTHON=/path/to/python3.12
+PYTHON ?=
+
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lab bench lint format clean venv
+
+help: ## list the targets
+	@echo "kvlab: a course and a laboratory about the KV cache"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo
+	@echo "The first target you run sets up $(VENV) (about two minutes, 2 GB)."
+
+demo: $(READY) ## run every method on the built-in model and write a report
+	$(PY) -m eval all --out results/demo
+	@echo
+	@echo "The report: results/demo/report.html (open it in a browser)"
+
+test: $(READY) ## run the tests with coverage, and the notebooks strictly
+	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term tests
+ifneq ($(NOTEBOOKS),)
+	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
+endif
+
+lab: $(READY) ## open the notebooks in JupyterLab
+	$(PY) -m jupyter lab notebooks
+
+bench: $(READY) ## run the full speed grid on a wider model (takes a while)
+	$(PY) -m eval speed --suite wide --out results/bench
+	@echo
+	@echo "The results: results/bench"
+
+lint: $(READY) ## check style and format, change nothing
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(READY) ## repair style and format in place
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+clean: ## remove build products and the results of demo and bench
+	rm -rf build dist *.egg-info htmlcov .coverage .coverage.*
+	rm -rf .pytest_cache .ruff_cache .hypothesis
+	rm -rf results/demo results/bench
+	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) \
+	  -exec rm -rf {} +
+	@echo "Kept: $(VENV), runs/ and every other folder in results/."
+
+venv: $(READY) ## set up .venv, once
+	@echo "$(VENV) is ready: $$($(PY) --version), torch $$($(PY) -c 'import importlib.metadata as m; print(m.version("torch"))')"
+
+$(READY):
+	@set -e; \
+	for python in $(or $(PYTHON),python3.11 python3.12 python3 python); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+	    found="$$python"; break; \
+	  fi; \
+	done; \
+	if [ -z "$${found:-}" ]; then \
+	  echo "kvlab needs Python 3.11 or later; found: $$( \
+	    $(or $(PYTHON),python3) --version 2>&1 | head -n 1)." \
+	    "Install it, or name one: make venv PYTHON=/path/to/python3.11" >&2; \
+	  exit 1; \
+	fi; \
+	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
+	  echo "$$found cannot make a virtual environment: install its venv module" \
+	    "(on Debian and Ubuntu: apt install python3-venv)." >&2; \
+	  exit 1; \
+	fi; \
+	echo "Setting up $(VENV) with $$("$$found" --version) (once, about two minutes) ..."; \
+	"$$found" -m venv $(VENV); \
+	$(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
+	touch $(READY)

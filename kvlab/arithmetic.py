@@ -1,0 +1,97 @@
+"""Arithmetic of the KV cache: bytes, floating-point operations, bandwidth. Every formula of the course, once.
+
+Symbols: b batch, s prompt length, n generated tokens, h hidden size, l layers, n_kv KV heads, d head
+dimension, V vocabulary. Bytes are bytes; GB is 1e9 bytes, GiB 2**30.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The numbers a formula needs of a decoder whose feed-forward width is 4h unless stated."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    vocabulary: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+
+# Published shapes that the source documents compute with (vocabularies from the model cards).
+SHAPES = {
+    "GPT-3": Shape(96, 12288, 96, 96, 50257),
+    "OPT-30B": Shape(48, 7168, 56, 56, 50272),
+    "Llama-7B": Shape(32, 4096, 32, 32, 32000),
+    "Llama-2-7B": Shape(32, 4096, 32, 32, 32000),
+    "Llama-70B-MHA": Shape(80, 8192, 64, 64, 32000),  # as document 004 counts it
+    "Llama-2-70B": Shape(80, 8192, 64, 8, 32000),
+}
+
+
+def kv_bytes_per_token(shape: Shape, bits: float = 16) -> float:
+    """2 (K and V) * l * n_kv * d * bits / 8."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * bits / 8
+
+
+def kv_bytes(shape: Shape, tokens: int, batch: int = 1, bits: float = 16) -> float:
+    """Bytes of the KV cache of `batch` rows of `tokens` tokens."""
+    return batch * tokens * kv_bytes_per_token(shape, bits)
+
+
+def padded_buffer_bytes(shape: Shape, length: int, factor: float = 2, bits: float = 16) -> float:
+    """Document 000: factor * (S - 1) rows reserved for each K and V sequence; factor 2 avoids every copy."""
+    return factor * (length - 1) * kv_bytes_per_token(shape, bits)
+
+
+def kv_to_weights(shape: Shape, tokens: int, batch: int = 1) -> float:
+    """Document 002: cache bytes over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA)."""
+    return batch * tokens / (6 * shape.hidden)
+
+
+def prefill_flops(shape: Shape, tokens: int, batch: int = 1) -> float:
+    """Document 003: l(24bsh^2 + 4bs^2h) + 2bshV for a pass over s tokens (full s x s attention, MHA)."""
+    b, s, h = batch, tokens, shape.hidden
+    return shape.layers * (24 * b * s * h**2 + 4 * b * s**2 * h) + 2 * b * s * h * shape.vocabulary
+
+
+def decode_flops(shape: Shape, held: int, batch: int = 1) -> float:
+    """One decode step that attends to `held` tokens: l(24bh^2 + 4b held h) + 2bhV.
+
+    Document 003's decode formula drops factors of h; this is the corrected one.
+    """
+    b, h = batch, shape.hidden
+    return shape.layers * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * shape.vocabulary
+
+
+def required_bandwidth(bytes_moved: float, seconds: float) -> float:
+    """Bytes per second a link must carry so that the transfer is no longer than the computation."""
+    return bytes_moved / seconds
+
+
+def read_bandwidth(seconds: float = 0.5, device: torch.device | str = "cpu") -> float:
+    """Memory read bandwidth in bytes per second: the median of repeated sums over a large tensor.
+
+    Runs for about `seconds` on the torch threads in force.
+    """
+    device = torch.device(device)
+    size = 2**26 if device.type == "cpu" else 2**28  # 256 MiB or 1 GiB of fp32
+    data = torch.ones(size, device=device)
+    times: list[float] = []
+    data.sum()
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        data.sum().item()
+        times.append(time.perf_counter() - start)
+    return data.nbytes / statistics.median(times)

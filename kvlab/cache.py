@@ -1,0 +1,320 @@
+"""KVCache: three answers (Keep, Store, Place) put together into a cache for transformers models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from .answer import gather_slots
+from .attention import attend, prefill, visible
+from .keep import Keep, KeepAll
+from .models import Anatomy, prepare
+from .place import Device
+from .store import Exact, Growing
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
+    included; `moved_bytes` crossed the link between host and device, either way, in the last pass."""
+
+    device_bytes: int
+    host_bytes: int
+    moved_bytes: int
+    tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
+    tokens_held: int  # most tokens that any row and head holds in any layer
+
+    def __getitem__(self, name: str) -> int:
+        return asdict(self)[name]
+
+    def keys(self):
+        return asdict(self).keys()
+
+
+class KVCache(Cache):
+    """A key/value cache made of a Keep, a Store and a Place.
+
+    model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
+    (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
+    `Growing(Int(bits=4))`). place: `Device()` or `Host(fetch)`.
+
+    Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
+    attends to its own K and V as they are; what the store and the keep do to them shows from the next token
+    on. A batch may be padded, on either side, by way of `attention_mask`.
+    Raises ValueError when an answer's parameters do not fit the model.
+    """
+
+    recompute = False  # True only for the method that keeps nothing
+
+    def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
+        anatomy = Anatomy(prepare(model))
+        store = Growing() if store is None else store
+        answers = (
+            KeepAll() if keep is None else keep,
+            Growing(store) if isinstance(store, Exact) else store,
+            Device() if place is None else place,
+        )
+        padding = _Padding()
+        super().__init__(layers=[Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)])
+
+    def stats(self) -> Stats:
+        """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
+        sizes = {False: {}, True: {}}
+        for layer in self.layers:
+            for on_host, tensor in layer.tensors():
+                storage = tensor.untyped_storage()
+                sizes[on_host][storage.data_ptr()] = storage.nbytes()
+        return Stats(
+            device_bytes=sum(sizes[False].values()),
+            host_bytes=sum(sizes[True].values()),
+            moved_bytes=sum(layer.moved_bytes for layer in self.layers),
+            tokens_seen=self.get_seq_length(),
+            tokens_held=max(max(layer.rows_held, default=0) for layer in self.layers),
+        )
+
+    def foresee(self, layer: int, query) -> None:
+        """A block hands its input on: `query()` is what layer `layer` would ask with it."""
+        if self.layers[layer].lengths:
+            self.layers[layer].place.foresee(self.layers[layer], query)
+
+
+class Layer(CacheLayerMixin):
+    """One layer of a KVCache: append -> read -> attend -> observe -> evict.
+
+    What answers may look at: `lengths` (real tokens seen, per row), `rows_held` (real tokens held, per row
+    and head), `slot_positions`, `some_empty`, `store`, `kv_heads`, `scaling`.
+    """
+
+    is_sliding = False
+
+    def __init__(self, index: int, answers, anatomy: Anatomy, padding: _Padding):
+        self.index, self.padding, self.kv_heads = index, padding, anatomy.kv_heads
+        self._answers = copy.deepcopy(answers)
+        for answer in self._answers:
+            answer.bind(anatomy, index)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.keep, self.store, self.place = copy.deepcopy(self._answers)
+        self.seen = 0  # tokens fed so far, padding included
+        self.lengths: list[int] = []  # real tokens seen, per row
+        self.rows_held: list[int] = []  # real tokens held, per row
+        self._positions: Tensor | None = None  # None: slot j holds token j in every row
+        self._pending: tuple[Tensor, Tensor] | None = None
+        self.scaling, self.moved_bytes = 1.0, 0
+        self.is_initialized = False
+        self.padding.forget()
+
+    # What transformers calls.
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        """Take the new K and V `[batch, kv_heads, tokens, head_dim]`; returns the layer, twice."""
+        self.is_initialized = True
+        self._pending = key_states.detach(), value_states.detach()
+        return self, self
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        held = self.store.length
+        return held + query_length, self.seen - held
+
+    def get_max_length(self) -> int:
+        return getattr(self.store, "capacity", -1)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        if not self.lengths:
+            return
+        for answer in (self.keep, self.store, self.place):
+            answer.select_rows(beam_idx)
+        if self._positions is not None:
+            self._positions = self._positions.index_select(0, beam_idx.to(self._positions.device))
+        rows = beam_idx.tolist()
+        self.lengths = [self.lengths[row] for row in rows]
+        self.rows_held = [self.rows_held[row] for row in rows]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens. ValueError where an eviction cannot be undone."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        if tokens_to_remove == 0 or not self.lengths:
+            return
+        if self.keep.evicts:
+            raise ValueError(
+                f"crop: {type(self.keep).__name__} has evicted tokens that were held at that point; "
+                "start again with cache.reset()"
+            )
+        self.seen = max(0, self.seen + tokens_to_remove)
+        if self.seen == 0:
+            self.reset()
+            return
+        self.store.crop(self.seen)
+        self.place.crop(self.seen)
+        if self._positions is None:
+            self.lengths = [self.seen] * len(self.lengths)
+        else:
+            self._positions = self._positions[..., : self.seen]
+            self.lengths = (self._positions[:, 0] >= 0).sum(-1).tolist()
+        self.rows_held = list(self.lengths)
+
+    # The path of one pass.
+
+    def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
+        """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
+        keys, values = self._pending
+        self._pending, self.scaling, self.moved_bytes = None, scaling, 0
+        first, watches = self.seen == 0, self.keep.watches and self.keep.evicts
+        self._append(keys, values, mask)
+        if first:
+            self.place.prefill(self, query, keys)
+            out, received = prefill(query, keys, values, self._positions, scaling, window, watches)
+        else:
+            self.place.append(self, keys)
+            held_keys, held_values, slots = self.place.read(self, query, scaling)
+            allowed, asked = self._visibility(query.shape[2], slots, window)
+            watch = (asked >= 0 if asked is not None else _all(query)) if watches else None
+            out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
+            if watches and slots is not None:
+                received = self._to_all_slots(received, slots)
+        if self.keep.evicts:
+            if watches:
+                self.keep.observe(received)
+            self._evict()
+        return out
+
+    def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+        batch, _, tokens, _ = keys.shape
+        if self.lengths and batch != len(self.lengths):
+            raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
+        real, counts = self.padding.of(mask, batch, tokens, self.seen)
+        home = self.place.home(keys.device)
+        try:
+            self.store.append(keys.to(home), values.to(home))
+        except ValueError as error:
+            raise ValueError(f"layer {self.index}: {error}") from None
+        before = self.lengths or [0] * batch
+        if real is not None or self._positions is not None:
+            self._append_positions(before, real, tokens, keys.device)
+        self.lengths = [old + new for old, new in zip(before, counts, strict=True)]
+        held = self.rows_held or [0] * batch
+        self.rows_held = [old + new for old, new in zip(held, counts, strict=True)]
+        self.seen += tokens
+
+    def _append_positions(self, before: list[int], real: Tensor | None, tokens: int, device) -> None:
+        if self._positions is None:  # until now, slot j held token j
+            self._positions = torch.arange(self.seen, device=device, dtype=torch.int32)
+            self._positions = self._positions.expand(len(before), 1, -1)
+        start = torch.tensor(before, device=device, dtype=torch.int32).view(-1, 1)
+        if real is None:
+            new = start + torch.arange(tokens, device=device, dtype=torch.int32)
+        else:
+            new = (start + real.cumsum(-1, dtype=torch.int32) - 1).masked_fill(~real, -1)
+        new = new.unsqueeze(1).expand(-1, self._positions.shape[1], -1)
+        self._positions = torch.cat([self._positions, new], dim=2)
+
+    def _visibility(self, queries: int, slots: Tensor | None, window: int | None):
+        """(allowed, positions of the queries) for `attend`; None where everything is allowed or asked."""
+        if self._positions is None and queries == 1 and slots is None and window is None:
+            return None, None
+        positions = self.slot_positions if self._positions is None else self._positions
+        asked = positions[:, 0, -queries:]
+        if slots is not None:
+            complete = bool((slots >= 0).all()) and self._positions is None
+            if complete and window is None:
+                return None, asked
+            gathered = gather_slots(positions.expand(*slots.shape[:2], -1), slots)
+            positions = gathered.masked_fill(slots < 0, -1)
+        return visible(asked, positions, window), asked
+
+    def _to_all_slots(self, received: Tensor, slots: Tensor) -> Tensor:
+        full = received.new_zeros(*received.shape[:2], self.store.length)
+        return full.scatter_add_(2, slots.clamp(min=0), received.masked_fill(slots < 0, 0.0))
+
+    def _evict(self) -> None:
+        slots = self.keep.choose(self)
+        if slots is None:
+            return
+        positions = self.slot_positions.to(torch.int32)
+        self._positions = gather_slots(positions, slots).masked_fill(slots < 0, -1)
+        for answer in (self.keep, self.store, self.place):
+            answer.keep_slots(slots)
+        self.rows_held = [min(*pair) for pair in zip(self.rows_held, self.keep.limits, strict=True)]
+
+    # What answers, and people, look at.
+
+    @property
+    def some_empty(self) -> Tensor | None:
+        """Positions `[batch, 1 or kv_heads, slots]` (-1: nothing there), or None: slot j holds token j."""
+        return self._positions
+
+    @property
+    def slot_positions(self) -> Tensor:
+        """Original position of the token in every slot, `[batch, kv_heads, slots]`, -1 for none."""
+        shape = (len(self.lengths), self.kv_heads, self.store.length)
+        if self._positions is not None:
+            return self._positions.expand(shape)
+        device = self.store.keys[0].device if self.lengths else None
+        return torch.arange(self.store.length, device=device, dtype=torch.int32).expand(shape)
+
+    @property
+    def positions(self) -> Tensor:
+        """LongTensor `[batch, kv_heads, slots]`: original position of every held token among its row's own
+        tokens, -1 for padding."""
+        return self.slot_positions.long()
+
+    def tensors(self) -> Iterator[tuple[bool, Tensor]]:
+        """(is on the host, tensor) for everything this layer holds."""
+        for answer in (self.keep, self.store, self.place):
+            for tensor in answer.tensors():
+                yield answer is self.store and self.place.on_host, tensor
+        if self._positions is not None:
+            yield False, self._positions
+
+
+def _all(query: Tensor) -> Tensor:
+    return torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+
+
+class _Padding:
+    """Which new tokens are real: asked by every layer, worked out once per pass."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        self._mask, self._answer = None, None
+
+    def of(self, mask: Tensor | None, batch: int, tokens: int, seen: int):
+        """(real bool `[batch, tokens]` or None when all are, count of real tokens per row)."""
+        if mask is None:
+            return None, [tokens] * batch
+        if mask is self._mask and self._answer[0] == (seen, tokens):
+            return self._answer[1]
+        if tuple(mask.shape) != (batch, seen + tokens):
+            raise ValueError(
+                f"attention_mask has shape {tuple(mask.shape)}: expected [batch, tokens seen + new] = "
+                f"{(batch, seen + tokens)}"
+            )
+        real = mask[:, seen:].bool()
+        counts = real.sum(-1).tolist()
+        answer = (None, [tokens] * batch) if min(counts) == tokens else (real, counts)
+        self._mask, self._answer = mask, ((seen, tokens), answer)
+        return answer

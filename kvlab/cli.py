@@ -1,0 +1,98 @@
+"""The `kvlab` command: `kvlab doctor` and `kvlab methods`. Runs start with `python -m eval`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import os
+import sys
+from importlib import metadata
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, exit code 2."""
+
+    def error(self, message: str):
+        print(f"kvlab: error: {message} (see kvlab --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def version() -> str:
+    """Version of the installed kvlab."""
+    try:
+        return metadata.version("kvlab")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Check this machine."""
+    from . import doctor
+
+    return doctor.run(results=arguments.results)
+
+
+def methods(arguments: argparse.Namespace) -> int:
+    """Print the table of named methods."""
+    from .methods import METHODS
+
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("parameters")
+    table.add_column("what it does", ratio=1)
+    for name, preset in METHODS.items():
+        table.add_row(name, parameters(preset), sentence(preset))
+    console = Console()
+    console.print(table)
+    console.print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
+    return 0
+
+
+def parameters(preset) -> str:
+    """A preset's parameters with their defaults, as they are written in a method's name."""
+    given = inspect.signature(preset).parameters.values()
+    return ", ".join(f"{p.name}={p.default}" for p in given if p.default is not p.empty)
+
+
+def sentence(preset) -> str:
+    """The idea of a preset: the first line of its docstring."""
+    return (inspect.getdoc(preset) or "").split("\n", 1)[0]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="kvlab", description="A laboratory for the KV cache of a language model.")
+    parser.add_argument("--version", action="version", version=f"kvlab {version()}")
+    commands = parser.add_subparsers(dest="command", required=True, parser_class=Parser)
+
+    command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
+    command.add_argument("--results", default="results", help="folder for results (results)")
+    command.set_defaults(run=doctor)
+
+    command = commands.add_parser("methods", help="list the named methods and their parameters")
+    command.set_defaults(run=methods)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code (2: bad input, 130: interrupted)."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        print("kvlab: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `kvlab methods | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, TypeError, OSError) as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        print(f"kvlab: error: {lines[0]}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Decoding: feed tokens through a cache, and the laboratory's own greedy loop with a trace per step."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .attention import own_positions
+from .models import Anatomy
+
+
+class Stepper:
+    """Feeds tokens to a model through a cache and returns logits.
+
+    One interface for every method, `recompute` included, which has no cache and feeds everything again.
+    Raises ValueError for an empty prompt, more tokens than the model's context, and logits that are NaN.
+    """
+
+    def __init__(self, model, cache):
+        self.model, self.cache = model, cache
+        self.context = Anatomy(model).context
+        self.ids: Tensor | None = None  # all tokens fed, [batch, tokens]
+        self.mask: Tensor | None = None  # 1 for real tokens, same shape
+        self.padded = False
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._takes_keep = "logits_to_keep" in accepted
+
+    @torch.no_grad()
+    def feed(self, ids: Tensor, attention_mask: Tensor | None = None, *, last: bool = False) -> Tensor:
+        """Feed new tokens `[batch, tokens]`; returns fp32 logits `[batch, tokens, vocabulary]`, or those of
+        the last position, `[batch, vocabulary]`, with `last`.
+
+        attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
+        is the prefill; it may be padded, on the left where its last logits are to be used.
+        """
+        first = self.ids is None
+        self._append(ids, attention_mask)
+        fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
+        inputs = {"input_ids": self.ids[:, fresh:], "use_cache": not self.cache.recompute}
+        if self.padded:
+            inputs["attention_mask"] = self.mask
+            if self._takes_positions:
+                inputs["position_ids"] = own_positions(self.mask)[:, fresh:].clamp(min=0)
+        elif self._takes_positions:
+            inputs["position_ids"] = torch.arange(fresh, self.ids.shape[1], device=self.ids.device)[None]
+        if self._takes_keep:
+            inputs["logits_to_keep"] = 1 if last else ids.shape[1]
+        if not self.cache.recompute:
+            inputs["past_key_values"] = self.cache
+        logits = self.model(**inputs).logits[:, -ids.shape[1] :].float()
+        if first and not torch.isfinite(logits[:, -1]).all():
+            raise ValueError(self._why_not_finite())
+        return logits[:, -1] if last else logits
+
+    def fork(self, rows: Tensor) -> None:
+        """Row i becomes a copy of the old row `rows[i]`: one prompt to K continuations with zeros(K)."""
+        self.cache.reorder_cache(rows)
+        self.ids = self.ids.index_select(0, rows.to(self.ids.device))
+        self.mask = self.mask.index_select(0, rows.to(self.mask.device))
+
+    def _append(self, ids: Tensor, mask: Tensor | None) -> None:
+        if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:
+            raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, tokens], not empty")
+        mask = torch.ones_like(ids) if mask is None else mask.to(ids)
+        if mask.shape != ids.shape:
+            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}")
+        if not self.padded and not bool(mask.all()):
+            self.padded = True
+            if not bool(mask.any(-1).all()):
+                raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
+        all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
+        all_mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
+        longest = int(all_mask.sum(-1).max()) if self.padded else all_ids.shape[1]
+        if self.context is not None and longest > self.context:
+            raise ValueError(f"{longest} tokens are more than the model's context of {self.context}")
+        self.ids, self.mask = all_ids, all_mask
+
+    def _why_not_finite(self) -> str:
+        for name, weight in self.model.named_parameters():
+            if not torch.isfinite(weight).all():
+                return f"the model's logits are not finite: weight {name!r} holds NaN or infinity"
+        return "the model's logits are not finite, though its weights are: try dtype=float32"
+
+
+@dataclass
+class Trace:
+    """What `decode` saw. Lists have one entry per generated token; entry 0 is the prefill's."""
+
+    tokens: Tensor  # [batch, n]
+    logprobs: Tensor  # [batch, n], log-probability of each generated token, fp32
+    ms: list[float] = field(default_factory=list)
+    device_bytes: list[int] = field(default_factory=list)
+    host_bytes: list[int] = field(default_factory=list)
+    moved_bytes: list[int] = field(default_factory=list)
+    tokens_held: list[int] = field(default_factory=list)
+
+
+def decode(
+    model, input_ids: Tensor, cache, max_new_tokens: int, attention_mask: Tensor | None = None
+) -> Trace:
+    """Greedy decoding of `max_new_tokens` tokens through a fresh cache, with time and bytes per step.
+
+    input_ids `[batch, tokens]`, attention_mask the same shape for a left-padded batch. Generation does not
+    stop at an end token. Raises ValueError as `Stepper` does, and for a cache already in use.
+    """
+    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a positive number")
+    if cache.get_seq_length():
+        raise ValueError("the cache already holds tokens: call cache.reset() first")
+    context = Anatomy(model).context
+    needed = input_ids.shape[-1] + max_new_tokens - 1
+    if attention_mask is None and context is not None and needed > context:
+        raise ValueError(
+            f"prompt of {input_ids.shape[-1]} and {max_new_tokens} new tokens need {needed}, more than the "
+            f"model's context of {context}"
+        )
+    stepper = Stepper(model, cache)
+    tokens, logprobs, trace = [], [], Trace(None, None)
+    ids, mask = input_ids.to(model.device), attention_mask
+    for _ in range(max_new_tokens):
+        start = _now(model.device)
+        logits = stepper.feed(ids, mask, last=True)
+        ids = logits.argmax(-1, keepdim=True)
+        trace.ms.append((_now(model.device) - start) * 1e3)
+        tokens.append(ids)
+        logprobs.append(logits.log_softmax(-1).gather(1, ids))
+        stats, mask = cache.stats(), None
+        trace.device_bytes.append(stats.device_bytes)
+        trace.host_bytes.append(stats.host_bytes)
+        trace.moved_bytes.append(stats.moved_bytes)
+        trace.tokens_held.append(stats.tokens_held)
+    trace.tokens, trace.logprobs = torch.cat(tokens, 1), torch.cat(logprobs, 1)
+    return trace
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,190 @@
+"""The named methods of the literature: one table, and the parser of specs such as `h2o:budget=0.2`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .cache import KVCache
+from .keep import H2O, Keep, Sinks
+from .place import Device, Fetch, Host, InfiniGen, TopK
+from .recompute import NoCache
+from .store import Exact, Float8, Growing, Int, Static
+
+
+@dataclass(frozen=True)
+class Method:
+    """A named method: `answers(**parameters)` returns the keep, store and place of a `KVCache`."""
+
+    name: str
+    summary: str
+    answers: Callable[..., dict]
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """Parameter names and their defaults."""
+        signature = inspect.signature(self.answers).parameters.values()
+        return {parameter.name: parameter.default for parameter in signature}
+
+
+METHODS: dict[str, Method] = {}
+
+
+def method(name: str):
+    """Decorator: enter a function `(**parameters) -> {"keep": ..., "store": ..., "place": ...}` into
+    METHODS under `name`. Its docstring is the one-sentence summary."""
+
+    def enter(answers):
+        METHODS[name] = Method(name, " ".join((answers.__doc__ or "").split()), answers)
+        return answers
+
+    return enter
+
+
+@method("full")
+def _full():
+    """Every key and value, in buffers that grow with each token."""
+    return {}
+
+
+@method("recompute")
+def _recompute():
+    """No cache: the whole sequence is fed again for every token."""
+    return {"recompute": True}
+
+
+@method("static")
+def _static(length=None):
+    """Every key and value, in a buffer allocated once and written in place."""
+    return {"store": Static(length)}
+
+
+@method("int8")
+def _int8(group=None):
+    """Keys and values as 8-bit integers with a scale per token and group of channels."""
+    return {"store": Int(8, group)}
+
+
+@method("int4")
+def _int4(group=None):
+    """Keys and values as 4-bit integers, two per byte, with a scale per token and group."""
+    return {"store": Int(4, group)}
+
+
+@method("fp8")
+def _fp8(format="e4m3"):
+    """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale."""
+    return {"store": Float8(format)}
+
+
+@method("sinks")
+def _sinks(budget=0.2, sinks=4):
+    """The first tokens and a window of recent ones; the rest is dropped."""
+    return {"keep": Sinks(budget, sinks)}
+
+
+@method("h2o")
+def _h2o(budget=0.2, recent=0.5):
+    """The tokens that received most attention so far and recent ones; the rest is dropped."""
+    return {"keep": H2O(budget, recent)}
+
+
+@method("topk")
+def _topk(budget=0.2, full_layers=0):
+    """All tokens on the host; each step fetches those with the largest true attention scores."""
+    return {"place": Host(TopK(budget, full_layers))}
+
+
+@method("infinigen")
+def _infinigen(budget=0.2, alpha=4.0, ratio=0.3, full_layers=2):
+    """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
+    return {"place": Host(InfiniGen(budget, alpha, ratio, full_layers))}
+
+
+FIRST_WAVE = (
+    "full", "recompute", "static", "int8", "int4", "fp8", "sinks", "h2o", "topk", "infinigen",
+)  # fmt: skip
+
+
+def parse(spec: str) -> tuple[str, dict[str, object]]:
+    """`"h2o:budget=0.2,recent=0.5"` -> `("h2o", {"budget": 0.2, "recent": 0.5})`.
+
+    The name is one of METHODS, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
+    Raises ValueError, naming the nearest known names, for anything unknown or malformed.
+    """
+    name, _, rest = spec.strip().partition(":")
+    known = _find(name).parameters
+    parameters = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value:
+            raise ValueError(f"method {spec!r}: expected parameter=value, got {item!r}")
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise ValueError(
+                f"method {name!r} has no parameter {key!r}{_nearest(key, known)}; it has: {allowed}"
+            )
+        parameters[key] = _value(value)
+    return name, parameters
+
+
+def make_cache(model, spec: str):
+    """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
+    name, parameters = parse(spec)
+    try:
+        answers = _find(name).answers(**parameters)
+        return NoCache(model) if answers.pop("recompute", False) else KVCache(model, **answers)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"method {spec!r}: {error}") from error
+
+
+def _find(name: str) -> Method:
+    if name in METHODS:
+        return METHODS[name]
+    if "." in name:
+        return _import(name)
+    raise ValueError(f"unknown method {name!r}{_nearest(name, METHODS)}; known: {', '.join(METHODS)}")
+
+
+def _import(path: str) -> Method:
+    """`module.Class` as a method of its own."""
+    module, _, attribute = path.rpartition(".")
+    try:
+        answer = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"method {path!r}: {error}") from error
+    kinds = (
+        (Keep, "keep"),
+        (Fetch, "fetch"),
+        (Device, "place"),
+        (Growing, "store"),
+        (Exact, "store"),
+    )
+    role = next((role for kind, role in kinds if inspect.isclass(answer) and issubclass(answer, kind)), None)
+    if role is None:
+        raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
+
+    def answers(**parameters):
+        made = answer(**parameters)
+        return {"place": Host(made)} if role == "fetch" else {role: made}
+
+    answers.__signature__ = inspect.signature(answer)
+    summary = (inspect.getdoc(answer) or "").split("\n")[0]
+    return Method(path, summary, answers)
+
+
+def _nearest(name: str, known) -> str:
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return f", did you mean {' or '.join(near)}?" if near else ""
+
+
+def _value(text: str):
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -1,0 +1,98 @@
+"""InfiniGen: guess one layer ahead which tokens attention will want (Lee et al. 2024, OSDI; document 001)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..attention import group_importance
+from .skew import skew
+from .topk import TopK, most_important, true_scores
+
+
+class InfiniGen(TopK):
+    """Rehearse layer i's attention at layer i-1 on a few columns of K, and fetch what looks important.
+
+    The inputs of successive blocks are alike, so LN_i(input of block i-1) W_q gives a query close to the one
+    layer i will ask. After skewing (`skew.py`) a few columns of Q and K carry most of the score; after the
+    prefill those with the largest sum over the prompt of |Q~| + |K~| are chosen per row and head and copied
+    into a partial key cache on the device. At every step the guessed scores pick n tokens,
+    n = min(cap, mean over the heads of #{scores > max - alpha}), the same n for all heads of a row, each
+    head its own top n. The first layers fetch everything; the newest token is always attended.
+
+    budget: the cap, as in `TopK`. alpha: how far below the head's best guessed score (after scaling) a token
+    may lie (the paper: 4 for OPT, 5 for Llama-2; inf: cap alone decides). ratio: part of the head dimension
+    used for the guess (0.3 in the paper). full_layers: first layers that fetch everything (2 in the paper).
+    calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
+    Deviations: skewing is applied at run time in every family (same numbers as folding it into the weights;
+    the matrices belong to the model and are not counted as cache bytes); the mean count is rounded up.
+    """
+
+    per_slot = ("partial",)
+
+    def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
+                 calibration: Tensor | None = None):  # fmt: skip
+        super().__init__(budget, full_layers)
+        if not isinstance(alpha, int | float) or not alpha > 0:
+            raise ValueError(f"alpha={alpha!r}: expected a positive number (inf: no threshold)")
+        if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
+            raise ValueError(f"ratio={ratio!r}: expected a part of the head dimension in (0, 1]")
+        self.alpha, self.ratio = alpha, ratio
+        self._calibration = None if calibration is None else calibration.tolist()  # no state of a row
+        self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns
+        self.partial: Tensor | None = None  # [batch, kv_heads, slots, r]: those columns of K A
+        self.guessed: Tensor | None = None  # [batch, kv_heads, n]: slots to fetch at the coming step
+
+    def bind(self, anatomy, layer: int) -> None:
+        super().bind(anatomy, layer)
+        if not self.full:
+            anatomy.watch_block_inputs()
+            self._skew, self._layer = skew(anatomy.model, self._calibration), layer
+
+    def _skewed(self, x: Tensor) -> Tensor:
+        """x A for `[batch, heads or kv_heads, tokens, head_dim]`, fp32."""
+        matrix = self._skew[self._layer].to(x.device)
+        group = x.shape[1] // matrix.shape[0]
+        return x.float() @ matrix.repeat_interleave(group, dim=0)
+
+    def _take_columns(self, x: Tensor) -> Tensor:
+        """The chosen columns of `[batch, heads or kv_heads, tokens, head_dim]`."""
+        columns = self.columns.repeat_interleave(x.shape[1] // self.columns.shape[1], dim=1)
+        return x.gather(3, columns.unsqueeze(2).expand(-1, -1, x.shape[2], -1))
+
+    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        if self.full:
+            return
+        query, keys = self._skewed(query), self._skewed(keys)
+        size = query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) + keys.abs()
+        if layer.some_empty is not None:  # padding has no say
+            size = size * (layer.some_empty >= 0).unsqueeze(-1)
+        count = max(1, round(self.ratio * keys.shape[-1]))
+        self.columns = size.sum(2).topk(count, dim=-1).indices
+        self.partial = self._take_columns(keys)
+
+    def append(self, layer, keys: Tensor) -> None:
+        if not self.full:
+            self.partial = torch.cat([self.partial, self._take_columns(self._skewed(keys))], dim=2)
+
+    def foresee(self, layer, query) -> None:
+        """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
+        if not self.full and self.partial is not None:
+            guess = self._take_columns(self._skewed(query()))
+            scores = true_scores(guess, self.partial, layer.scaling, layer.some_empty)
+            counts = self._how_many(scores, self.caps(layer, appended=0))
+            self.guessed = most_important(group_importance(scores, self.partial.shape[1]), counts)
+
+    def _how_many(self, scores: Tensor, caps: list[int]) -> list[int]:
+        """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`."""
+        if self.alpha == math.inf:
+            return caps
+        near = scores > scores.amax(-1, keepdim=True) - self.alpha
+        wanted = near.sum(-1).float().mean(-1).ceil().int().tolist()
+        return [max(1, min(pair)) for pair in zip(caps, wanted, strict=True)]
+
+    def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
+        guessed, self.guessed = self.guessed, None
+        return guessed

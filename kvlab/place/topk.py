@@ -1,0 +1,79 @@
+"""TopK: fetch only the keys and values with the largest attention weights (document 001, "TopK attention").
+
+Source: Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention", as told in document 001.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..answer import check_fraction_or_count, resolve_budget
+from ..attention import group_importance
+from .host import Fetch
+
+
+def most_important(importance: Tensor, counts: list[int]) -> Tensor:
+    """The `counts[row]` slots with the highest importance, `[batch, kv_heads, max(counts)]`, -1 beyond.
+
+    importance `[batch, kv_heads, slots]`, -inf (or below any weight) where there is nothing.
+    """
+    most = min(max(counts), importance.shape[-1])
+    slots = importance.topk(most, dim=-1).indices
+    if min(counts) >= most:
+        return slots
+    rank = torch.arange(most, device=slots.device)
+    limit = torch.tensor(counts, device=slots.device).view(-1, 1, 1)
+    return slots.masked_fill(rank >= limit, -1)
+
+
+class TopK(Fetch):
+    """The oracle: knows the true attention scores of this step before it fetches.
+
+    Only the chosen K and V count as moved; what it would cost to know the scores is left out, which is why
+    no real system can do this (InfiniGen guesses them instead). The newest token is always attended.
+
+    budget: tokens fetched at most per step and head; a fraction is of the row's tokens seen so far.
+    full_layers: the first layers that fetch everything.
+    """
+
+    def __init__(self, budget: float | int = 0.2, full_layers: int = 0):
+        self.budget = check_fraction_or_count("budget", budget)
+        self.full_layers = full_layers
+        self.full = False
+
+    def bind(self, anatomy, layer: int) -> None:
+        self.full = layer < self.full_layers
+
+    def caps(self, layer, appended: int) -> list[int]:
+        """Most tokens each row may fetch at this step, `appended` of whose new tokens (0 or 1) the layer
+        holds already."""
+        caps = []
+        for seen, held in zip(layer.lengths, layer.rows_held, strict=True):
+            past = held - appended
+            limit = resolve_budget(self.budget, seen + 1 - appended)
+            caps.append(past if limit is None else min(limit, past))
+        return caps
+
+    def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
+        if self.full or layer.store.length < 2:
+            return None
+        keys, _ = layer.store.read(query.device)
+        positions = None if layer.some_empty is None else layer.some_empty[..., :-1]
+        scores = true_scores(query, keys[:, :, :-1], scaling, positions)
+        return most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
+
+
+def true_scores(query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None) -> Tensor:
+    """Scaled dot products of one query with every key, -inf for empty slots.
+
+    query `[batch, heads, 1, r]`, keys `[batch, kv_heads, slots, r]`, positions `[batch, 1 or kv_heads,
+    slots]` or None when no slot is empty -> `[batch, heads, slots]`, fp32.
+    """
+    batch, heads = query.shape[:2]
+    kv_heads = keys.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
+    scores = (grouped @ keys.transpose(-1, -2)).float() * scaling
+    if positions is not None:
+        scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
+    return scores.flatten(1, 2)

@@ -1,0 +1,35 @@
+"""Recompute: no cache at all, the baseline that every cache is measured against (documents 002 and 003)."""
+
+from __future__ import annotations
+
+from transformers import Cache
+
+from .cache import Stats
+from .models import prepare
+
+
+class NoCache(Cache):
+    """Stands where a cache stands and holds nothing: every step feeds the whole sequence again.
+
+    `kvlab.decode` and the harness know what to do with it. `model.generate` feeds one token at a time to
+    whatever cache it is given, so there `use_cache=False` says the same thing; passing this raises
+    ValueError.
+    """
+
+    recompute = True
+
+    def __init__(self, model):
+        super().__init__(layers=[])
+        prepare(model)
+
+    def stats(self) -> Stats:
+        return Stats(0, 0, 0, 0, 0)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        raise ValueError(
+            "recompute keeps no keys and values: use kvlab.decode(model, ids, cache, n), or "
+            "model.generate(..., use_cache=False)"
+        )

@@ -1,0 +1,70 @@
+"""Growing: the plain KV cache, one concatenation per step (documents 002 and 003)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..answer import Answer, gather_slots
+from .format import Exact
+
+
+class Growing(Answer):
+    """Keep K and V in buffers that grow by concatenation, in the given format.
+
+    Every step copies all that is held into a buffer one token longer: simple, exact in size, and the
+    reason why static buffers exist.
+
+    format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...).
+    State: `keys` and `values`, each a tuple of tensors `[batch, kv_heads, slots, width]`.
+    """
+
+    per_slot = ("keys", "values")
+
+    def __init__(self, format: Exact | None = None):
+        self.format = Exact() if format is None else format
+        self.keys: tuple[Tensor, ...] | None = None
+        self.values: tuple[Tensor, ...] | None = None
+
+    def bind(self, anatomy, layer: int) -> None:
+        self.format.bind(anatomy.head_dim)
+
+    @property
+    def length(self) -> int:
+        """Slots in use."""
+        return 0 if self.keys is None else self.keys[0].shape[2]
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes of one token's K and V in one head, scales included."""
+        parts = (*self.keys, *self.values)
+        return sum(part.shape[-1] * part.element_size() for part in parts)
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        """Add tokens: `[batch, kv_heads, tokens, head_dim]` each."""
+        self.dtype = keys.dtype
+        self.keys = _concat(self.keys, self.format.encode(keys))
+        self.values = _concat(self.values, self.format.encode(values))
+
+    def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""
+        return self._decode(self._used(self.keys), device), self._decode(self._used(self.values), device)
+
+    def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """K and V of the given slots `[batch, kv_heads, n]`, gathered in their stored form."""
+        keys = tuple(gather_slots(part, slots) for part in self.keys)
+        values = tuple(gather_slots(part, slots) for part in self.values)
+        return self._decode(keys, device), self._decode(values, device)
+
+    def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return parts
+
+    def _decode(self, parts: tuple[Tensor, ...], device: torch.device) -> Tensor:
+        return self.format.decode(tuple(part.to(device) for part in parts), self.dtype)
+
+
+def _concat(old: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    # An own copy even of the first part: what the model hands over may be a view of a larger tensor.
+    if old is None:
+        return tuple(torch.clone(part, memory_format=torch.contiguous_format) for part in new)
+    return tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))

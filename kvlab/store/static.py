@@ -1,0 +1,65 @@
+"""Static: one buffer allocated once and written in place (document 000)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .format import Exact
+from .growing import Growing
+
+
+class Static(Growing):
+    """Allocate `length` slots at the first token and write every new token into the next free one.
+
+    No copy of what is held at any step; the price is memory reserved from the start. Reading gives a view
+    of the slots in use.
+
+    length: tokens to reserve per row (default: the model's context).
+    format: as in `Growing`. Raises ValueError when more than `length` tokens are to be held.
+    """
+
+    per_slot = ()  # the buffers keep their size; see keep_slots and crop
+
+    def __init__(self, length: int | None = None, format: Exact | None = None):
+        super().__init__(format)
+        if length is not None and (not isinstance(length, int) or length < 1):
+            raise ValueError(f"length={length!r}: expected a positive number of tokens")
+        self.capacity, self.used = length, 0
+
+    def bind(self, anatomy, layer: int) -> None:
+        super().bind(anatomy, layer)
+        self.capacity = self.capacity or anatomy.context
+        if self.capacity is None:
+            raise ValueError("length: this model states no context length, so name one")
+
+    @property
+    def length(self) -> int:
+        return self.used
+
+    def append(self, keys: Tensor, values: Tensor) -> None:
+        self.dtype = keys.dtype
+        end = self.used + keys.shape[2]
+        if end > self.capacity:
+            raise ValueError(f"static: {end} tokens do not fit into a buffer of length={self.capacity}")
+        new_keys, new_values = self.format.encode(keys), self.format.encode(values)
+        if self.keys is None:
+            self.keys, self.values = self._allocate(new_keys), self._allocate(new_values)
+        for buffer, new in zip((*self.keys, *self.values), (*new_keys, *new_values), strict=True):
+            buffer[:, :, self.used : end] = new
+        self.used = end
+
+    def _allocate(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(part.new_zeros((*part.shape[:2], self.capacity, part.shape[3])) for part in parts)
+
+    def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(part[:, :, : self.used] for part in parts)
+
+    def keep_slots(self, slots: Tensor) -> None:
+        index = slots.clamp(min=0).unsqueeze(-1)
+        self.used = slots.shape[2]
+        for buffer in (*self.keys, *self.values):
+            buffer[:, :, : self.used] = torch.take_along_dim(buffer, index.to(buffer.device), dim=2)
+
+    def crop(self, length: int) -> None:
+        self.used = min(self.used, length)
