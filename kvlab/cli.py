@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import os
 import sys
 from importlib import metadata
@@ -42,25 +41,19 @@ def methods(arguments: argparse.Namespace) -> int:
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("method", no_wrap=True)
-    table.add_column("parameters")
+    table.add_column("parameters", no_wrap=True)
     table.add_column("what it does", ratio=1)
-    for name, preset in METHODS.items():
-        table.add_row(name, parameters(preset), sentence(preset))
+    for name, method in METHODS.items():
+        table.add_row(name, parameters(method), method.summary)
     console = Console()
     console.print(table)
     console.print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
     return 0
 
 
-def parameters(preset) -> str:
-    """A preset's parameters with their defaults, as they are written in a method's name."""
-    given = inspect.signature(preset).parameters.values()
-    return ", ".join(f"{p.name}={p.default}" for p in given if p.default is not p.empty)
-
-
-def sentence(preset) -> str:
-    """The idea of a preset: the first line of its docstring."""
-    return (inspect.getdoc(preset) or "").split("\n", 1)[0]
+def parameters(method) -> str:
+    """A method's parameters with their defaults, as they are written in its name."""
+    return "\n".join(f"{name}={default}" for name, default in method.parameters.items())
 
 
 def build_parser() -> argparse.ArgumentParser:

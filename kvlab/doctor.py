@@ -141,9 +141,9 @@ def check_model() -> Result:
     size = sum(p.numel() for p in model.parameters()) / 1e6
     text = f"workshop model: {size:.1f} M parameters, loaded in {loaded:.1f} s"
 
-    ids = tokenizer(PROMPT, return_tensors="pt").input_ids
+    ids = tokenizer(PROMPT, return_tensors="pt").input_ids.to(model.device)
     with torch.no_grad():
-        logits = model(input_ids=ids).logits
+        logits = model(input_ids=ids, use_cache=False).logits
     if not math.isfinite(logits.sum().item()):
         return False, f"{text}, but its weights give NaN: the checkpoint is damaged, clone again"
     trace = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), max_new_tokens=1)

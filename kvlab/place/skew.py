@@ -1,4 +1,4 @@
-"""Skewing: the rotation that gathers a head's scores in few columns (InfiniGen, Lee et al. 2024, section 4)."""
+"""Skewing: the rotation that gathers a head's scores in few columns (InfiniGen, Lee et al. 2024)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,74 @@
+"""What every test stands on: offline, one thread, repeatable, and no way to the network.
+
+The environment is set before torch, transformers or datasets are imported anywhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # also for the processes that tests start
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+settings.register_profile("kvlab", deadline=None, max_examples=25, derandomize=True)
+settings.load_profile("kvlab")
+
+
+class NetworkAccess(RuntimeError):
+    """A test tried to reach another machine. Not an OSError, so that no retry swallows it."""
+
+
+def is_local(host: str | bytes | None) -> bool:
+    """Is this name or address this machine's own?"""
+    if isinstance(host, bytes):
+        host = host.decode("ascii", "replace")
+    if host in (None, "", "localhost", socket.gethostname()):
+        return True
+    try:
+        address = ipaddress.ip_address(host.split("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def refuse_others(family: int, address: object) -> None:
+    """Raise unless the address is local; other families (Unix sockets) stay on the machine."""
+    if family in (socket.AF_INET, socket.AF_INET6) and not is_local(address[0]):
+        raise NetworkAccess(f"tests must not use the network: {address!r}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
+    """Every socket refuses every address but this machine's, name look-ups included."""
+    plain_connect, plain_connect_ex = socket.socket.connect, socket.socket.connect_ex
+    plain_getaddrinfo = socket.getaddrinfo
+
+    def connect(self, address):
+        refuse_others(self.family, address)
+        return plain_connect(self, address)
+
+    def connect_ex(self, address):
+        refuse_others(self.family, address)
+        return plain_connect_ex(self, address)
+
+    def getaddrinfo(host, *args, **kwargs):
+        if not is_local(host):
+            raise NetworkAccess(f"tests must not use the network: {host!r}")
+        return plain_getaddrinfo(host, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket.socket, "connect", connect)
+        patch.setattr(socket.socket, "connect_ex", connect_ex)
+        patch.setattr(socket, "getaddrinfo", getaddrinfo)
+        yield

@@ -1,0 +1,130 @@
+"""H2O against the definition, written again the slow way: full attention matrices, one token at a time."""
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+from transformers import DynamicCache
+
+import kvlab
+from kvlab.keep import H2O
+
+STEPS = 10
+
+
+class Definition:
+    """One KV head: acc_j is the sum over queries of the weight on j, averaged over its query heads."""
+
+    def __init__(self, tokens, budget, recent):
+        self.held, self.acc = [], {}
+        self.budget = budget if isinstance(budget, int) else max(1, int(budget * tokens + 1e-6))
+        self.recent = max(1, int(self.budget * recent))
+
+    def see(self, position, weights):
+        """A query at `position` put `weights` {token: weight} on the tokens it saw."""
+        self.held.append(position)
+        for token, weight in weights.items():
+            self.acc[token] = self.acc.get(token, 0.0) + weight
+
+    def evict(self):
+        newest = max(self.held)
+        window = [token for token in self.held if token > newest - self.recent]
+        others = sorted((t for t in self.held if t not in window), key=lambda t: (-self.acc[t], t))
+        self.held = sorted(window + others[: max(0, self.budget - len(window))])
+        self.acc = {token: self.acc[token] for token in self.held}
+
+
+def by_definition(model, ids, follow, budget, recent):
+    """Held positions per step, layer and KV head, and logits, for one prompt `[1, tokens]` and the tokens
+    that follow it: eager transformers attention over everything, masked to what is held."""
+    layers, heads, group = 4, 2, 2
+    tokens = ids.shape[1]
+    cache = DynamicCache()
+    with torch.no_grad():
+        out = model(ids, past_key_values=cache, output_attentions=True)
+    states = [[Definition(tokens, budget, recent) for _ in range(heads)] for _ in range(layers)]
+    for layer, head in ((a, b) for a in range(layers) for b in range(heads)):
+        weights = out.attentions[layer][0, head * group : (head + 1) * group].double().mean(0)
+        for query in range(tokens):
+            seen = {key: weights[query, key].item() for key in range(query + 1)}
+            states[layer][head].see(query, seen)
+        states[layer][head].evict()
+    kept = [[[list(state.held) for state in row] for row in states]]
+    for step in range(follow.shape[1]):
+        position = tokens + step
+        masked_attention.held = [[set(s.held) | {position} for s in row] for row in states]
+        with torch.no_grad():
+            out = model(
+                follow[:, step : step + 1],
+                past_key_values=cache,
+                output_attentions=True,
+                position_ids=torch.tensor([[position]]),
+            )
+        for layer, head in ((a, b) for a in range(layers) for b in range(heads)):
+            weights = out.attentions[layer][0, head * group : (head + 1) * group, 0].double().mean(0)
+            state = states[layer][head]
+            state.see(position, {token: weights[token].item() for token in {*state.held, position}})
+            state.evict()
+        kept.append([[list(state.held) for state in row] for row in states])
+    masked_attention.held = None
+    return kept, out.logits[:, -1].float()
+
+
+def masked_attention(module, query, key, value, attention_mask, scaling, **kwargs):
+    """Plain softmax attention, masked to `masked_attention.held` in decode steps."""
+    key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
+    scores = (query @ key.transpose(2, 3) * scaling).double()
+    count, slots = scores.shape[2:]
+    scores = scores.masked_fill(~torch.ones(count, slots).tril(slots - count).bool(), -torch.inf)
+    if masked_attention.held is not None:
+        for head in range(scores.shape[1]):
+            lost = [t for t in range(slots) if t not in masked_attention.held[module.layer_idx][head // 2]]
+            scores[:, head, :, lost] = -torch.inf
+    weights = scores.softmax(-1)
+    return (weights.to(value.dtype) @ value).transpose(1, 2), weights
+
+
+masked_attention.held = None
+
+
+@pytest.fixture(scope="module")
+def naive():
+    from transformers import AttentionInterface
+
+    AttentionInterface.register("naive", masked_attention)
+    return tiny("llama", "naive")
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33])
+@pytest.mark.parametrize("budget, recent", [(0.2, 0.5), (0.4, 0.25), (5, 0.5), (3, 0.0), (8, 1.0), (2, 0.5)])
+def test_kept_sets_follow_the_definition_at_every_step(naive, tokens, budget, recent):
+    model, ids, follow = tiny("llama"), prompt(tokens, seed=tokens), prompt(STEPS, seed=90)
+    kept, logits = by_definition(naive, ids, follow, budget, recent)
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=H2O(budget, recent)))
+    ours = stepper.feed(ids)
+    for step in range(STEPS + 1):
+        for layer in range(4):
+            positions = stepper.cache.layers[layer].positions[0]
+            for head in range(2):
+                held = [p for p in positions[head].tolist() if p >= 0]
+                assert held == kept[step][layer][head], (step, layer, head)
+        if step < STEPS:
+            ours = stepper.feed(follow[:, step : step + 1])
+    assert torch.allclose(ours[:, -1], logits, atol=1e-4)
+
+
+def test_each_padded_row_has_its_own_budget():
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(40), prompt(10, seed=1)])
+    cache = kvlab.make_cache(model, "h2o:budget=0.2")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids, mask)
+    for _ in range(3):
+        assert (cache.layers[0].positions >= 0).sum(-1).tolist() == [[8, 8], [2, 2]]
+        stepper.feed(prompt(1, rows=2))
+    assert cache.stats().tokens_held == 8
+
+
+def test_a_budget_of_one_token_keeps_the_newest():
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "h2o:budget=0.01")
+    kvlab.decode(model, prompt(30), cache, 5)
+    assert cache.layers[0].positions.flatten().tolist() == [33, 33]

@@ -1,0 +1,222 @@
+"""TopK and InfiniGen against selections written again from the definition."""
+
+import math
+
+import pytest
+import torch
+from tiny import FAMILIES, left_padded, prompt, tiny
+
+import kvlab
+from kvlab.attention import group_importance
+from kvlab.models import Anatomy
+from kvlab.place import Device, Host, InfiniGen, TopK
+from kvlab.place.skew import skew, skewing_matrices
+
+
+class Watch(Host):
+    """A host that notes what every step read: {layer: slots} of the last one, and the queries asked."""
+
+    def __init__(self, fetch):
+        super().__init__(fetch)
+        self.seen = {}
+
+    def read(self, layer, query, scaling):
+        keys, values, slots = super().read(layer, query, scaling)
+        full, _ = layer.store.read(query.device)
+        self.seen = {"slots": slots, "query": query, "keys": full, "scaling": scaling}
+        return keys, values, slots
+
+
+def chosen(seen, row, head):
+    """Past slots that a head fetched, newest left out."""
+    return {slot for slot in seen["slots"][row, head, :-1].tolist() if slot >= 0}
+
+
+def truly_best(seen, row, head, count, pad):
+    """The `count` past tokens with the largest attention weight (mean over the group), the slow way."""
+    query, keys = seen["query"][row, :, 0], seen["keys"][row, head]
+    group = query.shape[0] // seen["keys"].shape[1]
+    weights = torch.zeros(keys.shape[0] - 1)
+    for member in range(head * group, (head + 1) * group):
+        scores = [float(query[member] @ key) * seen["scaling"] for key in keys[:-1]]
+        scores = torch.tensor([-math.inf if slot < pad else score for slot, score in enumerate(scores)])
+        weights += scores.softmax(0)
+    return set(weights.topk(count).indices.tolist())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_topk_fetches_the_largest_weights(family):
+    model = tiny(family)
+    ids, mask = left_padded([prompt(30), prompt(11, seed=1)])
+    cache = kvlab.KVCache(model, place=Watch(TopK(0.2)))
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids, mask)
+    for step in range(3):
+        stepper.feed(prompt(1, rows=2, seed=step))
+        for layer in cache.layers:
+            seen = layer.place.seen
+            for row, (tokens, pad) in enumerate([(30, 0), (11, 19)]):
+                count = int(0.2 * (tokens + step + 1))
+                for head in range(layer.kv_heads):
+                    assert chosen(seen, row, head) == truly_best(seen, row, head, count, pad)
+                    assert seen["slots"][row, head, -1] == 30 + step  # the newest, always
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family):
+    """For every layer: LN, W_q, norms, rotary and scale all rebuilt exactly."""
+    model, inputs, rotary = tiny(family), {}, {}
+
+    class Asked(Device):
+        def read(self, layer, query, scaling):
+            self.query = query
+            return super().read(layer, query, scaling)
+
+    anatomy = Anatomy(model)
+    blocks = model.get_submodule(anatomy.family.blocks)
+
+    def note(index):
+        def hook(block, args, kwargs):
+            inputs[index] = args[0] if args else kwargs["hidden_states"]
+            rotary[index] = kwargs.get("position_embeddings")
+
+        return hook
+
+    hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
+    try:
+        cache = kvlab.KVCache(model, place=Asked())
+        stepper = kvlab.Stepper(model, cache)
+        stepper.feed(prompt(12, rows=2))
+        stepper.feed(prompt(1, rows=2, seed=1))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for index, layer in enumerate(cache.layers):
+        with torch.no_grad():
+            guess = anatomy.query(index, inputs[index], rotary[index])
+        assert torch.allclose(guess, layer.place.query, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
+def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, monkeypatch):
+    """With ratio 1 and the layer's own query, guessed and true scores are the same numbers."""
+    model = tiny(family)
+    cache = kvlab.KVCache(model, place=Watch(InfiniGen(0.3, alpha=math.inf, ratio=1.0, full_layers=0)))
+    plain_read = Watch.read
+
+    def rehearse_late(self, layer, query, scaling):
+        # the layer's own query, on the past tokens only, as `foresee` would see them
+        held, seen, partial = list(layer.rows_held), list(layer.lengths), self.fetch.partial
+        layer.rows_held = [n - 1 for n in held]
+        layer.lengths = [n - 1 for n in seen]
+        self.fetch.partial = partial[:, :, :-1]
+        self.fetch.foresee(layer, lambda: query)
+        layer.rows_held, layer.lengths, self.fetch.partial = held, seen, partial
+        return plain_read(self, layer, query, scaling)
+
+    monkeypatch.setattr(Watch, "read", rehearse_late)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(30, rows=2))
+    for step in range(3):
+        stepper.feed(prompt(1, rows=2, seed=step))
+        for layer in cache.layers:
+            for row in range(2):
+                for head in range(layer.kv_heads):
+                    best = truly_best(layer.place.seen, row, head, int(0.3 * (31 + step)), 0)
+                    assert chosen(layer.place.seen, row, head) == best
+
+
+def test_what_infinigen_fetches_is_what_its_definition_says():
+    """Skew, columns, partial keys, alpha rule and cap recomputed from the raw tensors, one row at a time."""
+    model = tiny("llama")
+    alpha, ratio, budget = 1.5, 0.5, 12
+    ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
+    cache = kvlab.KVCache(model, place=Watch(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
+    prompts, guesses = {}, {}
+    plain_prefill, plain_foresee = InfiniGen.prefill, InfiniGen.foresee
+
+    def prefill(self, layer, query, keys):
+        prompts[layer.index] = query, keys
+        plain_prefill(self, layer, query, keys)
+
+    def foresee(self, layer, query):
+        guesses[layer.index] = query()
+        plain_foresee(self, layer, query)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InfiniGen, "prefill", prefill)
+        patch.setattr(InfiniGen, "foresee", foresee)
+        stepper = kvlab.Stepper(model, cache)
+        stepper.feed(ids, mask)
+        stepper.feed(prompt(1, rows=2, seed=2))
+        stepper.feed(prompt(1, rows=2, seed=3))
+    matrices = skew(model)
+    counts = set()
+    for index in (2, 3):
+        seen = cache.layers[index].place.seen
+        query, keys = prompts[index]
+        for row, pad in enumerate((0, 13)):
+            scores, columns = [], []
+            for head in range(2):
+                q = query[row, 2 * head : 2 * head + 2, pad:] @ matrices[index][head]
+                k = keys[row, head, pad:] @ matrices[index][head]
+                size = q.abs().mean(0).sum(0) + k.abs().sum(0)
+                columns.append(size.topk(4).indices)
+            for member in range(4):
+                head = member // 2
+                guess = (guesses[index][row, member, 0] @ matrices[index][head])[columns[head]]
+                past = (seen["keys"][row, head, pad:-1] @ matrices[index][head])[:, columns[head]]
+                scores.append(past @ guess * seen["scaling"])
+            near = [int((s > s.max() - alpha).sum()) for s in scores]
+            count = max(1, min(budget, math.ceil(sum(near) / 4)))
+            counts.add(count)
+            for head in range(2):
+                weight = scores[2 * head].softmax(0) + scores[2 * head + 1].softmax(0)
+                expected = {slot + pad for slot in weight.topk(count).indices.tolist()}
+                assert chosen(seen, row, head) == expected
+    assert cache.layers[0].place.seen["slots"] is None and cache.layers[1].place.seen["slots"] is None
+    assert len(counts) > 1  # the rule, not the cap, decided somewhere
+
+
+def test_skewing_keeps_scores_and_gathers_them():
+    generator = torch.Generator().manual_seed(0)
+    mix = torch.randn(2, 16, 16, generator=generator) * torch.logspace(0, -2, 16)[:, None]
+    queries = torch.randn(2, 50, 16, generator=generator) @ mix
+    keys = torch.randn(2, 50, 16, generator=generator)
+    a = skewing_matrices(queries)
+    assert torch.allclose(a @ a.transpose(1, 2), torch.eye(16).expand(2, 16, 16), atol=1e-5)
+    skewed, before = (queries @ a) @ (keys @ a).transpose(1, 2), queries @ keys.transpose(1, 2)
+    assert torch.allclose(skewed, before, atol=1e-4)
+    energy = (queries @ a).square().sum(1)
+    assert (energy[:, :4].sum(1) > 0.9 * energy.sum(1)).all()  # few columns carry it
+    assert (queries.square().sum(1).topk(4).values.sum(1) < 0.6 * energy.sum(1)).all()  # not before
+    assert skewing_matrices(queries[:, :3]).shape == (2, 16, 16)  # fewer tokens than dimensions
+
+
+def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
+    model = tiny("llama", num_hidden_layers=2)
+    first = skew(model)
+    assert skew(model) is first
+    assert skew(model, prompt(40).tolist()) is not first
+
+
+def test_group_importance():
+    scores = torch.tensor([[[0.0, 2.0, -math.inf], [1.0, 0.0, -math.inf]]])
+    assert torch.equal(group_importance(scores, 2), scores)
+    mean = scores.softmax(-1).mean(1, keepdim=True)
+    assert torch.allclose(group_importance(scores, 1), mean)
+
+
+def test_bad_parameters_and_models():
+    for parameter, value in [("alpha", 0), ("alpha", "x"), ("ratio", 0), ("ratio", 1.2), ("budget", 0)]:
+        with pytest.raises(ValueError, match=f"{parameter}="):
+            InfiniGen(**{parameter: value})
+    from transformers import StableLmConfig, StableLmForCausalLM
+
+    other = StableLmForCausalLM(
+        StableLmConfig(vocab_size=32, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
+                       num_key_value_heads=2, intermediate_size=16, max_position_embeddings=32)
+    )  # fmt: skip
+    kvlab.decode(other.eval(), prompt(5) % 32, kvlab.make_cache(other, "h2o"), 3)  # others work
+    with pytest.raises(ValueError, match="infinigen knows no 'stablelm' models"):
+        kvlab.make_cache(other, "infinigen")

@@ -1,0 +1,151 @@
+"""Decoding: the trace, recompute, and every bad input in one clear line."""
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.models import Anatomy, calibration_ids
+
+
+def test_trace():
+    model = tiny("llama")
+    trace = kvlab.decode(model, prompt(10, rows=3), kvlab.make_cache(model, "full"), 5)
+    assert trace.tokens.shape == trace.logprobs.shape == (3, 5)
+    for name in ("ms", "device_bytes", "host_bytes", "moved_bytes", "tokens_held"):
+        assert len(getattr(trace, name)) == 5
+    assert trace.tokens_held == [10, 11, 12, 13, 14]
+    growth = {b - a for a, b in zip(trace.device_bytes, trace.device_bytes[1:], strict=False)}
+    assert growth == {2 * 4 * 2 * 8 * 4 * 3}  # one token: K and V, layers, heads, head dimension, fp32, rows
+
+
+def test_recompute_feeds_everything_again():
+    model, fed = tiny("llama"), []
+    hook = model.model.embed_tokens.register_forward_pre_hook(lambda _, args: fed.append(args[0].shape[1]))
+    try:
+        kvlab.decode(model, prompt(10), kvlab.make_cache(model, "recompute"), 4)
+        assert fed == [10, 11, 12, 13]
+        fed.clear()
+        kvlab.decode(model, prompt(10), kvlab.make_cache(model, "full"), 4)
+        assert fed == [10, 1, 1, 1]
+    finally:
+        hook.remove()
+
+
+def test_recompute_refuses_generate():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "recompute")
+    with pytest.raises(ValueError, match="use_cache=False"):
+        model.generate(prompt(5), past_key_values=cache, max_new_tokens=2)
+    assert cache.stats().device_bytes == 0
+
+
+def test_prompts_that_cannot_be():
+    model = tiny("llama")
+
+    def decode(ids, new=2, mask=None, spec="full"):
+        return kvlab.decode(model, ids, kvlab.make_cache(model, spec), new, attention_mask=mask)
+
+    for empty in (torch.zeros(1, 0, dtype=torch.long), torch.zeros(0, 4, dtype=torch.long), prompt(4)[0]):
+        with pytest.raises(ValueError, match="expected \\[batch, tokens\\], not empty"):
+            decode(empty)
+    for spec in ("full", "recompute", "h2o"):
+        with pytest.raises(ValueError, match="context of 128"):
+            decode(prompt(129), spec=spec)
+        with pytest.raises(ValueError, match="prompt of 120 and 10 new tokens need 129"):
+            decode(prompt(120), new=10, spec=spec)
+    assert decode(prompt(120), new=9).tokens.shape == (1, 9)
+    with pytest.raises(ValueError, match="max_new_tokens=0"):
+        decode(prompt(4), new=0)
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        decode(prompt(4), mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="no token at all"):
+        decode(prompt(4, rows=2), mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
+    with pytest.raises(ValueError, match="static: 10 tokens do not fit into a buffer of length=8"):
+        decode(prompt(10), spec="static:length=8")
+
+
+def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    ids, mask = prompt(140, rows=2), torch.ones(2, 140, dtype=torch.long)
+    mask[:, :20] = 0
+    assert torch.isfinite(stepper.feed(ids, mask, last=True)).all()
+
+
+def test_not_a_number_in_the_weights_is_named():
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM(tiny("llama").config).eval()
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight[3, 4] = float("nan")
+    with pytest.raises(ValueError, match=r"'model.layers.2.mlp.up_proj.weight' holds NaN"):
+        kvlab.decode(model, prompt(5), kvlab.make_cache(model, "full"), 2)
+    with torch.no_grad():
+        model.model.layers[2].mlp.up_proj.weight[3, 4] = 0
+        model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
+    with pytest.raises(ValueError, match=r"layer \d: int8: K or V holds NaN, infinity"):
+        kvlab.decode(model, prompt(5), kvlab.make_cache(model, "int8"), 2)
+
+
+def test_what_attention_cannot_do_is_refused():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "full")
+    with pytest.raises(ValueError, match=r"attention_mask has shape .*padding mask"):
+        model(prompt(4), attention_mask=torch.ones(1, 1, 4, 4), past_key_values=cache)
+    cache.reset()
+    model(prompt(4), past_key_values=cache)
+    with pytest.raises(ValueError, match=r"expected \[batch, tokens seen \+ new\]"):
+        model(prompt(1), attention_mask=torch.ones(1, 3), past_key_values=cache)
+    cache.reset()
+    model(prompt(4), past_key_values=cache)
+    with pytest.raises(ValueError, match="use reset"):
+        model(prompt(1, rows=3), past_key_values=cache)
+    with pytest.raises(ValueError, match="needs a kvlab cache"):
+        model.generate(prompt(4), max_new_tokens=3)
+    from kvlab.attention import kvlab_attention
+
+    with pytest.raises(ValueError, match="does not support 'softcap'"):
+        kvlab_attention(model, None, None, None, None, softcap=30.0)
+
+
+def test_without_a_cache_the_prepared_model_equals_transformers():
+    ids, mask = prompt(12, rows=2), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    with torch.no_grad():
+        ours = tiny("opt")(ids, attention_mask=mask, use_cache=False).logits
+        theirs = tiny("opt", "sdpa")(ids, attention_mask=mask, use_cache=False).logits
+    assert torch.allclose(ours[mask.bool()], theirs[mask.bool()], atol=1e-5)
+
+
+def test_load_from_a_folder(tmp_path):
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    with pytest.raises(ValueError, match="no tokenizer could be loaded from"):
+        kvlab.load(tmp_path)
+    tiny("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer could be loaded from") as error:
+        kvlab.load(tmp_path)
+    assert "\n" not in str(error.value)
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="b").save_pretrained(tmp_path)
+    model, tokenizer = kvlab.load(tmp_path, dtype="bfloat16", device="cpu")
+    assert model.dtype == torch.bfloat16 and not model.training and tokenizer.pad_token == "b"
+    assert calibration_ids(model).shape[0] == 1
+    with pytest.raises(ValueError, match="dtype='float31'"):
+        kvlab.load(tmp_path, dtype="float31")
+    (tmp_path / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="no model could be loaded from"):
+        kvlab.load(tmp_path)
+
+
+def test_calibration_without_a_tokenizer_is_seeded():
+    first, second = calibration_ids(tiny("llama")), calibration_ids(tiny("opt"))
+    assert torch.equal(first, second) and first.shape == (1, 128)
+
+
+def test_anatomy():
+    anatomy = Anatomy(tiny("qwen3"))
+    assert (anatomy.layers, anatomy.heads, anatomy.kv_heads, anatomy.head_dim) == (4, 4, 2, 16)
+    assert (anatomy.hidden, anatomy.context) == (32, 128)

@@ -1,0 +1,213 @@
+"""`kvlab doctor`: one line per check, and a check that fails says what to do."""
+
+from __future__ import annotations
+
+import re
+import types
+from importlib import metadata
+
+import pytest
+
+from kvlab import cli, doctor
+
+LINE = re.compile(r"^\[(ok|!!)\] \S.*$")
+TROUBLE_SAYS_WHAT_TO_DO = re.compile(r"run `|install it|set OMP|close |clone again|choose another")
+
+
+def failed(result):
+    """The text of a failed check, after testing that it names a way out."""
+    ok, text = result
+    assert not ok
+    assert "\n" not in text
+    assert TROUBLE_SAYS_WHAT_TO_DO.search(text), text
+    return text
+
+
+def test_every_check_passes_here(capsys, tmp_path):
+    code = doctor.run(results=tmp_path / "results")
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0, "\n".join(lines)
+    assert len(lines) == len(doctor.checks())
+    assert all(LINE.match(line) and line.startswith("[ok]") for line in lines)
+    text = "\n".join(lines)
+    for word in ("Python 3.", "torch 2.", "transformers 5.", "lm-eval 0.", "datasets ", "numpy "):
+        assert f"[ok] {word}" in text
+    assert re.search(r"memory bandwidth: reads \d+\.\d GB/s", text)
+    assert re.search(r"free memory: \d+\.\d GiB", text)
+    assert re.search(r"workshop model: \d+\.\d M parameters, loaded in \d+\.\d s", text)
+    assert not (tmp_path / "results").exists(), "the doctor must leave nothing behind"
+
+
+def test_one_failure_gives_exit_code_one(capsys):
+    ways = [("a", lambda: (True, "a is well")), ("b", lambda: (False, "b is not: run `b`"))]
+    assert doctor.run(ways) == 1
+    assert capsys.readouterr().out == "[ok] a is well\n[!!] b is not: run `b`\n"
+
+
+def test_a_check_that_raises_is_one_line(capsys):
+    def broken():
+        raise OSError("no such device\nand a second line")
+
+    assert doctor.run([("memory bandwidth", broken)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("[!!] memory bandwidth: OSError: no such device (run `")
+    assert out.count("\n") == 1
+
+
+def test_old_python():
+    assert "3.11 or later" in failed(doctor.check_python((3, 10, 4)))
+    assert doctor.check_python((3, 11, 0)) == (True, "Python 3.11.0")
+
+
+def test_version_outside_the_range(monkeypatch):
+    plain = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "4.57.1" if name == "transformers" else plain(name))
+    assert "transformers 4.57.1 is outside" in failed(doctor.check_package("transformers"))
+
+
+def test_package_missing():
+    assert "kvlab-without is not installed" in failed(doctor.check_package("kvlab-without"))
+
+
+def test_package_without_a_range():
+    ok, text = doctor.check_package("pip")
+    assert ok
+    assert "allowed" not in text
+
+
+def test_kvlab_not_installed(monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    monkeypatch.setattr(metadata, "requires", missing)
+    assert "kvlab is not installed" in failed(doctor.check_kvlab())
+    assert doctor.ranges() == {}
+
+
+def test_too_many_threads(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: doctor.cores() + 1)
+    assert f"set OMP_NUM_THREADS={doctor.cores()}" in failed(doctor.check_threads())
+
+
+def test_cores_without_affinity(monkeypatch):
+    monkeypatch.delattr(doctor.os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 8)
+    assert doctor.cores() == 8
+
+
+def test_cpu_model_without_proc(monkeypatch):
+    monkeypatch.setattr(doctor.Path, "exists", lambda self: False)
+    monkeypatch.setattr(doctor.platform, "processor", lambda: "")
+    monkeypatch.setattr(doctor.platform, "machine", lambda: "riscv64")
+    assert doctor.cpu_model() == "riscv64"
+
+
+def test_device_names_the_gpu(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
+    ok, text = doctor.check_device()
+    assert ok
+    assert "a GPU (use it with --device cuda)" in text
+
+
+def test_slow_memory(monkeypatch):
+    from kvlab import arithmetic
+
+    monkeypatch.setattr(arithmetic, "read_bandwidth", lambda seconds: 2e8)
+    assert "reads 0.2 GB/s: far too slow" in failed(doctor.check_bandwidth())
+
+
+def test_little_memory(monkeypatch):
+    free = types.SimpleNamespace(available=2**29)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
+    assert "free memory: 0.5 GiB: `make demo` needs about 2 GiB" in failed(doctor.check_memory())
+
+
+def test_damaged_weights(monkeypatch):
+    import torch
+
+    import kvlab
+
+    model, tokenizer = kvlab.load()
+    with torch.no_grad():
+        next(model.parameters()).fill_(float("nan"))
+    monkeypatch.setattr(kvlab, "load", lambda: (model, tokenizer))
+    assert "the checkpoint is damaged" in failed(doctor.check_model())
+
+
+def test_a_decode_that_disagrees(monkeypatch):
+    import torch
+
+    import kvlab
+
+    trace = types.SimpleNamespace(tokens=torch.tensor([[-1]]))
+    monkeypatch.setattr(kvlab, "decode", lambda *args, **kwargs: trace)
+    assert "decodes token -1 instead of" in failed(doctor.check_model())
+
+
+def test_results_folder_that_is_a_file(tmp_path):
+    (tmp_path / "results").write_text("in the way")
+    text = failed(doctor.check_results(tmp_path / "results"))
+    assert "cannot be written" in text
+
+
+def test_results_folder_there_or_to_be_made(tmp_path):
+    assert doctor.check_results(tmp_path)[0]
+    assert doctor.check_results(tmp_path / "new" / "one")[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_line(monkeypatch, capsys, tmp_path):
+    seen = {}
+    monkeypatch.setattr(doctor, "run", lambda **kwargs: seen.update(kwargs) or 1)
+    assert cli.main(["doctor", "--results", str(tmp_path)]) == 1
+    assert seen == {"results": str(tmp_path)}
+
+
+def test_methods_command_lists_every_method(capsys):
+    from kvlab import METHODS
+
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    for name in METHODS:
+        assert re.search(rf"(^|\s){re.escape(name)}\s", out, re.M), name
+
+
+@pytest.mark.parametrize("arguments", [[], ["docter"], ["doctor", "--fast"], ["methods", "h2o"]])
+def test_bad_arguments_are_one_line_and_code_two(arguments, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kvlab: error: ")
+    assert err.count("\n") == 1
+
+
+def test_errors_of_a_command_are_one_line_and_code_two(monkeypatch, capsys):
+    def broken(**kwargs):
+        raise ValueError("what is wrong\nand where")
+
+    monkeypatch.setattr(doctor, "run", broken)
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "kvlab: error: what is wrong\n"
+
+
+def test_ctrl_c_is_one_line(monkeypatch, capsys):
+    def interrupted(**kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run", interrupted)
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "kvlab: interrupted\n"
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("kvlab ")

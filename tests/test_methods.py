@@ -1,0 +1,82 @@
+"""The table of methods and the parser of specs."""
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.methods import METHODS, parse
+
+
+def test_the_table():
+    assert set(kvlab.FIRST_WAVE) <= set(METHODS)
+    for name, entry in METHODS.items():
+        assert entry.name == name and entry.summary.endswith(".") and "\n" not in entry.summary
+        assert all(not isinstance(default, type) for default in entry.parameters.values())
+
+
+def test_specs():
+    assert parse("full") == ("full", {})
+    assert parse("h2o:budget=0.2,recent=0.5") == ("h2o", {"budget": 0.2, "recent": 0.5})
+    assert parse(" topk:budget=64 ") == ("topk", {"budget": 64})
+    assert parse("infinigen:alpha=inf")[1]["alpha"] == float("inf")
+    assert parse("static:length=none") == ("static", {"length": None})
+    assert parse("fp8:format=e5m2") == ("fp8", {"format": "e5m2"})
+
+
+@pytest.mark.parametrize(
+    "spec, says",
+    [
+        ("h20", "unknown method 'h20', did you mean h2o"),
+        ("", "unknown method ''"),
+        ("h2o:bugdet=0.2", "no parameter 'bugdet', did you mean budget"),
+        ("full:budget=1", "no parameter 'budget'; it has: none"),
+        ("h2o:budget", "expected parameter=value, got 'budget'"),
+        ("h2o:budget=", "expected parameter=value"),
+        ("h2o:budget=0", "budget=0: expected a fraction"),
+        ("h2o:budget=1.5", "budget=1.5: expected a fraction"),
+        ("h2o:budget=-3", "budget=-3"),
+        ("h2o:budget=lots", "budget='lots'"),
+        ("int8:group=3", "group=3: does not divide the head dimension 8"),
+        ("static:length=0", "length=0: expected a positive"),
+        ("fp8:format=e1m1", "format='e1m1': expected one of e4m3, e5m2"),
+        ("no_such_module.Keep", "No module named"),
+        ("kvlab.keep.Nothing", "no attribute"),
+        ("kvlab.decode.Trace", "expected a Keep, Store, format, Place or Fetch class"),
+    ],
+)
+def test_bad_specs_say_what_is_wrong(spec, says):
+    with pytest.raises(ValueError, match="(?s)" + says.replace("(", r"\(")) as error:
+        kvlab.make_cache(tiny("llama"), spec)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "own, preset",
+    [
+        ("kvlab.keep.H2O:budget=0.4", "h2o:budget=0.4"),
+        ("kvlab.store.Int:bits=4", "int4"),
+        ("kvlab.store.Static:length=60", "static"),
+        ("kvlab.place.TopK:budget=5", "topk:budget=5"),
+        ("kvlab.place.Host", "full"),
+    ],
+)
+def test_a_class_of_ones_own_by_its_path(own, preset):
+    model, ids = tiny("llama"), prompt(30)
+    mine, theirs = (kvlab.decode(model, ids, kvlab.make_cache(model, s), 6) for s in (own, preset))
+    assert torch.equal(mine.logprobs, theirs.logprobs)
+
+
+def test_a_registered_method_of_ones_own():
+    @kvlab.method("half")
+    def half(part=0.5):
+        """Half of everything."""
+        return {"keep": kvlab.keep.Sinks(part, 0)}
+
+    try:
+        cache = kvlab.make_cache(tiny("llama"), "half:part=0.25")
+        kvlab.decode(tiny("llama"), prompt(40), cache, 2)
+        assert cache.stats().tokens_held == 10
+        assert METHODS["half"].summary == "Half of everything."
+    finally:
+        del METHODS["half"]

@@ -1,0 +1,164 @@
+"""The files that set kvlab up say the same thing."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+DIRECT = [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]]
+ENVIRONMENT = yaml.safe_load((ROOT / "environment.yml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def pins() -> dict[str, Version]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    found = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            name, version = line.split("==")
+            assert canonicalize_name(name) not in found, f"{name} is pinned twice"
+            found[canonicalize_name(name)] = Version(version)
+    return found
+
+
+PINS = pins()
+
+
+@pytest.mark.parametrize("requirement", DIRECT, ids=lambda r: r.name)
+def test_every_direct_dependency_is_pinned_inside_its_range(requirement):
+    name = canonicalize_name(requirement.name)
+    assert name in PINS, f"{requirement.name} is missing from constraints.txt"
+    assert requirement.specifier, f"{requirement.name} has no range in pyproject.toml"
+    assert PINS[name] in requirement.specifier
+
+
+def test_the_pins_hold_no_cuda_package_and_no_local_version():
+    assert not [name for name in PINS if name.startswith(("nvidia", "cuda", "triton"))]
+    assert not [name for name, version in PINS.items() if version.local]
+
+
+def test_the_pinned_set_is_closed_and_consistent():
+    """What the installed packages require is pinned too, inside the ranges they give."""
+    from importlib import metadata
+
+    for name, pin in PINS.items():
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue  # pinned for the reference set, absent from this environment
+        for requirement in map(Requirement, requires):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                other = canonicalize_name(requirement.name)
+                if other == "setuptools":
+                    continue  # pip freeze leaves it out
+                assert other in PINS, f"{name} needs {other}, which is not pinned"
+                if metadata.version(name) == str(pin):
+                    assert requirement.specifier.contains(PINS[other], prereleases=True)
+
+
+def test_conda_environment_installs_the_same_set():
+    assert ENVIRONMENT["name"] == "kvlab"
+    python = next(d for d in ENVIRONMENT["dependencies"] if str(d).startswith("python="))
+    assert Version(python.split("=")[1]) in SpecifierSet(PROJECT["requires-python"])
+    assert python == "python=3.11"
+    assert "pip" in ENVIRONMENT["dependencies"]
+    pip = next(d["pip"] for d in ENVIRONMENT["dependencies"] if isinstance(d, dict))
+    assert pip == ["-c constraints.txt", "-e .[dev]"]
+
+
+def test_make_installs_the_same_set_once():
+    install = next(line for line in MAKEFILE.splitlines() if "install -q" in line)
+    assert '-c constraints.txt -e ".[dev]"' in install
+    for target in ("demo", "test", "lab", "bench", "lint", "format", "venv"):
+        assert re.search(rf"^{target}: \$\(READY\)", MAKEFILE, re.M), target
+    assert re.search(r"^\$\(READY\):$", MAKEFILE, re.M), "the stamp must not depend on a file"
+
+
+def test_make_alone_lists_every_target():
+    listing = subprocess.run(["make", "-s"], cwd=ROOT, capture_output=True, text=True, check=True)
+    phony = re.search(r"^\.PHONY: (.*)$", MAKEFILE, re.M).group(1).split()
+    for target in phony:
+        assert re.search(rf"^  make {target} ", listing.stdout, re.M), target
+
+
+def test_an_old_python_gets_one_clear_line(tmp_path):
+    old = tmp_path / "python3.9"
+    old.write_text('#!/bin/sh\ncase "$1" in --version) echo "Python 3.9.1";; *) exit 1;; esac\n')
+    old.chmod(0o755)
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    made = subprocess.run(
+        ["make", "-s", "venv", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert made.returncode != 0
+    assert "kvlab needs Python 3.11 or later; found: Python 3.9.1." in made.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_readme_shows_the_two_commands():
+    readme = (ROOT / "README.md").read_text()
+    assert "make demo" in readme
+    assert "make test" in readme
+
+
+def test_ci_runs_what_the_documents_say():
+    commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
+    documents = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
+    assert commands == ["make lint", "make test"]
+    assert all(command in documents for command in commands)
+
+
+def test_versions_agree():
+    import kvlab
+
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == PROJECT["version"]
+    assert citation["license"] == PROJECT["license"]
+    assert f"## {PROJECT['version']}" in (ROOT / "CHANGELOG.md").read_text()
+    assert getattr(kvlab, "__version__", PROJECT["version"]) == PROJECT["version"]
+
+
+def test_the_entry_points_lead_somewhere():
+    import importlib
+
+    targets = [
+        *PROJECT["scripts"].values(),
+        *PROJECT["entry-points"]["lm_eval.models"].values(),
+    ]
+    for target in targets:
+        module, name = target.split(":")
+        assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_the_guard_refuses_other_machines():
+    refused = "tests must not use the network"
+    with pytest.raises(RuntimeError, match=refused):
+        socket.create_connection(("192.0.2.1", 80), timeout=1)
+    with pytest.raises(RuntimeError, match=refused):
+        socket.create_connection(("example.org", 80), timeout=1)
+    with socket.socket() as one, pytest.raises(RuntimeError, match=refused):
+        one.connect_ex(("192.0.2.1", 80))
+
+
+def test_the_guard_lets_this_machine_through():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), timeout=5).close()
+
+
+def test_offline_is_set_before_the_libraries_look():
+    import huggingface_hub.constants
+
+    assert huggingface_hub.constants.HF_HUB_OFFLINE
+    assert sys.modules["torch"].get_num_threads() == 1
