@@ -12,11 +12,14 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
     """Pick slots of a `[batch, kv_heads, slots, ...]` tensor, each row and head its own.
 
     `slots` is `[batch, kv_heads, n]`; an entry of -1 (nothing there) yields the content of slot 0, which
-    the caller masks. Returns `[batch, kv_heads, n, ...]`.
+    the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
     """
-    index = slots.clamp(min=0).to(tensor.device)
-    index = index.reshape(*index.shape, *[1] * (tensor.dim() - 3))
-    return torch.take_along_dim(tensor.expand(*index.shape[:2], *tensor.shape[2:]), index, dim=2)
+    batch, heads, count = slots.shape
+    held = tensor.shape[2]
+    start = torch.arange(0, batch * heads * held, held, device=slots.device).view(batch, heads, 1)
+    index = (slots.clamp(min=0) + start).flatten().to(tensor.device)
+    flat = tensor.expand(batch, heads, *tensor.shape[2:]).flatten(0, 2)
+    return flat.index_select(0, index).unflatten(0, (batch, heads, count))
 
 
 class Answer:

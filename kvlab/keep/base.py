@@ -47,18 +47,30 @@ class Keep(Answer):
         if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
             return None
         positions = layer.slot_positions
-        score = self.score(layer).float().masked_fill(positions < 0, -torch.inf)
+        score = self.score(layer).float()
+        slots = positions.shape[2]
+        if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
+            return _all_but_the_lowest(score)  # the usual decode step
+        score = score.masked_fill(positions < 0, -torch.inf)
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(limits)]
         rank = torch.arange(order.shape[-1], device=order.device)
         limit = torch.tensor(limits, device=order.device).view(-1, 1, 1)
         stays = (rank < limit) & (positions.gather(2, order) >= 0)
-        slots = order.masked_fill(~stays, positions.shape[2]).sort(dim=-1).values
-        return slots.masked_fill(slots == positions.shape[2], -1)
+        chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
+        return chosen.masked_fill(chosen == slots, -1)
 
     def select_rows(self, rows: Tensor) -> None:
         super().select_rows(rows)
         if self.limits is not None:
             self.limits = [self.limits[row] for row in rows.tolist()]
+
+
+def _all_but_the_lowest(score: Tensor) -> Tensor:
+    """All slots but the one with the lowest score, the last of them if it is a tie."""
+    slots = score.shape[-1]
+    lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
+    index = torch.arange(slots - 1, device=score.device)
+    return index + (index >= lowest)
 
 
 class KeepAll(Keep):

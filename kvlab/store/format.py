@@ -88,7 +88,14 @@ class Float8(Exact):
         return (x.clamp(-limit, limit).to(self.TYPES[self.format]).view(torch.uint8),)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        return parts[0].view(self.TYPES[self.format]).to(dtype)
+        if parts[0].is_cuda:
+            return parts[0].view(self.TYPES[self.format]).to(dtype)
+        # On the CPU the bits are moved to where fp16 has them, which is faster than torch's conversion.
+        bits = parts[0].to(torch.int16)
+        if self.format == "e5m2":
+            return (bits << 8).view(torch.float16).to(dtype)
+        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # exponent bias 7 read as fp16's 15: 2^-8
+        return bits.view(torch.float16).to(dtype) * 256
 
 
 def _round_up_to_half(scale: Tensor) -> Tensor:

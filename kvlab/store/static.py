@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..answer import gather_slots
 from .format import Exact
 from .growing import Growing
 
@@ -56,10 +57,9 @@ class Static(Growing):
         return tuple(part[:, :, : self.used] for part in parts)
 
     def keep_slots(self, slots: Tensor) -> None:
-        index = slots.clamp(min=0).unsqueeze(-1)
         self.used = slots.shape[2]
         for buffer in (*self.keys, *self.values):
-            buffer[:, :, : self.used] = torch.take_along_dim(buffer, index.to(buffer.device), dim=2)
+            buffer[:, :, : self.used] = gather_slots(buffer, slots)
 
     def crop(self, length: int) -> None:
         self.used = min(self.used, length)
