@@ -51,10 +51,19 @@ class Static(Growing):
         self.used = end
 
     def _allocate(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(part.new_zeros((*part.shape[:2], self.capacity, part.shape[3])) for part in parts)
+        return tuple(part.new_empty((*part.shape[:2], self.capacity, part.shape[3])) for part in parts)
 
     def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(part[:, :, : self.used] for part in parts)
+
+    def select_rows(self, rows: Tensor) -> None:
+        if self.keys is None:
+            return
+        kept = [part.index_select(0, rows.to(part.device)) for part in self._used((*self.keys, *self.values))]
+        fresh = self._allocate(tuple(kept))
+        for buffer, part in zip(fresh, kept, strict=True):
+            buffer[:, :, : self.used] = part
+        self.keys, self.values = fresh[: len(self.keys)], fresh[len(self.keys) :]
 
     def keep_slots(self, slots: Tensor) -> None:
         self.used = slots.shape[2]
