@@ -26,7 +26,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
     when the folder holds no model or no tokenizer, or the model does not use transformers' attention
     interface.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     source = WORKSHOP / "checkpoint" if name_or_path in (None, "workshop") else name_or_path
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -42,10 +42,16 @@ def load(name_or_path=None, *, device=None, dtype=None):
         raise ValueError(
             f"no tokenizer could be loaded from {str(source)!r}: {_first_line(error)}"
         ) from error
+    bars = logging.is_progress_bar_enabled()
     try:
+        if source == WORKSHOP / "checkpoint":
+            logging.disable_progress_bar()  # a bar for a fifth of a second
         model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare(model.to(device).eval())
