@@ -1,0 +1,71 @@
+"""Whatever the sizes: what must hold of the slots of every cache, drawn at random."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.keep import H2O, KeepAll, Sinks
+from kvlab.place import Device, Host, InfiniGen, TopK
+from kvlab.store import Exact, Growing, Int, Static
+
+budgets = st.one_of(st.floats(0.02, 1.0), st.integers(2, 60))
+lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
+
+
+@st.composite
+def caches(draw, model):
+    """A cache of three answers drawn at random, as a function that makes it anew."""
+    budget, part = draw(budgets), draw(st.floats(0, 1))
+    keep = draw(st.sampled_from([KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part)]))
+    form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4)]))
+    store = draw(st.sampled_from([Growing(form), Static(64, form)]))
+    fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
+    place = Device() if fetch is None else Host(fetch)
+    return lambda: kvlab.KVCache(model, keep=keep, store=store, place=place)
+
+
+@given(data=st.data(), sizes=lengths, steps=st.integers(1, 6))
+def test_slots(data, sizes, steps):
+    model = tiny("llama", dtype=torch.float64)
+    make = data.draw(caches(model))
+    prompts = [prompt(size, seed=size) for size in sizes]
+    ids, mask = left_padded(prompts)
+    cache = make()
+    stepper = kvlab.Stepper(model, cache)
+    logits = [stepper.feed(ids, mask, last=True)]
+    follow = prompt(steps, rows=len(sizes), seed=77)
+    logits += [stepper.feed(follow[:, step : step + 1], last=True) for step in range(steps)]
+    for layer in cache.layers:
+        for row, size in enumerate(sizes):
+            for head in range(2):
+                held = [p for p in layer.positions[row, head].tolist() if p >= 0]
+                assert held == sorted(set(held))
+                assert held[-1] == size + steps - 1  # the newest token is always there
+                assert len(held) == layer.rows_held[row] <= size + steps
+        if layer.keep.evicts:
+            limits = layer.keep.limits
+            assert all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True))
+    assert cache.get_seq_length() == ids.shape[1] + steps
+    for row, one in enumerate(prompts):
+        alone = kvlab.Stepper(model, make())
+        parts = [alone.feed(one, last=True)]
+        parts += [alone.feed(follow[row : row + 1, step : step + 1], last=True) for step in range(steps)]
+        together = torch.stack([step[row] for step in logits])
+        assert torch.allclose(together, torch.cat(parts), atol=1e-4)
+
+
+@given(sizes=lengths, order=st.lists(st.integers(0, 3), min_size=1, max_size=6), data=st.data())
+def test_any_selection_of_rows(sizes, order, data):
+    model = tiny("gpt2", dtype=torch.float64)
+    make = data.draw(caches(model))
+    rows = torch.tensor([index % len(sizes) for index in order])
+    ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
+    token = prompt(1, rows=len(rows), seed=3)
+    forked, apart = kvlab.Stepper(model, make()), kvlab.Stepper(model, make())
+    forked.feed(ids, mask)
+    forked.fork(rows)
+    apart.feed(ids[rows], mask[rows])
+    assert torch.allclose(forked.feed(token), apart.feed(token), atol=1e-4)
+    assert forked.cache.layers[3].lengths == apart.cache.layers[3].lengths
