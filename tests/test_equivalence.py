@@ -96,7 +96,7 @@ def test_lossy_settings_do_change_something():
     full = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), STEPS).logprobs
     for spec in LOSSY:
         logprobs = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS).logprobs
-        assert torch.equal(logprobs[:, 0], full[:, 0])  # the prompt attends to itself as it is
+        assert torch.allclose(logprobs[:, 0], full[:, 0], atol=1e-5)  # the prompt attends to itself as it is
         assert not torch.allclose(logprobs[:, 1:], full[:, 1:], atol=1e-6), spec
 
 

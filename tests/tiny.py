@@ -36,7 +36,7 @@ COMMON = {
     "initializer_range": 0.2,
     "bos_token_id": 0,
     "eos_token_id": None,
-    "pad_token_id": 1,
+    "pad_token_id": None,  # a pad token has a zero embedding, so every score ties
 }
 GQA = {"num_key_value_heads": 2, "intermediate_size": 48}
 FAMILIES = {

@@ -129,7 +129,7 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
 def test_what_infinigen_fetches_is_what_its_definition_says():
     """Skew, columns, partial keys, alpha rule and cap recomputed from the raw tensors, one row at a time."""
     model = tiny("llama")
-    alpha, ratio, budget = 1.5, 0.5, 12
+    alpha, ratio, budget = 0.5, 0.5, 12
     ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
     cache = kvlab.KVCache(model, place=Watch(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
     prompts, guesses = {}, {}

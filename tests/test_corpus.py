@@ -1,0 +1,79 @@
+"""The generated documents: answers stand in the text, seeds fix it, evaluation words stay apart."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from kvlab.workshop import corpus, words
+
+ROOT = Path(__file__).resolve().parent.parent
+TASKS = ("recall", "needle", "chain")
+MAKERS = {
+    "named": lambda rng: corpus.recall(rng, 8, "named", questions=3),
+    "called": lambda rng: corpus.recall(rng, 8, "called"),
+    "in": lambda rng: corpus.recall(rng, 8, "in"),
+    "put": lambda rng: corpus.recall(rng, 8, "put", filler=corpus.prose(rng, 5)),
+    "met": lambda rng: corpus.recall(rng, 8, "met"),
+    "needle": lambda rng: corpus.needle(rng, 20),
+    "chain": lambda rng: corpus.chain(rng, 6),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_seed_fixes_text_and_answer_stands_in_it(name):
+    first, again, other = (MAKERS[name](random.Random(seed)) for seed in (3, 3, 4))
+    assert first == again
+    assert first != other
+    assert first.answer.startswith(" ") and first.answer.strip() in first.choices
+    assert first.answer in first.context
+    assert first.text + first.answer + "." == "".join(part for part, _ in first.pieces())
+    assert len(set(first.choices)) == len(first.choices)
+
+
+@pytest.mark.parametrize("name", ["named", "called", "in", "put", "met"])
+def test_question_repeats_a_key_that_is_stated_once(name):
+    document = corpus.recall(random.Random(1), 12, name, questions=12)
+    assert len(document.questions) == 12
+    for question, answer in document.questions:
+        key = " ".join(question.removesuffix(" is called").removesuffix(" is in the").split()[-2:])
+        assert document.context.count(key) == 1
+        assert document.context.index(key) < document.context.index(answer)
+
+
+def test_chain_needs_both_facts():
+    document = corpus.chain(random.Random(2), 6)
+    owner = document.questions[0][0].split(" of ")[1].split()[0]
+    pet = next(s for s in document.context.split(".") if s.endswith(f"belongs to {owner}"))
+    pet = pet.strip().removeprefix("The ").split(" belongs")[0]
+    assert f"The {pet} sleeps in the{document.answer}." in document.context
+
+
+def test_prose_states_no_key():
+    text = " ".join(corpus.prose(random.Random(0), 500)).split()
+    assert not {w.strip(".") for w in text} & {*words.NAMES, *words.EVAL_NAMES, *words.ANIMALS}
+
+
+def test_lists_are_large_and_disjoint():
+    assert len(words.NAMES) >= 100 and len(words.PLACES) >= 50
+    assert not set(words.NAMES) & set(words.EVAL_NAMES)
+    assert not set(words.PLACES) & set(words.EVAL_PLACES)
+    assert not set(corpus.WORDINGS) & set(corpus.EVAL_WORDINGS)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_task_rows_are_what_the_generator_writes(task):
+    transformers = pytest.importorskip("transformers")
+    from eval.tasks import make
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(make.CHECKPOINT)
+    made = make.rows(task, getattr(make, task), tokenizer)
+    lines = (ROOT / "eval/tasks/data" / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line) for line in lines] == made
+    for row in made:
+        assert row["choices"][row["label"]] == row["answer"]
+        assert 4 <= len(row["choices"]) <= 8
+        assert all(f" {choice}" in row["context"] for choice in row["choices"])
+        words_are_tokens = tokenizer([" " + choice for choice in row["choices"]])["input_ids"]
+        assert all(len(ids) == 1 for ids in words_are_tokens)
