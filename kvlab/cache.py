@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
 from .answer import gather_slots
-from .attention import attend, prefill, visible
+from .attention import attend, own_positions, prefill, visible
 from .keep import Keep, KeepAll
 from .models import Anatomy, prepare
 from .place import Device
@@ -179,26 +179,47 @@ class Layer(CacheLayerMixin):
 
     def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
-        keys, values = self._pending
-        self._pending, self.scaling, self.moved_bytes = None, scaling, 0
-        first, watches = self.seen == 0, self.keep.watches and self.keep.evicts
+        (keys, values), self._pending = self._pending, None
+        if self.seen == 0:
+            real, _ = self.padding.of(mask, query.shape[0], query.shape[2], 0)
+            positions = None if real is None else own_positions(real)[:, None]
+            out, received = prefill(query, keys, values, positions, scaling, window, self.watches)
+            self.fill(query, keys, values, mask, scaling, received)
+            return out
+        self.scaling, self.moved_bytes = scaling, 0
         self._append(keys, values, mask)
-        if first:
-            self.place.prefill(self, query, keys)
-            out, received = prefill(query, keys, values, self._positions, scaling, window, watches)
-        else:
-            self.place.append(self, keys)
-            held_keys, held_values, slots = self.place.read(self, query, scaling)
-            allowed, asked = self._visibility(query.shape[2], slots, window)
-            watch = (asked >= 0 if asked is not None else _all(query)) if watches else None
-            out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
-            if watches and slots is not None:
-                received = self._to_all_slots(received, slots)
-        if self.keep.evicts:
-            if watches:
-                self.keep.observe(received)
-            self._evict()
+        self.place.append(self, keys)
+        held_keys, held_values, slots = self.place.read(self, query, scaling)
+        allowed, asked = self._visibility(query.shape[2], slots, window)
+        watch = (asked >= 0 if asked is not None else _all(query)) if self.watches else None
+        out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
+        if self.watches and slots is not None:
+            received = self._to_all_slots(received, slots)
+        self._observe_and_evict(received)
         return out
+
+    @property
+    def watches(self) -> bool:
+        """Whether the keep wants to know the attention that every token received."""
+        return self.keep.watches and self.keep.evicts
+
+    def fill(self, query, keys, values, mask, scaling: float, received=None) -> None:
+        """Take a whole prompt whose attention has been computed: store, place and evict.
+
+        query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`,
+        mask `[batch, tokens]` or None, received `[batch, kv_heads, tokens]` where the layer `watches`.
+        Only for an empty layer.
+        """
+        self.is_initialized, self.scaling, self.moved_bytes = True, scaling, 0
+        self._append(keys, values, mask)
+        self.place.prefill(self, query, keys)
+        self._observe_and_evict(received)
+
+    def _observe_and_evict(self, received: Tensor | None) -> None:
+        if self.watches:
+            self.keep.observe(received)
+        if self.keep.evicts:
+            self._evict()
 
     def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
         batch, _, tokens, _ = keys.shape
