@@ -27,7 +27,7 @@ def test_seed_fixes_text_and_answer_stands_in_it(name):
     assert first == again
     assert first != other
     assert first.answer.startswith(" ") and first.answer.strip() in first.choices
-    assert first.answer in first.context
+    assert f" {first.answer.split()[-1]}" in first.context
     assert first.text + first.answer + "." == "".join(part for part, _ in first.pieces())
     assert len(set(first.choices)) == len(first.choices)
 
@@ -44,10 +44,11 @@ def test_question_repeats_a_key_that_is_stated_once(name):
 
 def test_chain_needs_both_facts():
     document = corpus.chain(random.Random(2), 6)
-    owner = document.questions[0][0].split(" of ")[1].split()[0]
-    pet = next(s for s in document.context.split(".") if s.endswith(f"belongs to {owner}"))
-    pet = pet.strip().removeprefix("The ").split(" belongs")[0]
-    assert f"The {pet} sleeps in the{document.answer}." in document.context
+    owner = document.questions[0][0].split(" of ")[1].split("?")[0]
+    pet = next(s for s in document.context.split(".") if f"{owner} owns the" in s).split(" owns the ")[1]
+    assert document.answer.startswith(f" {pet}, the {pet} sleeps in the ")
+    assert f"The {pet} sleeps in the {document.answer.split()[-1]}." in document.context
+    assert document.choices[0] == document.answer.strip() and len(set(document.choices)) == 5
 
 
 def test_prose_states_no_key():
@@ -74,6 +75,6 @@ def test_task_rows_are_what_the_generator_writes(task):
     for row in made:
         assert row["choices"][row["label"]] == row["answer"]
         assert 4 <= len(row["choices"]) <= 8
-        assert all(f" {choice}" in row["context"] for choice in row["choices"])
-        words_are_tokens = tokenizer([" " + choice for choice in row["choices"]])["input_ids"]
-        assert all(len(ids) == 1 for ids in words_are_tokens)
+        last = [" " + choice.split()[-1] for choice in row["choices"]]
+        assert all(word in row["context"] for word in last)
+        assert all(len(ids) == 1 for ids in tokenizer(last)["input_ids"])

@@ -55,7 +55,7 @@ def test_blocked_attention_is_causal_attention():
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(stories, tmp_path, arch, monkeypatch):
-    monkeypatch.setattr(train, "examine", lambda *_: {})
+    monkeypatch.setattr(train, "table", lambda *_: "")
     monkeypatch.setattr(train, "LEVELS", ((32, 4, 2), (48, 4, 3)))
     more = ["--minutes", "600", "--arch", arch, "--device", "cpu"]
     train.main(command(stories, tmp_path / "whole", "--steps", "6", *more))
@@ -68,7 +68,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(stories, tmp_path, arch,
 
 
 def test_export_loads_without_a_network(stories, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "examine", lambda *_: {})
+    monkeypatch.setattr(train, "table", lambda *_: "")
     folder = tmp_path / "model"
     more = ["--steps", "2", "--grow-at", "0", "--export", str(folder), "--device", "cpu"]
     train.main(command(stories, tmp_path / "run", *more))
@@ -77,3 +77,11 @@ def test_export_loads_without_a_network(stories, tmp_path, monkeypatch):
     assert model.config.num_hidden_layers == 8 and model.dtype == torch.float16
     assert len(tokenizer(" Otis")["input_ids"]) == 1
     assert tokenizer.pad_token_id is not None and tokenizer.eos_token == "<|end|>"
+
+
+def test_table_names_every_task(stories, monkeypatch):
+    monkeypatch.setattr(train, "TASKS", {"recall 2": lambda rng: corpus.recall(rng, 2)})
+    tokenizer = train.fit(list(corpus.stories([stories])))
+    model = circuit.build("llama", 2, 64, len(tokenizer), "cpu")
+    lines = train.table(model, tokenizer, ["The baker sang a quiet song."], 2).splitlines()
+    assert lines[0].startswith("recall 2") and lines[1].endswith("bits/byte")
