@@ -28,7 +28,7 @@ def kvlab_attention(module, query, key, value, attention_mask, *, scaling=None, 
             raise ValueError(f"kvlab attention does not support {name!r}, which {type(module).__name__} uses")
     if attention_mask is not None and attention_mask.dim() != 2:
         raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}: kvlab takes a [batch, tokens] padding mask"
+            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
         )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = kwargs.get("sliding_window")

@@ -74,8 +74,8 @@ def prepare(model):
 
 def _cannot(model) -> str:
     return (
-        f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab caches "
-        "cannot serve it; families that work include " + ", ".join(sorted(FAMILIES))
+        f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
+        "caches cannot serve it; families that work include " + ", ".join(sorted(FAMILIES))
     )
 
 
@@ -190,9 +190,9 @@ class _Foresight:
         hidden = args[0] if args else kwargs["hidden_states"]
         if hidden.shape[1] != 1:
             return
+        rotary = kwargs.get("position_embeddings")
         for value in (*args[1:], *kwargs.values()):
             if hasattr(value, "foresee") and self.layer < len(value.layers):
-                rotary = kwargs.get("position_embeddings")
                 value.foresee(self.layer, lambda: self.anatomy.query(self.layer, hidden, rotary))
 
 
