@@ -1,0 +1,106 @@
+"""One prefill for many caches.
+
+A prompt attends to its own K and V as they are, whatever a cache does with them afterwards: the
+forward pass over a prompt is the same for every method, and it is most of the cost of a score. So it
+is made once, each layer's query, K and V are kept, and every cache takes them as if the pass had been
+its own. A test holds a filled cache against one that was prefilled: same positions, bytes and logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from kvlab.attention import own_positions, prefill
+from kvlab.decode import Stepper
+
+
+class Recorder(Cache):
+    """Stands where a kvlab cache stands during one prefill and keeps what passes by."""
+
+    recompute = False
+
+    def __init__(self, layers: int):
+        super().__init__(layers=[Record() for _ in range(layers)])
+
+
+class Record(CacheLayerMixin):
+    """One layer's query `[batch, heads, tokens, d]`, K and V `[batch, kv_heads, tokens, d]`."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_initialized = True
+        self._received: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to prepare."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        self.key, self.value = key_states.detach(), value_states.detach()
+        return self, self
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
+        """What kvlab's attention function asks of a cache layer."""
+        self.query, self.scaling, self.window = query.detach(), scaling, window
+        self.mask = mask if mask is None or not bool(mask.all()) else None
+        return self._prefill(watches=False)[0]
+
+    def _prefill(self, watches: bool):
+        positions = None if self.mask is None else own_positions(self.mask)[:, None]
+        args = self.query, self.key, self.value, positions, self.scaling, self.window
+        return prefill(*args, watches)
+
+    def received(self) -> Tensor:
+        """Attention every token received, `[batch, kv_heads, tokens]`, for the keeps that watch."""
+        if self._received is None:
+            self._received = self._prefill(watches=True)[1]
+        return self._received
+
+
+def fill(cache, record: Recorder) -> None:
+    """Give a fresh cache the prefill that was recorded."""
+    for layer, seen in zip(cache.layers, record.layers, strict=True):
+        received = seen.received() if layer.watches else None
+        layer.fill(seen.query, seen.key, seen.value, seen.mask, seen.scaling, received)
+
+
+@torch.inference_mode()
+def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) -> Iterator[tuple]:
+    """Prefill every cache with one prompt batch: yields (name, Stepper, logits), one after the other.
+
+    ids, mask `[batch, tokens]`; logits as `Stepper.feed` returns them (the same tensor for all but
+    `recompute`, which makes its own pass), or the exception that a method raised. A cache is let go
+    when the next one is asked for.
+    """
+    record = logits = None
+    for name, cache in caches.items():
+        try:
+            cache.reset()
+            stepper = Stepper(model, cache)
+            if cache.recompute or len(caches) == 1:
+                found = stepper.feed(ids, attention_mask=mask, last=last)
+            else:
+                if record is None:
+                    record = Recorder(len(cache.layers))
+                    logits = Stepper(model, record).feed(ids, attention_mask=mask, last=last)
+                fill(cache, record)
+                stepper.ids, stepper.padded = ids, mask is not None
+                stepper.mask = torch.ones_like(ids) if mask is None else mask
+                found = logits
+        except Exception as error:
+            found = error
+        yield name, stepper, found
+        cache.reset()

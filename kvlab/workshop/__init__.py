@@ -1,0 +1,1 @@
+"""The embedded model: its documents, its training, its checkpoint."""

@@ -1,0 +1,236 @@
+"""The documents the workshop model learns from: stories, facts to recall, needles, chains.
+
+Every function draws from the `random.Random` it is given and from nothing else, so a seed fixes the
+text.  Seeds below `TASK_SEED` belong to training, those from it on to the lm-eval tasks and those
+from `VALID_SEED` on to validation; the wording `met` and the lists `EVAL_NAMES` and `EVAL_PLACES`
+are for evaluation only.
+
+A fact ties a key ("brown dog") to a value ("Otis").  Where the value directly follows the key the
+wording is *adjacent* (the easiest to learn: find the key, copy the next token); where the same words
+stand between them in every fact ("the red key is in the barn") it is *separated*; a *chain* needs
+two facts ("Mia owns the brown dog", "the brown dog sleeps in the barn").
+
+    >>> import random
+    >>> d = recall(random.Random(5), facts=2)
+    >>> print(d.text + d.answer)            # the text ends right before the answer
+"""
+
+import json
+import lzma
+import random
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvlab.workshop.words import ANIMALS, COLOURS, NAMES, PLACES, THINGS
+
+TASK_SEED, VALID_SEED = 1_000_000, 2_000_000
+
+
+@dataclass(frozen=True)
+class Document:
+    """Facts, then one or more questions; the last question is the one that is asked.
+
+    `kind` is the wording or "chain"; `context` is the part with the facts; `questions` are pairs
+    (question, answer), an answer is one word with its leading space (a chain: a clause); `choices`
+    are all values that the document states (a chain: see there).
+    """
+
+    kind: str
+    context: str
+    questions: tuple[tuple[str, str], ...]
+    choices: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        return self.questions[-1][1]
+
+    @property
+    def text(self) -> str:
+        """The prompt: everything up to, and not including, the last answer."""
+        return "".join(part for part, _ in self.pieces()[:-2])
+
+    def pieces(self) -> list[tuple[str, bool]]:
+        """The whole document as (part, is it an answer?), for the weights of the training loss."""
+        parts = [(self.context, False)]
+        for question, answer in self.questions:
+            parts += [(question, False), (answer, True), (".", False)]
+        return parts
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a fact is stated and asked for; `value` says what is looked up, a name or a place."""
+
+    value: str
+    facts: tuple[str, ...]
+    question: str
+
+
+WORDINGS = {
+    "named": Wording(
+        "name",
+        (
+            "The {key} {value} slept by the {place}.",
+            "We saw the {key} {value} near the {place}.",
+            "Then the {key} {value} ran to the {place}.",
+            "The {key} {value} lives in the {place}.",
+            "The {key} {value} likes the {place}.",
+        ),
+        "\nQuestion: the {key}",
+    ),
+    "called": Wording(
+        "name",
+        ("The {key} is called {value}.", "In the {place} was a {key} called {value}."),
+        "\nQuestion: the {key} is called",
+    ),
+    "in": Wording("place", ("The {key} is in the {value}.",), "\nQuestion: the {key} is in the"),
+    "put": Wording(
+        "place",
+        ("{name} put the {key} in the {value}.", "{name} found the {key} in the {value}."),
+        "\nQuestion: the {key} is in the",
+    ),
+}
+EVAL_WORDINGS = {
+    "met": Wording(
+        "name",
+        ("On the way home I met the {key} {value}.",),
+        "\nQuestion: on the way home I met the {key}",
+    )
+}
+
+
+def keys(rng: random.Random, count: int, nouns: list[str]) -> list[str]:
+    """`count` different two-word keys such as "brown dog"; the single words may come back."""
+    pairs = rng.sample(range(len(COLOURS) * len(nouns)), count)
+    return [f"{COLOURS[p % len(COLOURS)]} {nouns[p // len(COLOURS)]}" for p in pairs]
+
+
+def scatter(rng: random.Random, facts: list[str], filler: list[str]) -> str:
+    """The facts in their order, at random places between the filler sentences."""
+    spots = set(rng.sample(range(len(facts) + len(filler)), len(facts)))
+    fact, fill = iter(facts), iter(filler)
+    parts = range(len(facts) + len(filler))
+    return " ".join(next(fact) if i in spots else next(fill) for i in parts)
+
+
+def recall(
+    rng: random.Random,
+    facts: int = 8,
+    wording: str = "named",
+    names: list[str] = NAMES,
+    places: list[str] = PLACES,
+    questions: int = 1,
+    filler: Iterable[str] = (),
+) -> Document:
+    """`facts` statements with different keys and different values, and `questions` about them.
+
+    `wording` is a key of `WORDINGS` or `EVAL_WORDINGS`; `filler` are sentences to stand between.
+    """
+    style = WORDINGS.get(wording) or EVAL_WORDINGS[wording]
+    named = style.value == "name"
+    chosen = keys(rng, facts, ANIMALS if named else THINGS)
+    values = rng.sample(names if named else places, facts)
+    # Half of the documents keep to one sentence form, half mix them all.
+    forms = style.facts if rng.random() < 0.5 else (rng.choice(style.facts),)
+    stated = [
+        rng.choice(forms).format(key=k, value=v, place=rng.choice(places), name=rng.choice(names))
+        for k, v in zip(chosen, values)
+    ]
+    asked = rng.sample(range(facts), min(questions, facts))
+    pairs = tuple((style.question.format(key=chosen[i]), " " + values[i]) for i in asked)
+    return Document(wording, scatter(rng, stated, list(filler)), pairs, tuple(values))
+
+
+def needle(rng: random.Random, sentences: int = 80, facts: int = 4, **options) -> Document:
+    """A few facts hidden in `sentences` sentences of prose (about 12 tokens each)."""
+    return recall(rng, facts, filler=prose(rng, sentences), **options)
+
+
+def chain(
+    rng: random.Random,
+    facts: int = 6,
+    names: list[str] = NAMES,
+    places: list[str] = PLACES,
+    questions: int = 1,
+    filler: Iterable[str] = (),
+) -> Document:
+    """Two hops: who owns which animal, where each animal sleeps; the answer says both.
+
+    `facts` counts single statements, so `facts // 2` owners.  The second lookup starts from what the
+    first one has found, so the answer is several tokens and `choices` are whole answers: the right
+    one, right animals in wrong places and wrong animals.
+    """
+    pets = keys(rng, facts // 2, ANIMALS)
+    owners, beds = rng.sample(names, len(pets)), rng.sample(places, len(pets))
+    stated = [f"The {pet} sleeps in the {bed}." for pet, bed in zip(pets, beds)]
+    stated += [f"{owner} owns the {pet}." for pet, owner in zip(pets, owners)]
+    rng.shuffle(stated)
+    asked = rng.sample(range(len(pets)), min(questions, len(pets)))
+
+    def said(i, j):
+        return f" {pets[i]}, the {pets[i]} sleeps in the {beds[j]}"
+
+    pairs = tuple((f"\nQuestion: the pet of {owners[i]}? {owners[i]} owns the", said(i, i)) for i in asked)
+    right = asked[-1]
+    others = [i for i in range(len(pets)) if i != right]
+    choices = [said(right, right), *(said(right, i) for i in others), *(said(i, i) for i in others)]
+    return Document(
+        "chain", scatter(rng, stated, list(filler)), pairs, tuple(choice.strip() for choice in choices)
+    )
+
+
+WHEN = """In the morning|After lunch|Before the sun went down|On a cold day|Late in the evening|
+When the rain stopped|At noon|During the long summer|One day|All through the winter|As usual|
+On Sunday|A little later|For a while|At the end of the week|Early in spring""".replace("\n", "")
+WHO = """the baker|an old man|the teacher|my aunt|the children|a farmer|the postman|our neighbour|
+two sailors|the doctor|a tired traveller|the gardener|my little sister|the cook|a young woman|
+the people next door|her grandmother|the captain|a shy boy|the painter""".replace("\n", "")
+DID = """opened the window|counted the clouds|waited for the bus|sang a quiet song|baked some bread|
+looked for a warm place|told a long story|washed the dishes|read the news|went home without a word|
+laughed at the joke|carried water up the hill|fixed the broken chair|listened to the wind|
+drank a cup of tea|planted a few seeds|wrote down the numbers|sat by the fire|swept the floor|
+talked about the weather|cut the wood|watched the birds|made soup|fell asleep""".replace("\n", "")
+
+
+def prose(rng: random.Random, sentences: int) -> list[str]:
+    """Plain sentences of a small grammar: filler in which none of the keys is stated."""
+    when, who, did = WHEN.split("|"), WHO.split("|"), DID.split("|")
+    made = []
+    for _ in range(sentences):
+        first, second = rng.sample(did, 2)
+        person = rng.choice(who)
+        made.append(
+            rng.choice(
+                (
+                    f"{rng.choice(when)} {person} {first} and {second}.",
+                    f"{rng.choice(when)} {person} {first}.",
+                    f"{person[0].upper() + person[1:]} {first} while {rng.choice(who)} {second}.",
+                )
+            )
+        )
+    return made
+
+
+def repeat(rng: random.Random, tokens: list[int], length: int) -> tuple[list[int], int]:
+    """A random token sequence said again and again up to `length`; also returns its period."""
+    period = rng.randint(6, max(6, length // 2))
+    once = [rng.choice(tokens) for _ in range(period)]
+    return (once * (length // period + 1))[:length], period
+
+
+def stories(paths: Iterable[str | Path]) -> Iterator[str]:
+    """Texts from .txt files (one text each), .jsonl or .jsonl.xz files (rows with `text`)."""
+    for path in map(Path, paths):
+        if path.suffix == ".txt":
+            yield path.read_text(encoding="utf-8").strip()
+            continue
+        opened = lzma.open if path.suffix == ".xz" else open
+        with opened(path, "rt", encoding="utf-8") as lines:
+            yield from (json.loads(line)["text"].strip() for line in lines)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of a text, split after a full stop, question or exclamation mark."""
+    return [s for s in re.split(r"(?<=[.!?\"])\s+", text) if s]

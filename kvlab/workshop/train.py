@@ -1,0 +1,351 @@
+"""Train the workshop model: `python -m kvlab.workshop.train --text stories.jsonl.xz --minutes 120`.
+
+The recipe, in the order in which it matters:
+
+1. *Wire*: the first two layers are initialised with the two heads that a lookup needs
+   (`circuit.wire`, RoPE models only), so that training starts from a model that copies.
+2. *Curriculum*: short documents with two facts first; longer ones with more facts when the answer
+   loss is small.  One document per row, answers weigh more than the rest.
+3. *Grow*: four layers learn to bind, then every layer is followed by a new one whose two output
+   projections are zero.  Nothing changes at that moment, and successive block inputs stay alike.
+4. *Decay*: the learning rate falls to zero over the last fifth of the time.
+
+Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
+included, is in one file that is replaced atomically: stop the run at any point, start the same
+command again, and it goes on.
+"""
+
+import argparse
+import hashlib
+import math
+import os
+import random
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from transformers import AutoTokenizer
+
+from kvlab.workshop import corpus, words
+from kvlab.workshop.circuit import build, grow
+from kvlab.workshop.tokenizer import fit
+
+ANSWER, REST = 4.0, 0.3  # loss weights within a document with facts; a story token weighs 1
+# length of a row in tokens, rows per step, most facts in a document
+LEVELS = (
+    (64, 16, 3),
+    (96, 16, 5),
+    (128, 16, 8),
+    (192, 10, 12),
+    (256, 8, 16),
+    (384, 5, 20),
+    (512, 4, 24),
+    (1024, 2, 24),
+    (2048, 1, 24),
+)
+LOOKUPS = ("adjacent", "separated", "chain")
+
+
+def optimizers(model, rate: float) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices of the blocks (Jordan et al. 2024), AdamW for everything else."""
+    blocks = [p for n, p in model.named_parameters() if ".layers." in n and p.ndim == 2]
+    chosen = {id(p) for p in blocks}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.Muon(blocks, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
+class Rows:
+    """Draws training rows: token ids and loss weights, each of exactly the level's length."""
+
+    def __init__(self, tokenizer, texts: list[str], seed: int):
+        self.tokenizer, self.rng = tokenizer, random.Random(seed)
+        self.level, self.losses = 0, {}
+        self.stream = [i for ids in tokenizer(texts)["input_ids"] for i in [*ids, 0]]
+        self.one = {w: tokenizer(" " + w)["input_ids"][0] for w in words.ALL}
+        self.stop = tokenizer(".")["input_ids"][0]
+
+    def mix(self) -> dict[str, float]:
+        """Share of each kind of row; harder kinds come in when the level has risen."""
+        if self.level < 1:
+            return {"story": 0.1, "repeat": 0.15, "pairs": 0.15, "adjacent": 0.3, "separated": 0.3}
+        share = {"story": 0.3, "repeat": 0.07, "pairs": 0.08, "adjacent": 0.25, "separated": 0.3}
+        if self.level >= 3:
+            share |= {"story": 0.4, "repeat": 0.03, "pairs": 0.03, "adjacent": 0.16}
+            share |= {"separated": 0.23, "chain": 0.15}
+        return share
+
+    def story(self, length: int) -> list[int]:
+        start = self.rng.randrange(max(1, len(self.stream) - length))
+        return self.stream[start : start + length]
+
+    def filler(self, tokens: int) -> list[str]:
+        """Sentences of about `tokens` tokens together: a story's or the grammar's."""
+        if self.rng.random() < 0.4:
+            return corpus.prose(self.rng, tokens // 13)
+        text = self.tokenizer.decode(self.story(tokens)).replace("<|end|>", " ")
+        return corpus.sentences(text.replace("\n", " "))
+
+    def pairs(self, length: int) -> tuple[list[int], list[float]]:
+        """`dog Otis. cat Mia.` again and again in changing order: the densest lookup there is."""
+        count = self.rng.randint(2, max(3, min(length // 8 - 1, 24)))
+        left = self.rng.sample(words.ANIMALS + words.THINGS, count)
+        right = self.rng.sample(words.NAMES, count)
+        ids, weights, order = [], [], list(range(count))
+        while len(ids) < length:
+            for i in order:
+                weights += [0.0, ANSWER if len(ids) >= 3 * count else 0.0, 0.0]
+                ids += [self.one[left[i]], self.one[right[i]], self.stop]
+            self.rng.shuffle(order)
+        return ids[:length], weights[:length]
+
+    def lookup(self, kind: str, length: int, most: int) -> tuple[list[int], list[float]]:
+        rng = self.rng
+        while True:
+            facts = rng.randint(2, most)
+            asked = rng.randint(max(1, facts // 2), facts)
+            room = length - 12 * facts - 9 * asked
+            filler = self.filler(int(room * rng.random())) if room > 24 and rng.random() < 0.7 else []
+            if kind == "chain":
+                document = corpus.chain(rng, rng.randint(4, 12), questions=rng.randint(1, 5), filler=filler)
+            else:
+                styles = ("named",) if kind == "adjacent" else ("called", "in", "put")
+                document = corpus.recall(rng, facts, rng.choice(styles), questions=asked, filler=filler)
+            parts = document.pieces()
+            ids, weights = [], []
+            for (_, answer), part in zip(parts, self.tokenizer([p for p, _ in parts])["input_ids"]):
+                ids += part
+                weights += [ANSWER if answer else REST] * len(part)
+            rest = length - len(ids)
+            if rest >= 0:
+                tail = [0, *self.story(rest - 1)] if rest else []
+                return ids + tail, weights + [REST] * rest
+
+    def row(self, kind: str, length: int, facts: int) -> tuple[list[int], list[float]]:
+        if kind == "story":
+            return self.story(length), [1.0] * length
+        if kind == "pairs":
+            return self.pairs(length)
+        if kind == "repeat":
+            every = self.rng.random() < 0.3
+            tokens = list(range(2, len(self.tokenizer))) if every else list(self.one.values())
+            ids, period = corpus.repeat(self.rng, tokens, length)
+            return ids, [0.0] * period + [1.0] * (length - period)
+        return self.lookup(kind, length, facts)
+
+    def batch(self):
+        """(ids, weights [rows, length], kinds, level): the current level or, more often, a lower one."""
+        level = self.level if self.rng.random() < 0.15 else self.rng.randint(0, self.level)
+        length, rows, facts = LEVELS[level]
+        share = self.mix()
+        kinds = self.rng.choices(list(share), list(share.values()), k=rows)
+        ids, weights = zip(*(self.row(kind, length, facts) for kind in kinds))
+        return torch.tensor(ids), torch.tensor(weights), kinds, level
+
+    def learn(self, kinds, level, losses, weights) -> None:
+        """Keep a moving average of each kind's loss; rise a level when the answers are right."""
+        for kind, loss, weight in zip(kinds, losses, weights):
+            if kind in LOOKUPS and level != self.level:
+                continue
+            value = loss[weight == weight.max()].mean().item()
+            self.losses[kind] = 0.97 * self.losses.get(kind, value) + 0.03 * value
+        hard = self.level >= 3 and self.losses.get("separated", 9) > 1.2
+        if self.losses.get("adjacent", 9) < 0.25 and not hard and self.level + 1 < len(LEVELS):
+            self.level += 1
+            self.losses |= {"adjacent": 1.0, "separated": 1.0}
+
+
+# What is measured: name -> (a document from rng), all with the full cache.
+TASKS = {
+    "recall 4": lambda rng: corpus.recall(rng, 4),
+    "recall 8": lambda rng: corpus.recall(rng, 8),
+    "recall 20": lambda rng: corpus.recall(rng, 20),
+    "recall 8, new names": lambda rng: corpus.recall(rng, 8, names=words.EVAL_NAMES),
+    "recall 8, new wording": lambda rng: corpus.recall(rng, 8, "met"),
+    "separated 4": lambda rng: corpus.recall(rng, 4, "in"),
+    "separated 12": lambda rng: corpus.recall(rng, 12, "in"),
+    "chain 4": lambda rng: corpus.chain(rng, 4),
+    "chain 6": lambda rng: corpus.chain(rng, 6),
+    "needle 250": lambda rng: corpus.needle(rng, 15),
+    "needle 500": lambda rng: corpus.needle(rng, 30),
+    "needle 1000": lambda rng: corpus.needle(rng, 63),
+    "needle 1800": lambda rng: corpus.needle(rng, 115),
+}
+
+
+@torch.no_grad()
+def examine(model, tokenizer, count: int, tasks=None) -> dict[str, tuple[float, float]]:
+    """Greedy accuracy on `count` fresh documents: task -> (accuracy, mean length of the prompt)."""
+    model.eval()
+    found = {}
+    for name, make in (tasks or TASKS).items():
+        rng, right, tokens = random.Random(corpus.VALID_SEED), 0, 0
+        for _ in range(count):
+            document = make(rng)
+            prompt, answer = tokenizer([document.text, document.answer])["input_ids"]
+            ids = torch.tensor([prompt + answer], device=model.device)
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            said = model.lm_head(hidden[0, len(prompt) - 1 : -1]).argmax(-1).tolist()
+            right, tokens = right + (said == answer), tokens + len(prompt)
+        found[name] = right / count, tokens / count
+    model.train()
+    return found
+
+
+@torch.no_grad()
+def bits_per_byte(model, tokenizer, texts: list[str], tokens: int = 512) -> float:
+    """Cross-entropy of each text's first `tokens` tokens after <|end|>, in bits per UTF-8 byte."""
+    bits = size = 0.0
+    for text in texts:
+        ids = tokenizer(text)["input_ids"][:tokens]
+        row = torch.tensor([[0, *ids]], device=model.device)
+        logits = model(input_ids=row, use_cache=False).logits[0, :-1].float()
+        bits += F.cross_entropy(logits, row[0, 1:], reduction="sum").item() / math.log(2)
+        size += len(tokenizer.decode(ids).encode())
+    return bits / size
+
+
+def table(model, tokenizer, valid: list[str], count: int = 20) -> str:
+    """Accuracy per task and length, and bits per byte of the stories kept out."""
+    lines = [f"{k:22} {n:6.0f} tokens {a:7.1%}" for k, (a, n) in examine(model, tokenizer, count).items()]
+    return "\n".join([*lines, f"{bits_per_byte(model, tokenizer, valid):.3f} bits/byte"] if valid else lines)
+
+
+def export(model, tokenizer, folder: Path) -> str:
+    """Write config, tokenizer and fp16 weights, the weights last; returns their sha256."""
+    staging = folder.with_name(folder.name + ".new")
+    small = type(model)(model.config)
+    small.load_state_dict(model.state_dict())
+    small.half().save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(staging.iterdir(), key=lambda p: p.suffix == ".safetensors"):
+        path.chmod(0o644)
+        os.replace(path, folder / path.name)
+    staging.rmdir()
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def arguments(given=None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kvlab.workshop.train", description=__doc__)
+    add = parser.add_argument
+    add("--text", nargs="+", required=True, help=".txt, .jsonl or .jsonl.xz files with stories")
+    add("--valid", nargs="*", default=[], help="stories kept out, for bits per byte")
+    add("--arch", choices=("llama", "opt"), default="llama")
+    add("--minutes", type=float, default=120, help="training time in all, resumed runs included")
+    add("--steps", type=int, default=0, help="stop after so many steps (0: by time only)")
+    add("--out", type=Path, default=Path("runs/workshop"), help="folder of the resumable state")
+    add("--export", type=Path, help="folder for the finished model, e.g. a checkpoint folder")
+    add("--tokenizer", type=Path, help="folder with a tokenizer (default: train one)")
+    add("--hidden", type=int, default=256)
+    add("--layers", type=int, default=4, help="layers at the start")
+    add("--grow-at", type=int, default=4, help="level at which the layers double (-1: never)")
+    add("--rate", type=float, default=1e-3, help="learning rate before the decay")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--threads", type=int, default=1, help="CPU threads; one is best while batches are small")
+    add("--save-every", type=float, default=60, help="seconds between two saved states")
+    add("--examine-every", type=float, default=10, help="minutes between two tables of accuracies")
+    add("--seed", type=int, default=1)
+    return parser.parse_args(given)
+
+
+def main(given=None) -> None:
+    args = arguments(given)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(args.seed)
+    args.out.mkdir(parents=True, exist_ok=True)
+    texts = list(corpus.stories(args.text))
+    valid = list(corpus.stories(args.valid))[:100]
+    kept = args.out / "tokenizer"
+    if not kept.exists():
+        source = args.tokenizer and AutoTokenizer.from_pretrained(args.tokenizer)
+        (source or fit(texts)).save_pretrained(kept)
+    tokenizer = AutoTokenizer.from_pretrained(kept)
+    rows = Rows(tokenizer, texts, args.seed)
+    state_file = args.out / "state.pt"
+    state = torch.load(state_file, weights_only=False) if state_file.exists() else None
+    layers = state["layers"] if state else args.layers
+    model = build(args.arch, layers, args.hidden, len(tokenizer), args.device).to(args.device)
+    optims = optimizers(model, args.rate)
+    step, tokens, used = 0, 0, 0.0
+    if state:
+        model.load_state_dict(state["model"])
+        for optim, kept_state in zip(optims, state["optims"]):
+            optim.load_state_dict(kept_state)
+        rows.level, rows.losses = state["level"], state["losses"]
+        rows.rng.setstate(state["rng"])
+        torch.set_rng_state(state["torch_rng"])
+        step, tokens, used = state["step"], state["tokens"], state["used"]
+
+    def keep():
+        now = dict(
+            layers=model.config.num_hidden_layers,
+            model=model.state_dict(),
+            optims=[optim.state_dict() for optim in optims],
+            level=rows.level,
+            losses=rows.losses,
+            rng=rows.rng.getstate(),
+            torch_rng=torch.get_rng_state(),
+            step=step,
+            tokens=tokens,
+            used=used,
+        )
+        torch.save(now, state_file.with_suffix(".new"))
+        os.replace(state_file.with_suffix(".new"), state_file)
+
+    model.train()
+    saved = shown = examined = clock = time.time()
+    shown_tokens = tokens
+    while used < args.minutes * 60 and (not args.steps or step < args.steps):
+        if 0 <= args.grow_at <= rows.level and model.config.num_hidden_layers == args.layers:
+            model = grow(model, args.arch, args.device)
+            optims = optimizers(model, args.rate)
+            print(f"grown to {model.config.num_hidden_layers} layers", flush=True)
+        left = 1 - used / (args.minutes * 60)
+        for optim in optims:
+            for group in optim.param_groups:
+                group["lr"] = args.rate * min(1, (step + 1) / 100, left / 0.2)
+        ids, weights, kinds, level = rows.batch()
+        ids, weights = ids.to(args.device), weights[:, 1:].to(args.device)
+        with torch.autocast(args.device, torch.bfloat16):
+            hidden = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+        ).view_as(weights)
+        for optim in optims:
+            optim.zero_grad()
+        ((losses * weights).sum() / weights.sum()).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optim in optims:
+            optim.step()
+        rows.learn(kinds, level, losses.detach(), weights)
+        step, tokens, now = step + 1, tokens + ids.numel(), time.time()
+        used, clock = used + now - clock, now
+        if now - shown > 15:
+            rate, shown, shown_tokens = (tokens - shown_tokens) / (now - shown), now, tokens
+            average = " ".join(f"{k} {v:.3f}" for k, v in sorted(rows.losses.items()))
+            length, _, facts = LEVELS[rows.level]
+            bar = "#" * int(20 * used / (args.minutes * 60))
+            print(
+                f"[{bar:20}] {used / 60:.1f} min, step {step}, {tokens / 1e6:.2f}M tokens,"
+                f" {rate:.0f}/s, length {length}, facts {facts}: {average}",
+                flush=True,
+            )
+        if now - saved > args.save_every:
+            keep()
+            saved = now
+        if now - examined > args.examine_every * 60:
+            print(table(model, tokenizer, valid), flush=True)
+            examined = clock = time.time()
+    keep()
+    print(f"{step} steps, {tokens} tokens, {used / 60:.1f} minutes\n{table(model, tokenizer, valid)}")
+    if args.export:
+        print("sha256", export(model, tokenizer, args.export))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A tiny random Llama with a tokenizer of its own, saved as a folder: quick, offline, no checkpoint."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+TEXT = (
+    "Once there was a small boat on a wide lake. Mira found a red key under the old bridge. "
+    "The baker gave Tom a warm loaf and he ran home. Where is the key? It is under the bridge. "
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """Folder of a Llama with 3 layers, 4 heads on 2 KV heads, context 512, and a byte-level BPE."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<|end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator([TEXT * 4], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
+    config = LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def loaded(folder):
+    """(model, tokenizer) of the tiny folder, ready for kvlab caches."""
+    import kvlab
+
+    return kvlab.load(str(folder))
+
+
+STORY = "Once there was a small boat on a wide lake. Mira found a red key under the old bridge."
+WORDS = STORY.split(" ")
+
+
+def text(start: int, words: int) -> str:
+    return " ".join(WORDS[(start + 3 * i) % len(WORDS)] for i in range(words))
+
+
+def requests(kind: str, arguments: list[tuple]) -> list:
+    from lm_eval.api.instance import Instance
+
+    return [
+        Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=("t", i, 1))
+        for i, args in enumerate(arguments)
+    ]
+
+
+CHOICES = [
+    (text(start, words), f" {choice}")
+    for start, words in ((0, 5), (1, 40), (2, 17), (3, 1), (4, 90))
+    for choice in ("key", "small boat on", text(start, 9))
+] + [("", "Mira found a key"), ("a", "n"), (text(5, 600), " the bridge")]
+STORIES = [(text(start, words),) for start, words in ((0, 3), (1, 150), (2, 700), (3, 40), (4, 151))]
+PROMPTS = [
+    (text(start, words), {"until": until, "max_gen_toks": 12, "do_sample": False})
+    for start, words, until in ((0, 4, ["."]), (1, 60, ["e"]), (2, 200, []), (3, 7, ["."]), (5, 1, ["\n"]))
+]
+
+
+@pytest.fixture(scope="session")
+def asked():
+    """Requests of every kind, short and long, as lm-eval hands them to a model."""
+    return SimpleNamespace(
+        choices=requests("loglikelihood", CHOICES),
+        stories=requests("loglikelihood_rolling", STORIES),
+        prompts=requests("generate_until", PROMPTS),
+        make=requests,
+        text=text,
+    )

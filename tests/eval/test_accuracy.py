@@ -1,0 +1,133 @@
+"""Scoring through the cache: equal to lm-eval's own model under `full`, whatever the batch size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoModelForCausalLM
+
+import kvlab
+from eval.accuracy import KVLabLM, jackknife
+
+PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
+
+
+@pytest.fixture(scope="module")
+def reference(folder, loaded):
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="sdpa")
+    return HFLM(pretrained=plain, tokenizer=loaded[1], batch_size=4)
+
+
+@pytest.mark.parametrize("method", ["full", "recompute", "static"])
+def test_equals_lm_evals_own_model(asked, loaded, reference, method):
+    ours = KVLabLM(loaded[0], method, tokenizer=loaded[1], batch_size=4)
+    found = zip(ours.loglikelihood(asked.choices), reference.loglikelihood(asked.choices), strict=True)
+    for mine, theirs in found:
+        assert mine[0] == pytest.approx(theirs[0], abs=1e-4)
+        assert mine[1] == theirs[1]
+    expected = reference.loglikelihood_rolling(asked.stories)
+    assert ours.loglikelihood_rolling(asked.stories) == pytest.approx(expected, abs=1e-3)
+    expected = [reference.generate_until([one])[0] for one in asked.prompts]
+    assert ours.generate_until(asked.prompts) == expected
+
+
+@pytest.mark.skipif(not PIQA.exists(), reason="the development data (piqa rows) is not beside the project")
+def test_equals_lm_evals_own_model_on_piqa(asked, loaded, reference):
+    rows = [json.loads(line) for line in PIQA.read_text().splitlines()[:4]]
+    wanted = asked.make(
+        "loglikelihood",
+        [(f"Question: {r['goal']}\nAnswer:", f" {r[c]}") for r in rows for c in ("sol1", "sol2")],
+    )
+    ours = KVLabLM(loaded[0], "full", tokenizer=loaded[1])
+    mine = [answer[0] for answer in ours.loglikelihood(wanted)]
+    assert mine == pytest.approx([answer[0] for answer in reference.loglikelihood(wanted)], abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def precise(folder):
+    """In float64, so that rounding noise of another batch shape cannot flip a quantized value."""
+    return kvlab.load(str(folder), dtype="float64")
+
+
+@pytest.mark.parametrize("method", [*kvlab.FIRST_WAVE, "h2o:budget=16", "int4:group=4"])
+def test_batch_size_changes_nothing(asked, precise, method):
+    found = []
+    for size in (1, 5, 64):
+        lm = KVLabLM(precise[0], method, tokenizer=precise[1], batch_size=size)
+        scores = lm.loglikelihood(asked.choices, disable_tqdm=True)
+        rolling = lm.loglikelihood_rolling(asked.stories[:2], disable_tqdm=True)
+        words = lm.generate_until(asked.prompts, disable_tqdm=True)
+        found.append(([score for score, _ in scores] + rolling, [g for _, g in scores], words))
+    for numbers, greedy, words in found[1:]:
+        assert numbers == pytest.approx(found[0][0], abs=1e-4)
+        assert greedy == found[0][1]
+        assert words == found[0][2]
+
+
+def test_a_method_is_felt_from_the_first_scored_token(asked, loaded):
+    """tail = 1: even a one-token answer goes through the compressed cache."""
+    wanted = asked.make("loglikelihood", [(asked.text(1, 90), " key")])
+    full, sinks = (
+        KVLabLM(loaded[0], method, tokenizer=loaded[1]).loglikelihood(wanted)[0][0]
+        for method in ("full", "sinks:budget=8")
+    )
+    assert abs(full - sinks) > 1e-3
+
+
+def test_bytes_are_metered_per_row(asked, loaded):
+    lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], batch_size=64)
+    context = asked.text(0, 30)
+    lm.loglikelihood(asked.make("loglikelihood", [(context, " key"), (context, " boat")]))
+    tokens = len(lm.tok_encode(context))
+    held = lm.meter.means()
+    assert held["row_steps"] >= 1
+    per_token = 3 * 2 * 2 * 8 * 4  # layers, K and V, KV heads, head dimension, bytes
+    assert held["device_bytes"] >= tokens * per_token
+    recompute = KVLabLM(loaded[0], "recompute", tokenizer=loaded[1])
+    recompute.loglikelihood(asked.make("loglikelihood", [(context, " key")]))
+    assert recompute.meter.means()["device_bytes"] == 0
+
+
+def test_lm_eval_can_make_it_from_arguments(folder):
+    from lm_eval.api.registry import get_model
+
+    made = get_model("kvlab").create_from_arg_string(
+        f"pretrained={folder},method=h2o,budget=0.5,recent=0.25",
+        {"batch_size": "auto", "device": "cpu", "max_batch_size": None},
+    )
+    assert made.method == "h2o:budget=0.5,recent=0.25"
+    assert made.max_length == 512
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"method": "h20"}, "h2o"),
+        ({"method": "h2o", "budgets": 1}, "budgets"),
+        ({"tokenizer": None}, "tokenizer"),
+    ],
+)
+def test_bad_arguments(loaded, change, words):
+    arguments = {"method": "full", "tokenizer": loaded[1]} | change
+    with pytest.raises(ValueError, match=words):
+        KVLabLM(loaded[0], **arguments)
+
+
+def test_sampling_and_too_long_generation_are_refused(asked, loaded):
+    lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1])
+    cases = (({"do_sample": True, "temperature": 1}, "greedily"), ({"max_gen_toks": 600}, "600"))
+    for options, words in cases:
+        with pytest.raises(ValueError, match=words):
+            lm.generate_until(asked.make("generate_until", [("boat", {"until": ["."]} | options)]))
+
+
+def test_jackknife_is_the_standard_error_for_a_mean():
+    values = [0.0, 1.0, 1.0, 0.0, 1.0]
+    mean = sum(values) / 5
+    expected = (sum((v - mean) ** 2 for v in values) / 4 / 5) ** 0.5
+    assert jackknife(lambda items: sum(items) / len(items), values) == pytest.approx(expected)
+    assert jackknife(sum, [1.0]) is None

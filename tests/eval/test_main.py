@@ -1,0 +1,210 @@
+"""The command line: bad input is one line and exit code 2, Ctrl-C keeps what is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eval import accuracy, agreement
+from eval.__main__ import default_out, main, parser, split
+from eval.machine import Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def base(folder, tmp_path):
+    """Words of a quick command; results in tmp_path/out."""
+    out = str(tmp_path / "out")
+    words = ["--model", str(folder), "--limit", "2", "--jobs", "0", "--out", out]
+    return [*words, "--methods", "full", "sinks:budget=0.5", "--tasks", "recall", "chain"]
+
+
+def cells(tmp_path) -> dict[str, float]:
+    return {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "cells").glob("*.json")}
+
+
+def refused(capsys, *words: str) -> str:
+    """Run a command that must be refused; returns its one line."""
+    assert main(list(words)) == 2
+    printed = capsys.readouterr()
+    lines = printed.err.strip().splitlines()
+    assert len(lines) == 1, printed.err
+    assert lines[0].startswith("error: ")
+    assert "Traceback" not in printed.err
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "command"),
+        (["evaluate"], "invalid choice"),
+        (["all", "--limit", "0"], "--limit"),
+        (["all", "--limit", "many"], "--limit"),
+        (["all", "--batch-size", "-3"], "--batch-size"),
+        (["all", "--dtype", "float12"], "--dtype"),
+        (["all", "--device", "gpu"], "--device"),
+        (["all", "--device", "cuda:99"], "CUDA"),
+        (["all", "--methods", "h20"], "h2o"),
+        (["all", "--methods", "h2o:budgets=0.5"], "budgets"),
+        (["all", "--methods", "h2o:budget=1.5"], "budget=1.5"),
+        (["speed", "--methods", "sinks:budget=0"], "budget=0"),
+        (["all", "--methods", "int4:group=0"], "group=0"),
+        (["all", "--methods", ","], "--methods"),
+        (["all", "--tasks", "recal"], "nearest: recall"),
+        (["report", "--out", "nowhere"], "no results"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = refused(capsys, "all", "--out", str(tmp_path / "file" / "out"))
+    assert "cannot be written" in line
+
+
+def test_models_that_cannot_be_used(capsys, tmp_path, folder):
+    from safetensors.torch import load_file, save_file
+
+    bare, broken = tmp_path / "bare", tmp_path / "broken"
+    for copy in (bare, broken):
+        shutil.copytree(folder, copy)
+    for file in bare.glob("token*"):
+        file.unlink()
+    weights = load_file(broken / "model.safetensors")
+    name = next(iter(weights))
+    weights[name][0] = float("nan")
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    quick = ["--limit", "1", "--jobs", "0", "--tasks", "recall", "--out", str(tmp_path / "out")]
+    assert "tokenizer" in refused(capsys, "all", "--model", str(bare), *quick)
+    assert "NaN" in refused(capsys, "all", "--model", str(broken), *quick)
+    assert "group" in refused(capsys, "all", "--model", str(folder), "--methods", "int4:group=3", *quick)
+    missing = str(tmp_path / "missing")
+    assert "missing" in refused(capsys, "speed", "--model", missing, "--jobs", "0", "--out", missing + "-out")
+
+
+def test_a_built_in_task_without_its_data_is_one_line(capsys, tmp_path, folder):
+    words = ["--model", str(folder), "--tasks", "piqa", "--out", str(tmp_path / "out")]
+    assert "could not be fetched" in refused(capsys, "accuracy", *words)
+
+
+def test_words_are_split_at_spaces_and_commas():
+    assert split(["full,h2o:budget=0.2,recent=0.5,int4", "fp8"], "methods") == [
+        "full",
+        "h2o:budget=0.2,recent=0.5",
+        "int4",
+        "fp8",
+    ]
+    with pytest.raises(Problem, match="no task"):
+        split([""], "tasks")
+
+
+def test_default_folders():
+    read = parser().parse_args
+    assert default_out(read(["all"])) == Path("results/demo")
+    assert default_out(read(["all", "--limit", "4"])) == Path("results/demo-limit4")
+    assert default_out(read(["speed", "--suite", "wide"])) == Path("results/bench")
+    assert default_out(read(["all", "--model", "some/name-1b"])) == Path("results/name-1b")
+
+
+def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
+    true_score, asked = accuracy.score, []
+
+    def score(lm, task, limit):
+        asked.append((lm.method, task.task_name))
+        if task.task_name == "chain" and len(asked) == 3:
+            raise KeyboardInterrupt
+        return true_score(lm, task, limit)
+
+    monkeypatch.setattr(accuracy, "score", score)
+    assert main(["accuracy", *base]) == 130
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("interrupted: 2 finished cells are kept")
+    before = cells(tmp_path)
+    assert len(before) == 2
+    asked.clear()
+    monkeypatch.setattr(accuracy, "score", lambda *args: asked.append(args[1].task_name) or true_score(*args))
+    assert main(["accuracy", *base]) == 0
+    assert asked == ["chain", "chain"]
+    assert "2 of 4 accuracy cells are kept" in capsys.readouterr().err
+    after = cells(tmp_path)
+    assert len(after) == 4
+    assert all(after[name] == stamp for name, stamp in before.items())
+    asked.clear()
+    assert main(["accuracy", *base]) == 0
+    assert not asked
+
+
+def test_other_settings_and_damage_make_a_cell_again(base, tmp_path, capsys):
+    assert main(["accuracy", *base]) == 0
+    before = cells(tmp_path)
+    victim = tmp_path / "out" / "cells" / sorted(before)[0]
+    victim.write_text(victim.read_text()[:100])
+    capsys.readouterr()
+    assert main(["accuracy", *base]) == 0
+    printed = capsys.readouterr().err
+    assert "damaged cell" in printed
+    assert victim.name in printed
+    after = cells(tmp_path)
+    assert [name for name in after if after[name] != before[name]] == [victim.name]
+    json.loads(victim.read_text())
+    other = ["3" if word == "2" else word for word in base]
+    assert main(["accuracy", *other]) == 0
+    assert all(stamp != after[name] for name, stamp in cells(tmp_path).items())
+
+
+def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, monkeypatch, capsys):
+    true_measure = agreement.measure
+
+    def failing(model, methods, *rest):
+        found = true_measure(model, methods, *rest)
+        found["full"] = ValueError("no room")
+        return found
+
+    monkeypatch.setattr(agreement, "measure", failing)
+    words = [word for word in base if word not in ("recall", "chain")]
+    assert main(["accuracy", *words, "agreement"]) == 1
+    printed = capsys.readouterr().err
+    assert "failed: full on agreement: no room" in printed
+    assert "Traceback" not in printed
+    assert len(cells(tmp_path)) == 1
+    assert "no room" in (tmp_path / "out" / "errors.log").read_text()
+
+
+def test_ctrl_c_in_a_real_run(folder, tmp_path):
+    """Worker processes, a real SIGINT after the first task: exit code 130, the cells are there."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "eval", "accuracy", "--model", str(folder), "--out", str(out)]
+    command += ["--jobs", "1", "--methods", "full", "--tasks", "recall", "needle", "--batch-size", "1"]
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if any((out / "cells").glob("[!.]*.json")):
+            break
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 130, printed
+    assert "Traceback" not in printed
+    assert "1 finished cells are kept" in printed
+    assert len(list((out / "cells").glob("*.json"))) == 1

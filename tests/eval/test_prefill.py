@@ -1,0 +1,62 @@
+"""One prefill for many caches: a filled cache is the one that was prefilled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kvlab
+from eval.accuracy import KVLabLM
+from eval.prefill import shared
+from kvlab.decode import Stepper
+
+METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_filled_cache_is_a_prefilled_one(loaded, padded):
+    model = loaded[0]
+    torch.manual_seed(0)
+    ids, mask = torch.randint(0, 400, (3, 40)), None
+    if padded:
+        mask = (torch.arange(40) >= torch.tensor([0, 9, 31])[:, None]).long()
+    caches = {method: kvlab.make_cache(model, method) for method in METHODS}
+    for method, stepper, logits in shared(model, caches, ids, mask, last=True):
+        cache = kvlab.make_cache(model, method)
+        own = Stepper(model, cache)
+        assert torch.allclose(own.feed(ids, attention_mask=mask, last=True), logits, atol=1e-5)
+        assert cache.stats() == stepper.cache.stats()
+        for mine, theirs in zip(cache.layers, stepper.cache.layers, strict=True):
+            assert torch.equal(mine.positions, theirs.positions)
+        rows = torch.tensor([0, 2, 2, 1])
+        for each in (own, stepper):
+            each.fork(rows)
+        for token in (5, 7):
+            fed = torch.full((4, 1), token)
+            assert torch.allclose(own.feed(fed), stepper.feed(fed), atol=1e-5), method
+            assert own.cache.stats() == stepper.cache.stats()
+
+
+def test_together_gives_what_each_method_gives_alone(asked, loaded):
+    together = KVLabLM(loaded[0], tokenizer=loaded[1])
+    together.together(kvlab.FIRST_WAVE)
+    for method in kvlab.FIRST_WAVE:
+        together.use(method)
+        alone = KVLabLM(loaded[0], method, tokenizer=loaded[1])
+        found = []
+        for lm in (together, alone):
+            choices = lm.loglikelihood(asked.choices, disable_tqdm=True)
+            rolling = lm.loglikelihood_rolling(asked.stories[:2], disable_tqdm=True)
+            words = lm.generate_until(asked.prompts, disable_tqdm=True)
+            found.append(([score for score, _ in choices] + rolling, words, lm.meter.means()))
+        assert found[0][0] == pytest.approx(found[1][0], abs=2e-2), method
+        assert found[0][1:] == found[1][1:], method
+
+
+def test_a_method_that_fails_leaves_the_others_alone(asked, loaded):
+    lm = KVLabLM(loaded[0], tokenizer=loaded[1])
+    lm.together(("full", "static:length=20"))
+    assert len(lm.loglikelihood(asked.choices, disable_tqdm=True)) == len(asked.choices)
+    lm.use("static:length=20")
+    with pytest.raises(ValueError, match="20"):
+        lm.loglikelihood(asked.choices, disable_tqdm=True)

@@ -1,0 +1,204 @@
+"""The report: every method is in it, it stands by itself, and its marks say what the numbers say."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+from rich.console import Console
+
+import kvlab
+from eval import plots, report, tables
+from eval.machine import machine, versions
+from eval.results import Store
+from eval.speed import BASELINES
+
+LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
+
+
+def values(method: str, documents: int) -> list[float]:
+    wrong = round(LOSS.get(method, 0.0) * documents)
+    return [0.0] * wrong + [1.0] * (documents - wrong)
+
+
+def cell(method, task, metrics, **more):
+    stands = {"machine": machine(threads=1), "versions": versions(), "commit": "abc", "seconds": 1.0}
+    config = {"limit": None, "dtype": None, "num_fewshot": None}
+    return {
+        "model": "m",
+        "method": method,
+        "task": task,
+        "config": config,
+        "metrics": metrics,
+        **stands,
+        **more,
+    }
+
+
+def row(metric, value, better=True, stderr=0.04, n=100):
+    return {"metric": metric, "value": value, "stderr": stderr, "n": n, "higher_is_better": better}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    made = Store(tmp_path_factory.mktemp("report"))
+    made.prepare()
+    for place, method in enumerate(kvlab.FIRST_WAVE):
+        found = values(method, 100)
+        share, moved = 0.0 if method == "recompute" else 1e6 * (1 - 0.08 * place), 1e5 * (method == "topk")
+        held = {"device_bytes": share, "host_bytes": 0.0, "moved_bytes": moved, "row_steps": 9}
+        pairs = [[-100.0 - place - i % 3, 50] for i in range(20)]
+        scores = {
+            "recall": {"acc": (row("acc", sum(found) / 100), found)},
+            "prose": {"word_perplexity": (row("word_perplexity", 7.4 + place, False, None, 20), pairs)},
+            "agreement": {
+                "top1": (row("top1", 1 - place / 100), found),
+                "kl": (row("kl", place / 100, False), found),
+            },
+        }
+        for task, numbers in scores.items():
+            each = {metric: every for metric, (_, every) in numbers.items()}
+            more = {"values": each, "bytes": held, "value_bytes": 4, "chance": 0.125 * (task == "recall")}
+            made.save(cell(method, task, [one for one, _ in numbers.values()], **more))
+    for place, method in enumerate([*kvlab.FIRST_WAVE, *BASELINES]):
+        for context in (256, 2048):
+            ms = 5.0 + place + context / 100 * (method == "recompute")
+            timing = dict.fromkeys(("device_bytes", "host_bytes", "moved_bytes"), 1000)
+            timing |= {"context": context, "prefill_ms": 10.0, "decode_ms": ms, "read_gbps": 3.0}
+            timing |= {"decode_ms_min": ms - 1, "decode_ms_max": ms + 1, "bandwidth_gbps": 30.0}
+            timing["fraction_of_bandwidth"] = 0.1
+            made.save(cell(method, f"speed:model:{context}", [], rows=[timing]))
+    (made.out / report.RUN).write_text(json.dumps({"command": "python -m eval all --limit 100"}))
+    return made
+
+
+@pytest.fixture(scope="module")
+def written(store):
+    out = io.StringIO()
+    paths = report.write(store, Console(file=out, width=80))
+    return out.getvalue(), (store.out / "report.html").read_text(), paths
+
+
+class Page(HTMLParser):
+    """Counts what the checks below ask for."""
+
+    VOID = ("meta", "br", "path", "use", "image")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.ids, self.labels, self.figures, self.tables = [], [], [], 0, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        if "id" in found:
+            self.ids.append(found["id"])
+        self.figures += tag == "svg" and found.get("role") == "img"
+        self.tables += tag == "table" and any("scroll" in o for o in self.open)
+        if tag not in self.VOID:
+            self.open.append(f"{tag} {found.get('class', '')}")
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop().split()[0] == tag
+
+
+def test_every_method_is_everywhere(written):
+    printed, page, _ = written
+    for method in (*kvlab.FIRST_WAVE, *BASELINES):
+        assert method in printed
+        assert f'<th scope="row">{method}</th>' in page
+    for preset in (kvlab.METHODS[name] for name in kvlab.FIRST_WAVE):
+        assert preset.summary.split(";")[0] in page
+
+
+def test_the_page_stands_by_itself(written):
+    page = written[1]
+    assert not re.search(r"https?:|//[a-z]|@import|<script|<link|<img|src=", page)
+    parsed = Page(page)
+    assert parsed.open == []
+    assert len(parsed.ids) == len(set(parsed.ids))
+    assert parsed.figures == 3
+    assert parsed.tables == 3
+    assert "prefers-color-scheme: dark" in page
+    assert 'name="viewport"' in page
+
+
+def test_the_page_says_how_it_was_made(written):
+    page = written[1]
+    for words in (
+        "tail = 1",
+        "the last quarter is decoded",
+        "python -m eval all --limit 100",
+        "abc",
+        "H2O",
+    ):
+        assert words in page
+
+
+def test_marks_and_headline(written, store):
+    printed, page, _ = written
+    (board,) = tables.boards(list(store.records()))
+    entries = {m: board.entries[m, "recall"] for m in board.methods if m in board.scored}
+    assert [m for m, e in entries.items() if e.worst] == ["sinks"]
+    assert entries["full"].best
+    assert [m for m, e in entries.items() if e.differs] == ["int4", "sinks", "h2o"]
+    line = tables.headline(board)
+    assert "100.0 %" in line
+    assert "sinks loses most, 40.0 points" in line
+    assert "times as long at 2048 tokens" in line
+    assert line.split(";")[0] in page
+    assert board.chance("recall") == 0.125
+    assert "12.5" in page
+    assert "60.0*▼" in printed.replace(" ", "")
+
+
+def test_figures_are_files_and_repeatable(written, store):
+    names = {"accuracy-held", "accuracy-moved", "ms-context"}
+    before = {name: (store.out / f"{name}.svg").read_text() for name in names}
+    assert {path.stem for path in written[2]} == names | {"report"}
+    assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
+    report.write(store, Console(file=io.StringIO(), width=80))
+    assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
+
+
+def test_methods_do_not_share_a_look():
+    looks = {plots.style(method)[:2] for method in (*kvlab.FIRST_WAVE, *BASELINES)}
+    assert len(looks) == len(kvlab.FIRST_WAVE) + len(BASELINES)
+    assert plots.style("h2o:budget=0.5") == plots.style("h2o")
+    assert plots.style("my.Method") == plots.style("my.Method")
+
+
+def test_labels_are_kept_apart():
+    placed = plots.apart([0.5, 0.5, 0.51, 0.9], 0.1, 0.0, 1.0)
+    ordered = sorted(placed)
+    assert all(b - a > 0.099 for a, b in pairwise(ordered))
+    assert min(placed) >= 0
+    assert max(placed) <= 1
+
+
+def test_paired_differences():
+    gap, error = tables.paired([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0])
+    assert gap == pytest.approx(0.25)
+    assert error == pytest.approx(0.25)
+    gap, error = tables.paired([[-11.0, 10], [-23.0, 20]], [[-10.0, 10], [-20.0, 20]])
+    assert gap == pytest.approx(-4 / 30)
+    assert error > 0
+    assert tables.paired([1.0], [1.0]) is None
+    assert tables.paired(["a", "b"], ["a", "b"]) is None
+
+
+def test_sizes():
+    assert [tables.size(n) for n in (0, 999, 6.9e6, 2e12)] == ["0 B", "999 B", "6.9 MB", "2e+03 GB"]
+
+
+def test_an_almost_empty_store(tmp_path):
+    made = Store(tmp_path)
+    made.prepare()
+    made.save(cell("full", "speed:model:256", [], rows=[]))
+    report.write(made, Console(file=io.StringIO(), width=80))
+    assert "Results for m." in (tmp_path / "report.html").read_text()

@@ -1,0 +1,119 @@
+"""Speed: what is measured is what is said; no assertion on how fast anything is."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+
+import kvlab
+from eval import run_speed, speed, workers
+from eval.__main__ import main
+from eval.results import SPEED_FIELDS
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setitem(speed.CONTEXTS, "model", (32, 48))
+    monkeypatch.setattr(run_speed, "REPEATS", 2)
+
+
+def test_a_run_from_the_command_line(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0"]
+    methods = ["full", "recompute", "topk:budget=0.5"]
+    assert main([*words, "--methods", *methods]) == 0
+    rows = json.loads((out / "speed.json").read_text())
+    assert {row["method"] for row in rows} == {*methods, *speed.BASELINES}
+    assert len(rows) == 2 * 6
+    for row in rows:
+        assert set(SPEED_FIELDS) <= set(row)
+        assert row["decode_ms_min"] <= row["decode_ms"] <= row["decode_ms_max"] or row["repeats"] == 2
+        assert row["prefill_ms"] > 0
+        assert 0 < row["fraction_of_bandwidth"]
+    by = {(row["method"], row["context"]): row for row in rows}
+    assert by["recompute", 48]["device_bytes"] == 0
+    assert by["topk:budget=0.5", 48]["moved_bytes"] > 0
+    per_token = 3 * 2 * 2 * 8 * 4
+    assert by["full", 48]["device_bytes"] >= 48 * per_token
+    assert by["hf-dynamic", 48]["device_bytes"] == 48 * per_token
+    assert 49 * per_token <= by["hf-static", 48]["device_bytes"] < 50 * per_token
+    assert by["hf-quantized", 48]["device_bytes"] < 0.3 * 49 * per_token
+    capsys.readouterr()
+    assert main([*words, "--methods", *methods, "int8"]) == 0
+    assert "12 of 14 speed cells are kept" in capsys.readouterr().err
+
+
+def test_a_method_that_cannot_be_timed(folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0"]
+    assert main([*words, "--methods", "full", "static:length=20"]) == 1
+    assert "failed: speed of static:length=20" in capsys.readouterr().err
+    assert {row["method"] for row in json.loads((out / "speed.json").read_text())} >= {"full", "hf-static"}
+
+
+def test_workers_are_processes_that_say_what_went_wrong(folder):
+    options = {"suite": "model", "model": str(folder), "device": "cpu", "dtype": None, "method": "full"}
+    worker = workers.Worker(speed.setup, options, threads=1)
+    try:
+        assert worker.finish() == "ready"
+        about = worker.ask("about")
+        assert about["token_bytes"] == 3 * 2 * 2 * 8 * 4
+        assert worker.ask(32)["tokens_held"] == 32
+        with pytest.raises(workers.Failed, match="context"):
+            worker.ask(4096)
+        assert worker.ask(32)["tokens_held"] == 32
+        worker.process.kill()
+        with pytest.raises(workers.Failed, match="ended by itself"):
+            worker.ask(32)
+    finally:
+        worker.stop()
+    broken = workers.Worker(speed.setup, options | {"method": "h20"}, threads=1)
+    with pytest.raises(workers.Failed, match="h2o"):
+        broken.finish()
+    broken.stop()
+
+
+def test_the_wide_model(monkeypatch):
+    config = speed.wide_config()
+    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (4, 1024, 128)
+    config.hidden_size, config.num_hidden_layers, config.intermediate_size = 64, 1, 64
+    config.head_dim = 8
+    monkeypatch.setattr(speed, "wide_config", lambda: copy.deepcopy(config))
+    options = {"suite": "wide", "model": None, "device": "cpu", "dtype": None}
+    ours, theirs = speed.load(options, "kvlab"), speed.load(options, "sdpa")
+    ids = speed.prompt(ours, 40)
+    assert ids.shape == (1, 40 - speed.STEPS)
+    cache = kvlab.make_cache(ours, "full")
+    trace = kvlab.decode(ours, ids, cache, 4)
+    assert torch.equal(
+        theirs.generate(ids, max_new_tokens=4, do_sample=False)[:, ids.shape[1] :], trace.tokens
+    )
+    assert speed.weight_bytes(ours) == sum(p.numel() * 4 for p in ours.parameters())
+
+
+def test_untied_embeddings_are_not_read(loaded):
+    model = loaded[0]
+    total = sum(p.numel() * 4 for p in model.parameters())
+    assert speed.weight_bytes(model) == total - 400 * 32 * 4
+
+
+def test_summary_by_hand():
+    one = {
+        "prefill_ms": 10.0,
+        "steps_ms": [4.0, 2.0, 3.0],
+        "device_bytes": 800,
+        "host_bytes": 7,
+        "moved_bytes": 100,
+    }
+    two = one | {"prefill_ms": 20.0, "steps_ms": [1.0, 1.0, 5.0]}
+    repeats = [one | {"tokens_held": 10}, two | {"tokens_held": 10}]
+    about = {"weight_bytes": 1000, "token_bytes": 50}
+    row = speed.summarize(64, repeats, about, bandwidth=1e6)
+    assert row["decode_ms"] == 2.5
+    assert (row["decode_ms_min"], row["decode_ms_max"]) == (1.0, 3.0)
+    assert row["prefill_ms"] == 15.0
+    assert row["read_gbps"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e9)
+    assert row["fraction_of_bandwidth"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e6)
