@@ -31,7 +31,9 @@ from tqdm import tqdm
 
 import kvlab
 
-from .scoring import TAIL, Meter, Scorer
+from .batching import TAIL, Meter
+from .scoring import Scorer
+from .writing import generate
 
 PREFILLED = 0.75  # part of a rolling window that is prefilled
 BATCH = 64  # rows decoded together
@@ -223,7 +225,7 @@ class KVLabLM(TemplateLM):
         made = self._answers(
             "generation",
             (prompts, until, limit),
-            lambda scorer: scorer.generate(prompts, limit, stop),
+            lambda scorer: generate(scorer, prompts, limit, stop),
             len(prompts),
             hidden,
         )

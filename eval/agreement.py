@@ -22,8 +22,8 @@ from torch import Tensor
 import kvlab
 from kvlab.decode import Stepper
 
+from .batching import TAIL, TOKENS_LONG, Meter
 from .prefill import shared
-from .scoring import TAIL, TOKENS_LONG, Meter
 
 PROMPT = 256  # tokens of a story that are prompt
 DECODED = 64  # predictions scored per story

@@ -15,7 +15,14 @@ from importlib import metadata
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SCORING = ("accuracy", "agreement", "scoring", "prefill")  # modules that make such numbers
+SCORING = (
+    "accuracy",
+    "agreement",
+    "batching",
+    "prefill",
+    "scoring",
+    "writing",
+)
 SMALL = 64 * 2**20  # bytes: files above this are known by name, size and time, not by content
 
 

@@ -1,13 +1,12 @@
-"""Scoring and generating through a cache, in batches: token ids in, numbers out.
+"""Scoring through caches, in batches: token ids in, numbers out (writing.py: greedy generation).
 
-The same three ways for every method: continuations of a context (forked to its choices when they
-part), windows of known text (a part prefilled, the rest decoded) and greedy generation. Rows of a
-batch are independent, so the batch size changes nothing but the time.
+The same for every method: continuations of a context (forked to its choices when they part) and
+windows of known text (a part prefilled, the rest decoded). Rows of a batch are independent, so the
+batch size changes nothing but the time.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,87 +14,8 @@ from torch import Tensor
 
 from kvlab.decode import Stepper
 
+from .batching import LOGITS, TAIL, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
 from .prefill import shared
-
-TAIL = 1  # context tokens that already go through the cache
-TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
-TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
-LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
-
-
-class Meter:
-    """Bytes per row and decode step, averaged over every decode step made."""
-
-    NAMES = ("device_bytes", "host_bytes", "moved_bytes")
-
-    def __init__(self):
-        self.sums, self.row_steps = dict.fromkeys(self.NAMES, 0), 0
-
-    def add(self, cache, rows: int) -> None:
-        stats = cache.stats()
-        for name in self.NAMES:
-            self.sums[name] += int(getattr(stats, name))
-        self.row_steps += rows
-
-    def join(self, other: Meter) -> None:
-        self.row_steps += other.row_steps
-        for name in self.NAMES:
-            self.sums[name] += other.sums[name]
-
-    def means(self) -> dict[str, float]:
-        """Mean bytes per row; `row_steps` says over how many rows and steps (0: nothing decoded)."""
-        means = {name: total / max(self.row_steps, 1) for name, total in self.sums.items()}
-        return means | {"row_steps": self.row_steps}
-
-
-def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:
-    """Rows of token ids -> (ids `[batch, longest]`, mask alike or None when nothing is padded)."""
-    longest = max(map(len, rows))
-    ids = torch.tensor([[fill] * (longest - len(row)) + list(row) for row in rows], device=device)
-    if all(len(row) == longest for row in rows):
-        return ids, None
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
-
-
-def pad_right(rows: Sequence[Sequence[int]], fill: int, device) -> Tensor:
-    """Rows of token ids -> ids `[batch, longest]`."""
-    longest = max(map(len, rows))
-    return torch.tensor([list(row) + [fill] * (longest - len(row)) for row in rows], device=device)
-
-
-def picked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(log-probability, is it the arg max) of each target; logits `[..., V]`, targets `[...]`.
-
-    Targets of -1 are not scored: 0 and True.
-    """
-    chosen = logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0] - logits.logsumexp(-1)
-    skipped = targets < 0
-    return chosen.masked_fill(skipped, 0).double(), (logits.argmax(-1) == targets) | skipped
-
-
-def pack(
-    items: list, length: Callable, batch: int, rows=lambda item: 1, steps=None, longest=0, tokens=TOKENS
-) -> list:
-    """Group items of similar prompt length for one batch each.
-
-    At most `batch` rows and `tokens` padded prompt tokens; with `steps` (decode steps of an item) also at
-    most `longest` columns, padding and steps together, since buffers may end there. A prompt of length
-    0 is never grouped with longer ones; an item too large for a group stands alone.
-    """
-    groups: list[list] = []
-    first = held = after = 0
-    total = sum(map(rows, items))
-    batch = math.ceil(total / math.ceil(total / batch))  # as few groups, of even size
-    for item in sorted(items, key=length, reverse=True):
-        fits = bool(groups) and held + rows(item) <= batch and (len(groups[-1]) + 1) * first <= tokens
-        after = max(after, steps(item)) if steps else 0
-        if not fits or (length(item) == 0) != (first == 0) or (steps and first + after > longest):
-            groups.append([])
-            first, held, after = length(item), 0, steps(item) if steps else 0
-        groups[-1].append(item)
-        held += rows(item)
-    return groups
 
 
 class Scorer:
@@ -128,27 +48,37 @@ class Scorer:
             self.caches.pop(name, None)
         return found
 
-    def _prompt(self, prompts: list[Sequence[int]], score: Callable) -> dict:
+    def prompt(self, prompts: list[Sequence[int]], score: Callable) -> dict:
         """Prefill all but the last TAIL tokens and feed those through each cache.
 
-        score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}.
+        score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}. `recompute` has
+        nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes.
         """
         tail = 0 if len(prompts[0]) == TAIL else TAIL  # where nothing would be left to prefill
         ids, mask = pad_left([prompt[: len(prompt) - tail] for prompt in prompts], 0, self.device)
         final = torch.tensor([prompt[-1] for prompt in prompts])
 
         def go_on(name: str, stepper: Stepper, logits: Tensor):
-            return score(name, stepper, self._step(name, stepper, final) if tail else logits)
+            return score(name, stepper, self.step(name, stepper, final) if tail else logits)
 
-        return self._each(self.caches, ids, mask, True, go_on)
+        lasting = {method: cache for method, cache in self.caches.items() if not cache.recompute}
+        passing = {method: cache for method, cache in self.caches.items() if cache.recompute}
+        found = self._each(lasting, ids, mask, True, go_on) if lasting else {}
+        for method, cache in passing.items():
+            try:
+                found[method] = score(method, Stepper(self.model, cache), None)
+            except Exception as error:
+                self.errors[method] = error
+                del self.caches[method]
+        return found
 
-    def _step(self, name: str, stepper: Stepper, tokens: Tensor) -> Tensor:
+    def step(self, name: str, stepper: Stepper, tokens: Tensor) -> Tensor:
         """One decode step: tokens `[batch]` -> logits `[batch, V]`; its bytes are metered."""
         logits = stepper.feed(tokens.to(self.device)[:, None], last=True)
         self.meters[name].add(stepper.cache, len(tokens))
         return logits
 
-    def _thin(self, stepper: Stepper, wanted: Tensor, ends: Tensor) -> Tensor | None:
+    def thin(self, stepper: Stepper, wanted: Tensor, ends: Tensor) -> Tensor | None:
         """Drop finished rows from the cache when half are, or when one would outgrow the model.
 
         wanted: bool `[rows]`; ends: the position each row's next token takes. Returns the rows kept.
@@ -172,13 +102,13 @@ class Scorer:
             list(enumerate(groups)),
             length=lambda item: len(item[1][0]) - TAIL,
             batch=self.batch_size,
-            rows=lambda item: max(1, sum(len(targets) > 1 for targets in item[1][1])),
+            rows=lambda item: max(1, len({tuple(targets[:-1]) for targets in item[1][1]} - {()})),
             steps=lambda item: max(map(len, item[1][1])),
             longest=self.max_length,
         )
         for part in packed:
             batch = [group for _, group in part]
-            found = self._prompt(
+            found = self.prompt(
                 [context for context, _ in batch],
                 lambda name, stepper, logits: self._continue(name, stepper, logits, batch),  # noqa: B023
             )
@@ -190,29 +120,58 @@ class Scorer:
         return {name: answers[name] for name in self.caches}
 
     def _continue(self, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list:
-        owner = torch.tensor([row for row, (_, targets) in enumerate(batch) for _ in targets])
-        targets = pad_right([t for _, targets in batch for t in targets], -1, "cpu")
+        """Continuations that feed the same tokens (all but their last) share a row."""
+        place: dict[tuple, int] = {}  # (context, tokens fed) -> row
+        asked = [(owner, targets) for owner, (_, group) in enumerate(batch) for targets in group]
+        row_of = [place.setdefault((owner, tuple(t[:-1])), len(place)) for owner, t in asked]
+        owner = torch.tensor([owner for owner, _ in place])
+        fed = pad_right([tokens for _, tokens in place], -1, "cpu")  # [rows, steps], -1 beyond a row's end
+        steps = torch.tensor([len(tokens) for _, tokens in place])
         starts = torch.tensor([len(context) for context, _ in batch])[owner]
-        total, greedy = picked(logits.cpu()[owner], targets[:, 0])
-        active = (targets[:, 1:2] >= 0).any(1).nonzero()[:, 0]  # rows that go on after one token
-        if len(active) and stepper.cache.recompute:  # nothing is stored: one pass over known tokens
-            flat = [(context, t) for context, targets in batch for t in targets]
-            rows = [([*flat[row][0], *flat[row][1][:-1]], flat[row][1]) for row in active.tolist()]
-            alone = Scorer(self.model, {name: stepper.cache}, self.batch_size, self.max_length)
-            for row, (score, hit) in zip(active.tolist(), alone.windows(rows)[name], strict=True):
-                total[row], greedy[row] = score, hit
-            return list(zip(total.tolist(), greedy.tolist(), strict=True))
+        row_of, last = torch.tensor(row_of), torch.tensor([targets[-1] for _, targets in asked])
+        total, greedy = torch.zeros(len(place)).double(), torch.ones(len(place), dtype=torch.bool)
+        ends, hits = torch.zeros(len(asked)).double(), torch.ones(len(asked), dtype=torch.bool)
+
+        def score(step: int, rows: Tensor, logits: Tensor) -> None:
+            """Logits `[rows, V]` after `step` fed tokens: the next fed token, or the last one."""
+            if step < fed.shape[1]:
+                chosen, hit = picked(logits, fed[rows, step])
+                total[rows] += chosen
+                greedy[rows] &= hit
+            done = (steps[row_of] == step) & torch.isin(row_of, rows)
+            if done.any():
+                where = torch.empty(len(place), dtype=torch.long)
+                where[rows] = torch.arange(len(rows))
+                ends[done], hits[done] = picked(logits[where[row_of[done]]], last[done])
+
+        active = torch.arange(len(place))
+        if stepper.cache.recompute:
+            self._pass_over(stepper, batch, list(place), score)
+            active = active[:0]
+        else:
+            score(0, active, logits.cpu()[owner])
+            active = active[steps > 0]
         if len(active):
             stepper.fork(owner[active].to(self.device))
-        for step in range(1, targets.shape[1]):
-            wanted = targets[active, step] >= 0
-            kept = self._thin(stepper, wanted, starts[active] + step - 1)
+        for step in range(1, fed.shape[1] + 1 if len(active) else 0):
+            kept = self.thin(stepper, steps[active] >= step, starts[active] + step - 1)
             active = active if kept is None else active[kept]
-            fed = targets[active, step - 1].clamp(min=0)
-            chosen, hit = picked(self._step(name, stepper, fed).cpu(), targets[active, step])
-            total[active] += chosen
-            greedy[active] &= hit
-        return list(zip(total.tolist(), greedy.tolist(), strict=True))
+            tokens = fed[active, step - 1].clamp(min=0)
+            score(step, active, self.step(name, stepper, tokens).cpu())
+        answers = zip((total[row_of] + ends).tolist(), (greedy[row_of] & hits).tolist(), strict=True)
+        return list(answers)
+
+    def _pass_over(self, stepper: Stepper, batch: list, rows: list, score: Callable) -> None:
+        """`recompute` stores nothing: one pass over context and fed tokens gives every step's logits."""
+        texts = [[*batch[owner][0], *fed] for owner, fed in rows]
+        size = max(1, LOGITS // self.vocabulary // max(map(len, texts)))
+        for part in torch.arange(len(rows)).split(size):
+            ids, mask = pad_left([texts[row] for row in part.tolist()], 0, self.device)
+            logits = Stepper(self.model, stepper.cache).feed(ids, attention_mask=mask)
+            steps = torch.tensor([len(rows[row][1]) for row in part.tolist()])
+            for step in range(int(steps.max()) + 1):
+                here = (steps >= step).nonzero()[:, 0]
+                score(step, part[here], logits[here, logits.shape[1] - 1 - (steps[here] - step)].cpu())
 
     @torch.inference_mode()
     def windows(self, rows: list[tuple[list[int], list[int]]], prefilled: float = 1.0) -> dict[str, list]:
@@ -252,45 +211,12 @@ class Scorer:
             total, greedy = known[1][0].sum(1).cpu(), known[1][1].all(1).cpu()
             active = torch.arange(len(rows))
             for step in range(inputs.shape[1]):
-                kept = self._thin(stepper, left[active] > step, torch.tensor(cut)[active] + step)
+                kept = self.thin(stepper, left[active] > step, torch.tensor(cut)[active] + step)
                 active = active if kept is None else active[kept]
-                logits = self._step(name, stepper, inputs[active, step]).cpu()
+                logits = self.step(name, stepper, inputs[active, step]).cpu()
                 chosen, hit = picked(logits, targets[active, step])
                 total[active] += chosen
                 greedy[active] &= hit
             return list(zip(total.tolist(), greedy.tolist(), strict=True))
 
         return self._each(caches, ids, mask, False, score)
-
-    @torch.inference_mode()
-    def generate(self, prompts: list[list[int]], limit: int, stop: Callable) -> dict[str, list[list[int]]]:
-        """Greedy tokens for each prompt: at most `limit`, until `stop(tokens)` says it is enough."""
-        made: dict[str, list] = {name: [[] for _ in prompts] for name in self.caches}
-        for part in pack(list(enumerate(prompts)), lambda item: len(item[1]) - TAIL, self.batch_size):
-            found = self._prompt(
-                [prompt for _, prompt in part],
-                lambda name, stepper, logits: self._write(name, stepper, logits, part, limit, stop),  # noqa: B023
-            )
-            for name, texts in found.items():
-                for (index, _), tokens in zip(part, texts, strict=True):
-                    made[name][index] = tokens
-            self.advance(len(part))
-        return {name: made[name] for name in self.caches}
-
-    def _write(self, name: str, stepper: Stepper, logits: Tensor, part: list, limit: int, stop) -> list:
-        made: list[list[int]] = [[] for _ in part]
-        lengths = torch.tensor([len(prompt) for _, prompt in part])
-        active = torch.arange(len(part))
-        for count in range(1, limit + 1):
-            tokens = logits.argmax(-1).cpu()
-            for row, token in zip(active.tolist(), tokens.tolist(), strict=True):
-                if not made[row] or not stop(made[row]):
-                    made[row].append(token)
-            wanted = torch.tensor([not stop(made[row]) for row in active.tolist()])
-            if count == limit or not wanted.any():
-                break
-            kept = self._thin(stepper, wanted, lengths[active] + count - 1)
-            if kept is not None:
-                active, tokens = active[kept], tokens[kept]
-            logits = self._step(name, stepper, tokens)
-        return made
