@@ -6,8 +6,8 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 - log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
   context is forked to its choices when they part.
-- rolling log-likelihood: windows as lm-eval makes them; the first three quarters of each window
-  (PREFILLED) are prefilled and scored from the prefill, the last quarter is decoded through the cache.
+- rolling log-likelihood: windows as lm-eval makes them; the first four fifths of each window
+  (PREFILLED) are prefilled and scored from the prefill, the last fifth is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
@@ -35,16 +35,16 @@ from .batching import TAIL, Meter
 from .scoring import Scorer
 from .writing import generate
 
-PREFILLED = 0.75  # part of a rolling window that is prefilled
+PREFILLED = 0.8  # part of a rolling window that is prefilled
 BATCH = 64  # rows decoded together
 CHOICE = "multiple_choice"
 
 DEFINITIONS = {
     "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
     "then the continuation go through the cache token by token (tail = 1), forked to the choices",
-    "rolling perplexity": "windows as lm-eval makes them; the first three quarters of each window are "
-    "prefilled and scored from the prefill, the last quarter is decoded through the cache, so a method "
-    "shows in a quarter of the tokens",
+    "rolling perplexity": "windows as lm-eval makes them; the first four fifths of each window are "
+    "prefilled and scored from the prefill, the last fifth is decoded through the cache, so a method "
+    "shows in a fifth of the tokens",
     "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
     "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",
 }

@@ -16,7 +16,7 @@ from kvlab.workshop import corpus, words
 
 DATA = Path(__file__).resolve().parent / "data"
 CHECKPOINT = Path(corpus.__file__).parent / "checkpoint"
-ROWS = 120
+ROWS = {"recall": 120, "needle": 84, "chain": 84}  # whole turns of the kinds below; the time decides
 RECALL_FACTS = (14, 18, 22)  # facts of a document, in turn
 NEEDLE_SENTENCES = (15, 30, 60)  # sentences of prose around four facts, in turn
 CHAIN_FACTS, CHAIN_SENTENCES = 8, 6
@@ -49,7 +49,7 @@ def kind(style: dict) -> dict:
 def rows(name: str, make, tokenizer) -> list[dict]:
     """Rows {id, context, choices, label, answer, facts, wording, names, length in tokens}."""
     made = []
-    for i in range(ROWS):
+    for i in range(ROWS[name]):
         rng = random.Random(f"{corpus.TASK_SEED} {name} {i}")
         document, about = make(rng, i)
         answer = document.answer.strip()
