@@ -18,44 +18,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
-INK, GRID = "#1f2328", "#c9ced6"  # replaced on the page by the reader's colours
-STYLE = {
-    "full": ("#0072B2", "o", "-"),
-    "recompute": ("#7f7f7f", "X", ":"),
-    "static": ("#56B4E9", "s", "--"),
-    "int8": ("#009E73", "^", "-"),
-    "int4": ("#009E73", "v", "--"),
-    "fp8": ("#5f8f00", "D", "-."),
-    "sinks": ("#E69F00", "P", "-"),
-    "h2o": ("#D55E00", "h", "-"),
-    "topk": ("#CC79A7", "*", "-"),
-    "infinigen": ("#9a4f96", "p", "--"),
-    "hf-dynamic": ("#7a7f87", "<", "-"),
-    "hf-static": ("#7a7f87", ">", "--"),
-    "hf-quantized": ("#7a7f87", "d", "-."),
-}
-OTHERS = [("#0072B2", "8", ":"), ("#D55E00", "H", ":"), ("#009E73", "4", ":"), ("#CC79A7", "3", ":")]
-SETTINGS = {
-    "svg.hashsalt": "kvlab",
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10.5,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-}
-
-
-def style(method: str) -> tuple[str, str, str]:
-    """(colour, marker, line) of a method; parameters do not matter, unknown names get one by name."""
-    name = method.partition(":")[0]
-    return STYLE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
+from kvlab.plots import GRID, INK, SETTINGS, style
 
 
 def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:

@@ -1,0 +1,245 @@
+"""One visual language for the course and the reports: colours, cache pictures, heat maps, lines.
+
+Okabe-Ito colours, which colour-blind readers tell apart; every state of a token also has a mark of its
+own, so that a picture can be read in grey. Figures are made without pyplot, and the same call draws the
+same figure in a notebook, on a page or in a test.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from torch import Tensor
+
+INK, GRID = "#1f2328", "#c9ced6"
+BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE, GREY = (
+    "#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#7a7f87",
+)  # fmt: skip
+
+# Methods: (colour, marker, line).
+STYLE = {
+    "full": (BLUE, "o", "-"),
+    "recompute": ("#7f7f7f", "X", ":"),
+    "static": (SKY, "s", "--"),
+    "int8": (GREEN, "^", "-"),
+    "int4": (GREEN, "v", "--"),
+    "fp8": ("#5f8f00", "D", "-."),
+    "sinks": (ORANGE, "P", "-"),
+    "h2o": (VERMILLION, "h", "-"),
+    "topk": (PURPLE, "*", "-"),
+    "infinigen": ("#9a4f96", "p", "--"),
+    "hf-dynamic": (GREY, "<", "-"),
+    "hf-static": (GREY, ">", "--"),
+    "hf-quantized": (GREY, "d", "-."),
+}
+OTHERS = [(BLUE, "8", ":"), (VERMILLION, "H", ":"), (GREEN, "4", ":"), (PURPLE, "3", ":")]
+SETTINGS = {
+    "svg.hashsalt": "kvlab",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10.5,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+}
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of one token at one step: a name, a colour and a mark that is readable in grey."""
+
+    name: str
+    colour: str
+    mark: str
+
+
+# A cell of a cache picture is an index into STATES.
+NOTHING, KEPT, QUANTIZED, HOST, FETCHED, EVICTED = range(6)
+STATES = (
+    State("not there yet", "#ffffff", ""),
+    State("kept", BLUE, ""),
+    State("quantized", SKY, "q"),
+    State("on host", YELLOW, "h"),
+    State("fetched", VERMILLION, "f"),
+    State("evicted", GRID, "×"),
+)
+
+
+def style(method: str) -> tuple[str, str, str]:
+    """(colour, marker, line) of a method; parameters do not matter, unknown names get one by name."""
+    name = method.partition(":")[0]
+    return STYLE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
+
+
+def canvas(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure of width x height inches and its axes, one for each column."""
+    with matplotlib.rc_context(SETTINGS):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.subplots(1, columns, squeeze=False)[0]
+    return figure, list(axes)
+
+
+def cache_picture(states, *, title: str = "", tokens=None, axes: Axes | None = None) -> Figure:
+    """The life of a cache: one row for each step, one column for each token, coloured by `STATES`.
+
+    states: `[steps, tokens]` integers, indices into `STATES`. tokens: labels under the columns, at most 40
+    of which are written. axes: where to draw (default: a new figure). Returns the figure.
+    Raises ValueError for another number of dimensions or a state that does not exist.
+    """
+    grid = torch.as_tensor(states).long().cpu()
+    if grid.dim() != 2 or grid.numel() == 0:
+        raise ValueError(f"states has shape {tuple(grid.shape)}: expected [steps, tokens], not empty")
+    low, high = int(grid.min()), int(grid.max())
+    if low < 0 or high >= len(STATES):
+        raise ValueError(f"states holds {low}..{high}: expected 0..{len(STATES) - 1}")
+    steps, slots = grid.shape
+    small = slots <= 40 and steps <= 24  # large enough cells for marks and labels
+    if axes is None:
+        height = min(7.5, 1.4 + (0.26 if small else 0.09) * steps + (0.55 if tokens and small else 0))
+        axes = canvas(7.6, height)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        colours = ListedColormap([state.colour for state in STATES])
+        line = {"edgecolors": "white", "linewidth": 0.8} if small else {}
+        axes.pcolormesh(
+            grid.numpy(), cmap=colours, vmin=-0.5, vmax=len(STATES) - 0.5, rasterized=True, **line
+        )
+        axes.invert_yaxis()
+        if small:
+            for (row, column), state in _cells(grid):
+                if STATES[state].mark:
+                    axes.text(
+                        column + 0.5, row + 0.5, STATES[state].mark, ha="center", va="center", fontsize=8
+                    )
+            axes.set_yticks([row + 0.5 for row in range(steps)], range(steps), fontsize=8)
+        if tokens is not None and small:
+            labels = [str(token).replace("\n", "⏎") for token in tokens]
+            places = [column + 0.5 for column in range(len(labels))]
+            axes.set_xticks(places, labels, rotation=90, fontsize=8)
+        axes.set(xlabel="token" if tokens is None or not small else "", ylabel="step", title=title)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        _legend_of_states(axes, grid)
+    return axes.figure
+
+
+def _cells(grid: Tensor):
+    for row, states in enumerate(grid.tolist()):
+        for column, state in enumerate(states):
+            yield (row, column), state
+
+
+def _legend_of_states(axes: Axes, grid: Tensor) -> None:
+    used = [STATES[i] for i in sorted(set(grid.flatten().tolist())) if i != NOTHING]
+    names = [f"{state.name} ({state.mark})" if state.mark else state.name for state in used]
+    patches = [Patch(facecolor=s.colour, edgecolor=INK, linewidth=0.5, label=n) for s, n in zip(used, names)]
+    axes.legend(
+        handles=patches,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=9,
+        handlelength=1,
+    )
+
+
+def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str = "", axes=None, **limits):
+    """A matrix `[rows, columns]` as colours from dark (low) to light (high), with a scale named `colour`.
+
+    limits: vmin, vmax of the scale. The colour map (cividis) is even in grey and for colour-blind readers.
+    Returns the figure.
+    """
+    matrix = torch.as_tensor(values).detach().float().cpu()
+    if matrix.dim() != 2:
+        raise ValueError(f"values has shape {tuple(matrix.shape)}: expected [rows, columns]")
+    if axes is None:
+        axes = canvas(6.4, 3.6)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        image = axes.imshow(matrix.numpy(), cmap="cividis", aspect="auto", interpolation="nearest", **limits)
+        axes.figure.colorbar(image, ax=axes, label=colour, shrink=0.9)
+        axes.set(xlabel=x, ylabel=y, title=title)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    return axes.figure
+
+
+def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: str = "", axes=None) -> Figure:
+    """Curves over the same `xs`, named in a legend; log: "x", "y" or "xy" for such axes.
+
+    series: name -> values, as many as xs. A method's name brings its colour and marker with it.
+    Returns the figure.
+    """
+    if axes is None:
+        axes = canvas(6.8, 3.4)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        for name, values in series.items():
+            colour, marker, line = style(name)
+            axes.plot(xs, values, color=colour, marker=marker, ls=line, ms=6, mec=INK, mew=0.5, label=name)
+        if "x" in log:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        if "y" in log:
+            axes.set_yscale("log")
+        axes.grid(True)
+        axes.set_axisbelow(True)
+        axes.set(xlabel=x, ylabel=y, title=title)
+        if len(series) > 1:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    return axes.figure
+
+
+def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = None, axes=None) -> Figure:
+    """One horizontal bar for each name, in order from the top, its value written at its end.
+
+    values: name -> number; a method's name brings its colour. limit: end of the axis. Returns the figure.
+    """
+    if axes is None:
+        axes = canvas(6.8, 0.9 + 0.34 * len(values))[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        drawn = axes.barh(list(values), list(values.values()), color=[style(n)[0] for n in values])
+        axes.bar_label(drawn, padding=3, fmt="{:g}")
+        axes.invert_yaxis()
+        axes.set(xlabel=x, title=title)
+        axes.set_xlim(0, limit if limit is not None else max(values.values()) * 1.12)
+    return axes.figure
+
+
+def show(figure: Figure, sentence: str) -> None:
+    """Show a figure in a notebook with the sentence that says what it shows, also as its alternative text.
+
+    The sentence is computed from the data by the caller and printed under the figure; without a notebook it
+    is only printed. Raises ValueError for an empty sentence.
+    """
+    if not sentence.strip():
+        raise ValueError("sentence is empty: say what the figure shows")
+    sentence = " ".join(sentence.split())
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        get_ipython = lambda: None
+    if get_ipython() is not None:
+        width, height = (round(inches * 100) for inches in figure.get_size_inches())
+        data = {"image/png": _png(figure), "text/plain": f"Figure: {sentence}"}
+        size = {"alt": sentence, "width": width, "height": height}
+        display(data, raw=True, metadata={"image/png": size})
+    print(sentence)
+
+
+def _png(figure: Figure) -> bytes:
+    data = io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(data, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    return data.getvalue()

@@ -1,0 +1,97 @@
+"""Watch a cache at work: which tokens one head holds, fetches and has lost at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..decode import Stepper
+from ..methods import make_cache
+from ..plots import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
+from ..store import Exact
+
+
+@dataclass(frozen=True)
+class Watched:
+    """states `[steps, tokens]`, indices into `kvlab.plots.STATES`; row 0 is the prompt after the prefill,
+    row i the i-th decode step. ids `[tokens]`: what was fed, the prompt and all generated tokens but the
+    last. generated: the tokens the model wrote, `[steps]`."""
+
+    states: Tensor
+    ids: Tensor
+    generated: Tensor
+
+    def count(self, state: int, step: int = -1) -> int:
+        """Tokens in this state at one step (default: the last)."""
+        return int((self.states[step] == state).sum())
+
+
+def watch(model, ids: Tensor, method, steps: int = 8, *, layer: int = -1, head: int = 0) -> Watched:
+    """Decode `steps` tokens greedily after the prompt `ids` `[1, tokens]` and write down what one KV head
+    of one layer holds at each step.
+
+    method: a spec such as "h2o:budget=0.2", or a fresh cache. Returns `Watched`.
+    Raises ValueError for more than one row, or for a layer or head the model does not have.
+    """
+    if ids.dim() != 2 or ids.shape[0] != 1:
+        raise ValueError(f"ids has shape {tuple(ids.shape)}: expected [1, tokens]")
+    cache = make_cache(model, method) if isinstance(method, str) else method
+    if cache.recompute:
+        raise ValueError("method 'recompute' holds no tokens: there is nothing to watch")
+    if not -len(cache.layers) <= layer < len(cache.layers):
+        raise ValueError(f"layer={layer}: the model has {len(cache.layers)} layers")
+    watched = cache.layers[layer]
+    if not 0 <= head < watched.kv_heads:
+        raise ValueError(f"head={head}: the model has {watched.kv_heads} KV heads")
+    stepper, rows = Stepper(model, cache), []
+    read = _Reads(watched)
+    fed, generated = ids.to(model.device), []
+    for _ in range(steps):
+        read.forget()
+        logits = stepper.feed(fed, last=True)
+        fed = logits.argmax(-1, keepdim=True)
+        generated.append(fed[0, 0])
+        rows.append(_states(watched, head, read))
+    states = torch.full((steps, stepper.ids.shape[1]), NOTHING)
+    for step, row in enumerate(rows):
+        states[step, : len(row)] = row
+    return Watched(states, stepper.ids[0].cpu(), torch.stack(generated).cpu())
+
+
+class _Reads:
+    """Remembers which positions a layer's place offers to attention, `[batch, kv_heads, n]` (-1: none)."""
+
+    def __init__(self, layer):
+        self.forget()
+        plain = layer.place.read
+
+        def read(layer, query, scaling):
+            keys, values, slots = plain(layer, query, scaling)
+            positions = layer.slot_positions  # as they are before the keep evicts
+            if slots is not None:
+                positions = positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
+            self.positions = positions
+            return keys, values, slots
+
+        layer.place.read = read
+
+    def forget(self) -> None:
+        self.positions: Tensor | None = None
+
+
+def _states(layer, head: int, read: _Reads) -> Tensor:
+    """The state of every token seen so far, `[tokens]`."""
+    states = torch.full((layer.seen,), EVICTED)
+    plain = type(layer.store.format) is Exact
+    at_rest = HOST if layer.place.on_host else KEPT if plain else QUANTIZED
+    _mark(states, layer.slot_positions[0, head], at_rest)
+    if layer.place.on_host and read.positions is not None:
+        _mark(states, read.positions[0, head], FETCHED)
+        states[-1] = KEPT  # the newest token was computed on the device
+    return states
+
+
+def _mark(states: Tensor, positions: Tensor, state: int) -> None:
+    states[positions[positions >= 0].long().cpu()] = state
