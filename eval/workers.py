@@ -65,6 +65,7 @@ def keep_memory() -> None:
 
 def _serve(connection, setup, options, threads) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave in order: semaphores are given back
     quiet(threads)
     with contextlib.redirect_stdout(sys.stderr):
         try:
@@ -129,6 +130,8 @@ class Worker:
                 self.connection.send(None)
             self.process.join(5)
         self.process.terminate()
+        self.process.join(5)
+        self.process.kill()
         self.process.join(5)
         self.connection.close()
 
