@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -15,11 +16,27 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
     the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
     """
     batch, heads, count = slots.shape
-    held = tensor.shape[2]
-    start = torch.arange(0, batch * heads * held, held, device=slots.device).view(batch, heads, 1)
-    index = (slots.clamp(min=0) + start).flatten().to(tensor.device)
-    flat = tensor.expand(batch, heads, *tensor.shape[2:]).flatten(0, 2)
+    flat, index = slot_index(tensor.expand(batch, heads, *tensor.shape[2:]), slots)
     return flat.index_select(0, index).unflatten(0, (batch, heads, count))
+
+
+def slot_index(tensor: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
+    the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`. No copy where strides allow."""
+    by_row, by_head, by_slot = tensor.stride()[:3]
+    batch, heads = tensor.shape[:2]
+    inner = math.prod(tensor.shape[3:])
+    if tensor.numel() and by_slot == inner > 0 and by_row % inner == by_head % inner == 0:
+        by_row, by_head = by_row // inner, by_head // inner
+        rows = (batch - 1) * by_row + (heads - 1) * by_head + tensor.shape[2]
+        strides = (by_slot, *tensor.stride()[3:])
+        flat = tensor.as_strided((rows, *tensor.shape[3:]), strides, tensor.storage_offset())
+    else:
+        by_row, by_head = heads * tensor.shape[2], tensor.shape[2]
+        flat = tensor.flatten(0, 2)
+    row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * by_row
+    head = torch.arange(heads, device=slots.device).view(1, -1, 1) * by_head
+    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(tensor.device)
 
 
 class Answer:

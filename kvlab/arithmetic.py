@@ -39,6 +39,37 @@ SHAPES = {
 }
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What a roofline and a link need of a machine. All per second."""
+
+    flops: float  # dense 16-bit operations of the device
+    memory: float  # bytes the device reads from its own memory
+    link: float  # bytes between host and device, one direction
+
+
+# NVIDIA's sheets; PCIe 3.0 and 4.0 as document 001 counts them (16 and 28 GB/s), the rest as specified.
+MACHINES = {
+    "A6000-PCIe3": Machine(154.8e12, 768e9, 16e9),
+    "A100-PCIe4": Machine(312e12, 1935e9, 28e9),
+    "H100-PCIe5": Machine(756e12, 2000e9, 64e9),
+    "GH200-C2C": Machine(990e12, 4000e9, 450e9),
+}
+
+
+LAUNCHES = 50e-6  # seconds to launch the kernels of a layer: about ten, 5 microseconds each
+
+
+def layer_seconds(machine: Machine, shape: Shape, held: int, batch: int = 1) -> float:
+    """A roofline for one layer of a decode step in 16 bits, everything on the device: the longest of its
+    operations, 24bh^2 + 4b held h; its bytes, 24h^2 of weights and the K and V of `held` tokens; and the
+    launches of its kernels."""
+    h = shape.hidden
+    operations = 24 * batch * h**2 + 4 * batch * held * h
+    size = 24 * h**2 + kv_bytes(shape, held, batch) / shape.layers
+    return max(operations / machine.flops, size / machine.memory, LAUNCHES)
+
+
 def kv_bytes_per_token(shape: Shape, bits: float = 16) -> float:
     """2 (K and V) * l * n_kv * d * bits / 8."""
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * bits / 8

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 
 import torch
@@ -61,7 +63,11 @@ class KVCache(Cache):
             Device() if place is None else place,
         )
         padding = _Padding()
-        super().__init__(layers=[Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)])
+        answers[2].attach(anatomy)
+        layers = [Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)]
+        for index, layer in enumerate(layers):
+            layer.follow(layers[(index + 1) % len(layers)])
+        super().__init__(layers=layers)
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
@@ -88,28 +94,36 @@ class Layer(CacheLayerMixin):
     """One layer of a KVCache: append -> read -> attend -> observe -> evict.
 
     What answers may look at: `lengths` (real tokens seen, per row), `rows_held` (real tokens held, per row
-    and head), `slot_positions`, `some_empty`, `store`, `kv_heads`, `scaling`.
+    and head), `slots` (in use), `slot_positions`, `some_empty`, `store`, `kv_heads`, `scaling`, `following`
+    (the layer that attends next).
     """
 
     is_sliding = False
 
     def __init__(self, index: int, answers, anatomy: Anatomy, padding: _Padding):
         self.index, self.padding, self.kv_heads = index, padding, anatomy.kv_heads
+        self.timeline = None  # a `place.timeline.Timeline` while somebody records
         self._answers = copy.deepcopy(answers)
         for answer in self._answers:
             answer.bind(anatomy, index)
         self.reset()
 
+    def follow(self, following: Layer) -> None:
+        self._following = weakref.ref(following)
+
     def reset(self) -> None:
         """Forget everything."""
+        if hasattr(self, "place"):
+            self.place.drop()
         self.keep, self.store, self.place = copy.deepcopy(self._answers)
         self.seen = 0  # tokens fed so far, padding included
         self.lengths: list[int] = []  # real tokens seen, per row
         self.rows_held: list[int] = []  # real tokens held, per row
         self._positions: Tensor | None = None  # None: slot j holds token j in every row
         self._pending: tuple[Tensor, Tensor] | None = None
+        self._device: torch.device | None = None  # the model's
         self.scaling, self.moved_bytes = 1.0, 0
-        self.is_initialized = False
+        self.is_initialized = self._busy = False
         self.padding.forget()
 
     # What transformers calls.
@@ -127,7 +141,7 @@ class Layer(CacheLayerMixin):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        held = self.store.length
+        held = self.slots
         return held + query_length, self.seen - held
 
     def get_max_length(self) -> int:
@@ -137,6 +151,7 @@ class Layer(CacheLayerMixin):
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
         if not self.lengths:
             return
+        self.place.settle(self)
         for answer in (self.keep, self.store, self.place):
             answer.select_rows(beam_idx)
         if self._positions is not None:
@@ -166,6 +181,7 @@ class Layer(CacheLayerMixin):
         if self.seen == 0:
             self.reset()
             return
+        self.place.settle(self)
         self.store.crop(self.seen)
         self.place.crop(self.seen)
         if self._positions is None:
@@ -180,23 +196,37 @@ class Layer(CacheLayerMixin):
     def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
         (keys, values), self._pending = self._pending, None
+        self._check_whole()
         if self.seen == 0:
             real, _ = self.padding.of(mask, query.shape[0], query.shape[2], 0)
             positions = None if real is None else own_positions(real)[:, None]
             out, received = prefill(query, keys, values, positions, scaling, window, self.watches)
             self.fill(query, keys, values, mask, scaling, received)
             return out
-        self.scaling, self.moved_bytes = scaling, 0
+        self.scaling, self.moved_bytes, self._busy = scaling, 0, True
         self._append(keys, values, mask)
         self.place.append(self, keys)
-        held_keys, held_values, slots = self.place.read(self, query, scaling)
-        allowed, asked = self._visibility(query.shape[2], slots, window)
-        watch = (asked >= 0 if asked is not None else _all(query)) if self.watches else None
-        out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
-        if self.watches and slots is not None:
-            received = self._to_all_slots(received, slots)
-        self._observe_and_evict(received)
+        with self.marked("attention"):
+            held_keys, held_values, slots = self.place.read(self, query, scaling)
+            allowed, asked = self._visibility(query.shape[2], slots, window)
+            watch = (asked >= 0 if asked is not None else _all(query)) if self.watches else None
+            out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
+            self.place.finish(self)
+            if self.watches and slots is not None:
+                received = self._to_all_slots(received, slots)
+            self._observe_and_evict(received)
+        self._busy = False
         return out
+
+    def _check_whole(self) -> None:
+        """A pass that broke off (Ctrl-C, a dead link) leaves layers that hold different tokens."""
+        layer = self if self.index == 0 else None
+        while layer is not None:
+            if layer._busy or layer.seen != self.seen:
+                raise RuntimeError(
+                    "the last pass through this cache broke off: start again with cache.reset()"
+                )
+            layer = layer.following if layer.following.index else None
 
     @property
     def watches(self) -> bool:
@@ -223,12 +253,12 @@ class Layer(CacheLayerMixin):
 
     def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
         batch, _, tokens, _ = keys.shape
+        self._device = keys.device
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
         real, counts = self.padding.of(mask, batch, tokens, self.seen)
-        home = self.place.home(keys.device)
         try:
-            self.store.append(keys.to(home), values.to(home))
+            self.place.write(self, keys, values)
         except ValueError as error:
             raise ValueError(f"layer {self.index}: {error}") from None
         before = self.lengths or [0] * batch
@@ -266,10 +296,11 @@ class Layer(CacheLayerMixin):
         return visible(asked, positions, window), asked
 
     def _to_all_slots(self, received: Tensor, slots: Tensor) -> Tensor:
-        full = received.new_zeros(*received.shape[:2], self.store.length)
+        full = received.new_zeros(*received.shape[:2], self.slots)
         return full.scatter_add_(2, slots.clamp(min=0), received.masked_fill(slots < 0, 0.0))
 
     def _evict(self) -> None:
+        self.place.land(self)
         slots = self.keep.choose(self)
         if slots is None:
             return
@@ -282,6 +313,20 @@ class Layer(CacheLayerMixin):
     # What answers, and people, look at.
 
     @property
+    def slots(self) -> int:
+        """Slots in use, those on their way to the host included."""
+        return self.store.length + self.place.arriving
+
+    @property
+    def following(self) -> Layer | None:
+        """The layer that attends next; after the last one the first, for the next step."""
+        return self._following()
+
+    def marked(self, what: str):
+        """A context whose time goes to the timeline, where one is recorded."""
+        return nullcontext() if self.timeline is None else self.timeline.span(what, self.index)
+
+    @property
     def some_empty(self) -> Tensor | None:
         """Positions `[batch, 1 or kv_heads, slots]` (-1: nothing there), or None: slot j holds token j."""
         return self._positions
@@ -289,11 +334,10 @@ class Layer(CacheLayerMixin):
     @property
     def slot_positions(self) -> Tensor:
         """Original position of the token in every slot, `[batch, kv_heads, slots]`, -1 for none."""
-        shape = (len(self.lengths), self.kv_heads, self.store.length)
+        shape = (len(self.lengths), self.kv_heads, self.slots)
         if self._positions is not None:
             return self._positions.expand(shape)
-        device = self.store.keys[0].device if self.lengths else None
-        return torch.arange(self.store.length, device=device, dtype=torch.int32).expand(shape)
+        return torch.arange(self.slots, device=self._device, dtype=torch.int32).expand(shape)
 
     @property
     def positions(self) -> Tensor:
@@ -303,6 +347,7 @@ class Layer(CacheLayerMixin):
 
     def tensors(self) -> Iterator[tuple[bool, Tensor]]:
         """(is on the host, tensor) for everything this layer holds."""
+        self.place.land(self)
         for answer in (self.keep, self.store, self.place):
             for tensor in answer.tensors():
                 yield answer is self.store and self.place.on_host, tensor

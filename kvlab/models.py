@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import attention
+from .arithmetic import Shape
 
 WORKSHOP = Path(__file__).parent / "workshop"
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
@@ -149,6 +150,12 @@ class Anatomy:
         self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.hidden: int = config.hidden_size
         self.context: int | None = getattr(config, "max_position_embeddings", None)
+
+    @property
+    def shape(self) -> Shape:
+        """What the formulas of `arithmetic` ask for."""
+        vocabulary = self.model.config.get_text_config().vocab_size
+        return Shape(self.layers, self.hidden, self.heads, self.kv_heads, vocabulary)
 
     @property
     def family(self) -> Family:

@@ -28,7 +28,16 @@ def make(model, spec):
     return kvlab.make_cache(model, spec)
 
 
-EVERY = [*CACHED, *COMPOSED]
+LINKED = [
+    "offload:link=1e9",
+    "offload+int4:link=1e9",
+    "offload+h2o:budget=0.4,link=1e9",
+    "uvm:link=1e9",
+    "uvm+h2o:budget=0.4,link=1e9",
+    "topk:budget=0.5,link=1e9",
+    "infinigen:budget=0.5,link=1e9",
+]
+EVERY = [*CACHED, *COMPOSED, *LINKED]
 
 
 def storages(value, seen):

@@ -14,6 +14,13 @@ NEUTRAL = [  # the setting at which a lossy method gives nothing up
     "topk:budget=1",
     "infinigen:budget=1,alpha=inf,ratio=1",
     "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",
+    "offload",
+    "offload:link=1e9",
+    "offload+h2o:budget=1,link=1e9",
+    "uvm:link=1e9",
+    "uvm+h2o:budget=1,memory=1",
+    "topk:budget=1,link=1e9",
+    "infinigen:budget=1,alpha=inf,ratio=1,link=1e9",
 ]
 LOSSY = [
     "int8",
@@ -27,6 +34,11 @@ LOSSY = [
     "topk:budget=5",
     "infinigen:budget=0.3,alpha=4",
     "infinigen:budget=0.5,alpha=inf,ratio=0.5,full_layers=1",
+    "offload+int4:link=1e9",
+    "offload+h2o:budget=0.4,link=1e9",
+    "uvm+h2o:budget=0.4,link=1e9",
+    "topk:budget=0.3,link=1e9",
+    "infinigen:budget=0.3,link=1e9",
 ]
 STEPS = 8
 
@@ -63,7 +75,7 @@ def test_equals_transformers(family, spec):
 def test_padded_batch_equals_each_row_alone(family, spec):
     # Coarse formats turn a difference in the last digit of fp32 into a whole step of theirs, so those are
     # compared where the last digit is far away.
-    coarse = spec.startswith(("int", "fp8"))
+    coarse = spec.startswith(("int", "fp8", "offload+int4"))
     model = tiny(family, dtype=torch.float64 if coarse else torch.float32)
     prompts = [prompt(tokens, seed=tokens) for tokens in (17, 5, 30)]
     ids, mask = left_padded(prompts)

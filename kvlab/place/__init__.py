@@ -3,6 +3,12 @@
 from .device import Device
 from .host import Fetch, Host, Whole
 from .infinigen import InfiniGen
+from .link import CudaLink, Link, LinkError, ModelledLink, Transfer
+from .machines import like
+from .ondemand import OnDemand
 from .topk import TopK
 
-__all__ = ["Device", "Fetch", "Host", "InfiniGen", "TopK", "Whole"]
+__all__ = [
+    "CudaLink", "Device", "Fetch", "Host", "InfiniGen", "Link", "LinkError", "ModelledLink", "OnDemand",
+    "TopK", "Transfer", "Whole", "like",
+]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from ..answer import Answer
@@ -12,10 +11,24 @@ class Device(Answer):
     """Everything stays on the device: nothing crosses a link."""
 
     on_host = False
+    link = None  # what carries bytes to the device; None: they are only counted
+    arriving = 0  # tokens on their way into the store
 
-    def home(self, device: torch.device) -> torch.device:
-        """Where the store keeps its tensors when the model computes on `device`."""
-        return device
+    def attach(self, anatomy) -> None:
+        """Called once per cache, before the place is copied for every layer. Raises ValueError."""
+
+    def write(self, layer, keys: Tensor, values: Tensor) -> None:
+        """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each."""
+        layer.store.append(keys, values)
+
+    def land(self, layer) -> None:
+        """Make the store hold all that was written."""
+
+    def settle(self, layer) -> None:
+        """`land`, and forget what was prepared for the next read."""
+
+    def drop(self) -> None:
+        """Called before the layer forgets everything."""
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         """Called once after the prompt: query and keys `[batch, heads or kv_heads, tokens, head_dim]`."""
@@ -27,7 +40,13 @@ class Device(Answer):
         """Called before a decode step's previous block runs; `query()` returns the query that this layer
         would ask if its input were that block's input, `[batch, heads, 1, head_dim]`."""
 
+    def look_ahead(self, layer) -> None:
+        """Called when the previous layer is about to attend: time to ask for what is needed for certain."""
+
     def read(self, layer, query: Tensor, scaling: float):
         """What this step attends to: (keys, values, slots); slots None means all that is stored."""
         keys, values = layer.store.read(query.device)
         return keys, values, None
+
+    def finish(self, layer) -> None:
+        """Called when what `read` returned has been attended to."""

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
 from .device import Device
+from .link import Transfer
+from .machines import link_named
+
+Parts = tuple[Tensor, ...]  # a tensor in its stored form: codes, scales, ...
 
 
 class Fetch(Device):
@@ -14,6 +21,12 @@ class Fetch(Device):
     A policy overrides `select`; it may keep state (see `Answer`) and learn from `prefill` and `append`.
     """
 
+    guessed: Tensor | None = None  # slots chosen before the layer's turn (see InfiniGen)
+    rehearses = False  # True: `foresee` chooses, before the layer's turn
+    certain = False  # True: the whole layer will be wanted, so it may be fetched ahead
+    page: int | None = None  # bytes, where only whole pages cross the link ...
+    fault = 0.0  # ... and seconds that each of them costs besides
+
     def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
         """Slots of past tokens to fetch, `[batch, kv_heads, n]` (-1: none), or None for all of them.
 
@@ -21,51 +34,185 @@ class Fetch(Device):
         """
         return None
 
+    def resident(self, layer) -> bool:
+        """Whether the layer's tokens are still on the device from the last step."""
+        return False
+
 
 class Whole(Fetch):
-    """Fetch all of K and V of the layer at every step."""
+    """Fetch all of K and V of the layer at every step, while the layer before computes.
+
+    The schedule of FlexGen (Sheng et al. 2023, arXiv 2303.06865), as told in document 001.
+    """
+
+    certain = True
 
 
 class Host(Device):
     """Hold K and V on the host and fetch what `fetch` selects.
 
-    On a CUDA model the store's tensors are CPU tensors and really cross the link; on a CPU model the host
-    is the accounting's: `stats()` counts them as host bytes, and every fetched or written-back byte as moved.
+    link: what carries the bytes. None: on a CUDA model the store's tensors are CPU tensors and are copied
+    when they are needed; on a CPU model the host is the accounting's. A `Link`, or what names one (see
+    `machines.link_named`): transfers run on the link's own threads, beside the model, in the stored form.
+    What is certain to be needed is asked for when the layer before begins to attend; new tokens are written
+    back while the step goes on. `stats()` counts the tensors as host bytes, and every byte fetched or
+    written back as moved.
     """
 
     on_host = True
 
-    def __init__(self, fetch: Fetch | None = None):
+    def __init__(self, fetch: Fetch | None = None, link=None):
         self.fetch = Whole() if fetch is None else fetch
+        self.link = link
+        self._new: tuple[Parts, Parts] | None = None  # new K and V, encoded, on the device
+        self._write: Transfer | None = None  # carries `_new` to the host
+        self._ahead: tuple[Transfer, Tensor | None] | None = None  # asked for, not read yet; and which slots
+        self._staged: Parts | None = None  # what this step attends to, in the link's buffers
+
+    def attach(self, anatomy) -> None:
+        self.link = link_named(self.link, anatomy.model)
+        if self.link is not None and self.fetch.page is not None:
+            self.link = self.link.paged(self.fetch.page, self.fetch.fault)
 
     def bind(self, anatomy, layer: int) -> None:
         self.fetch.bind(anatomy, layer)
 
-    def foresee(self, layer, query) -> None:
-        self.fetch.foresee(layer, query)
+    # Writing.
 
-    def home(self, device: torch.device) -> torch.device:
-        return torch.device("cpu")
+    @property
+    def arriving(self) -> int:
+        return 0 if self._new is None else self._new[0][0].shape[2]
+
+    def write(self, layer, keys: Tensor, values: Tensor) -> None:
+        if self.link is None:
+            layer.store.append(keys.cpu(), values.cpu())
+            return
+        self.land(layer)
+        layer.store.dtype, form = keys.dtype, layer.store.format
+        self._new = form.encode(keys), form.encode(values)
+
+    def _write_back(self, layer, rows: list[int]) -> None:
+        keys, values = self._new
+        size = self._bytes(layer, rows)
+        self._write = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
+
+    def land(self, layer) -> None:
+        if self._write is not None:
+            (write, self._write), count = (self._write, None), len(self._new[0])
+            parts = write.wait()
+            layer.store.add(parts[:count], parts[count:])
+            self._new = None
+
+    def settle(self, layer) -> None:
+        self.land(layer)
+        if self._ahead is not None:
+            (transfer, _), self._ahead = self._ahead, None
+            transfer.abandon()
+
+    def drop(self) -> None:
+        for transfer in (self._write, self._ahead and self._ahead[0]):
+            if transfer is not None:
+                transfer.abandon()
+        if self.link is not None:
+            self.link.staging.clear()
+
+    # Reading.
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        if self.link is not None:
+            self._write_back(layer, layer.rows_held)
+            if layer.following is not None:
+                layer.following.place.look_ahead(layer.following)
         layer.moved_bytes += self._bytes(layer, layer.rows_held)
         self.fetch.prefill(layer, query, keys)
 
     def append(self, layer, keys: Tensor) -> None:
-        layer.moved_bytes += self._bytes(layer, [keys.shape[2]] * len(layer.lengths))
         self.fetch.append(layer, keys)
 
+    def foresee(self, layer, query) -> None:
+        if self.fetch.rehearses:
+            with layer.marked("selection"):
+                self.fetch.foresee(layer, query)
+        if self.link is not None and self.fetch.guessed is not None:
+            self._ask(layer, self.fetch.guessed, "prefetch")
+
+    def look_ahead(self, layer) -> None:
+        if self.link is not None and layer.lengths and self.fetch.certain and self._ahead is None:
+            self._ask(layer, None, "prefetch")
+
     def read(self, layer, query: Tensor, scaling: float):
-        slots = self.fetch.select(layer, query, scaling) if query.shape[2] == 1 else None
-        if slots is None:
-            past = [held - query.shape[2] for held in layer.rows_held]
-            layer.moved_bytes += self._bytes(layer, past)
+        if self.link is not None and layer.following is not None:
+            layer.following.place.look_ahead(layer.following)
+        newest, slots = query.shape[2], None
+        if newest == 1:
+            chosen_now = not (self.fetch.certain or self.fetch.rehearses)
+            with layer.marked("selection") if chosen_now else nullcontext():
+                slots = self.fetch.select(layer, query, scaling)
+        if self.fetch.resident(layer):
+            if self._new is not None:
+                layer.store.add(*self._new)
+                self._new = None
             return super().read(layer, query, scaling)
-        row_bytes = layer.store.bytes_per_slot
-        layer.moved_bytes += int((slots >= 0).sum()) * row_bytes
-        newest = torch.full_like(slots[..., :1], layer.store.length - 1)
-        slots = torch.cat([slots, newest], dim=-1)
-        return (*layer.store.read_slots(slots, query.device), slots)
+        layer.moved_bytes += self._bytes(layer, [newest] * len(layer.lengths))
+        if self.link is not None:
+            keys, values, slots = self._receive(layer, slots)
+        elif slots is None:
+            layer.moved_bytes += self._bytes(layer, [held - newest for held in layer.rows_held])
+            return super().read(layer, query, scaling)
+        else:
+            layer.moved_bytes += self._bytes(layer, slots)
+        if slots is not None:
+            slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
+            if self.link is None:
+                keys, values = layer.store.read_slots(slots, query.device)
+        return keys, values, slots
+
+    def _ask(self, layer, slots: Tensor | None, why: str) -> None:
+        """Let the link fetch past tokens, with room for the newest one."""
+        self.land(layer)
+        keys, values = layer.store.parts()
+        size = self._bytes(
+            layer, [held - self.arriving for held in layer.rows_held] if slots is None else slots
+        )
+        self._ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
+
+    def _receive(self, layer, slots: Tensor | None):
+        """Keys and values of the fetched tokens and the newest ones, on the device; and the slots fetched."""
+        if self._ahead is None:
+            self._ask(layer, slots, "fetch")
+        self._write_back(layer, [self.arriving] * len(layer.lengths))
+        (transfer, slots), self._ahead = self._ahead, None
+        with layer.marked("stall"):
+            self._staged = transfer.wait()
+        layer.moved_bytes += transfer.bytes
+        new, parts = (*self._new[0], *self._new[1]), self._staged
+        if self.arriving == 1:
+            for part, last in zip(parts, new, strict=True):
+                part[:, :, -1:] = last
+        else:
+            parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
+        form, dtype, count = layer.store.format, layer.store.dtype, len(self._new[0])
+        return form.decode(parts[:count], dtype), form.decode(parts[count:], dtype), slots
+
+    def finish(self, layer) -> None:
+        if self._staged is not None:
+            self.link.release(self._staged)
+            self._staged = None
+
+    # Bytes, rows and slots.
+
+    def _bytes(self, layer, tokens: list[int] | Tensor) -> int:
+        """Bytes of so many tokens of each row in all KV heads, or of the given slots."""
+        parts = layer.store.parts() if self._new is None else self._new
+        size = sum(part.shape[-1] * part.element_size() for part in (*parts[0], *parts[1]))
+        return size * (
+            int((tokens >= 0).sum()) if isinstance(tokens, Tensor) else sum(tokens) * layer.kv_heads
+        )
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from self.fetch.tensors()
+        if self.link is not None:
+            yield from self.link.staging.buffers
 
     def select_rows(self, rows: Tensor) -> None:
         self.fetch.select_rows(rows)
@@ -75,8 +222,3 @@ class Host(Device):
 
     def crop(self, length: int) -> None:
         self.fetch.crop(length)
-
-    @staticmethod
-    def _bytes(layer, tokens: list[int]) -> int:
-        """Bytes of so many tokens of each row, all KV heads."""
-        return sum(tokens) * layer.kv_heads * layer.store.bytes_per_slot

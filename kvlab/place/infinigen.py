@@ -43,7 +43,11 @@ class InfiniGen(TopK):
         self._calibration = None if calibration is None else calibration.tolist()  # no state of a row
         self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns
         self.partial: Tensor | None = None  # [batch, kv_heads, slots, r]: those columns of K A
-        self.guessed: Tensor | None = None  # [batch, kv_heads, n]: slots to fetch at the coming step
+        self.guessed = None  # [batch, kv_heads, n]: slots to fetch at the coming step
+
+    @property
+    def rehearses(self) -> bool:
+        return not self.full
 
     def bind(self, anatomy, layer: int) -> None:
         super().bind(anatomy, layer)

@@ -30,8 +30,9 @@ def most_important(importance: Tensor, counts: list[int]) -> Tensor:
 class TopK(Fetch):
     """The oracle: knows the true attention scores of this step before it fetches.
 
-    Only the chosen K and V count as moved; what it would cost to know the scores is left out, which is why
-    no real system can do this (InfiniGen guesses them instead). The newest token is always attended.
+    The choice is made when the layer has its query, so the fetch cannot begin earlier and the step waits for
+    it. Only the chosen K and V count as moved; the scores are computed over all keys where these are.
+    The newest token is always attended.
 
     budget: tokens fetched at most per step and head; a fraction is of the row's tokens seen so far.
     full_layers: the first layers that fetch everything.
@@ -41,6 +42,10 @@ class TopK(Fetch):
         self.budget = check_fraction_or_count("budget", budget)
         self.full_layers = full_layers
         self.full = False
+
+    @property
+    def certain(self) -> bool:
+        return self.full
 
     def bind(self, anatomy, layer: int) -> None:
         self.full = layer < self.full_layers
@@ -56,11 +61,12 @@ class TopK(Fetch):
         return caps
 
     def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
-        if self.full or layer.store.length < 2:
+        past = layer.slots - 1
+        if self.full or past < 1:
             return None
         keys, _ = layer.store.read(query.device)
         positions = None if layer.some_empty is None else layer.some_empty[..., :-1]
-        scores = true_scores(query, keys[:, :, :-1], scaling, positions)
+        scores = true_scores(query, keys[:, :, :past], scaling, positions)
         return most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
 
 

@@ -43,8 +43,12 @@ class Growing(Answer):
     def append(self, keys: Tensor, values: Tensor) -> None:
         """Add tokens: `[batch, kv_heads, tokens, head_dim]` each."""
         self.dtype = keys.dtype
-        self.keys = _concat(self.keys, self.format.encode(keys))
-        self.values = _concat(self.values, self.format.encode(values))
+        self.add(self.format.encode(keys), self.format.encode(values))
+
+    def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+        """Add encoded tokens; their `dtype` is known."""
+        self.keys = _concat(self.keys, keys)
+        self.values = _concat(self.values, values)
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""
@@ -55,6 +59,10 @@ class Growing(Answer):
         keys = tuple(gather_slots(part, slots) for part in self.keys)
         values = tuple(gather_slots(part, slots) for part in self.values)
         return self._decode(keys, device), self._decode(values, device)
+
+    def parts(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """All of K and V in their stored form: what a link carries."""
+        return self._used(self.keys), self._used(self.values)
 
     def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return parts

@@ -37,15 +37,13 @@ class Static(Growing):
     def length(self) -> int:
         return self.used
 
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        self.dtype = keys.dtype
-        end = self.used + keys.shape[2]
+    def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+        end = self.used + keys[0].shape[2]
         if end > self.capacity:
             raise ValueError(f"static: {end} tokens do not fit into a buffer of length={self.capacity}")
-        new_keys, new_values = self.format.encode(keys), self.format.encode(values)
         if self.keys is None:
-            self.keys, self.values = self._allocate(new_keys), self._allocate(new_values)
-        for buffer, new in zip((*self.keys, *self.values), (*new_keys, *new_values), strict=True):
+            self.keys, self.values = self._allocate(keys), self._allocate(values)
+        for buffer, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
             buffer[:, :, self.used : end] = new
         self.used = end
 

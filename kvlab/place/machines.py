@@ -1,0 +1,88 @@
+"""Machines by name, and links scaled so that this machine shows their ratio of compute to transfer."""
+
+from __future__ import annotations
+
+import statistics
+import time
+import weakref
+
+import torch
+
+from ..arithmetic import MACHINES, layer_seconds
+from .link import CudaLink, Link, ModelledLink
+
+_measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {(tokens, batch): seconds}
+
+
+def link_named(what, model) -> Link | None:
+    """A link from what a method's `link=` says.
+
+    None: no link. A `Link`: itself. A number: a `ModelledLink` of so many bytes per second. "cuda": a
+    `CudaLink` to the model's device. A name in `arithmetic.MACHINES`: `like(name, model)`.
+    """
+    if what is None or isinstance(what, Link):
+        return what
+    if isinstance(what, int | float) and not isinstance(what, bool):
+        return ModelledLink(what)
+    if what == "cuda":
+        return CudaLink(model.device)
+    if what in MACHINES:
+        return like(what, model)
+    raise ValueError(
+        f"link={what!r}: expected bytes per second, 'cuda', none, or one of {', '.join(MACHINES)}"
+    )
+
+
+def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLink:
+    """A link whose transfer takes as long, measured in layers of computation, as on the named machine.
+
+    There, a layer of the model's shape in 16 bits computes for `layer_seconds` (a roofline) and its K and V
+    need bytes / bandwidth. Here a layer is measured on this machine. So bandwidth here = bandwidth there *
+    (layer there / layer here) * (bytes of a number here / 2); the latency is stretched by the same factor.
+    tokens: tokens attended to, at most the model's context; batch: rows.
+    """
+    from ..models import Anatomy
+
+    if machine not in MACHINES:
+        raise ValueError(f"machine={machine!r}: expected one of {', '.join(MACHINES)}")
+    anatomy, there = Anatomy(model), MACHINES[machine]
+    tokens = min(tokens, (anatomy.context or tokens + 8) - 8)
+    slower = measured_layer_seconds(model, tokens, batch) / layer_seconds(there, anatomy.shape, tokens, batch)
+    return ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
+
+
+def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
+    """Seconds that one layer of a decode step takes here, everything on the device: the median of 5 steps
+    over random K and V of `tokens` tokens. Measured once per model and size."""
+    from ..cache import KVCache  # the cache imports places
+    from ..store import Static
+
+    known = _measured.setdefault(model, {})
+    if (tokens, batch) not in known:
+        cache = KVCache(model, store=Static(tokens + 8))
+        fill_random(model, cache, tokens, batch)
+        ids = torch.zeros(batch, 1, dtype=torch.long, device=model.device)
+        times = []
+        for _ in range(6):
+            begun = time.perf_counter()
+            with torch.no_grad():
+                model(ids, past_key_values=cache)
+            if model.device.type == "cuda":
+                torch.cuda.synchronize(model.device)
+            times.append(time.perf_counter() - begun)
+        known[tokens, batch] = statistics.median(times[1:]) / len(cache.layers)
+    return known[tokens, batch]
+
+
+def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> None:
+    """Fill an empty cache with random K and V of `tokens` tokens, as if a prompt had been fed: for timings,
+    where a prefill would only cost time."""
+    from ..models import Anatomy
+
+    anatomy, generator = Anatomy(model), torch.Generator().manual_seed(seed)
+    for layer in cache.layers:
+        shape = (batch, anatomy.kv_heads, tokens, anatomy.head_dim)
+        keys, values = (torch.randn(shape, generator=generator).to(model.device, model.dtype) for _ in "kv")
+        query = keys.repeat_interleave(anatomy.heads // anatomy.kv_heads, dim=1)
+        received = keys.new_ones(shape[:3], dtype=torch.float32) if layer.watches else None
+        layer.fill(query, keys, values, None, anatomy.head_dim**-0.5, received)

@@ -1,0 +1,369 @@
+"""The link: what it carries, in which order, what it costs, and what happens when it breaks."""
+
+import gc
+import threading
+import time
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import FAMILIES, left_padded, prompt, tiny
+
+import kvlab
+from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
+from kvlab.models import Anatomy
+from kvlab.place import Host, Link, LinkError, ModelledLink, TopK, Whole, like
+from kvlab.place.link import gather
+from kvlab.place.machines import link_named
+from kvlab.place.staging import Staging
+from kvlab.place.timeline import record
+from kvlab.store import Static
+
+PAIRS = [  # the same system with a link and without
+    ("offload", "full"),
+    ("offload+int4", "int4"),
+    ("offload+h2o:budget=0.4", "h2o:budget=0.4"),
+    ("uvm", "full"),
+    ("uvm+h2o:budget=0.4", "h2o:budget=0.4"),
+    ("topk:budget=0.3", "topk:budget=0.3"),
+    ("infinigen:budget=0.4,alpha=0.5", "infinigen:budget=0.4,alpha=0.5"),
+]
+
+
+def linked(spec, bandwidth="1e9"):
+    return f"{spec}{',' if ':' in spec else ':'}link={bandwidth}"
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+@pytest.mark.parametrize("spec, same", PAIRS)
+def test_a_link_changes_no_number(family, spec, same):
+    model = tiny(family)
+    ids, mask = left_padded([prompt(23), prompt(9, seed=1)])
+    here = kvlab.decode(model, ids, kvlab.make_cache(model, same), 8, attention_mask=mask)
+    there = kvlab.decode(model, ids, kvlab.make_cache(model, linked(spec)), 8, attention_mask=mask)
+    assert torch.equal(here.tokens, there.tokens)
+    assert torch.allclose(here.logprobs, there.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=7", "infinigen:budget=7,alpha=inf"])
+def test_records_add_up_to_the_bytes_moved(spec):
+    """And these are what the same method counts without a link."""
+    model = tiny("llama")
+    cache, plain = kvlab.make_cache(model, linked(spec)), kvlab.make_cache(model, spec)
+    trace = kvlab.decode(model, prompt(30, rows=2), cache, 4)
+    assert trace.moved_bytes == kvlab.decode(model, prompt(30, rows=2), plain, 4).moved_bytes
+    records = cache.layers[0].place.link.records
+    written = [r for r in records if r.why == "write"]
+    fetched = [r for r in records if r.why != "write" and r.waited]  # all but what is ahead of the next step
+    assert sum(r.bytes for r in (*written, *fetched)) == sum(trace.moved_bytes)
+    assert [r.layer for r in written] == list(range(4)) * 4  # the prompt and three steps
+    assert {r.toward for r in written} == {"host"} and {r.toward for r in fetched} == {"device"}
+
+
+def steps_of(spec, steps=3):
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, linked(spec, "2e7"))
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(60))
+    with record(model, cache) as timeline:
+        for step in range(steps):
+            stepper.feed(prompt(1, seed=step))
+    return timeline
+
+
+def attention_of(timeline, step, layer):
+    return [s for s in timeline.compute if (s.what, s.step, s.layer) == ("attention", step, layer)]
+
+
+@pytest.mark.parametrize("spec, first", [("offload", 1), ("infinigen:budget=0.4,alpha=inf", 2)])
+def test_transfers_for_the_next_layer_are_under_way_during_this_one(spec, first):
+    """Asked for before this layer attends; waited for only when the next one does."""
+    timeline = steps_of(spec)
+    for step in range(3):
+        for layer in range(first, 4):
+            attends = attention_of(timeline, step, layer - 1)
+            ffn = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("ffn", step, layer - 1)]
+            (transfer,) = [
+                t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer)
+            ]
+            assert transfer.submitted <= attends[-1].start < attends[-1].end <= ffn[-1].start
+            stalls = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
+            assert min(s.start for s in stalls) >= ffn[-1].end
+
+
+def test_top_k_must_choose_before_it_can_fetch():
+    timeline = steps_of("topk:budget=0.4")
+    for step in range(3):
+        for layer in range(4):
+            (chosen,) = [
+                s for s in timeline.compute if (s.what, s.step, s.layer) == ("selection", step, layer)
+            ]
+            (transfer,) = [
+                t for t in timeline.transfers if t.what == "fetch" and (t.step, t.layer) == (step, layer)
+            ]
+            (wait,) = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
+            assert chosen.end <= transfer.submitted <= wait.start and transfer.end <= wait.end
+
+
+def test_write_back_is_not_waited_for_in_its_own_step():
+    timeline = steps_of("offload")
+    for write in [t for t in timeline.transfers if t.what == "write"]:
+        (attends,) = attention_of(timeline, write.step, write.layer)[-1:]
+        assert write.submitted <= attends.start
+
+
+def test_compute_spans_follow_each_other_without_gap_or_overlap():
+    for spec in ("offload", "topk", "infinigen"):
+        timeline = steps_of(spec)
+        for step in range(3):
+            spans = [s for s in timeline.compute if s.step == step]
+            assert all(a.end == b.start for a, b in pairwise(spans))
+            assert {s.layer for s in spans} == {0, 1, 2, 3}
+        part = timeline.steps(1)
+        assert part.seconds == pytest.approx(sum(s.seconds for s in timeline.compute if s.step == 1))
+        assert min(s.start for s in part.compute) == 0
+
+
+def test_lanes_serve_in_order_and_never_faster_than_the_link():
+    link = ModelledLink(1e9, latency=1e-3)
+    parts = (torch.arange(2 * 3 * 50 * 4.0).view(2, 3, 50, 4),)
+    handles = [link.fetch(parts, None, layer=i, bytes=parts[0].nbytes, why="fetch") for i in range(4)]
+    back = link.write(parts, layer=9, bytes=parts[0].nbytes, why="write")
+    for handle in handles:
+        (got,) = handle.wait()
+        assert torch.equal(got[:, :, :50], parts[0]) and got.shape == (2, 3, 51, 4)
+    assert torch.equal(back.wait()[0], parts[0])
+    for early, late in pairwise(handles):
+        assert late.started >= early.finished
+    for handle in (*handles, back):
+        assert handle.submitted <= handle.started
+        assert handle.finished - handle.started >= link.seconds(parts[0].nbytes) - 1e-9
+        assert handle.waited[1] >= handle.finished
+    assert back.started < handles[-1].finished  # the two directions do not share a lane
+
+
+def test_seconds():
+    assert ModelledLink(1e9, latency=1e-4).seconds(10**6) == pytest.approx(1.1e-3)
+    paged = ModelledLink(1e9, latency=1e-4).paged(65536, 2e-6)
+    assert paged.seconds(1) == paged.seconds(65536) == pytest.approx(2e-6 + 65.536e-6)
+    assert paged.seconds(65537) == pytest.approx(2 * paged.seconds(1))
+
+
+@given(
+    batch=st.integers(1, 3), heads=st.integers(1, 3), held=st.integers(1, 20), spare=st.integers(0, 5),
+    width=st.integers(1, 5), count=st.integers(1, 9), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_gather_any_slots_of_any_buffer(batch, heads, held, spare, width, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    buffer = torch.randn(batch, heads, held + spare, width, generator=generator)[:, :, :held]
+    slots = torch.randint(0, held, (batch, heads, count), generator=generator)
+    into = torch.zeros(batch, heads, count + 1, width)
+    gather((buffer,), slots, (into,))
+    for row in range(batch):
+        for head in range(heads):
+            for place in range(count):
+                assert torch.equal(into[row, head, place], buffer[row, head, slots[row, head, place]])
+    assert not into[:, :, -1].any()
+
+
+def test_staging_is_used_again_and_never_twice_at_once():
+    staging = Staging()
+    first = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
+    second = staging.take([(2, 3), (5,)], [torch.float32, torch.uint8])
+    assert first[0].shape == (2, 3) and first[1].dtype == torch.uint8
+    assert first[0].data_ptr() != second[0].data_ptr() and len(staging.buffers) == 2
+    first[0].fill_(1.0)
+    second[0].fill_(2.0), second[1].fill_(7)
+    assert (first[0] == 1).all()
+    where = first[0].data_ptr()
+    staging.give_back(first)
+    again = staging.take([(2, 3)], [torch.float32])
+    assert again[0].data_ptr() == where and len(staging.buffers) == 2
+    staging.give_back(again)
+    staging.take([(100, 100)], [torch.float64])
+    assert len(staging.buffers) == 2  # the small free one made place
+    staging.clear()
+    assert staging.buffers == ()
+
+
+def test_an_offloading_cache_stages_two_layers_and_no_more():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "offload:link=1e8")
+    trace = kvlab.decode(model, prompt(60), cache, 20)
+    layer = 2 * 2 * 8 * 4 * 80  # K and V of 80 tokens, 2 heads of 8
+    assert max(trace.device_bytes) <= 2 * 1.3 * layer
+    assert len(cache.layers[0].place.link.staging.buffers) == 2
+
+
+def test_unified_memory_faults_for_what_does_not_fit():
+    model = tiny("llama")
+    trace = kvlab.decode(model, prompt(50), kvlab.make_cache(model, "uvm"), 5)
+    assert all(trace.moved_bytes)
+    trace = kvlab.decode(model, prompt(50), kvlab.make_cache(model, "uvm:memory=60"), 5)
+    assert trace.moved_bytes[1] > 0 and trace.moved_bytes[2:] == [0, 0, 0]  # touched once, then there
+    cache = kvlab.make_cache(model, "uvm+h2o:link=1e9")
+    trace = kvlab.decode(model, prompt(50), cache, 5)
+    assert trace.moved_bytes[2:] == [0, 0, 0] and trace.tokens_held[-1] == 10
+    fetch = [r for r in cache.layers[0].place.link.records if r.why == "fetch"]
+    assert [r.layer for r in fetch] == [0, 1, 2, 3]
+
+
+def test_a_link_of_a_named_machine():
+    model = tiny("llama", hidden_size=64)
+    link = like("A6000-PCIe3", model, tokens=64)
+    here = kvlab.place.machines.measured_layer_seconds(model, 64)
+    there = layer_seconds(MACHINES["A6000-PCIe3"], Anatomy(model).shape, 64)
+    assert there == LAUNCHES  # for a model this small
+    size = 64 * 2 * 2 * 16  # K and V of 64 tokens in 2 heads of 16: numbers
+    assert link.seconds(4 * size) / here == pytest.approx((10e-6 + 2 * size / 16e9) / there)
+    assert like("A6000-PCIe3", model, tokens=64).bandwidth == link.bandwidth  # measured once
+    assert kvlab.make_cache(model, "offload:link=GH200-C2C").layers[0].place.link.bandwidth > link.bandwidth
+
+
+def test_bad_links():
+    model = tiny("llama")
+    for spec, says in [
+        ("offload:link=fast", "link='fast': expected bytes per second, 'cuda', none, or one of A6000"),
+        ("offload:link=0", "bandwidth=0: expected a positive"),
+        ("uvm:page=0", "page=0"),
+        ("uvm:fault=-1", "fault=-1"),
+        ("uvm:memory=-1", "memory=-1"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            kvlab.make_cache(model, spec)
+    for bad in ({"latency": -1}, {"latency": float("inf")}, {"page": 0}, {"timeout": 0}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+            ModelledLink(1e9, **bad)
+    with pytest.raises(ValueError, match="machine='A100'"):
+        like("A100", model)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="a CudaLink needs a CUDA device"):
+            link_named("cuda", model)
+    assert link_named(None, model) is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("spec, same", PAIRS)
+def test_a_cuda_link_changes_no_number(spec, same):
+    model = tiny("llama", dtype=torch.float64).to("cuda")
+    ids = prompt(23, rows=2).to("cuda")
+    here = kvlab.decode(model, ids, kvlab.make_cache(model, same), 8)
+    there = kvlab.decode(model, ids, kvlab.make_cache(model, linked(spec, "cuda")), 8)
+    assert torch.equal(here.tokens, there.tokens)
+    model.cpu()
+
+
+# What can go wrong.
+
+
+class Breaking(ModelledLink):
+    """A link that breaks at the n-th fetch: its work is replaced by `fault`."""
+
+    def __init__(self, at, fault, **settings):
+        super().__init__(1e9, **settings)
+        self.at, self.fault, self.count = at, fault, 0
+
+    def _submit(self, work, toward, **about):
+        self.count += toward == "device"
+        broken = toward == "device" and self.count == self.at
+        return super()._submit(self.fault if broken else work, toward, **about)
+
+
+def die():
+    raise SystemExit
+
+
+def fail():
+    raise OSError("no such page")
+
+
+def dawdle():
+    time.sleep(0.5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize(
+    "fault, settings, says",
+    [
+        (die, {}, "the link's worker is gone; the prefetch of layer 2 .* never arrived"),
+        (fail, {}, r"the prefetch of layer 2 \(\d+ bytes toward the device\) failed: no such page"),
+        (dawdle, {"timeout": 0.05}, "the prefetch of layer 2 .* took longer than the timeout of 0.05 s"),
+    ],
+)
+def test_a_broken_link_says_so_and_a_reset_cache_starts_over(fault, settings, says):
+    model, ids = tiny("llama"), prompt(20)
+    right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
+    link = Breaking(7, fault, **settings)
+    cache = kvlab.KVCache(model, place=Host(Whole(), link))
+    with pytest.raises(LinkError, match=says):
+        kvlab.decode(model, ids, cache, 6)
+    with pytest.raises(RuntimeError, match="broke off: start again with"):
+        kvlab.Stepper(model, cache).feed(prompt(1))  # never a token from half a step
+    time.sleep(0.5 if fault is dawdle else 0)
+    cache.reset()
+    assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
+
+
+@pytest.mark.parametrize("layer", [0, 2, 3])
+def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
+    model, ids = tiny("llama"), prompt(20)
+    right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
+    cache = kvlab.make_cache(model, "offload:link=1e8")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids)
+    waits, plain = [], kvlab.place.Transfer.wait
+
+    def wait(self):
+        if self.toward == "device" and self.layer == layer and not waits:
+            waits.append(self)
+            raise KeyboardInterrupt
+        return plain(self)
+
+    monkeypatch.setattr(kvlab.place.Transfer, "wait", wait)
+    with pytest.raises(KeyboardInterrupt):
+        stepper.feed(prompt(1))
+    with pytest.raises(RuntimeError, match="broke off"):
+        stepper.feed(prompt(1))
+    cache.reset()
+    assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
+
+
+def test_a_host_buffer_that_is_full_says_so():
+    model = tiny("llama")
+    cache = kvlab.KVCache(model, store=Static(22), place=Host(TopK(0.5), 1e9))
+    with pytest.raises(ValueError, match="static: 23 tokens do not fit into a buffer of length=22"):
+        kvlab.decode(model, prompt(20), cache, 6)
+
+
+def test_links_are_shared_by_layers_and_end_with_their_cache():
+    gc.collect()
+    before = threading.active_count()
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "offload:link=1e9")
+    assert len({id(layer.place.link) for layer in cache.layers}) == 1
+    kvlab.decode(model, prompt(9), cache, 3)
+    assert threading.active_count() == before + 2
+    del cache
+    gc.collect()
+    assert threading.active_count() == before
+    link, place = Link(), Host(Whole())
+    place.link = link
+    kvlab.decode(model, prompt(9), kvlab.KVCache(model, place=place), 3)
+    assert link.records
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_timelines_of_every_family_and_of_a_cache_without_a_link(family, tmp_path):
+    model = tiny(family)
+    cache = kvlab.make_cache(model, "full")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(9))
+    with record(model, cache) as timeline:
+        stepper.feed(prompt(1))
+    assert timeline.total("attention") > 0 and timeline.total("stall") == 0 and not timeline.transfers
+    timeline.save(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").read_text().startswith('{"traceEvents": [')
+    with pytest.raises(ValueError, match="step=1: the timeline holds no such step"):
+        timeline.steps(1)
