@@ -31,6 +31,8 @@ class Shape:
 # Published shapes that the source documents compute with (vocabularies from the model cards).
 SHAPES = {
     "GPT-3": Shape(96, 12288, 96, 96, 50257),
+    "OPT-6.7B": Shape(32, 4096, 32, 32, 50272),
+    "OPT-13B": Shape(40, 5120, 40, 40, 50272),
     "OPT-30B": Shape(48, 7168, 56, 56, 50272),
     "Llama-7B": Shape(32, 4096, 32, 32, 32000),
     "Llama-2-7B": Shape(32, 4096, 32, 32, 32000),
@@ -46,6 +48,7 @@ class Machine:
     flops: float  # dense 16-bit operations of the device
     memory: float  # bytes the device reads from its own memory
     link: float  # bytes between host and device, one direction
+    host_memory: float = 100e9  # bytes the host reads from its own memory
 
 
 # NVIDIA's sheets; PCIe 3.0 and 4.0 as document 001 counts them (16 and 28 GB/s), the rest as specified.

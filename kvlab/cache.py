@@ -145,7 +145,7 @@ class Layer(CacheLayerMixin):
         return held + query_length, self.seen - held
 
     def get_max_length(self) -> int:
-        return getattr(self.store, "capacity", -1)
+        return getattr(self.store, "max_length", -1)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""

@@ -12,7 +12,7 @@ from .cache import KVCache
 from .keep import H2O, Keep, Sinks
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
-from .store import Exact, Float8, Growing, Int, Static
+from .store import Exact, Float8, Growing, Int, Roomy, Static
 
 
 @dataclass(frozen=True)
@@ -92,46 +92,52 @@ def _h2o(budget=0.2, recent=0.5):
     return {"keep": H2O(budget, recent)}
 
 
+def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:
+    """The answers of a method on the host; over a link the host's buffer has room for what comes."""
+    store = Growing(form) if link is None else Roomy(form)
+    return {"store": store, "place": Host(fetch, link)} | ({} if keep is None else {"keep": keep})
+
+
 @method("offload")
 def _offload(link=None):
     """All tokens on the host; each step fetches every layer whole, while the layer before computes."""
-    return {"place": Host(Whole(), link)}
+    return _hosted(Whole(), link)
 
 
 @method("offload+int4")
 def _offload_int4(group=None, link=None):
     """As offload, with keys and values as 4-bit integers on the host and on the link."""
-    return {"store": Int(4, group), "place": Host(Whole(), link)}
+    return _hosted(Whole(), link, form=Int(4, group))
 
 
 @method("offload+h2o")
 def _offload_h2o(budget=0.2, recent=0.5, link=None):
     """As offload, for the tokens that h2o keeps; the rest is dropped."""
-    return {"keep": H2O(budget, recent), "place": Host(Whole(), link)}
+    return _hosted(Whole(), link, keep=H2O(budget, recent))
 
 
 @method("uvm")
 def _uvm(memory=0.5, page=65536, fault=2e-6, link=None):
     """Unified memory: pages cross the link when they are touched, unless the cache fits on the device."""
-    return {"place": Host(OnDemand(memory, page, fault), link)}
+    return _hosted(OnDemand(memory, page, fault), link)
 
 
 @method("uvm+h2o")
 def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None):
     """As uvm, for the tokens that h2o keeps, which may fit on the device."""
-    return {"keep": H2O(budget, recent), "place": Host(OnDemand(memory, page, fault), link)}
+    return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent))
 
 
 @method("topk")
 def _topk(budget=0.2, full_layers=0, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
-    return {"place": Host(TopK(budget, full_layers), link)}
+    return _hosted(TopK(budget, full_layers), link)
 
 
 @method("infinigen")
 def _infinigen(budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, link=None):
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
-    return {"place": Host(InfiniGen(budget, alpha, ratio, full_layers), link)}
+    return _hosted(InfiniGen(budget, alpha, ratio, full_layers), link)
 
 
 FIRST_WAVE = (

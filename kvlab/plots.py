@@ -216,6 +216,57 @@ def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = No
     return axes.figure
 
 
+# What the spans of a `place.timeline.Timeline` look like: colour and hatching.
+SPANS = {
+    "project": (SKY, ""),
+    "selection": (PURPLE, "..."),
+    "stall": ("#ffffff", "xxx"),
+    "attention": (BLUE, ""),
+    "ffn": (GREEN, ""),
+    "prefetch": (ORANGE, ""),
+    "fetch": (VERMILLION, ""),
+    "write": (YELLOW, ""),
+}
+
+
+def gantt(timeline, *, title: str = "", axes: Axes | None = None) -> Figure:
+    """A timeline as three lanes: what the device computes, what comes to it over the link, what goes back.
+
+    timeline: a `place.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention carries the
+    number of its layer, a transfer that of the layer it is for, where there is room. Returns the figure.
+    """
+    if not timeline.spans:
+        raise ValueError("timeline: it holds no spans")
+    lanes = ["compute", "to device", "to host"] if timeline.transfers else ["compute"]
+    first = min(span.start for span in timeline.compute)
+    last = max(span.end for span in timeline.compute)
+    unit, factor = ("ms", 1e3) if last - first < 10 else ("s", 1.0)
+    axes = canvas(7.6, 1.3 + 0.4 * len(lanes))[1][0] if axes is None else axes
+    with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
+        for span in timeline.spans:
+            start, end = max(span.start, first), min(span.end, last)
+            if end <= start:
+                continue
+            colour, hatch = SPANS[span.what]
+            row, long = lanes.index(span.lane), (end - start) * factor
+            axes.barh(row, long, left=start * factor, height=0.62, color=colour, hatch=hatch, edgecolor=INK,
+                      linewidth=0.4)  # fmt: skip
+            if span.what in ("attention", "prefetch", "fetch") and end - start > (last - first) / 40:
+                white = "white" if span.what == "attention" else INK
+                axes.text((start + end) / 2 * factor, row, span.layer, color=white, ha="center", va="center",
+                          fontsize=8)  # fmt: skip
+        axes.set(
+            xlim=(first * factor, last * factor), ylim=(len(lanes) - 0.5, -0.5), xlabel=unit, title=title
+        )
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.spines["left"].set_visible(False)
+        seen = {span.what for span in timeline.spans}
+        marks = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4, label=what)
+                 for what, (c, h) in SPANS.items() if what in seen]  # fmt: skip
+        axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5)
+    return axes.figure
+
+
 def show(figure: Figure, sentence: str) -> None:
     """Show a figure in a notebook with the sentence that says what it shows, also as its alternative text.
 

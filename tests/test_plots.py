@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvlab import plots
+from kvlab.place.timeline import Span, Timeline
 
 
 def lightness(colour: str) -> float:
@@ -83,3 +84,22 @@ def test_show_prints_its_sentence_and_wants_one(capsys):
 def test_the_same_figure_gives_the_same_bytes():
     make = lambda: plots._png(plots.bars({"full": 3, "int8": 2}))
     assert make() == make()
+
+
+def test_a_timeline_is_drawn_to_scale():
+    spans = [
+        Span("compute", "project", 0, 0, 0.0, 0.001),
+        Span("compute", "stall", 0, 0, 0.001, 0.003),
+        Span("compute", "attention", 0, 0, 0.003, 0.004),
+        Span("to device", "fetch", 0, 0, 0.001, 0.003, 100, 0.001),
+    ]
+    axes = plots.gantt(Timeline(spans)).axes[0]
+    boxes = [(p.get_x(), p.get_width(), round(p.get_y() + p.get_height() / 2)) for p in axes.patches]
+    assert boxes == [
+        (pytest.approx(span.start * 1e3), pytest.approx(span.seconds * 1e3), span.lane != "compute")
+        for span in spans
+    ]
+    assert [t.get_text() for t in axes.texts] == ["0", "0"]  # the layer, on attention and on the fetch
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["project", "stall", "attention", "fetch"]
+    with pytest.raises(ValueError, match="timeline"):
+        plots.gantt(Timeline())

@@ -8,7 +8,7 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 from kvlab.keep import H2O, KeepAll, Sinks
 from kvlab.place import Device, Host, InfiniGen, TopK
-from kvlab.store import Exact, Growing, Int, Static
+from kvlab.store import Exact, Growing, Int, Roomy, Static
 
 budgets = st.one_of(st.floats(0.02, 1.0), st.integers(2, 60))
 lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
@@ -20,7 +20,7 @@ def caches(draw, model):
     budget, part = draw(budgets), draw(st.floats(0, 1))
     keep = draw(st.sampled_from([KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part)]))
     form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4)]))
-    store = draw(st.sampled_from([Growing(form), Static(64, form)]))
+    store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
     place = Device() if fetch is None else Host(fetch)
     return lambda: kvlab.KVCache(model, keep=keep, store=store, place=place)

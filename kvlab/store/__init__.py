@@ -2,6 +2,6 @@
 
 from .format import Exact, Float8, Int
 from .growing import Growing
-from .static import Static
+from .static import Roomy, Static
 
-__all__ = ["Exact", "Float8", "Growing", "Int", "Static"]
+__all__ = ["Exact", "Float8", "Growing", "Int", "Roomy", "Static"]

@@ -37,6 +37,11 @@ class Static(Growing):
     def length(self) -> int:
         return self.used
 
+    @property
+    def max_length(self) -> int:
+        """Tokens that it can ever hold."""
+        return self.capacity
+
     def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
         end = self.used + keys[0].shape[2]
         if end > self.capacity:
@@ -69,3 +74,36 @@ class Static(Growing):
 
     def crop(self, length: int) -> None:
         self.used = min(self.used, length)
+
+
+class Roomy(Static):
+    """A static buffer that makes room: when it is full, everything is copied into one half as long again.
+
+    So a step copies nothing but its own token, most of the time, and the length need not be known before.
+    The price is up to a third of the buffer unused. It is what a host that feeds a link holds.
+
+    room: tokens reserved at first beyond the prompt. format: as in `Growing`.
+    """
+
+    def __init__(self, format: Exact | None = None, room: int = 64):
+        if not isinstance(room, int) or room < 1:
+            raise ValueError(f"room={room!r}: expected a positive number of tokens")
+        super().__init__(room, format)
+        self.room = room
+
+    @property
+    def max_length(self) -> int:
+        return -1  # no limit
+
+    def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+        end = self.used + keys[0].shape[2]
+        if self.keys is None:
+            self.capacity = end + self.room
+        elif end > self.capacity:
+            self.capacity = max(end, self.capacity + self.capacity // 2)
+            old = self._used((*self.keys, *self.values))
+            new = self._allocate(old)
+            for buffer, part in zip(new, old, strict=True):
+                buffer[:, :, : self.used] = part
+            self.keys, self.values = new[: len(self.keys)], new[len(self.keys) :]
+        super().add(keys, values)

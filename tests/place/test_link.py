@@ -193,7 +193,7 @@ def test_an_offloading_cache_stages_two_layers_and_no_more():
     cache = kvlab.make_cache(model, "offload:link=1e8")
     trace = kvlab.decode(model, prompt(60), cache, 20)
     layer = 2 * 2 * 8 * 4 * 80  # K and V of 80 tokens, 2 heads of 8
-    assert max(trace.device_bytes) <= 2 * 1.3 * layer
+    assert max(trace.device_bytes) <= 2 * 1.3 * layer < sum([layer] * 4)
     assert len(cache.layers[0].place.link.staging.buffers) == 2
 
 

@@ -1,0 +1,179 @@
+"""Simulate: the schedule of an offloading cache, event by event, for links and models that are not here."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ..arithmetic import LAUNCHES, Machine, Shape
+from .link import Link, ModelledLink
+from .timeline import Span, Timeline
+
+# When a layer's fetch is asked for: while the layer before is about to attend; by a rehearsal, when the layer
+# before begins; when the layer has its query; not at all, since everything is on the device.
+AHEAD, REHEARSED, NEEDED, NEVER = "ahead", "rehearsed", "needed", "never"
+
+
+@dataclass(frozen=True)
+class Work:
+    """One layer in one decode step: seconds of computation, bytes to fetch and to write back."""
+
+    project: float
+    attention: float
+    ffn: float
+    selection: float = 0.0
+    ask: str = NEVER
+    fetch: int = 0
+    write: int = 0
+
+
+def simulate(steps: list[list[Work]], link: Link) -> Timeline:
+    """Play the schedule of `Host` for decode steps of some layers each; returns the same timeline that
+    `timeline.record` would, without what a step does outside its layers.
+
+    The model computes one thing after another; each lane of the link serves one transfer after another, in
+    the order asked for, `link.seconds(bytes)` each. The first step's first layer finds its prefetch asked
+    for at time 0.
+    """
+    spans, lanes, now = [], {"to device": 0.0, "to host": 0.0}, 0.0
+    due: dict[int, float] = {}  # layer -> when what it asked for is there
+    written: dict[int, float] = {}  # layer -> when its last write is
+
+    def compute(what: str, layer: int, seconds: float) -> None:
+        nonlocal now
+        if seconds > 0:
+            spans.append(Span("compute", what, layer, step, now, now + seconds))
+            now += seconds
+
+    def carry(lane: str, what: str, layer: int, size: int) -> float:
+        start = max(now, lanes[lane])
+        lanes[lane] = end = start + link.seconds(size)
+        spans.append(Span(lane, what, layer, step, start, end, size, now))
+        return end
+
+    def ask(layer: int, work: Work, what: str) -> None:
+        compute("stall", layer, written.pop(layer, now) - now)  # the store must hold what is to be read
+        due[layer] = carry("to device", what, layer, work.fetch)
+
+    for step, layers in enumerate(steps):
+        if step == 0 and layers[0].ask == AHEAD:
+            ask(0, layers[0], "prefetch")
+        for layer, work in enumerate(layers):
+            if layer + 1 < len(layers) and layers[layer + 1].ask == REHEARSED:
+                compute("selection", layer + 1, layers[layer + 1].selection)
+                ask(layer + 1, layers[layer + 1], "prefetch")
+            compute("project", layer, work.project)
+            after = _after(steps, step, layer)
+            if after is not None and after[1].ask == AHEAD and after[0] not in due:
+                ask(*after, "prefetch")
+            if work.ask != NEVER and layer not in due:  # a model of one layer has nobody to ask ahead
+                compute("selection", layer, work.selection)
+                ask(layer, work, "fetch")
+            if work.write:
+                written[layer] = carry("to host", "write", layer, work.write)
+            if layer in due:
+                compute("stall", layer, due.pop(layer) - now)
+            compute("attention", layer, work.attention)
+            compute("ffn", layer, work.ffn)
+    return Timeline(spans)
+
+
+def _after(steps: list[list[Work]], step: int, layer: int) -> tuple[int, Work] | None:
+    """(layer, work) of the layer that attends next, in the next step after the last one."""
+    if layer + 1 < len(steps[step]):
+        return layer + 1, steps[step][layer + 1]
+    return (0, steps[step + 1][0]) if step + 1 < len(steps) else None
+
+
+def works(timeline: Timeline) -> list[list[Work]]:
+    """The work that a recorded timeline shows: what each layer computed and asked for at each step.
+
+    Record it over a link that is fast enough not to matter; what the first layer of the first step had asked
+    for before the recording began is taken to be what it asked for next.
+    """
+    seconds: dict = defaultdict(float)
+    for span in timeline.compute:
+        seconds[span.what, span.step, span.layer] += span.seconds
+    carried = {}
+    for span in timeline.transfers:
+        early = span.layer == 0 and span.what == "prefetch"  # for the step after
+        carried[span.lane, span.step + early, span.layer] = span
+    steps = 1 + max(span.step for span in timeline.compute)
+    layers = 1 + max(span.layer for span in timeline.compute)
+    found = []
+    for step in range(steps):
+        row = []
+        for layer in range(layers):
+            fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
+            write = carried.get(("to host", step, layer))
+            chosen = seconds["selection", step, layer]
+            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if chosen else AHEAD}
+            row.append(
+                Work(
+                    seconds["project", step, layer],
+                    seconds["attention", step, layer],
+                    seconds["ffn", step, layer],
+                    chosen,
+                    kinds[fetch.what] if fetch else NEVER,
+                    fetch.bytes if fetch else 0,
+                    write.bytes if write else 0,
+                )
+            )
+        found.append(row)
+    return found
+
+
+SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "topk", "infinigen")
+
+
+def decode_works(
+    system: str, machine: Machine, shape: Shape, tokens: int, batch: int, *,
+    h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
+) -> list[Work]:  # fmt: skip
+    """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.
+
+    tokens: held per row before the step. h2o: part of the tokens that h2o holds; fetched: part that `topk`
+    and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
+    quantized cache, scales included; memory: part of the tokens that unified memory has room for.
+    Projections read their weights or compute, whichever is longer; attention reads K and V; every part pays
+    for its launches. Quantization, top-k and page tables cost what they read and nothing else.
+    Raises ValueError for another system.
+    """
+    if system not in SYSTEMS:
+        raise ValueError(f"system={system!r}: expected one of {', '.join(SYSTEMS)}")
+    h, token = shape.hidden, 4 * batch * shape.kv_heads * shape.head_dim  # bytes of K and V of a token
+    held = tokens * (h2o if "h2o" in system else 1.0)
+    chosen = system in ("topk", "infinigen")
+    small = bits / 16 if "int4" in system else 1.0
+
+    def matrix(values: float) -> float:
+        return max(2 * values / machine.memory, 2 * batch * values / machine.flops)
+
+    rest = matrix(9 * h**2) + LAUNCHES / 2
+    kv_share = shape.kv_heads / shape.heads
+    project = matrix((1 + 2 * kv_share) * h**2) + LAUNCHES / 4
+    asks = {
+        "offload": AHEAD, "offload+int4": AHEAD, "offload+h2o": AHEAD, "topk": NEEDED, "infinigen": REHEARSED,
+        "uvm": NEEDED, "uvm+h2o": NEVER if h2o <= memory else NEEDED, "full": NEVER,
+    }  # fmt: skip
+    layers = []
+    for layer in range(shape.layers):
+        whole = not chosen or (system == "infinigen" and layer < 2)
+        attended = held if whole else tokens * fetched
+        read = token * attended / machine.memory * (1 + small if small < 1 else 1)
+        selection = 0.0
+        if not whole:  # all keys where topk's scores are computed, some columns for infinigen
+            columns = 1.0 if system == "topk" else ratio
+            where = machine.host_memory if system == "topk" else machine.memory
+            selection = token / 2 * columns * tokens / where + LAUNCHES / 2
+        asked = AHEAD if chosen and whole else asks[system]
+        fetch = 0 if asked == NEVER else int(token * attended * small)
+        write = 0 if asked == NEVER else int(token * small)
+        layers.append(Work(project, read + LAUNCHES / 4, rest, selection, asked, fetch, write))
+    return layers
+
+
+def link_of(machine: Machine, system: str, page: int = 65536, fault: float = 2e-6) -> ModelledLink:
+    """The machine's link as the system uses it: unified memory moves pages and pays for their faults."""
+    link = ModelledLink(machine.link)
+    return link.paged(page, fault) if system.startswith("uvm") else link
