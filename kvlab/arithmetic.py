@@ -108,6 +108,20 @@ def decode_flops(shape: Shape, held: int, batch: int = 1) -> float:
     return shape.layers * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * shape.vocabulary
 
 
+def count_flops(call) -> int:
+    """FLOPs that `call()` really executes, by torch's counter, attention over the full s x s included.
+
+    Matrix products and attention count, as two per multiply-add; norms, activations and softmax do not.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.utils.flop_counter import FlopCounterMode
+
+    # The fused attention of the CPU is unknown to the counter; in its plain form it is two products.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        call()
+    return counter.get_total_flops()
+
+
 def required_bandwidth(bytes_moved: float, seconds: float) -> float:
     """Bytes per second a link must carry so that the transfer is no longer than the computation."""
     return bytes_moved / seconds

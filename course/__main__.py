@@ -1,0 +1,51 @@
+"""The command `python -m course` (see the package's docstring)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import nbformat
+
+from . import __doc__ as what
+from . import editions, run, text
+
+NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m course", description=what, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    one = verbs.add_parser("text", help="print a notebook as plain text")
+    one.add_argument("notebook", type=Path)
+    one = verbs.add_parser("notebook", help="make a notebook, without outputs, from plain text")
+    one.add_argument("text", type=Path)
+    one.add_argument("notebook", type=Path)
+    one = verbs.add_parser("run", help="run notebooks and store their outputs (default: all chapters)")
+    one.add_argument("notebooks", type=Path, nargs="*")
+    one = verbs.add_parser("editions", help="write the learner, solution and instructor editions and a zip")
+    one.add_argument("--out", type=Path, default=Path("build/workshop"))
+    given = parser.parse_args(arguments)
+    try:
+        if given.verb == "text":
+            print(text.to_text(nbformat.read(given.notebook, as_version=4)), end="")
+        elif given.verb == "notebook":
+            nbformat.write(text.to_notebook(given.text.read_text(encoding="utf-8")), given.notebook)
+        elif given.verb == "run":
+            problems = run.run(given.notebooks or sorted(NOTEBOOKS.glob("*.ipynb")))
+            print("\n".join(problems), file=sys.stderr)
+            return bool(problems)
+        else:
+            for path in editions.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):
+                print(path)
+    except (ValueError, OSError) as error:
+        print(f"{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

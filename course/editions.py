@@ -1,0 +1,177 @@
+"""Three editions of the course from the one source in notebooks/, and the run-of-show.
+
+The notebooks are the *solution* edition. In the *learner* edition every solution is a gap, cells tagged
+`instructor` are gone and no cell has an output. The *instructor* edition is the source with an agenda on top.
+
+    ### BEGIN SOLUTION
+    scores = scores / head_dim**0.5
+    ### INSTEAD
+    # scores = scores / head_dim
+    ### END SOLUTION
+
+A learner finds the lines after `### INSTEAD`, without their `# `, or `...  # your turn` where there are
+none.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_markdown_cell
+
+BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
+GAP = "...  # your turn"
+DETAILS = re.compile(r"<details>\s*<summary>\s*Solution.*?</details>\s*", re.S)
+
+
+def learner(notebook):
+    """A notebook for learners: no solution, no instructor cell, no output."""
+    made = copy.deepcopy(notebook)
+    made.cells = [cell for cell in made.cells if "instructor" not in cell.metadata.get("tags", [])]
+    for cell in made.cells:
+        if cell.cell_type == "code":
+            cell.source, cell.outputs, cell.execution_count = open_gaps(cell.source), [], None
+        else:
+            cell.source = DETAILS.sub("", cell.source).rstrip()
+    made.cells = [cell for cell in made.cells if cell.source]
+    return made
+
+
+def open_gaps(source: str) -> str:
+    """Source code with every marked solution replaced; ValueError for marks that do not match."""
+    kept, given, place = [], [], None  # place: None, or which part of a solution this line is in
+    for line in source.splitlines():
+        mark = line.strip()
+        if mark == BEGIN and place is None:
+            place, given, indent = BEGIN, [], line[: len(line) - len(line.lstrip())]
+        elif mark == INSTEAD and place == BEGIN:
+            place = INSTEAD
+        elif mark == END and place is not None:
+            kept += given or [indent + GAP]
+            place = None
+        elif mark in (BEGIN, INSTEAD, END):
+            raise ValueError(f"{mark!r} out of place")
+        elif place is None:
+            kept.append(line)
+        elif place == INSTEAD:
+            given.append(re.sub(r"^(\s*)# ?", r"\1", line))
+    if place is not None:
+        raise ValueError(f"a solution has no {END!r}")
+    return "\n".join(kept)
+
+
+def instructor(notebook):
+    """A notebook for the person in front: everything, with the chapter's agenda under its title."""
+    made = copy.deepcopy(notebook)
+    made.cells.insert(1, new_markdown_cell("## Agenda\n\n" + agenda(notebook), id="agenda"))
+    return made
+
+
+def minutes(notebook) -> tuple[int, int]:
+    """(teaching, exercises) in minutes, from the notebook's metadata."""
+    head = notebook.metadata.get("course", {})
+    if not all(isinstance(head.get(key), int) for key in ("teach", "exercises")):
+        raise ValueError("metadata `course` must give the minutes `teach` and `exercises`")
+    return head["teach"], head["exercises"]
+
+
+def title(notebook) -> str:
+    """`1. Recompute` from the first line of the first cell."""
+    return notebook.cells[0].source.splitlines()[0].lstrip("# ").strip()
+
+
+def agenda(notebook) -> str:
+    """The sections of one chapter with a clock that starts at 0:00; exercises take their own minutes."""
+    teach, exercises = minutes(notebook)
+    parts = []  # (heading, characters, is it an exercise)
+    for cell in notebook.cells:
+        for line in cell.source.splitlines() if cell.cell_type == "markdown" else []:
+            if line.startswith("## "):
+                parts.append([line[3:].strip(), 0, line.startswith("## Exercise")])
+        if parts:
+            parts[-1][1] += len(cell.source)
+    weights = {True: 0, False: 0}
+    for _, size, exercise in parts:
+        weights[exercise] += 1 if exercise else size
+    rows, clock = ["| from | minutes | part |", "|--:|--:|---|"], 0.0
+    for heading, size, exercise in parts:
+        total, size = (exercises, 1) if exercise else (teach, size)
+        share = total * size / weights[exercise]
+        rows.append(f"| {_clock(clock)} | {max(1, round(share))} | {heading} |")
+        clock += share
+    return "\n".join(rows)
+
+
+def _clock(value: float) -> str:
+    return f"{round(value) // 60}:{round(value) % 60:02}"
+
+
+# Which chapters a day holds, and whether their exercises are done in the room.
+DAYS = {
+    "Half a day (core ideas, the first exercise of each chapter)": ([(0, 1, 2, 5, 7)], 1 / 3),
+    "One day (all ideas, two exercises of each chapter)": ([(0, 1, 2, 3, 4, 5, 6, 7, 8)], 1 / 3),
+    "Two evenings (all exercises at home)": ([(0, 1, 2, 4), (5, 6, 7, 8)], 0.0),
+}
+BREAK_AFTER, BREAK = 75, 10  # minutes in the room before a break, and its length
+PACE = {"Half a day": 0.6, "One day": 0.7, "Two evenings": 0.7}  # part of the full teaching minutes
+
+
+def run_of_show(notebooks: list) -> str:
+    """Agendas for half a day, one day and two evenings, from the chapters' own minutes."""
+    text = [
+        "# Run of show\n",
+        "Made from the minutes that every chapter states; times count from the start.\n",
+    ]
+    text += ["| chapter | teaching | exercises |", "|---|--:|--:|"]
+    text += [f"| {title(n)} | {minutes(n)[0]} | {minutes(n)[1]} |" for n in notebooks]
+    teach = sum(minutes(n)[0] for n in notebooks)
+    exercises = sum(minutes(n)[1] for n in notebooks)
+    text += [f"| all | {teach} | {exercises} |", ""]
+    numbers = {int(title(n).split(".")[0]): n for n in notebooks}
+    for name, (sessions, part) in DAYS.items():
+        text.append(f"\n## {name}\n")
+        pace = next(value for key, value in PACE.items() if name.startswith(key))
+        for index, chapters in enumerate(sessions):
+            if len(sessions) > 1:
+                text.append(f"\n### Evening {index + 1}\n")
+            text += _session([numbers[c] for c in chapters if c in numbers], pace, part)
+    return "\n".join(text) + "\n"
+
+
+def _session(notebooks, pace: float, part: float) -> list[str]:
+    rows, clock, since = ["| from | minutes | what |", "|--:|--:|---|"], 0, 0
+    for notebook in notebooks:
+        teach, exercises = minutes(notebook)
+        for length, what in (
+            (round(teach * pace), title(notebook)),
+            (round(exercises * part), f"{title(notebook)}: exercises"),
+        ):
+            if not length:
+                continue
+            if since + length > BREAK_AFTER and since:
+                rows.append(f"| {_clock(clock)} | {BREAK} | break |")
+                clock, since = clock + BREAK, 0
+            rows.append(f"| {_clock(clock)} | {length} | {what} |")
+            clock, since = clock + length, since + length
+    return rows + [f"| {_clock(clock)} | | end |", ""]
+
+
+def write(paths: list[Path], out: Path) -> list[Path]:
+    """Write out/learner, out/solution, out/instructor, the run-of-show and a zip; returns what was made."""
+    notebooks = {path.name: nbformat.read(path, as_version=4) for path in paths}
+    shutil.rmtree(out, ignore_errors=True)
+    for edition, change in (("learner", learner), ("solution", copy.deepcopy), ("instructor", instructor)):
+        (out / edition).mkdir(parents=True)
+        for name, notebook in notebooks.items():
+            nbformat.write(change(notebook), out / edition / name)
+    (out / "run_of_show.md").write_text(run_of_show(list(notebooks.values())), encoding="utf-8")
+    docs = Path(__file__).resolve().parents[1] / "docs"
+    for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md"):
+        if (docs / name).exists():
+            shutil.copy(docs / name, out / name)
+    archive = shutil.make_archive(str(out.parent / f"{out.name}-kit"), "zip", out.parent, out.name)
+    return [out / "learner", out / "solution", out / "instructor", out / "run_of_show.md", Path(archive)]

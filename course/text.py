@@ -1,0 +1,115 @@
+"""A notebook as plain text and back: what one writes a chapter in.
+
+    ---
+    teach: 50
+    exercises: 30
+    ---
+    # 5. Eviction
+    +++ #predict slide
+    A new Markdown cell; `#predict` names it, other words are its tags.
+    ```{code} #reveal nbval-ignore-output
+    print("a code cell")
+    ```
+    ```{setup}
+    ```
+
+`+++` starts a Markdown cell, so does the text after a code cell. The head becomes the notebook's metadata
+`course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. Cells without a name are
+called c00, c01, ... Outputs are not part of the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+SETUP = """\
+# Runs everywhere: does nothing where kvlab is installed, else installs it (KVLAB_SOURCE: folder or address).
+import importlib.util
+import os
+import warnings
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a network
+warnings.filterwarnings("ignore", message="IProgress not found")  # nor widgets
+if importlib.util.find_spec("kvlab") is None:
+    source = os.environ.get("KVLAB_SOURCE", "..")
+    %pip install -q {source}"""
+FENCE = re.compile(r"```\{(code|setup)\}\s*(.*)")
+
+
+def to_notebook(text: str) -> nbformat.NotebookNode:
+    """The notebook that a text describes, without outputs. ValueError for a code cell that does not end."""
+    head, body = _head(text)
+    cells, kind, words, lines = [], "markdown", "", []
+
+    def close():
+        source = "\n".join(lines).strip("\n") if kind == "code" else "\n".join(lines).strip()
+        if kind == "setup":
+            source = SETUP
+        if source:
+            cells.append(_cell(kind, words, source, len(cells)))
+
+    for line in body.splitlines():
+        fence = FENCE.fullmatch(line.strip()) if kind == "markdown" else None
+        if fence:
+            close()
+            kind, words, lines = fence[1], fence[2], []
+        elif kind != "markdown" and line == "```":
+            close()
+            kind, words, lines = "markdown", "", []
+        elif kind == "markdown" and (line == "+++" or line.startswith("+++ ")):
+            close()
+            words, lines = line[3:], []
+        else:
+            lines.append(line)
+    if kind != "markdown":
+        raise ValueError(f"the {kind} cell {words!r} has no closing ```")
+    close()
+    names = [cell.id for cell in cells]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"two cells are called {', '.join(twice)}")
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"course": head, "kernelspec": python, "language_info": {"name": "python"}}
+    return new_notebook(cells=cells, metadata=metadata)
+
+
+def to_text(notebook: nbformat.NotebookNode) -> str:
+    """The text that describes a notebook: the inverse of `to_notebook`."""
+    head = notebook.metadata.get("course", {})
+    parts = ["---", *(f"{key}: {value}" for key, value in head.items()), "---"]
+    after_markdown = False
+    for cell in notebook.cells:
+        named = [] if re.fullmatch(r"c\d+", cell.id) else [f"#{cell.id}"]
+        words = " ".join(named + [t for t in cell.metadata.get("tags", []) if t != "setup"])
+        if cell.cell_type == "markdown":
+            if after_markdown or words:
+                parts.append(f"+++ {words}".rstrip())
+            parts.append(cell.source)
+        elif cell.source == SETUP:
+            parts += [f"```{{setup}} {words}".rstrip(), "```"]
+        else:
+            parts += [f"```{{code}} {words}".rstrip(), cell.source, "```"]
+        after_markdown = cell.cell_type == "markdown"
+    return "\n".join(parts) + "\n"
+
+
+def _cell(kind: str, words: str, source: str, count: int):
+    names = [word[1:] for word in words.split() if word.startswith("#")]
+    tags = [word for word in words.split() if not word.startswith("#")]
+    if kind == "setup":
+        tags.append("setup")
+    make = new_markdown_cell if kind == "markdown" else new_code_cell
+    metadata = {"tags": tags} if tags else {}
+    return make(source, id=names[0] if names else f"c{count:02}", metadata=metadata)
+
+
+def _head(text: str) -> tuple[dict, str]:
+    if not text.startswith("---\n"):
+        return {}, text
+    head, _, body = text[4:].partition("\n---\n")
+    pairs = (line.split(":", 1) for line in head.splitlines() if ":" in line)
+    values = {key.strip(): value.strip() for key, value in pairs}
+    return {key: int(value) if value.isdigit() else value for key, value in values.items()}, body

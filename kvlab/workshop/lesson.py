@@ -1,0 +1,102 @@
+"""What every chapter starts and ends with: the model, the six-token prompt, and the growing cost table."""
+
+from __future__ import annotations
+
+import platform
+import random
+import statistics
+
+import torch
+
+from ..arithmetic import count_flops
+from ..decode import Stepper, decode
+from ..methods import make_cache
+from ..models import calibration_ids, load
+from .corpus import prose, recall
+
+PROMPT = "The brown dog slept by the"  # six tokens, the same in every chapter
+
+
+def start(name: str | None = None):
+    """The workshop model and its tokenizer, seeded, on one thread: a small model decodes fastest there."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    return load(name)
+
+
+def versions() -> None:
+    """Print what this runs on. For a cell whose output is not compared."""
+    import transformers
+
+    parts = (f"Python {platform.python_version()}", f"torch {torch.__version__}")
+    print(*parts, f"transformers {transformers.__version__}", platform.machine(), sep=" · ")
+
+
+def document(seed: int = 11, facts: int = 8, filler: int = 12):
+    """A `corpus.Document`: facts among sentences of prose, and a question about one of the facts."""
+    rng = random.Random(seed)
+    return recall(rng, facts=facts, filler=prose(rng, filler))
+
+
+def ask(model, tokenizer, method: str, document) -> str:
+    """The model's next word after a document, decided by a step that sees only what the cache offers."""
+    ids = tokenizer(document.text, return_tensors="pt").input_ids
+    stepper = Stepper(model, make_cache(model, method))
+    stepper.feed(ids[:, :-1])  # the prompt is read as it is, then compressed
+    return tokenizer.decode(stepper.feed(ids[:, -1:], last=True).argmax(-1))
+
+
+def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) -> list[dict]:
+    """One row of the cost table for each method, measured on the same text and the same questions.
+
+    A row: method, held (tokens), device, host and moved (bytes, moved by the last step), flops (of the last
+    step), agree (of `steps` next tokens, how many are the full cache's), right (of `questions`), steps,
+    questions.
+    """
+    ids = calibration_ids(model)[:, : 256 + steps]
+    asked = [document(2_100_000 + i) for i in range(questions)]
+    reference = _next_tokens(model, ids, make_cache(model, "full"), steps)[0]
+    rows = []
+    for method in methods:
+        cache = make_cache(model, method)
+        chosen, flops = _next_tokens(model, ids, cache, steps)
+        stats = cache.stats()
+        rows.append({
+            "method": method, "held": stats.tokens_held, "device": stats.device_bytes,
+            "host": stats.host_bytes, "moved": stats.moved_bytes, "flops": flops,
+            "agree": int((chosen == reference).sum()), "steps": steps,
+            "right": sum(ask(model, tokenizer, method, d) == d.answer for d in asked),
+            "questions": questions,
+        })  # fmt: skip
+    return rows
+
+
+def _next_tokens(model, ids, cache, steps: int):
+    """Most likely next tokens `[steps]` while the text is fed one token at a time; FLOPs of the last."""
+    stepper = Stepper(model, cache)
+    stepper.feed(ids[:, :-steps])
+    chosen = []
+    for step in range(ids.shape[1] - steps, ids.shape[1] - 1):
+        chosen.append(stepper.feed(ids[:, step : step + 1], last=True).argmax(-1))
+    logits = []
+    flops = count_flops(lambda: logits.append(stepper.feed(ids[:, -1:], last=True)))
+    return torch.cat([*chosen, logits[0].argmax(-1)]), flops
+
+
+def print_costs(rows: list[dict]) -> None:
+    """The cost table: counts, the same on every machine."""
+    print(f"{'method':24}{'held':>6}{'device kB':>11}{'host kB':>9}{'moved kB':>10}{'MFLOP':>9}"
+          f"{'agree':>9}{'right':>8}")  # fmt: skip
+    for row in rows:
+        agree, right = f"{row['agree']}/{row['steps']}", f"{row['right']}/{row['questions']}"
+        print(f"{row['method']:24}{row['held']:6}{row['device'] / 1e3:11.0f}{row['host'] / 1e3:9.0f}"
+              f"{row['moved'] / 1e3:10.0f}{row['flops'] / 1e6:9.1f}{agree:>9}{right:>8}")  # fmt: skip
+
+
+def print_seconds(model, tokenizer, methods, *, tokens: int = 256, steps: int = 12) -> None:
+    """Median milliseconds per token of each method after a prompt of `tokens`. For a cell whose output is
+    not compared: it is this machine's, and noisy."""
+    ids = tokenizer(" ".join(prose(random.Random(7), 60)), return_tensors="pt").input_ids[:, :tokens]
+    for method in methods:
+        ms = decode(model, ids, make_cache(model, method), steps).ms[1:]
+        print(f"{method:24}{statistics.median(ms):8.2f} ms/token   ({min(ms):.2f} to {max(ms):.2f})")

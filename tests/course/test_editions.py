@@ -1,0 +1,121 @@
+"""Learner, solution and instructor editions, the run-of-show, and the zip."""
+
+from __future__ import annotations
+
+import copy
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from course import editions
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SOLVED = '''def scale(scores, d):
+    """Divide by the square root of d."""
+    ### BEGIN SOLUTION
+    scores = scores / d**0.5
+    ### INSTEAD
+    # scores = scores / d
+    ### END SOLUTION
+    return scores'''
+
+
+def chapter(number=3, teach=40, exercises=20):
+    cells = [
+        new_markdown_cell(f"# {number}. A chapter\n\nOne claim."),
+        new_markdown_cell("## At a glance\n\n" + "x" * 300),
+        new_markdown_cell("Expect the answer 7.", metadata={"tags": ["instructor"]}),
+        new_code_cell("print(1)", execution_count=1, outputs=[new_output("stream", text="1\n")]),
+        new_markdown_cell("## Exercise 1\n\n<details><summary>Hint 1</summary>Think.</details>\n"
+                          "<details><summary>Solution</summary>Use the root.</details>"),
+        new_code_cell(SOLVED),
+        new_markdown_cell("## Key points"),
+    ]  # fmt: skip
+    return new_notebook(cells=cells, metadata={"course": {"teach": teach, "exercises": exercises}})
+
+
+def test_a_gap_shows_the_line_instead_or_asks_for_one():
+    assert editions.open_gaps(SOLVED) == SOLVED.splitlines()[0] + (
+        '\n    """Divide by the square root of d."""\n    scores = scores / d\n    return scores'
+    )
+    plain = "a = 1\n    ### BEGIN SOLUTION\n    return a\n    ### END SOLUTION"
+    assert editions.open_gaps(plain) == "a = 1\n    ...  # your turn"
+    assert editions.open_gaps("a = 1") == "a = 1"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["### BEGIN SOLUTION\nx", "### END SOLUTION", "### INSTEAD", "### BEGIN SOLUTION\n### BEGIN SOLUTION"],
+)
+def test_marks_that_do_not_match_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"SOLUTION|INSTEAD"):
+        editions.open_gaps(wrong)
+
+
+def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
+    source = chapter()
+    before = copy.deepcopy(source)
+    made = editions.learner(source)
+    nbformat.validate(made)
+    everything = "\n".join(cell.source for cell in made.cells)
+    for hidden in ("Use the root", "d**0.5", "BEGIN SOLUTION", "Expect the answer", "INSTEAD"):
+        assert hidden not in everything
+    assert "Think." in everything and "scores / d\n" in everything
+    assert all(not cell.outputs and cell.execution_count is None for cell in made.cells if "outputs" in cell)
+    assert source == before
+
+
+def test_the_instructor_gets_an_agenda_that_adds_up():
+    made = editions.instructor(chapter(teach=40, exercises=20))
+    assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
+    rows = [line.split("|") for line in made.cells[1].source.splitlines() if line.startswith("| 0:")]
+    assert [row[3].strip() for row in rows] == ["At a glance", "Exercise 1", "Key points"]
+    assert sum(int(row[2]) for row in rows) == pytest.approx(60, abs=2)
+    assert rows[0][1].strip() == "0:00"
+
+
+def test_minutes_must_be_stated():
+    with pytest.raises(ValueError, match="teach"):
+        editions.minutes(new_notebook())
+
+
+def test_run_of_show_covers_three_kinds_of_day():
+    chapters = [chapter(number) for number in range(9)]
+    show = editions.run_of_show(chapters)
+    assert "Half a day" in show and "One day" in show and "### Evening 2" in show and "break" in show
+    one_day = show.split("One day")[1].split("Two evenings")[0]
+    assert all(f"{number}. A chapter |" in one_day for number in range(9))
+    assert "| all | 360 | 180 |" in show
+
+
+@pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
+def test_the_kit_holds_every_chapter_three_times(tmp_path):
+    made = editions.write(CHAPTERS, tmp_path / "workshop")
+    assert all(path.exists() for path in made)
+    for edition in ("learner", "solution", "instructor"):
+        assert [p.name for p in sorted((tmp_path / "workshop" / edition).iterdir())] == [
+            p.name for p in CHAPTERS
+        ]
+    for source in CHAPTERS:
+        assert nbformat.read(tmp_path / "workshop/solution" / source.name, 4) == nbformat.read(source, 4)
+    with zipfile.ZipFile(made[-1]) as archive:
+        assert archive.testzip() is None
+        assert {f"workshop/learner/{p.name}" for p in CHAPTERS} <= set(archive.namelist())
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_a_learner_finds_no_solution_text(path):
+    source = nbformat.read(path, as_version=4)
+    made = editions.learner(source)
+    everything = "\n".join(cell.source for cell in made.cells)
+    for mark in ("BEGIN SOLUTION", "END SOLUTION", "### INSTEAD", "<summary>Solution"):
+        assert mark not in everything
+    assert not any("instructor" in cell.metadata.get("tags", []) for cell in made.cells)
+    for cell in source.cells:  # every line between BEGIN and INSTEAD or END is gone from its cell
+        if editions.BEGIN in cell.source:
+            hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
+            assert hidden and hidden not in everything

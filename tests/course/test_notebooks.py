@@ -1,0 +1,133 @@
+"""Rules that every notebook keeps, and proof that a changed number would be noticed."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course import editions, text
+
+ROOT = Path(__file__).resolve().parents[2]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
+pytestmark = pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
+
+
+def code(book):
+    return [cell for cell in book.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_it_was_run_from_top_to_bottom(name):
+    assert [cell.execution_count for cell in code(BOOKS[name])] == list(range(1, len(code(BOOKS[name])) + 1))
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_nothing_is_stored_that_should_not_be(name):
+    book = BOOKS[name]
+    assert "widgets" not in book.metadata
+    for cell in code(book):
+        for output in cell.outputs:
+            assert output.output_type != "error" and output.get("name") != "stderr", cell.id
+            assert not any("widget" in kind for kind in output.get("data", {})), cell.id
+    whole = nbformat.writes(book)
+    for pattern in (r"/home/\w", r"/Users/\w", r"/work/\w", r"/tmp/\w", r"[A-Z]:\\\\Users"):
+        assert not re.search(pattern, whole), pattern
+    assert len(whole.encode()) <= 300_000
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_every_image_has_an_alternative_text(name):
+    for cell in BOOKS[name].cells:
+        for output in cell.get("outputs", []):
+            for kind in output.get("data", {}):
+                if kind.startswith("image/"):
+                    assert len(output.metadata[kind]["alt"]) > 20, cell.id
+        if cell.cell_type == "markdown":
+            assert not re.search(r"!\[\s*\]\(", cell.source) and "<img" not in cell.source
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_no_cell_is_too_long_and_ids_are_unique(name):
+    assert not [cell.id for cell in BOOKS[name].cells if len(cell.source.splitlines()) > 40]
+    assert len({cell.id for cell in BOOKS[name].cells}) == len(BOOKS[name].cells)
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_the_frame_is_the_same_in_every_chapter(name):
+    book = BOOKS[name]
+    teach, exercises = editions.minutes(book)
+    glance = next(cell.source for cell in book.cells if cell.source.startswith("## At a glance"))
+    assert f"| teaching | {teach} minutes |" in glance and f"| exercises | {exercises} minutes |" in glance
+    assert editions.title(book).split(".")[0] == str(int(name[:2]))
+    assert code(book)[0].source == text.SETUP
+    headings = re.findall(
+        r"^## (.*)$", "\n".join(c.source for c in book.cells if c.cell_type == "markdown"), re.M
+    )
+    assert "Key points" in headings and "Predict" in headings
+    if name[:2] != "00":
+        assert sum(heading.startswith("Exercise") for heading in headings) == 3
+        for heading in ("What it costs", "When it does not help", "Quiz", "References"):
+            assert heading in headings
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_every_code_cell_is_python_and_seconds_are_not_compared(name):
+    for cell in code(BOOKS[name]):
+        if "setup" not in cell.metadata.get("tags", []):
+            compile(cell.source, cell.id, "exec")
+        printed = "".join(output.get("text", "") for output in cell.outputs)
+        if "nbval-ignore-output" not in cell.metadata.get("tags", []):
+            assert not re.search(r"\d\s*(ms|µs)\b", printed), f"{cell.id} compares seconds"
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_an_exercise_is_correct_and_has_two_hints_and_a_solution(name):
+    book = BOOKS[name]
+    for index, cell in enumerate(book.cells):
+        if "### BEGIN SOLUTION" in cell.source:
+            printed = "".join(output.get("text", "") for output in cell.outputs)
+            assert printed.startswith("correct"), cell.id
+            around = "".join(c.source for c in book.cells[index - 1 : index + 2] if c.cell_type == "markdown")
+            for part in ("Hint 1", "Hint 2", "Solution"):
+                assert f"<summary>{part}" in around, cell.id
+
+
+def test_the_way_through_text_keeps_every_cell():
+    for book in BOOKS.values():
+        again = text.to_notebook(text.to_text(book))
+        assert [(c.cell_type, c.source) for c in again.cells] == [(c.cell_type, c.source) for c in book.cells]
+
+
+def test_a_changed_number_is_noticed(tmp_path):
+    """nbval passes an honest copy of two cells and fails when one stored digit is another."""
+    book = nbformat.v4.new_notebook(metadata=copy.deepcopy(BOOKS[CHAPTERS[0].stem].metadata))
+    stored = nbformat.v4.new_output("stream", name="stdout", text="42 of 48\n")
+    book.cells = [
+        nbformat.v4.new_code_cell('print(6 * 7, "of 48")', id="a", execution_count=1, outputs=[stored])
+    ]
+    for folder, told in (("honest", "42 of 48\n"), ("changed", "43 of 48\n")):
+        book.cells[0].outputs[0].text = told
+        (tmp_path / folder).mkdir()
+        nbformat.write(book, tmp_path / folder / "one.ipynb")
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "--nbval",
+        "--nbval-current-env",
+        "-p",
+        "no:cacheprovider",
+    ]
+    codes = [
+        subprocess.run([*command, str(tmp_path / folder)], cwd=tmp_path, capture_output=True).returncode
+        for folder in ("honest", "changed")
+    ]
+    assert codes == [0, 1]

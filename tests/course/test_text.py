@@ -1,0 +1,67 @@
+"""Notebooks as text, and back."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+from course import text
+
+CHAPTER = """---
+teach: 50
+exercises: 30
+---
+# 9. A chapter
+
+One sentence.
+
+```python
+not_a_cell = True
+```
++++
+## Next
++++ #predict instructor slide
+Two tags and a name.
+```{setup}
+```
+```{code} #reveal nbval-ignore-output
+print("```")
+
+print(2)
+```
+The end.
+"""
+
+
+def test_a_text_becomes_the_cells_it_describes():
+    notebook = text.to_notebook(CHAPTER)
+    nbformat.validate(notebook)
+    assert notebook.metadata.course == {"teach": 50, "exercises": 30}
+    kinds = [(cell.cell_type, cell.id, cell.metadata.get("tags", [])) for cell in notebook.cells]
+    assert kinds == [
+        ("markdown", "c00", []),
+        ("markdown", "c01", []),
+        ("markdown", "predict", ["instructor", "slide"]),
+        ("code", "c03", ["setup"]),
+        ("code", "reveal", ["nbval-ignore-output"]),
+        ("markdown", "c05", []),
+    ]
+    assert notebook.cells[0].source.endswith("not_a_cell = True\n```")
+    assert notebook.cells[3].source == text.SETUP
+    assert notebook.cells[4].source == 'print("```")\n\nprint(2)'
+    assert all(cell.outputs == [] for cell in notebook.cells if cell.cell_type == "code")
+
+
+def test_the_way_there_and_back_changes_nothing():
+    once = text.to_text(text.to_notebook(CHAPTER))
+    assert once == CHAPTER
+    assert text.to_text(text.to_notebook(once)) == once
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [("```{code}\nprint(1)\n", "no closing"), ("+++ #a\nx\n+++ #a\ny\n", "two cells are called a")],
+)
+def test_a_text_that_is_no_notebook_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        text.to_notebook(wrong)
