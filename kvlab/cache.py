@@ -94,8 +94,8 @@ class Layer(CacheLayerMixin):
     """One layer of a KVCache: append -> read -> attend -> observe -> evict.
 
     What answers may look at: `lengths` (real tokens seen, per row), `rows_held` (real tokens held, per row
-    and head), `slots` (in use), `slot_positions`, `some_empty`, `store`, `kv_heads`, `scaling`, `following`
-    (the layer that attends next).
+    and head), `slots` (in use), `fetched` (slots that this step attended to), `slot_positions`, `some_empty`,
+    `store`, `kv_heads`, `scaling`, `following` (the layer that attends next).
     """
 
     is_sliding = False
@@ -121,6 +121,7 @@ class Layer(CacheLayerMixin):
         self.rows_held: list[int] = []  # real tokens held, per row
         self._positions: Tensor | None = None  # None: slot j holds token j in every row
         self._pending: tuple[Tensor, Tensor] | None = None
+        self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
         self._device: torch.device | None = None  # the model's
         self.scaling, self.moved_bytes = 1.0, 0
         self.is_initialized = self._busy = False
@@ -208,6 +209,7 @@ class Layer(CacheLayerMixin):
         self.place.append(self, keys)
         with self.marked("attention"):
             held_keys, held_values, slots = self.place.read(self, query, scaling)
+            self.fetched = slots
             allowed, asked = self._visibility(query.shape[2], slots, window)
             watch = (asked >= 0 if asked is not None else _all(query)) if self.watches else None
             out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
@@ -215,7 +217,7 @@ class Layer(CacheLayerMixin):
             if self.watches and slots is not None:
                 received = self._to_all_slots(received, slots)
             self._observe_and_evict(received)
-        self._busy = False
+        self._busy, self.fetched = False, None
         return out
 
     def _check_whole(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .cache import KVCache
-from .keep import H2O, Keep, Sinks
+from .keep import H2O, Keep, Pool, Sinks
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
 from .store import Exact, Float8, Growing, Int, Roomy, Static
@@ -135,9 +135,12 @@ def _topk(budget=0.2, full_layers=0, link=None):
 
 
 @method("infinigen")
-def _infinigen(budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, link=None):
+def _infinigen(
+    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", link=None
+):
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
-    return _hosted(InfiniGen(budget, alpha, ratio, full_layers), link)
+    fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
+    return _hosted(fetch, link, keep=Pool(pool, victim))
 
 
 FIRST_WAVE = (

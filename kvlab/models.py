@@ -164,16 +164,17 @@ class Anatomy:
             raise ValueError(f"infinigen knows no {kind!r} models; it knows {', '.join(sorted(FAMILIES))}")
         return FAMILIES[kind]
 
-    def query(self, layer: int, block_input: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:
+    def query(self, layer: int, block_input: Tensor, rotary=None, norm: int | None = None) -> Tensor:
         """The query layer `layer` would ask if `block_input` `[batch, tokens, hidden]` were its input.
 
-        rotary: (cos, sin), each `[batch, tokens, rotary dims]`, or None. Returns `[batch, heads, tokens,
-        head_dim]`.
+        rotary: (cos, sin), each `[batch, tokens, rotary dims]`, or None. norm: the layer whose norm is used
+        (default: its own). Returns `[batch, heads, tokens, head_dim]`.
         """
         family = self.family
-        block = self.model.get_submodule(family.blocks)[layer]
+        blocks = self.model.get_submodule(family.blocks)
+        block, normer = blocks[layer], blocks[layer if norm is None else norm]
         post_norm = not getattr(block, "do_layer_norm_before", True)  # OPT-350m
-        normed = block_input if post_norm else getattr(block, family.norm)(block_input)
+        normed = block_input if post_norm else getattr(normer, family.norm)(block_input)
         query = family.query(getattr(block, family.attention), normed)
         query = query.unflatten(-1, (self.heads, -1)).transpose(1, 2)
         return query if rotary is None else _rotate(query, *rotary)
@@ -200,7 +201,9 @@ class _Foresight:
         rotary = kwargs.get("position_embeddings")
         for value in (*args[1:], *kwargs.values()):
             if hasattr(value, "foresee") and self.layer < len(value.layers):
-                value.foresee(self.layer, lambda: self.anatomy.query(self.layer, hidden, rotary))
+                value.foresee(
+                    self.layer, lambda norm=None: self.anatomy.query(self.layer, hidden, rotary, norm)
+                )
 
 
 def _rotate(query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

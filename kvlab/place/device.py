@@ -38,7 +38,8 @@ class Device(Answer):
 
     def foresee(self, layer, query) -> None:
         """Called before a decode step's previous block runs; `query()` returns the query that this layer
-        would ask if its input were that block's input, `[batch, heads, 1, head_dim]`."""
+        would ask if its input were that block's input, `[batch, heads, 1, head_dim]` (`query(norm=i)`: with
+        the norm of layer i)."""
 
     def look_ahead(self, layer) -> None:
         """Called when the previous layer is about to attend: time to ask for what is needed for certain."""

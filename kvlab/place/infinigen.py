@@ -8,8 +8,33 @@ import torch
 from torch import Tensor
 
 from ..attention import group_importance
+from ..store.static import Roomy
+from .fold import is_folded
 from .skew import skew
 from .topk import TopK, most_important, true_scores
+
+
+def _sum(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
+    return (queried + keyed).topk(count, dim=-1).indices
+
+
+def _query(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
+    return queried.topk(count, dim=-1).indices
+
+
+def _union(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
+    chosen = torch.zeros_like(queried)
+    for size in (queried, keyed):
+        chosen.scatter_(-1, size.topk(count, dim=-1).indices, 1.0)
+    most = int(chosen.sum(-1).max())
+    columns = chosen.topk(most, dim=-1).indices
+    return columns.masked_fill(chosen.gather(-1, columns) == 0, -1)
+
+
+# How the columns of the partial query and key are chosen from the sums over the prompt of |Q~| and |K~|,
+# `[batch, kv_heads, head_dim]` each. The official code's rehearsal besides uses the norm of the layer before,
+# and one count of tokens for the whole batch.
+VARIANTS = {"paper": _sum, "official-speed": _query, "official-accuracy": _union}
 
 
 class InfiniGen(TopK):
@@ -25,25 +50,32 @@ class InfiniGen(TopK):
     budget: the cap, as in `TopK`. alpha: how far below the head's best guessed score (after scaling) a token
     may lie (the paper: 4 for OPT, 5 for Llama-2; inf: cap alone decides). ratio: part of the head dimension
     used for the guess (0.3 in the paper). full_layers: first layers that fetch everything (2 in the paper).
-    calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
-    Deviations: skewing is applied at run time in every family (same numbers as folding it into the weights;
-    the matrices belong to the model and are not counted as cache bytes); the mean count is rounded up.
+    variant: "paper", or one of `VARIANTS` after the official code. calibration: token ids `[1, tokens]` for
+    the skewing, by default those of `models.calibration_ids`.
+    In a model that `fold` has changed, queries and keys come out skewed; in others they are rotated at run
+    time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
+    count is rounded up.
     """
 
-    per_slot = ("partial",)
-
     def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
-                 calibration: Tensor | None = None):  # fmt: skip
+                 calibration: Tensor | None = None, variant: str = "paper"):  # fmt: skip
         super().__init__(budget, full_layers)
         if not isinstance(alpha, int | float) or not alpha > 0:
             raise ValueError(f"alpha={alpha!r}: expected a positive number (inf: no threshold)")
         if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
             raise ValueError(f"ratio={ratio!r}: expected a part of the head dimension in (0, 1]")
-        self.alpha, self.ratio = alpha, ratio
+        if variant not in VARIANTS:
+            raise ValueError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}")
+        self.alpha, self.ratio, self.variant = alpha, ratio, variant
         self._calibration = None if calibration is None else calibration.tolist()  # no state of a row
-        self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns
-        self.partial: Tensor | None = None  # [batch, kv_heads, slots, r]: those columns of K A
+        self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns, -1: one fewer
         self.guessed = None  # [batch, kv_heads, n]: slots to fetch at the coming step
+        self._keys = Roomy()  # the chosen columns of K A
+
+    @property
+    def partial(self) -> Tensor | None:
+        """The partial key cache, `[batch, kv_heads, slots, r]`."""
+        return self._keys.parts()[0][0] if self._keys.length else None
 
     @property
     def rehearses(self) -> bool:
@@ -53,38 +85,53 @@ class InfiniGen(TopK):
         super().bind(anatomy, layer)
         if not self.full:
             anatomy.watch_block_inputs()
-            self._skew, self._layer = skew(anatomy.model, self._calibration), layer
+            self._layer = layer
+            self._skew = None if is_folded(anatomy.model) else skew(anatomy.model, self._calibration)
 
     def _skewed(self, x: Tensor) -> Tensor:
         """x A for `[batch, heads or kv_heads, tokens, head_dim]`, fp32."""
+        if self._skew is None:
+            return x.float()
         matrix = self._skew[self._layer].to(x.device)
         group = x.shape[1] // matrix.shape[0]
         return x.float() @ matrix.repeat_interleave(group, dim=0)
 
     def _take_columns(self, x: Tensor) -> Tensor:
-        """The chosen columns of `[batch, heads or kv_heads, tokens, head_dim]`."""
-        columns = self.columns.repeat_interleave(x.shape[1] // self.columns.shape[1], dim=1)
-        return x.gather(3, columns.unsqueeze(2).expand(-1, -1, x.shape[2], -1))
+        """The chosen columns of `[batch, heads or kv_heads, tokens, head_dim]`, zero where there is none."""
+        columns = self.columns.repeat_interleave(x.shape[1] // self.columns.shape[1], dim=1).unsqueeze(2)
+        taken = x.gather(3, columns.clamp(min=0).expand(-1, -1, x.shape[2], -1))
+        return taken if self.variant != "official-accuracy" else taken.masked_fill(columns < 0, 0.0)
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.full:
             return
         query, keys = self._skewed(query), self._skewed(keys)
-        size = query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) + keys.abs()
-        if layer.some_empty is not None:  # padding has no say
-            size = size * (layer.some_empty >= 0).unsqueeze(-1)
+        real = 1 if layer.some_empty is None else (layer.some_empty >= 0).unsqueeze(-1)  # padding has no say
+        queried = (query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) * real).sum(2)
         count = max(1, round(self.ratio * keys.shape[-1]))
-        self.columns = size.sum(2).topk(count, dim=-1).indices
-        self.partial = self._take_columns(keys)
+        self.columns = VARIANTS[self.variant](queried, (keys.abs() * real).sum(2), count)
+        self._keys.add((self._take_columns(keys),), ())
 
     def append(self, layer, keys: Tensor) -> None:
         if not self.full:
-            self.partial = torch.cat([self.partial, self._take_columns(self._skewed(keys))], dim=2)
+            self._keys.add((self._take_columns(self._skewed(keys)),), ())
+
+    def select_rows(self, rows: Tensor) -> None:
+        super().select_rows(rows)
+        self._keys.select_rows(rows)
+
+    def keep_slots(self, slots: Tensor) -> None:
+        if self._keys.length:
+            self._keys.keep_slots(slots)
+
+    def crop(self, length: int) -> None:
+        self._keys.crop(length)
 
     def foresee(self, layer, query) -> None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
         if not self.full and self.partial is not None:
-            guess = self._take_columns(self._skewed(query()))
+            asked = query() if self.variant == "paper" else query(norm=self._layer - 1)
+            guess = self._take_columns(self._skewed(asked))
             scores = true_scores(guess, self.partial, layer.scaling, layer.some_empty)
             counts = self._how_many(scores, self.caps(layer, appended=0))
             self.guessed = most_important(group_importance(scores, self.partial.shape[1]), counts)
@@ -94,7 +141,10 @@ class InfiniGen(TopK):
         if self.alpha == math.inf:
             return caps
         near = scores > scores.amax(-1, keepdim=True) - self.alpha
-        wanted = near.sum(-1).float().mean(-1).ceil().int().tolist()
+        wanted = near.sum(-1).float().mean(-1)
+        if self.variant != "paper":  # the official code: one count for all rows
+            wanted = wanted.mean().expand(len(caps))
+        wanted = wanted.ceil().int().tolist()
         return [max(1, min(pair)) for pair in zip(caps, wanted, strict=True)]
 
     def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import os
 import weakref
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -10,6 +14,7 @@ from torch import Tensor
 from ..models import calibration_ids
 from .device import Device
 
+SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
 
 
@@ -27,19 +32,65 @@ def skewing_matrices(queries: Tensor) -> Tensor:
 def skew(model, ids: list | None = None) -> list[Tensor]:
     """The skewing matrices of every layer, from one pass over calibration tokens (`[[id, ...]]`).
 
-    Without ids: `models.calibration_ids(model)`. Computed once per model and calibration text.
+    Without ids: `models.calibration_ids(model)`. Computed once per model and calibration text; those of a
+    larger model are also written to `folder()`, under a hash of model and text, and found there next time.
     """
-    from ..cache import KVCache  # the cache imports places, and only this function needs a cache
-    from ..decode import Stepper
-
     ids = calibration_ids(model) if ids is None else torch.tensor(ids)
     key = (tuple(ids.flatten().tolist()), model.dtype)
     known = _skews.setdefault(model, {})
     if key not in known:
-        cache = KVCache(model, place=_Recorder())
-        Stepper(model, cache).feed(ids.to(model.device), last=True)
-        known[key] = [skewing_matrices(layer.place.queries[0]) for layer in cache.layers]
+        small = sum(weight.numel() for weight in model.parameters()) < SMALL
+        file = None if small else folder() / f"{fingerprint(model, ids)}.pt"
+        known[key] = _read(file, model)
+        if known[key] is None:
+            known[key] = _calibrate(model, ids)
+            _write(file, known[key])
     return known[key]
+
+
+def _calibrate(model, ids: Tensor) -> list[Tensor]:
+    from ..cache import KVCache  # the cache imports places, and only this function needs a cache
+    from ..decode import Stepper
+
+    cache = KVCache(model, place=_Recorder())
+    Stepper(model, cache).feed(ids.to(model.device), last=True)
+    return [skewing_matrices(layer.place.queries[0]) for layer in cache.layers]
+
+
+def folder() -> Path:
+    """Where matrices are kept between runs: `$KVLAB_CACHE`, or kvlab in the user's cache folder."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("KVLAB_CACHE") or Path(home) / "kvlab") / "skew"
+
+
+def fingerprint(model, ids: Tensor) -> str:
+    """A hash of the calibration tokens and of the model: its shape, dtype and a sample of every weight."""
+    digest = hashlib.sha256(repr((ids.tolist(), str(model.dtype), model.config.model_type)).encode())
+    for name, weight in model.named_parameters():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, flat.numel() // 1024)].double().cpu()
+        digest.update(repr((name, tuple(weight.shape))).encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _read(file: Path | None, model) -> list[Tensor] | None:
+    if file is None:
+        return None
+    try:
+        matrices = torch.load(file, map_location=model.device, weights_only=True)
+    except Exception:  # not there, or damaged: made again
+        return None
+    return matrices if len(matrices) == model.config.get_text_config().num_hidden_layers else None
+
+
+def _write(file: Path | None, matrices: list[Tensor]) -> None:
+    if file is None:
+        return
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(f".{os.getpid()}")
+        torch.save([matrix.cpu() for matrix in matrices], unfinished)
+        unfinished.replace(file)
 
 
 class _Recorder(Device):

@@ -1,5 +1,6 @@
 """TopK and InfiniGen against selections written again from the definition."""
 
+import copy
 import math
 
 import pytest
@@ -10,7 +11,9 @@ import kvlab
 from kvlab.attention import group_importance
 from kvlab.models import Anatomy
 from kvlab.place import Device, Host, InfiniGen, TopK
-from kvlab.place.skew import skew, skewing_matrices
+from kvlab.place.fold import fold, is_folded
+from kvlab.place.infinigen import VARIANTS
+from kvlab.place.skew import _Recorder, skew, skewing_matrices
 
 
 class Watch(Host):
@@ -106,12 +109,13 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
 
     def rehearse_late(self, layer, query, scaling):
         # the layer's own query, on the past tokens only, as `foresee` would see them
-        held, seen, partial = list(layer.rows_held), list(layer.lengths), self.fetch.partial
+        held, seen = list(layer.rows_held), list(layer.lengths)
         layer.rows_held = [n - 1 for n in held]
         layer.lengths = [n - 1 for n in seen]
-        self.fetch.partial = partial[:, :, :-1]
+        self.fetch._keys.used -= 1
         self.fetch.foresee(layer, lambda: query)
-        layer.rows_held, layer.lengths, self.fetch.partial = held, seen, partial
+        layer.rows_held, layer.lengths = held, seen
+        self.fetch._keys.used += 1
         return plain_read(self, layer, query, scaling)
 
     monkeypatch.setattr(Watch, "read", rehearse_late)
@@ -198,6 +202,90 @@ def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     first = skew(model)
     assert skew(model) is first
     assert skew(model, prompt(40).tolist()) is not first
+
+
+def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
+    monkeypatch.setattr("kvlab.place.skew.SMALL", 0)
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    make = lambda: kvlab.prepare(copy.deepcopy(tiny("llama", num_hidden_layers=2)))
+    first = skew(make())
+    (file,) = (tmp_path / "skew").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("kvlab.place.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
+        again = skew(make())  # another object with the same weights
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    other = make()
+    with torch.no_grad():
+        other.model.layers[0].self_attn.q_proj.weight[0] += 1
+    skew(other)
+    skew(make(), prompt(40).tolist())
+    assert len(list((tmp_path / "skew").iterdir())) == 3  # other weights, another text
+    file.write_bytes(b"damaged")
+    assert torch.equal(skew(make())[0], first[0])
+    assert file.stat().st_size > 100  # mended
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
+    plain = tiny(family, num_hidden_layers=3, initializer_range=0.3)
+    folded = fold(kvlab.prepare(copy.deepcopy(plain)))
+    ids = prompt(25, rows=2)
+    with torch.no_grad():
+        assert torch.allclose(folded(ids).logits, plain(ids).logits, atol=1e-4)
+    spec = "infinigen:budget=0.4,alpha=1.0,full_layers=1"
+    rotated = kvlab.decode(plain, ids, kvlab.make_cache(plain, spec), 8)
+    ready = kvlab.decode(folded, ids, kvlab.make_cache(folded, spec), 8)
+    assert torch.equal(rotated.tokens, ready.tokens)  # the same selections
+    assert torch.allclose(rotated.logprobs, ready.logprobs, atol=1e-4)
+    folded.save_pretrained(tmp_path)
+    loaded = kvlab.prepare(type(plain).from_pretrained(tmp_path).eval())
+    assert is_folded(loaded) and not is_folded(plain)
+    again = kvlab.decode(loaded, ids, kvlab.make_cache(loaded, spec), 8)
+    assert torch.equal(again.logprobs, ready.logprobs)
+    assert kvlab.make_cache(loaded, spec).layers[2].place.fetch._skew is None  # nothing to rotate
+    gathered = [sum(strongest_quarter(model, ids)) for model in (plain, folded)]
+    assert gathered[1] > gathered[0]
+    with pytest.raises(ValueError, match="folded already"):
+        fold(loaded)
+
+
+def strongest_quarter(model, ids):
+    """Part of each layer's query energy in its strongest quarter of columns."""
+    cache = kvlab.KVCache(model, place=_Recorder())
+    kvlab.Stepper(model, cache).feed(ids[:1])
+    for layer in cache.layers:
+        energy = layer.place.queries[0].square().sum(1)
+        yield float(energy.topk(2).values.sum() / energy.sum())
+
+
+def test_only_models_without_rotation_are_folded():
+    with pytest.raises(ValueError, match="'llama' cannot be folded, only opt and gpt2"):
+        fold(tiny("llama"))
+
+
+def test_the_variants_choose_columns_and_counts_as_they_say():
+    queried, keyed = torch.tensor([[[5.5, 4, 0, 0, 1, 3]]]), torch.tensor([[[0.0, 0, 6, 1, 0, 2]]])
+    column_sets = {name: set(choose(queried, keyed, 2)[0, 0].tolist()) for name, choose in VARIANTS.items()}
+    assert column_sets == {"paper": {0, 2}, "official-speed": {0, 1}, "official-accuracy": {0, 1, 2, 5}}
+    two = torch.cat([queried, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
+    same = torch.cat([keyed, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
+    assert (VARIANTS["official-accuracy"](two, same, 2)[1, 0] < 0).sum() == 2  # a smaller union
+    scores = torch.tensor([[[0.0, -1, -9, -9]], [[0.0, -1, -1, -1]]])
+    assert InfiniGen(alpha=2.0)._how_many(scores, [4, 4]) == [2, 4]
+    assert InfiniGen(alpha=2.0, variant="official-speed")._how_many(scores, [4, 4]) == [3, 3]
+    model, seen = tiny("opt"), {}
+
+    def query(norm=None):
+        seen["norm"] = norm
+        return torch.zeros(1, 4, 1, 8)
+
+    for variant, norm in [("paper", None), ("official-speed", 2), ("official-accuracy", 2)]:
+        cache = kvlab.KVCache(model, place=Host(InfiniGen(5, variant=variant)))
+        kvlab.decode(model, prompt(20), cache, 4)
+        cache.layers[3].place.foresee(cache.layers[3], query)
+        assert seen["norm"] == norm
+    with pytest.raises(ValueError, match="variant='fast': expected one of paper, official-speed"):
+        InfiniGen(variant="fast")
 
 
 def test_group_importance():

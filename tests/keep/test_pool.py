@@ -1,0 +1,158 @@
+"""The pool against a plain list, one head at a time, and under pressure for ten thousand steps."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.attention import attend
+from kvlab.keep import Pool
+from kvlab.place import Fetch, Host, ModelledLink
+from kvlab.store import Roomy
+
+
+class ByHand:
+    """One head's pool, as the definition reads: a list of tokens, oldest first."""
+
+    def __init__(self, capacity, policy):
+        self.capacity, self.policy = capacity, policy
+        self.tokens, self.last, self.fetches = [], {}, {}
+
+    def step(self, now, new, fetched):
+        for token in new:
+            self.tokens.append(token)
+            self.fetches[token] = 0
+        for token in self.tokens if fetched is None else [*fetched, *new]:
+            self.last[token] = now
+            self.fetches[token] += 1
+        older = self.tokens[: (len(self.tokens) + 1) // 2]
+        value = {"fifo": lambda t: t, "lru": self.last.get, "counter": self.fetches.get}[self.policy]
+        ranking = [*sorted(older, key=lambda t: (value(t), t)), *self.tokens[len(older) :]]
+        for victim in ranking[: max(0, len(self.tokens) - self.capacity)]:
+            self.tokens.remove(victim)
+
+
+class Random(Fetch):
+    """Fetches `count` slots at random, each head its own."""
+
+    def __init__(self, count, seed=0):
+        self.count, self.generator = count, torch.Generator().manual_seed(seed)
+
+    def select(self, layer, query, scaling):
+        past = layer.slots - 1
+        shape = (query.shape[0], layer.kv_heads, past)
+        noise = torch.rand(shape, generator=self.generator)
+        if layer.some_empty is not None:
+            noise = noise.masked_fill(layer.some_empty[..., :past] < 0, -1)
+        slots = noise.topk(min(self.count, past), dim=-1).indices
+        return slots.masked_fill(noise.gather(2, slots) < 0, -1)
+
+    def __deepcopy__(self, memo):  # generators do not copy; every layer draws from one stream
+        return self
+
+
+class Watching(Host):
+    """Notes the original positions of what each step read."""
+
+    def read(self, layer, query, scaling):
+        keys, values, slots = super().read(layer, query, scaling)
+        positions = layer.slot_positions
+        self.read_positions = (
+            positions if slots is None else positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
+        )
+        return keys, values, slots
+
+
+@given(
+    policy=st.sampled_from(["fifo", "lru", "counter"]), capacity=st.integers(2, 14), sizes=st.lists(
+    st.integers(1, 25), min_size=1, max_size=3), steps=st.integers(1, 8), count=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)  # fmt: skip
+def test_victims_are_those_of_the_definition(policy, capacity, sizes, steps, count, seed):
+    model = tiny("llama", num_hidden_layers=2)
+    cache = kvlab.KVCache(model, keep=Pool(capacity, policy), place=Watching(Random(count, seed)))
+    ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
+    stepper = kvlab.Stepper(model, cache)
+    hands = [[[ByHand(capacity, policy) for _ in range(2)] for _ in sizes] for _ in cache.layers]
+    for step in range(steps + 1):
+        stepper.feed(ids, mask) if step == 0 else stepper.feed(prompt(1, rows=len(sizes), seed=step))
+        for layer, rows in zip(cache.layers, hands, strict=True):
+            for row, heads in enumerate(rows):
+                new = range(sizes[row]) if step == 0 else [sizes[row] + step - 1]
+                for head, hand in enumerate(heads):
+                    read = None
+                    if step:
+                        read = [p for p in layer.place.read_positions[row, head].tolist() if p >= 0][:-1]
+                    hand.step(step, new, read)
+                    held = [p for p in layer.positions[row, head].tolist() if p >= 0]
+                    assert held == hand.tokens
+
+
+def test_policies_differ_and_a_full_pool_loses_nothing():
+    model, ids = tiny("llama"), prompt(40)
+    outputs = {}
+    for policy in ("fifo", "lru", "counter"):
+        spec = f"infinigen:budget=6,alpha=inf,full_layers=0,pool=30,victim={policy}"
+        outputs[policy] = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 25)
+    assert len({tuple(trace.logprobs[0].tolist()) for trace in outputs.values()}) == 3
+    assert outputs["fifo"].tokens_held == [30] * 25
+    large = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen:pool=64"), 25)
+    plain = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen"), 25)
+    assert torch.equal(large.logprobs, plain.logprobs)
+
+
+def test_a_capacity_in_bytes():
+    model = tiny("llama")
+    token = 4 * 2 * 2 * 8 * 4  # K and V of 4 layers, 2 heads of 8
+    cache = kvlab.KVCache(model, keep=Pool(3 * 20 * token, unit="bytes"), place=Host())
+    trace = kvlab.decode(model, prompt(30, rows=3), cache, 5)
+    assert trace.tokens_held == [20] * 5
+    assert trace.host_bytes[-1] <= 3 * 20 * token
+    with pytest.raises(ValueError, match="expected room for two tokens, 1024 bytes"):
+        kvlab.decode(model, prompt(30), kvlab.KVCache(model, keep=Pool(1000, unit="bytes")), 2)
+
+
+def test_bad_pools():
+    for parameters, says in [
+        ({"capacity": 0}, "capacity=0"),
+        ({"policy": "mru"}, "policy='mru': expected one of counter, lru, fifo"),
+        ({"unit": "pages"}, "unit='pages'"),
+        ({"capacity": 0.5, "unit": "bytes"}, r"capacity=0.5: expected a whole number of bytes"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            Pool(**parameters)
+
+
+def test_ten_thousand_steps_under_pressure():
+    """Random fetches over a link, a pool that is full from the start: bytes stay, and every step's output is
+    attention over exactly the K and V of the positions that it reports."""
+    model = tiny("llama", num_hidden_layers=1)
+    link = ModelledLink(1e12, latency=0)
+    cache = kvlab.KVCache(model, keep=Pool(24), store=Roomy(), place=Watching(Random(6)))
+    cache.layers[0]._answers[2].link = link
+    cache.reset()
+    layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
+    keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
+    queries = torch.randn(1, 4, 10_040, 8, generator=generator)
+    layer.fill(queries[:, :, :40], keys[:, :, :40], values[:, :, :40], None, 0.5)
+    sizes, used = set(), set()
+    for step in range(40, 10_040):
+        layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
+        out = layer.attend(queries[:, :, step : step + 1], None, 0.5, None)
+        index = layer.place.read_positions.long()
+        used.add(index.shape[2])
+        if step % 20 == 0:
+            stats = cache.stats()
+            sizes.add((stats.device_bytes, stats.host_bytes, stats.tokens_held))
+            rows = index.unsqueeze(-1).expand(-1, -1, -1, 8)
+            expected, _ = attend(
+                queries[:, :, step : step + 1], keys.gather(2, rows), values.gather(2, rows), 0.5
+            )
+            assert torch.allclose(out, expected, atol=1e-5)
+            assert int(index[..., -1].min()) == step  # the newest is always attended
+    assert used == {7} and len(sizes) == 1
+    assert len(link.staging.buffers) <= 2 and math.isfinite(float(out.sum()))
