@@ -52,7 +52,8 @@ class Stepper:
             inputs["logits_to_keep"] = 1 if last else ids.shape[1]
         if not self.cache.recompute:
             inputs["past_key_values"] = self.cache
-        logits = self.model(**inputs).logits[:, -ids.shape[1] :].float()
+        forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
+        logits = forward(**inputs).logits[:, -ids.shape[1] :].float()
         if first and not torch.isfinite(logits[:, -1]).all():
             raise ValueError(self._why_not_finite())
         return logits[:, -1] if last else logits

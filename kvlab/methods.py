@@ -12,6 +12,8 @@ from .cache import KVCache
 from .keep import H2O, Keep, Pool, Sinks
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
+from .static_graph import PaddedCache, StaticGraphEngine
+from .static_graph.engine import check_parameters
 from .store import Exact, Float8, Growing, Int, Roomy, Static
 
 
@@ -53,13 +55,25 @@ def _full():
 @method("recompute")
 def _recompute():
     """No cache: the whole sequence is fed again for every token."""
-    return {"recompute": True}
+    return {"cache": NoCache}
 
 
 @method("static")
 def _static(length=None):
     """Every key and value, in a buffer allocated once and written in place."""
     return {"store": Static(length)}
+
+
+@method("padded")
+def _padded(length=None, policy="double", extra=None, form="multi", quantized=False, chunk=64):
+    """Every key and value, padded to length - 1 rows that a static-graph engine reads in place."""
+    check_parameters(length, policy, extra, form, chunk)
+
+    def make(model):
+        options = {"extra": extra, "form": form, "chunk": chunk}
+        return PaddedCache(StaticGraphEngine(model, length, policy, quantized, **options))
+
+    return {"cache": make}
 
 
 @method("int8")
@@ -175,7 +189,8 @@ def make_cache(model, spec: str):
     name, parameters = parse(spec)
     try:
         answers = _find(name).answers(**parameters)
-        return NoCache(model) if answers.pop("recompute", False) else KVCache(model, **answers)
+        make = answers.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
+        return make(model, **answers)
     except (ValueError, TypeError) as error:
         raise ValueError(f"method {spec!r}: {error}") from error
 

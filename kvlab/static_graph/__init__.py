@@ -1,0 +1,20 @@
+"""Padded static buffers on a real static-graph engine (document 000).
+
+from kvlab.static_graph import StaticGraphEngine
+trace = StaticGraphEngine(model, max_length=512, policy="double").generate(ids, 200)
+"""
+
+from .cache import PaddedCache
+from .engine import StaticGraphEngine
+from .export import GraphSpec, cache_folder, graph_file
+from .kv_manager import POLICIES, KVManager
+
+__all__ = [
+    "POLICIES",
+    "GraphSpec",
+    "KVManager",
+    "PaddedCache",
+    "StaticGraphEngine",
+    "cache_folder",
+    "graph_file",
+]

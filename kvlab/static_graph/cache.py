@@ -1,0 +1,142 @@
+"""PaddedCache: the static-graph engine where a cache stands, so that decode and the harness can use it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from ..cache import Stats
+from .engine import StaticGraphEngine
+from .quantized import quantize
+
+
+class PaddedCache(Cache):
+    """The rows of a batch, each with a KV manager of its own; the engine runs them one after the other.
+
+    `kvlab.decode` and the harness call `forward` in place of the model. `model.generate` would run the model
+    itself, so there a ValueError says what to use.
+    """
+
+    recompute = False
+
+    def __init__(self, engine: StaticGraphEngine):
+        super().__init__(layers=[_Layer(self, index) for index in range(engine.anatomy.layers)])
+        self.engine = engine
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.managers, self.columns, self._filled = [], 0, []
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int = 0, **_):
+        """What a model's forward returns: `.logits` `[batch, tokens, vocabulary]` of the last tokens.
+
+        input_ids `[batch, new tokens]`; attention_mask `[batch, tokens seen + new]`. Padding is not fed; its
+        logits are 0.
+        """
+        batch, tokens = input_ids.shape
+        self._open(batch)
+        real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
+        found = []
+        for row, manager in enumerate(self.managers):
+            ids = input_ids[row] if real is None else input_ids[row][real[row]]
+            logits = torch.from_numpy(self.engine.feed(manager, ids.tolist())) if len(ids) else None
+            if len(ids) != tokens:
+                full = torch.zeros(tokens, self.engine.model.config.get_text_config().vocab_size)
+                if logits is not None:
+                    full[real[row]] = logits
+                logits = full
+            found.append(logits[-logits_to_keep:])
+        self.columns += tokens
+        return SimpleNamespace(logits=torch.stack(found))
+
+    def _open(self, batch: int) -> None:
+        if not self.managers:
+            self.managers = [self.engine.manager() for _ in range(batch)]
+        if len(self.managers) != batch:
+            raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.managers)}: use reset()")
+
+    def fill(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+        """Take a layer's K and V of a whole prompt, `[batch, kv_heads, tokens, D]`; layers come in order."""
+        self._filled.append((keys, values))
+        if len(self._filled) < len(self.layers):
+            return
+        self._open(len(keys))
+        engine = self.engine
+        for row, manager in enumerate(self.managers):
+            real = slice(None) if mask is None else mask[row].bool()
+            parts = [part for pair in self._filled for x in pair for part in x[row].chunk(engine.parts)]
+            rows = torch.stack(parts)[:, :, real]  # [sequences, heads, tokens, D]
+            engine.check_prompt(rows.shape[2])
+            if engine.scales is not None:
+                rows = quantize(rows, torch.stack(engine.scales))
+            manager.append(rows.numpy())
+        self.columns, self._filled = self.columns + keys.shape[2], []
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        taken, rows = set(), []
+        for row in beam_idx.tolist():
+            rows.append(self.managers[row].copy() if row in taken else self.managers[row])
+            taken.add(row)
+        self.managers = rows
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens of every row."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        for manager in self.managers:
+            manager.crop(-tokens_to_remove)
+        self.columns = max(0, self.columns + tokens_to_remove)
+
+    def stats(self) -> Stats:
+        """Bytes allocated by all rows' managers; tokens seen (padding included) and held."""
+        return Stats(
+            device_bytes=sum(manager.allocated_bytes for manager in self.managers),
+            host_bytes=0,
+            moved_bytes=0,
+            tokens_seen=self.columns,
+            tokens_held=max((manager.held for manager in self.managers), default=0),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        raise ValueError(
+            "padded runs in an engine of its own: use kvlab.decode(model, ids, cache, n), or "
+            "StaticGraphEngine(model).generate(ids, n)"
+        )
+
+
+class _Layer(CacheLayerMixin):
+    """What the harness sees of a layer: a place to put a prompt's K and V."""
+
+    watches = False  # nothing here asks which token received attention
+
+    def __init__(self, cache: PaddedCache, index: int):
+        super().__init__()
+        self.cache, self.index = cache, index
+
+    def fill(self, query, keys: Tensor, values: Tensor, mask, scaling, received=None) -> None:
+        """As `cache.Layer.fill`."""
+        self.cache.fill(keys, values, mask)
+
+    def lazy_initialization(self, key_states, value_states) -> None:
+        """Nothing to prepare."""
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        return self.cache.update(key_states, value_states, self.index)
+
+    def get_seq_length(self) -> int:
+        return self.cache.columns
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.cache.columns + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.cache.engine.length

@@ -1,0 +1,214 @@
+"""StaticGraphEngine: a language model decoded by an engine without a cache (ONNX Runtime, document 000).
+
+    engine = StaticGraphEngine(model, max_length=512, policy="double")
+    trace = engine.generate(ids, 200)          # the same Trace as kvlab.decode
+
+The engine gets addresses only: past K and V are read where the KV manager holds them, and the new K and V
+are written where it says (IO binding; nothing is copied on the way in or out).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..decode import Trace, decode
+from ..models import Anatomy, prepare
+from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
+from .graph import sequence_names
+from .kv_manager import KVManager, spare_part
+from .quantized import calibrate
+
+CHUNK = 64
+
+
+class StaticGraphEngine:
+    """Two static graphs of one model, a decode step and a prompt chunk, and the buffers they work on.
+
+    model: float32, on the CPU. max_length: S, tokens a step attends to, the new one included (default: the
+    model's context). policy, extra: see `KVManager`. quantized: K and V are held as int8 with one scale per
+    KV head, calibrated before. form: `single`, each KV head a tensor `[1, 1, S - 1, D]` of its own, or
+    `multi`, `[1, KV heads, S - 1, D]`. chunk: tokens per pass of the prompt's graph (1: token by token).
+    threads: of the engine (default: torch's). cache: folder for exported graphs.
+
+    A prompt may hold S tokens. Generation past S slides the window: each step attends to the newest S
+    tokens, and every token keeps the position it was first given, up to the model's context.
+    Raises ValueError for parameters that do not fit the model, and when onnxruntime is missing.
+    """
+
+    def __init__(
+        self, model, max_length: int | None = None, policy: str = "double", quantized: bool = False, *,
+        extra: float | None = None, form: str = "multi", chunk: int = CHUNK, threads: int | None = None,
+        cache: Path | None = None,
+    ):  # fmt: skip
+        check_parameters(max_length, policy, extra, form, chunk)
+        require_engine()
+        self.model, self.anatomy = prepare(model), Anatomy(model)
+        self.length = _length(model, max_length)
+        self.policy, self.extra, self.form, self.quantized = policy, extra, form, quantized
+        weight = next(model.parameters())
+        if weight.device.type != "cpu" or weight.dtype != torch.float32:
+            raise ValueError(
+                f"the static-graph engine runs float32 models on the CPU; this one is {weight.dtype} on "
+                f"{weight.device}: load it with device='cpu', dtype='float32'"
+            )
+        self.parts = self.anatomy.kv_heads if form == "single" else 1
+        self.scales = calibrate(model, self.parts) if quantized else None
+        names = sequence_names(self.anatomy.layers, self.parts)
+        digest, threads = model_digest(model), threads or torch.get_num_threads()
+        self.chunk = min(chunk, self.length - 1)
+        self.graphs: dict[int, _Graph] = {}
+        for width in sorted({1, self.chunk}):
+            spec = GraphSpec(digest, self.length, form, width, scales_digest(self.scales))
+            path = graph_file(model, spec, self.scales, cache)
+            self.graphs[width] = _Graph(session(path, threads), names, width, self.length)
+        self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
+
+    def manager(self) -> KVManager:
+        """Empty buffers for one row of text."""
+        return KVManager(
+            2 * self.anatomy.layers * self.parts,
+            self.length,
+            self.anatomy.head_dim,
+            heads=self.anatomy.kv_heads // self.parts,
+            policy=self.policy,
+            extra=self.extra,
+            dtype=np.int8 if self.quantized else np.float32,
+        )
+
+    def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`.
+
+        A prompt goes through the chunk graph; where its length is no multiple of the chunk, the first chunk
+        is padded on the left. Into buffers that hold tokens already, the odd ones go one by one.
+        """
+        if len(tokens) == 1:
+            return self._pass(manager, tokens)
+        if not manager.seen:
+            self.check_prompt(len(tokens))
+        odd = len(tokens) % self.chunk
+        if manager.seen or odd == 1:
+            pieces = [tokens[i : i + 1] for i in range(odd)]
+        else:
+            pieces = [tokens[:odd]] if odd else []
+        pieces += [tokens[i : i + self.chunk] for i in range(odd, len(tokens), self.chunk)]
+        return np.concatenate([self._pass(manager, piece) for piece in pieces])
+
+    def check_prompt(self, tokens: int) -> None:
+        """ValueError for a prompt that is longer than S."""
+        if tokens > self.length:
+            raise ValueError(f"a prompt of {tokens} tokens is longer than max_length={self.length}")
+
+    def generate(self, ids: Tensor, n: int, attention_mask: Tensor | None = None) -> Trace:
+        """Greedy decoding of `n` tokens after `ids` `[batch, tokens]`, row by row; see `kvlab.decode`."""
+        from .cache import PaddedCache
+
+        return decode(self.model, ids, PaddedCache(self), n, attention_mask)
+
+    def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        started = time.perf_counter()
+        graph = self.graphs[1 if len(tokens) == 1 else self.chunk]
+        padding = graph.width - len(tokens)
+        if graph.width == 1:
+            graph.token[0, 0], graph.position[0, 0], mask = tokens[0], manager.seen, manager.mask
+        else:
+            graph.token[0, padding:] = tokens
+            graph.position[0, padding:] = np.arange(manager.seen, manager.seen + len(tokens))
+            mask = graph.mask
+            mask[:] = chunk_mask(manager.positions(), manager.seen, len(tokens), graph.width)
+        graph.bind(mask, manager.past_addresses(), manager.place(graph.width, len(tokens)))
+        ready = time.perf_counter()
+        graph.run()
+        ran = time.perf_counter()
+        manager.commit()
+        if graph.width == 1:
+            self.steps += 1
+            self.step_seconds += time.perf_counter() - started
+            self.manage_seconds += ready - started + time.perf_counter() - ran
+        return graph.logits[0, padding:].copy()
+
+
+class _Graph:
+    """A session, its arrays, and the addresses it is bound to."""
+
+    def __init__(self, engine, names: list[str], width: int, length: int):
+        self.engine, self.width = engine, width
+        self.binding = engine.io_binding()
+        inputs = {node.name: node for node in engine.get_inputs()}
+        outputs = {node.name: node for node in engine.get_outputs()}
+        self.past = [(f"past.{name}", tuple(inputs[f"past.{name}"].shape)) for name in names]
+        self.new = [(f"new.{name}", tuple(outputs[f"new.{name}"].shape)) for name in names]
+        self.dtype = {"tensor(float)": np.float32, "tensor(int8)": np.int8}[inputs[self.past[0][0]].type]
+        self.token, self.position = np.zeros((1, width), np.int64), np.zeros((1, width), np.int64)
+        self.mask = np.zeros((1, 1, width, length - 1 + width), np.float32)
+        self.logits = np.zeros(outputs["logits"].shape, np.float32)
+        for name in ("token", "position"):
+            array = getattr(self, name)
+            self.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        self.binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+        self.bound: dict[str, int] = {}
+
+    def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
+        """Say where to read and write; what has not moved since the last pass stays bound."""
+        bound, dtype = self.bound, self.dtype
+        if bound.get("mask") != mask.ctypes.data:
+            bound["mask"] = mask.ctypes.data
+            self.binding.bind_input("mask", "cpu", 0, np.float32, self.mask.shape, mask.ctypes.data)
+        for bind, nodes, addresses in (
+            (self.binding.bind_input, self.past, past),
+            (self.binding.bind_output, self.new, new),
+        ):
+            for (name, shape), address in zip(nodes, addresses, strict=True):
+                if bound.get(name) != address:
+                    bound[name] = address
+                    bind(name, "cpu", 0, dtype, shape, address)
+
+    def run(self) -> None:
+        self.engine.run_with_iobinding(self.binding)
+
+
+def chunk_mask(positions: np.ndarray, seen: int, real: int, width: int) -> np.ndarray:
+    """What the queries of a chunk may see, `[width, S - 1 + width]`: 0, or -inf.
+
+    positions `[S - 1]`: of the past tokens, -1 for padding. The chunk's last `real` tokens begin at position
+    `seen`. A query sees itself and tokens before it, S in all; a padding query sees only itself.
+    """
+    own = np.arange(width) - (width - real)
+    asked = np.where(own >= 0, own + seen, -1)
+    held = np.concatenate([positions, asked])
+    window = len(positions) + 1
+    distance = asked[:, None] - held[None, :]
+    allowed = (held >= 0) & (distance >= 0) & (distance < window)
+    allowed[:, len(positions) :] |= np.eye(width, dtype=bool)
+    return np.where(allowed, np.float32(0), np.float32(-np.inf))
+
+
+def check_parameters(max_length, policy, extra, form, chunk) -> None:
+    """What can be said about parameters without a model (ValueError)."""
+    spare_part(policy, extra)
+    if form not in FORMS:
+        raise ValueError(f"form={form!r}: expected one of {', '.join(FORMS)}")
+    for name, value, least in (("max_length", max_length, 2), ("chunk", chunk, 1)):
+        if name == "max_length" and value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+
+def _length(model, asked: int | None) -> int:
+    config = model.config.get_text_config()
+    context, window = Anatomy(model).context, getattr(config, "sliding_window", None)
+    if asked is None:
+        limits = [limit for limit in (context, window) if limit]
+        if not limits:
+            raise ValueError("max_length: this model states no context length, so name one")
+        return min(limits)
+    if context is not None and asked > context:
+        raise ValueError(f"max_length={asked}: more than the model's {context} positions")
+    if window is not None and asked > window:
+        raise ValueError(f"max_length={asked}: more than the model's sliding window of {window} tokens")
+    return asked

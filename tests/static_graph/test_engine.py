@@ -1,0 +1,325 @@
+"""The engine against transformers: tokens, log-probabilities, sliding past S, int8, addresses, forks."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from tiny import FAMILIES, left_padded, prompt, tiny
+from transformers import DynamicCache
+
+import kvlab
+from kvlab.static_graph import PaddedCache, StaticGraphEngine
+from kvlab.static_graph.engine import chunk_mask
+from kvlab.static_graph.export import model_digest
+from kvlab.static_graph.quantized import calibrate, dequantize, quantize
+
+S, STEPS = 24, 8  # few sizes, since every one is a graph to export
+SMALL = {"num_hidden_layers": 2}  # what is exported in tests
+
+
+def engine(family="llama", length=S, **options):
+    return StaticGraphEngine(tiny(family, **SMALL), length, **({"chunk": 1} | options))
+
+
+def reference(family, ids, mask=None, steps=STEPS, **changes):
+    """Greedy tokens and log-probabilities from transformers alone, with its own attention."""
+    out = tiny(family, "sdpa", **(SMALL | changes)).generate(
+        ids,
+        attention_mask=torch.ones_like(ids) if mask is None else mask,
+        max_new_tokens=steps,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    tokens = out.sequences[:, ids.shape[1] :]
+    logprobs = torch.stack(out.logits, 1).float().log_softmax(-1)
+    return tokens, logprobs.gather(2, tokens[..., None])[..., 0]
+
+
+def assert_same(trace, expected, atol=1e-4):
+    assert torch.equal(trace.tokens, expected[0])
+    assert torch.allclose(trace.logprobs, expected[1], atol=atol)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_in_a_padded_batch(family):
+    ids, mask = left_padded([prompt(13), prompt(4, seed=4), prompt(1, seed=1)])
+    trace = engine(family).generate(ids, STEPS, mask)
+    assert_same(trace, reference(family, ids, mask))
+
+
+@pytest.mark.parametrize("policy", ["shift", "double", "compromise", "ring"])
+@pytest.mark.parametrize("form", ["single", "multi"])
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_every_policy_in_both_forms(policy, form, chunk):
+    ids = prompt(15, rows=2)  # grouped-query attention: four query heads, two KV heads
+    trace = engine(policy=policy, form=form, chunk=chunk).generate(ids, STEPS)
+    assert_same(trace, reference("llama", ids))
+
+
+def banded(ids, length):
+    """Logits of one pass of transformers in which a token sees itself and the length - 1 before it."""
+    at = torch.arange(ids.shape[1])
+    distance = at[:, None] - at
+    seen = (distance >= 0) & (distance < length)
+    model = tiny("llama", "sdpa", **SMALL)
+    return model(input_ids=ids, attention_mask=seen[None, None], use_cache=False).logits
+
+
+@pytest.mark.parametrize("policy", ["shift", "double", "compromise", "ring"])
+def test_past_s_every_step_attends_to_the_newest_s_tokens(policy):
+    """Positions go on; the reference is one pass over everything with a band of S."""
+    made, ids = engine(policy=policy, form="single", chunk=8), prompt(S)
+    stepper = kvlab.Stepper(made.model, PaddedCache(made))
+    logits, follow = [stepper.feed(ids)], prompt(70, seed=9)
+    logits += [stepper.feed(follow[:, i : i + 1]) for i in range(50)]
+    logits.append(stepper.feed(follow[:, 50:]))  # several at once into a full window: odd ones, then chunks
+    expected = banded(torch.cat([ids, follow], 1), S)
+    assert torch.allclose(torch.cat(logits, 1), expected, atol=1e-4)
+    assert not torch.allclose(expected, banded(torch.cat([ids, follow], 1), S + 1), atol=1e-2)
+
+
+def test_a_sliding_window_model_equals_transformers_far_beyond_its_window():
+    model = tiny("mistral", sliding_window=S, **SMALL)
+    ids = prompt(10)
+    trace = StaticGraphEngine(model, chunk=1).generate(ids, 60)
+    assert_same(trace, reference("mistral", ids, steps=60, sliding_window=S))
+    with pytest.raises(ValueError, match="max_length=25: more than the model's sliding window of 24"):
+        StaticGraphEngine(model, S + 1)
+
+
+class FixedInt8(DynamicCache):
+    """The independent reference: every new K and V is rounded once with its fixed scale, then kept."""
+
+    def __init__(self, scales):
+        super().__init__()
+        self.scales = scales
+
+    def update(self, keys, values, layer, *args, **kwargs):
+        rounded = []
+        for x, scale in zip((keys, values), self.scales[2 * layer : 2 * layer + 2], strict=True):
+            scale = scale.view(1, -1, 1, 1)
+            rounded.append((x / scale).round().clamp(-128, 127) * scale)
+        return super().update(*rounded, layer, *args, **kwargs)
+
+
+@pytest.mark.parametrize("form", ["single", "multi"])
+def test_int8_equals_a_reference_that_rounds_once(form):
+    made, ids = engine(form=form, quantized=True), prompt(S)
+    logits = PaddedCache(made).forward(ids).logits
+    scales = calibrate(tiny("llama", **SMALL))
+    exact = tiny("llama", "sdpa", **SMALL)
+    expected = exact(input_ids=ids, past_key_values=FixedInt8(scales)).logits
+    # A last digit of fp32 can turn into a whole step of int8, so a few numbers may differ by more.
+    assert (logits - expected).abs().median() < 1e-5
+    assert (logits - expected).abs().max() < 0.1
+    assert (exact(input_ids=ids).logits - expected).abs().median() > 1e-3
+
+
+@pytest.mark.parametrize("form", ["single", "multi"])
+def test_int8_rows_never_change_after_they_are_written(form):
+    made = engine(form=form, quantized=True)
+    manager, held = made.manager(), None
+    for token in prompt(90)[0].tolist():
+        made.feed(manager, [token])
+        rows = manager.rows()
+        if held is not None:
+            shared = min(held.shape[2], S - 2)
+            assert np.array_equal(rows[:, :, -1 - shared : -1], held[:, :, -shared:])
+        held = rows
+    assert manager.copies == 3 and rows.dtype == np.int8
+
+
+def test_scales_are_those_of_the_calibration_text():
+    model, ids = tiny("llama", **SMALL), prompt(50)
+    scales = calibrate(model, 2, ids)
+    full = kvlab.make_cache(model, "full")
+    model(input_ids=ids, past_key_values=full, use_cache=True)
+    keys, values = full.layers[1].store.read(torch.device("cpu"))
+    assert len(scales) == 8
+    assert torch.allclose(scales[5], keys[0, 1].abs().max() / 127)
+    assert torch.allclose(scales[6], values[0, 0].abs().max() / 127)
+    rows, scale = torch.rand(2, 3, 5) * 127 * 0.1, torch.tensor([0.1, 0.2])
+    found = dequantize(quantize(rows, scale), scale)
+    assert ((found - rows).abs() <= scale[:, None, None] / 2 + 1e-6).all()
+
+
+def test_the_engine_reads_and_writes_where_the_manager_says():
+    """Addresses, and bytes that appear there without any copy of ours."""
+    made = engine(form="single", chunk=8)
+    manager, ids = made.manager(), prompt(13)
+    made.feed(manager, ids[0].tolist())
+    before = manager.buffers.copy()
+    past, place = manager.past_addresses(), manager.place()
+    made.feed(manager, [5])
+    bound = made.graphs[1].bound
+    names = [name for name, _ in made.graphs[1].past]
+    assert [bound[name] for name in names] == past
+    assert [bound[name.replace("past", "new")] for name in names] == place
+    base, size = manager.buffers.ctypes.data, manager.buffers.nbytes
+    assert all(base <= address < base + size for address in past + place)
+    assert manager.copied_bytes == 0  # prompt and step: the engine put every row where it belongs
+    changed = (manager.buffers != before).nonzero()
+    row = (place[0] - base) // manager.row_bytes
+    assert set(changed[1] // manager.head_dim) == {row} and len(set(changed[0])) == len(manager.buffers)
+    full = kvlab.make_cache(made.model, "full")
+    made.model(input_ids=torch.cat([ids, torch.tensor([[5]])], 1), past_key_values=full, use_cache=True)
+    for layer, cached in enumerate(full.layers):
+        for kind, held in enumerate(cached.store.read(torch.device("cpu"))):
+            for head in range(2):
+                ours = manager.rows()[4 * layer + 2 * kind + head, 0]
+                assert np.allclose(ours, held[0, head].numpy(), atol=1e-5)
+
+
+def test_only_what_moved_is_bound_again():
+    made = engine(form="multi", policy="shift")
+    manager, bound = made.manager(), []
+    for token in (3, 4, 5):
+        made.feed(manager, [token])
+        bound.append(dict(made.graphs[1].bound))
+    assert bound[0] == bound[1] == bound[2]
+
+
+def test_a_chunk_sees_what_its_tokens_may_see():
+    assert np.array_equal(
+        np.isfinite(chunk_mask(np.array([-1, 0, 1]), 2, 2, 3)).astype(int),
+        [[0, 0, 0, 1, 0, 0], [0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 1, 1]],
+    )
+    assert np.array_equal(  # S = 4: token 5 no longer sees token 1
+        np.isfinite(chunk_mask(np.array([1, 2, 3]), 4, 2, 2)).astype(int), [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+    )
+
+
+@pytest.mark.parametrize("options", [{"form": "multi"}, {"form": "single", "policy": "ring"}])
+def test_forks_crops_and_bytes(options):
+    made, ids = engine(**options), prompt(9, rows=2)
+    forked = kvlab.Stepper(made.model, PaddedCache(made))
+    forked.feed(ids)
+    rows = torch.tensor([1, 0, 1])
+    forked.fork(rows)
+    apart = kvlab.Stepper(made.model, PaddedCache(made))
+    apart.feed(ids[rows])
+    token = prompt(1, rows=3, seed=5)
+    expected = apart.feed(token)
+    assert torch.allclose(forked.feed(token), expected, atol=1e-5)
+    cache = forked.cache
+    cache.crop(-1)
+    assert cache.get_seq_length() == 9
+    again = cache.forward(token, position_ids=None).logits
+    assert torch.allclose(again, expected, atol=1e-5)
+    stats = cache.stats()
+    arrays = {}
+    for manager in cache.managers:
+        for value in (manager.buffers, manager.mask, *(rows for rows, _ in manager._staging.values())):
+            arrays[value.ctypes.data] = value.nbytes
+    assert stats.device_bytes == sum(arrays.values()) and stats.host_bytes == stats.moved_bytes == 0
+    assert stats.tokens_seen == stats.tokens_held == 10
+    cache.reset()
+    assert cache.stats().device_bytes == 0 and cache.get_seq_length() == 0
+
+
+def test_a_prompt_made_elsewhere_is_taken_over():
+    """The harness prefills once for all methods; int8 rounds the rows it is given."""
+    made = engine(quantized=True)
+    ids, mask = left_padded([prompt(11), prompt(6, seed=2)])
+    from eval.prefill import shared
+
+    caches = {"full": kvlab.make_cache(made.model, "full"), "padded": PaddedCache(made)}
+    found, token = {}, prompt(1, rows=2, seed=8)
+    for name, stepper, _ in shared(made.model, caches, ids, mask, last=True):
+        found[name] = stepper.feed(token, last=True)
+    assert torch.allclose(found["full"], found["padded"], atol=0.5)
+    assert not torch.allclose(found["full"], found["padded"], atol=1e-5)
+
+
+def test_as_a_method():
+    model, ids = tiny("llama", **SMALL), prompt(15)
+    cache = kvlab.make_cache(model, f"padded:length={S},policy=compromise,extra=0.25,chunk=1")
+    trace = kvlab.decode(model, ids, cache, STEPS)
+    assert_same(trace, reference("llama", ids))
+    assert cache.managers[0].spare == 5 and trace.tokens_held[-1] == 15 + STEPS - 1
+    with pytest.raises(ValueError, match=r"use kvlab\.decode"):
+        model.generate(ids, past_key_values=cache, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    "spec, says",
+    [
+        ("padded:length=129", "max_length=129: more than the model's 128 positions"),
+        ("padded:length=1", "max_length=1: expected a whole number of at least 2"),
+        ("padded:policy=dbl", "policy='dbl': expected one of"),
+        ("padded:policy=compromise,extra=-1", "extra=-1: expected a part"),
+        ("padded:form=both", "form='both': expected one of single, multi"),
+        ("padded:chunk=0", "chunk=0: expected a whole number of at least 1"),
+    ],
+)
+def test_bad_parameters(spec, says):
+    with pytest.raises(ValueError, match=says) as error:
+        kvlab.make_cache(tiny("llama"), spec)
+    assert "\n" not in str(error.value)
+
+
+def test_bad_models_and_prompts():
+    with pytest.raises(ValueError, match="runs float32 models on the CPU; this one is torch"):
+        StaticGraphEngine(tiny("llama", dtype=torch.bfloat16), S)
+    with pytest.raises(ValueError, match="a prompt of 25 tokens is longer than max_length=24"):
+        engine().generate(prompt(25), 1)
+    with pytest.raises(ValueError, match="batch of 3 rows, but the cache holds 2"):
+        cache = PaddedCache(engine())
+        cache.forward(prompt(2, rows=2))
+        cache.forward(prompt(1, rows=3))
+
+
+def test_missing_packages(monkeypatch):
+    from kvlab.static_graph import export
+
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else 1)
+    with pytest.raises(ValueError, match="needs onnxruntime: pip install onnxruntime onnx onnxscript"):
+        kvlab.make_cache(tiny("llama"), f"padded:length={S}")
+
+
+def test_a_damaged_or_foreign_graph_is_refused(graphs, tmp_path):
+    model = tiny("llama", **SMALL)
+    engine()
+    name = f"{model_digest(model)[:16]}-S{S}-multi-w1-float32"
+    folder = next(path for path in graphs.iterdir() if path.name.startswith(name))
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    damage = {
+        "graph.onnx": lambda data: data[:1000],
+        "manifest.json": lambda data: data[: len(data) // 2],
+    }
+    changes = {"model": "0" * 64, "opset": 17, "maker": "other", "length": 25}
+    for name, change in damage.items():
+        whole = (copy / name).read_bytes()
+        (copy / name).write_bytes(change(whole))
+        with pytest.raises(ValueError, match="is damaged: delete that folder"):
+            StaticGraphEngine(model, S, chunk=1, cache=tmp_path)
+        (copy / name).write_bytes(whole)
+    for name, value in changes.items():
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["spec"][name] = value
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match=f"was made for another {name}"):
+            StaticGraphEngine(model, S, chunk=1, cache=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
+    from kvlab.static_graph import export
+
+    def fail(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(export, "_sha256", fail)  # the file is written, the manifest is not
+    monkeypatch.setattr(export.torch.onnx, "export", lambda *a, **k: Program())
+
+    class Program:
+        def save(self, path):
+            path.write_bytes(b"half a graph")
+
+    with pytest.raises(KeyboardInterrupt):
+        StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,180 @@
+"""The KV manager against plain lists of rows, closed formulas, and the totals of document 000."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvlab.arithmetic import SHAPES
+from kvlab.static_graph.kv_manager import POLICIES, KVManager
+
+policies = st.one_of(
+    st.sampled_from([("shift", None), ("double", None), ("ring", None)]),
+    st.tuples(st.just("compromise"), st.floats(0, 3)),
+)
+
+
+def write(addresses, rows, manager):
+    """What an engine does: put rows `[sequences, heads, width, D]` where it was told to."""
+    for address, row in zip(addresses, rows, strict=True):
+        target = np.ctypeslib.as_array(
+            (np.ctypeslib.ctypes.c_byte * row.nbytes).from_address(address), (row.nbytes,)
+        )
+        target[:] = np.ascontiguousarray(row).view(np.int8).ravel()
+
+
+def rows_of(first, count, manager):
+    """Rows that tell their sequence, head, token and channel apart."""
+    shape = (len(manager.buffers), manager.heads, count, manager.head_dim)
+    index = np.indices(shape)
+    return (index[0] * 1e6 + index[1] * 1e4 + (first + index[2]) * 10 + index[3]).astype(np.float32)
+
+
+@given(
+    policy=policies,
+    length=st.integers(2, 23),
+    heads=st.integers(1, 3),
+    passes=st.lists(st.integers(1, 5), min_size=1, max_size=60),
+)
+def test_the_window_holds_the_newest_tokens(policy, length, heads, passes):
+    name, extra = policy
+    manager = KVManager(2, length, 3, heads=heads, policy=name, extra=extra)
+    seen = 0
+    for count in passes:
+        count = min(count, length - 1)
+        write(manager.place(count), rows_of(seen, count, manager), manager)
+        manager.commit()
+        seen += count
+        held = min(seen, length - 1)
+        assert manager.seen == seen and manager.held == held
+        expected = rows_of(seen - held, held, manager)
+        assert np.array_equal(manager.rows(), expected)
+        visible = np.isfinite(manager.mask)
+        assert visible.sum() == held + 1 and visible[-1]
+        positions = manager.positions()
+        assert np.array_equal(positions >= 0, visible[:-1])
+        assert sorted(positions[positions >= 0]) == list(range(seen - held, seen))
+        for slot, position in enumerate(positions):  # by address, the way the engine reads
+            if position >= 0:
+                assert np.array_equal(manager.past[:, :, slot], rows_of(position, 1, manager)[:, :, 0])
+        if name != "ring":
+            assert np.array_equal(manager.past[:, :, length - 1 - held :], expected)
+    starts = np.array(manager.past_addresses())
+    assert np.array_equal(starts, [manager.past[i].ctypes.data for i in range(2)])
+
+
+@given(
+    policy=policies, length=st.integers(2, 40), steps=st.integers(0, 200), head_dim=st.sampled_from([1, 4, 8])
+)
+def test_counters_equal_closed_formulas_in_the_single_head_form(policy, length, steps, head_dim):
+    (name, extra), rows = policy, length - 1
+    manager = KVManager(4, length, head_dim, policy=name, extra=extra)
+    for _ in range(steps):
+        manager.place()
+        manager.commit()
+    part = {"shift": 0, "ring": 0, "double": 1}.get(name, extra)
+    row = head_dim * 4
+    assert manager.reserved_bytes == 4 * 4 * round((1 + part) * rows * head_dim)
+    if name == "ring":
+        assert manager.copied_bytes == 4 * row * max(0, steps - rows)  # one row, once all slots are taken
+    else:
+        copies = steps // (int(part * rows + 1e-9) + 1)
+        assert manager.copies == copies
+        assert manager.copied_bytes == 4 * row * rows * copies
+
+
+@given(policy=policies, length=st.integers(3, 20), steps=st.integers(0, 60), heads=st.integers(2, 4))
+def test_counters_when_the_heads_share_an_allocation(policy, length, steps, heads):
+    (name, extra), rows = policy, length - 1
+    manager = KVManager(2, length, 5, heads=heads, policy=name, extra=extra)
+    for _ in range(steps):
+        manager.place()
+        manager.commit()
+    part = {"shift": 0, "ring": 0, "double": 1}.get(name, extra)
+    assert manager.reserved_bytes == 2 * 4 * round((heads + part) * rows * 5)
+    copies = 0 if name == "ring" else steps // (int(part * rows + 1e-9) + 1)
+    assert manager.copies == copies
+    assert manager.copied_bytes == 2 * 20 * (steps * heads + copies * (heads * rows - 1))
+
+
+@pytest.mark.parametrize("extra, total", [(1, 2_146_435_072), (0.5, 1_609_826_304)])
+def test_the_totals_of_the_document(extra, total):
+    """Llama-7B, S = 2048, 16 bits, one sequence per K or V, layer and head; nothing here is touched."""
+    shape = SHAPES["Llama-7B"]
+    manager = KVManager(
+        2 * shape.layers * shape.heads, 2048, shape.head_dim, policy="compromise", extra=extra, dtype=np.int16
+    )
+    assert manager.reserved_bytes == total
+
+
+def test_double_copies_nothing_until_the_end_of_the_buffer():
+    manager = KVManager(6, 17, 4)
+    addresses = []
+    for _ in range(16):
+        addresses.append((manager.past_addresses()[0], manager.place()[0]))
+        manager.commit()
+    assert manager.copied_bytes == manager.copies == 0
+    assert manager.allocated_bytes == manager.reserved_bytes + manager.mask.nbytes  # no staging row either
+    steps = np.diff(np.array(addresses), axis=0)
+    assert (steps == manager.row_bytes).all()  # both pointers move by one row per token
+    assert addresses[0][1] - addresses[0][0] == 16 * manager.row_bytes
+    manager.place()
+    manager.commit()
+    assert manager.copies == 1 and manager.copied_bytes == 6 * 16 * manager.row_bytes
+
+
+def test_left_padding_of_the_first_chunk_falls_on_padding():
+    manager = KVManager(2, 12, 3)
+    rows = np.concatenate([np.full((2, 1, 3, 3), -7, np.float32), rows_of(0, 5, manager)], axis=2)
+    write(manager.place(8, 5), rows, manager)
+    manager.commit()
+    assert manager.copied_bytes == 0 and manager.held == 5
+    assert np.array_equal(manager.rows(), rows_of(0, 5, manager))
+    assert np.isfinite(manager.mask).sum() == 6
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_fork_and_a_crop(policy, heads):
+    manager = KVManager(2, 9, 2, heads=heads, policy=policy)
+    manager.append(rows_of(0, 6, manager))
+    twin = manager.copy()
+    twin.append(rows_of(50, 1, twin))
+    manager.append(rows_of(6, 1, manager))
+    assert np.array_equal(manager.rows(), rows_of(0, 7, manager))
+    assert np.array_equal(twin.rows()[:, :, :6], rows_of(0, 6, manager))
+    assert np.array_equal(twin.rows()[:, :, 6:], rows_of(50, 1, manager))
+    manager.crop(3)
+    assert manager.seen == 4 and np.array_equal(manager.rows(), rows_of(0, 4, manager))
+    assert np.isfinite(manager.mask).sum() == 5
+    manager.append(rows_of(4, 9, manager))
+    assert np.array_equal(manager.rows(), rows_of(5, 8, manager))
+    with pytest.raises(ValueError, match="crop: 5 tokens have left"):
+        manager.crop(1)
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        ({"policy": "dubble"}, "policy='dubble': expected one of shift, double, compromise, ring"),
+        ({"policy": "compromise", "extra": -0.1}, "extra=-0.1: expected a part of S - 1 that is at least 0"),
+        ({"policy": "compromise", "extra": "x"}, "extra='x'"),
+        ({"policy": "compromise", "extra": float("nan")}, "extra=nan"),
+        ({"extra": 0.5}, "extra=0.5: only policy=compromise"),
+        ({"length": 1}, "length=1: expected a whole number of at least 2"),
+        ({"heads": 0}, "heads=0: expected a whole number of at least 1"),
+    ],
+)
+def test_bad_parameters(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        KVManager(**({"sequences": 2, "length": 8, "head_dim": 4} | arguments))
+
+
+def test_bad_places():
+    manager = KVManager(2, 8, 4)
+    for width, real in ((0, 0), (8, 8), (3, 4), (3, 0)):
+        with pytest.raises(ValueError, match="expected 1 <= real <= width <= 7"):
+            manager.place(width, real)
+    manager.append(rows_of(0, 1, manager))
+    with pytest.raises(ValueError, match="before the first token"):
+        manager.place(3, 2)
