@@ -84,12 +84,14 @@ def style(method: str) -> tuple[str, str, str]:
     return STYLE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
 
 
-def canvas(width: float = 7.0, height: float = 3.2, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """An empty figure of width x height inches and its axes, one for each column."""
+def canvas(
+    width: float = 7.0, height: float = 3.2, columns: int = 1, heights=(1,)
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure of width x height inches and its axes, row by row; heights: of the rows, relative."""
     with matplotlib.rc_context(SETTINGS):
         figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.subplots(1, columns, squeeze=False)[0]
-    return figure, list(axes)
+        axes = figure.subplots(len(heights), columns, squeeze=False, height_ratios=heights)
+    return figure, list(axes.flat)
 
 
 def cache_picture(states, *, title: str = "", tokens=None, axes: Axes | None = None) -> Figure:
@@ -229,18 +231,20 @@ SPANS = {
 }
 
 
-def gantt(timeline, *, title: str = "", axes: Axes | None = None) -> Figure:
+def gantt(timeline, *, title: str = "", axes: Axes | None = None, until: float | None = None) -> Figure:
     """A timeline as three lanes: what the device computes, what comes to it over the link, what goes back.
 
     timeline: a `place.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention carries the
-    number of its layer, a transfer that of the layer it is for, where there is room. Returns the figure.
+    number of its layer, a transfer that of the layer it is for, where there is room. until: seconds at which
+    the axis ends (default: with the computation). Returns the figure.
     """
     if not timeline.spans:
         raise ValueError("timeline: it holds no spans")
-    lanes = ["compute", "to device", "to host"] if timeline.transfers else ["compute"]
+    lanes = _lanes(timeline)
     first = min(span.start for span in timeline.compute)
     last = max(span.end for span in timeline.compute)
-    unit, factor = ("ms", 1e3) if last - first < 10 else ("s", 1.0)
+    until = last if until is None else until
+    unit, factor = ("ms", 1e3) if until - first < 10 else ("s", 1.0)
     axes = canvas(7.6, 1.3 + 0.4 * len(lanes))[1][0] if axes is None else axes
     with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
         for span in timeline.spans:
@@ -251,20 +255,54 @@ def gantt(timeline, *, title: str = "", axes: Axes | None = None) -> Figure:
             row, long = lanes.index(span.lane), (end - start) * factor
             axes.barh(row, long, left=start * factor, height=0.62, color=colour, hatch=hatch, edgecolor=INK,
                       linewidth=0.4)  # fmt: skip
-            if span.what in ("attention", "prefetch", "fetch") and end - start > (last - first) / 40:
+            if span.what in ("attention", "prefetch", "fetch") and end - start > (until - first) / 40:
                 white = "white" if span.what == "attention" else INK
                 axes.text((start + end) / 2 * factor, row, span.layer, color=white, ha="center", va="center",
                           fontsize=8)  # fmt: skip
         axes.set(
-            xlim=(first * factor, last * factor), ylim=(len(lanes) - 0.5, -0.5), xlabel=unit, title=title
+            xlim=(first * factor, until * factor), ylim=(len(lanes) - 0.5, -0.5), xlabel=unit, title=title
         )
         axes.set_yticks(range(len(lanes)), lanes)
         axes.spines["left"].set_visible(False)
-        seen = {span.what for span in timeline.spans}
-        marks = [Patch(facecolor=c, hatch=h, edgecolor=INK, linewidth=0.4, label=what)
-                 for what, (c, h) in SPANS.items() if what in seen]  # fmt: skip
+        marks = _legend_of_spans({span.what for span in timeline.spans})
         axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5)
     return axes.figure
+
+
+def gantts(timelines: dict, *, title: str = "") -> Figure:
+    """Timelines one below the other on one time axis: name -> `place.timeline.Timeline`; one legend."""
+    lanes = [1 + len(_lanes(timeline)) for timeline in timelines.values()]
+    axes = canvas(7.8, 0.6 + 0.3 * sum(lanes), heights=lanes)[1]
+    starts = {name: min(s.start for s in timeline.compute) for name, timeline in timelines.items()}
+    longest = max(s.end - starts[name] for name, timeline in timelines.items() for s in timeline.compute)
+    used = {span.what for timeline in timelines.values() for span in timeline.spans}
+    for part, (name, timeline) in zip(axes, timelines.items(), strict=True):
+        gantt(timeline, axes=part, until=starts[name] + longest)
+        part.get_legend().remove()
+        with matplotlib.rc_context(SETTINGS):
+            part.set_title(name, loc="left", fontsize=10)
+        if part is not axes[-1]:
+            part.set_xlabel("")
+            part.tick_params(labelbottom=False)
+    with matplotlib.rc_context(SETTINGS):
+        marks = _legend_of_spans(used)
+        figure = axes[0].figure
+        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=8.5)
+        if title:
+            figure.suptitle(title, fontsize=11)
+    return figure
+
+
+def _lanes(timeline) -> list[str]:
+    return ["compute", "to device", "to host"] if timeline.transfers else ["compute"]
+
+
+def _legend_of_spans(used) -> list[Patch]:
+    return [
+        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4, label=what)
+        for what, (colour, hatch) in SPANS.items()
+        if what in used
+    ]
 
 
 def show(figure: Figure, sentence: str) -> None:

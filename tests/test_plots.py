@@ -103,3 +103,8 @@ def test_a_timeline_is_drawn_to_scale():
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["project", "stall", "attention", "fetch"]
     with pytest.raises(ValueError, match="timeline"):
         plots.gantt(Timeline())
+    both = plots.gantts({"short": Timeline(spans[:1]), "long": Timeline(spans)}, title="two")
+    assert [part.get_xlim() for part in both.axes] == [(0, pytest.approx(4))] * 2  # one scale
+    assert [part.get_title(loc="left") for part in both.axes] == ["short", "long"]
+    assert not [text for text in both.axes[0].texts]  # a projection carries no number
+    assert [t.get_text() for t in both.legends[0].get_texts()] == ["project", "stall", "attention", "fetch"]

@@ -1,0 +1,153 @@
+"""Study: measure on any model what InfiniGen rests on (Lee et al. 2024, OSDI; document 001).
+
+The inputs of successive blocks are alike; so the query asked with the block input before is close to the
+true one; so the tokens it finds are mostly the right ones, and after skewing a few columns are enough.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from ..attention import group_importance
+from ..models import Anatomy
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What every layer saw and asked while a model read one text, without padding.
+
+    inputs: the block's input `[tokens, hidden]`. attended, fed: what attention and what the feed-forward
+    network added to it, like inputs (`fed` of the last layer is missing). queries, guesses: the layer's
+    query, and the one it would have asked with the input of the block before, `[heads, tokens, head_dim]`,
+    after RoPE (`guesses[0]` is None). keys: `[kv_heads, tokens, head_dim]`.
+    """
+
+    inputs: list[Tensor]
+    attended: list[Tensor]
+    fed: list[Tensor]
+    queries: list[Tensor]
+    guesses: list[Tensor | None]
+    keys: list[Tensor]
+    scaling: float
+
+    @property
+    def tokens(self) -> int:
+        return self.inputs[0].shape[0]
+
+
+def read(model, ids: Tensor) -> Passage:
+    """Let the model read `ids` `[1, tokens]` and write down what its layers saw.
+
+    Raises ValueError for more than one row, or for a family that `models.FAMILIES` does not list.
+    """
+    from ..cache import KVCache  # the cache imports places
+
+    if ids.dim() != 2 or ids.shape[0] != 1:
+        raise ValueError(f"ids has shape {tuple(ids.shape)}: expected [1, tokens]")
+    anatomy, cache = Anatomy(model), KVCache(model)
+    inputs, attended, rotary, hooks = [], [], [], []
+
+    def before(block, args, kwargs):
+        inputs.append(args[0] if args else kwargs["hidden_states"])
+        rotary.append(kwargs.get("position_embeddings"))
+
+    for block in model.get_submodule(anatomy.family.blocks):
+        hooks.append(block.register_forward_pre_hook(before, with_kwargs=True))
+        attention = getattr(block, anatomy.family.attention)
+        hooks.append(attention.register_forward_hook(lambda module, args, out: attended.append(out[0])))
+    try:
+        with torch.no_grad():
+            model(ids.to(model.device), past_key_values=cache, use_cache=True)
+            asked = [anatomy.query(i, inputs[i], rotary[i])[0] for i in range(anatomy.layers)]
+            guessed = [anatomy.query(i, inputs[i - 1], rotary[i])[0] for i in range(1, anatomy.layers)]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    inputs, attended = ([x.reshape(-1, anatomy.hidden) for x in xs] for xs in (inputs, attended))
+    fed = [after - at - added for at, after, added in zip(inputs, inputs[1:], attended)]
+    keys = [layer.store.read(model.device)[0][0] for layer in cache.layers]
+    return Passage(inputs, attended, fed, asked, [None, *guessed], keys, cache.layers[0].scaling)
+
+
+def similarity(passage: Passage) -> dict[str, Tensor]:
+    """Cosine between a block's input and what the block before had and made, mean over tokens.
+
+    Returns {"block input", "attention output", "ffn output"}: `[layers - 1]` each, for layers 1, 2, ...
+    """
+    before = {
+        "block input": passage.inputs,
+        "attention output": passage.attended,
+        "ffn output": passage.fed,
+    }
+    return {
+        name: torch.stack([
+            cosine_similarity(now.float(), then.float(), dim=-1).mean()
+            for now, then in zip(passage.inputs[1:], others)
+        ])
+        for name, others in before.items()
+    }  # fmt: skip
+
+
+def skewed(x: Tensor, matrix: Tensor) -> Tensor:
+    """x A: `[heads or kv_heads, tokens, head_dim]` by the skewing matrices `[kv_heads, head_dim, head_dim]`
+    of `skew.skew`."""
+    return x.float() @ matrix.to(x.device).repeat_interleave(x.shape[0] // matrix.shape[0], dim=0)
+
+
+def scores(query: Tensor, keys: Tensor, scaling: float, columns: Tensor | None = None) -> Tensor:
+    """Scaled dot products, over the chosen columns only (`[kv_heads, r]`; None: all of them).
+
+    query `[heads, queries, head_dim]`, keys `[kv_heads, tokens, head_dim]` -> `[heads, queries, tokens]`.
+    """
+    group = query.shape[0] // keys.shape[0]
+    if columns is not None:
+        query = query.gather(2, columns.repeat_interleave(group, 0)[:, None].expand(-1, query.shape[1], -1))
+        keys = keys.gather(2, columns[:, None].expand(-1, keys.shape[1], -1))
+    return query.float() @ keys.float().repeat_interleave(group, 0).transpose(1, 2) * scaling
+
+
+def strongest_columns(query: Tensor, keys: Tensor, ratio: float) -> Tensor:
+    """The columns with the largest sum over tokens of |Q| + |K|, `[kv_heads, round(ratio * head_dim)]`."""
+    queried = query.float().abs().unflatten(0, (keys.shape[0], -1)).mean(1).sum(1)
+    count = max(1, round(ratio * keys.shape[-1]))
+    return (queried + keys.float().abs().sum(1)).topk(count, dim=-1).indices
+
+
+def found(
+    passage: Passage, layer: int, budget: float, *, ratio: float = 1.0, matrix: Tensor | None = None,
+    guess: bool = True, last: int = 32,
+) -> tuple[float, float]:  # fmt: skip
+    """How well a cheap choice of tokens agrees with the true scores, over the last queries of a passage.
+
+    budget: part of the past tokens that is chosen. ratio: part of the columns that the choice looks at,
+    picked by the tokens before the last queries. matrix: the layer's skewing matrices (None: no skewing).
+    guess: choose with the rehearsed query, else with the true one. last: how many queries.
+    Returns (recall: part of the true top tokens that are chosen; weight: part of the attention on past
+    tokens that they receive), means over queries and KV heads.
+    Raises ValueError for layer 0 with guess=True: no block comes before it.
+    """
+    if guess and layer == 0:
+        raise ValueError("layer=0: no block comes before it, so there is no guess")
+    query, keys = passage.queries[layer], passage.keys[layer]
+    asked = passage.guesses[layer] if guess else query
+    true = scores(query[:, -last:], keys, passage.scaling)
+    if matrix is not None:
+        query, asked, keys = (skewed(x, matrix) for x in (query, asked, keys))
+    columns = strongest_columns(query[:, :-last], keys[:, :-last], ratio)
+    cheap = scores(asked[:, -last:], keys, passage.scaling, columns)
+    position = torch.arange(passage.tokens, device=keys.device)
+    later = position >= position[-last:, None]  # [last, tokens]; the newest token is there anyway
+    importance = [
+        torch.stack([group_importance(s[None], keys.shape[0])[0] for s in x.masked_fill(later, -torch.inf)
+                     .transpose(0, 1)])  # [last, kv_heads, tokens]
+        for x in (true, cheap)
+    ]  # fmt: skip
+    count = max(1, round(budget * (passage.tokens - last)))
+    best, chosen = (torch.zeros_like(x).scatter_(2, x.topk(count).indices, 1.0) for x in importance)
+    weights = true.masked_fill(later, -torch.inf).softmax(-1).unflatten(0, (keys.shape[0], -1)).mean(1)
+    recall = (best * chosen).sum(2).mean() / count
+    return recall.item(), (weights.transpose(0, 1) * chosen).sum(2).mean().item()
