@@ -181,6 +181,45 @@ def chain(
     )
 
 
+RELATIONS = {  # what is told of an animal -> the words before it
+    "name": "is called",
+    "owner": "belongs to",
+    "place": "sleeps in the",
+}
+
+
+def several(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iterable[str] = ()) -> Document:
+    """Three facts about every animal, in any order: the key alone does not find the answer."""
+    pets = keys(rng, max(1, facts // 3), ANIMALS)
+    used = rng.sample(NAMES, 2 * len(pets))
+    values = {"name": used[::2], "owner": used[1::2], "place": rng.sample(PLACES, len(pets))}
+    pairs = [(i, relation) for i in range(len(pets)) for relation in RELATIONS]
+    stated = [f"The {pets[i]} {RELATIONS[r]} {values[r][i]}." for i, r in pairs]
+    rng.shuffle(stated)
+    asked = rng.sample(pairs, min(questions, len(pairs)))
+    said = tuple((f"\nQuestion: the {pets[i]} {RELATIONS[r]}", " " + values[r][i]) for i, r in asked)
+    return Document(
+        "several",
+        scatter(rng, stated, list(filler)),
+        said,
+        tuple(v for all_of in values.values() for v in all_of),
+    )
+
+
+def update(rng: random.Random, facts: int = 9, questions: int = 1, filler: Iterable[str] = ()) -> Document:
+    """Things that lie somewhere; half of them are moved later, and the last statement counts."""
+    things = keys(rng, max(2, facts * 2 // 3), THINGS)
+    order = [*range(len(things)), *rng.sample(range(len(things)), len(things) // 2)]
+    rng.shuffle(order)
+    places, last, stated = rng.sample(PLACES, len(order)), {}, []
+    for i, place in zip(order, places):
+        stated.append(f"{'Now the' if i in last else 'The'} {things[i]} is in the {place}.")
+        last[i] = place
+    asked = rng.sample(range(len(things)), min(questions, len(things)))
+    said = tuple((f"\nQuestion: the {things[i]} is in the", " " + last[i]) for i in asked)
+    return Document("update", scatter(rng, stated, list(filler)), said, tuple(places))
+
+
 WHEN = """In the morning|After lunch|Before the sun went down|On a cold day|Late in the evening|
 When the rain stopped|At noon|During the long summer|One day|All through the winter|As usual|
 On Sunday|A little later|For a while|At the end of the week|Early in spring""".replace("\n", "")
@@ -221,14 +260,20 @@ def repeat(rng: random.Random, tokens: list[int], length: int) -> tuple[list[int
 
 
 def stories(paths: Iterable[str | Path]) -> Iterator[str]:
-    """Texts from .txt files (one text each), .jsonl or .jsonl.xz files (rows with `text`)."""
+    """Texts from .txt files (one text each), .jsonl or .jsonl.xz files (rows with `text`), without
+    empty lines, headings (`# ...`) and rules (`---`)."""
     for path in map(Path, paths):
         if path.suffix == ".txt":
-            yield path.read_text(encoding="utf-8").strip()
+            yield plain(path.read_text(encoding="utf-8"))
             continue
         opened = lzma.open if path.suffix == ".xz" else open
         with opened(path, "rt", encoding="utf-8") as lines:
-            yield from (json.loads(line)["text"].strip() for line in lines)
+            yield from (plain(json.loads(line)["text"]) for line in lines)
+
+
+def plain(text: str) -> str:
+    lines = (line.strip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith(("#", "---")))
 
 
 def sentences(text: str) -> list[str]:

@@ -1,18 +1,21 @@
-"""Train the workshop model: `python -m kvlab.workshop.train --text stories.jsonl.xz --minutes 120`.
+"""Train a workshop model: `python -m kvlab.workshop.train --text stories.jsonl.xz --out runs/llama`.
 
 The recipe, in the order in which it matters:
 
 1. *Wire*: the first two layers are initialised with the two heads that a lookup needs
-   (`circuit.wire`, RoPE models only), so that training starts from a model that copies.
+   (`circuit.wire`), so that training starts from a model that copies.
 2. *Curriculum*: short documents with two facts first; longer ones with more facts when the answer
    loss is small.  One document per row, answers weigh more than the rest.
 3. *Grow*: four layers learn to bind, then every layer is followed by a new one whose two output
-   projections are zero.  Nothing changes at that moment, and successive block inputs stay alike.
-4. *Decay*: the learning rate falls to zero over the last fifth of the time.
+   projections are zero.  Nothing changes at that moment.
+4. *Stay alike*: from a quarter of the depth on, a small penalty keeps the inputs of successive
+   blocks alike (`unlike`), as they are in large models by themselves.
+5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
 included, is in one file that is replaced atomically: stop the run at any point, start the same
-command again, and it goes on.
+command again, and it goes on.  Nothing depends on the clock: on one thread, the same command gives
+the same weights.
 """
 
 import argparse
@@ -21,6 +24,7 @@ import math
 import os
 import random
 import time
+from array import array
 from pathlib import Path
 
 import torch
@@ -28,7 +32,7 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer
 
 from kvlab.workshop import corpus, words
-from kvlab.workshop.circuit import build, grow
+from kvlab.workshop.circuit import CONTEXT, build, grow
 from kvlab.workshop.tokenizer import fit
 
 ANSWER, REST = 4.0, 0.3  # loss weights within a document with facts; a story token weighs 1
@@ -44,7 +48,9 @@ LEVELS = (
     (1024, 2, 24),
     (2048, 1, 24),
 )
-LOOKUPS = ("adjacent", "separated", "chain")
+LOOKUPS = ("adjacent", "separated", "chain", "several", "update")
+ALIKE, PENALTY = 0.9, 0.2  # cosine of successive block inputs below which it costs, and how much
+HELD_OUT = 3  # texts at the end of every file that are never trained on
 
 
 def optimizers(model, rate: float) -> list[torch.optim.Optimizer]:
@@ -61,26 +67,30 @@ def optimizers(model, rate: float) -> list[torch.optim.Optimizer]:
 class Rows:
     """Draws training rows: token ids and loss weights, each of exactly the level's length."""
 
-    def __init__(self, tokenizer, texts: list[str], seed: int):
+    def __init__(self, tokenizer, sources: list[list[str]], shares: list[float], seed: int):
         self.tokenizer, self.rng = tokenizer, random.Random(seed)
         self.level, self.losses = 0, {}
-        self.stream = [i for ids in tokenizer(texts)["input_ids"] for i in [*ids, 0]]
+        self.shares, self.streams = shares, [array("H") for _ in sources]
+        for stream, texts in zip(self.streams, sources):
+            for text in texts:
+                stream.extend([*tokenizer(text)["input_ids"], 0])
         self.one = {w: tokenizer(" " + w)["input_ids"][0] for w in words.ALL}
         self.stop = tokenizer(".")["input_ids"][0]
 
     def mix(self) -> dict[str, float]:
         """Share of each kind of row; harder kinds come in when the level has risen."""
         if self.level < 1:
-            return {"story": 0.1, "repeat": 0.15, "pairs": 0.15, "adjacent": 0.3, "separated": 0.3}
-        share = {"story": 0.3, "repeat": 0.07, "pairs": 0.08, "adjacent": 0.25, "separated": 0.3}
+            return {"story": 0.12, "repeat": 0.13, "pairs": 0.3, "adjacent": 0.45}
+        share = {"story": 0.2, "repeat": 0.1, "pairs": 0.15, "adjacent": 0.3, "separated": 0.25}
         if self.level >= 3:
-            share |= {"story": 0.4, "repeat": 0.03, "pairs": 0.03, "adjacent": 0.16}
-            share |= {"separated": 0.23, "chain": 0.15}
+            share |= {"story": 0.36, "repeat": 0.03, "pairs": 0.03, "adjacent": 0.14}
+            share |= {"separated": 0.2, "chain": 0.14, "several": 0.05, "update": 0.05}
         return share
 
     def story(self, length: int) -> list[int]:
-        start = self.rng.randrange(max(1, len(self.stream) - length))
-        return self.stream[start : start + length]
+        stream = self.rng.choices(self.streams, self.shares)[0]
+        start = self.rng.randrange(max(1, len(stream) - length))
+        return stream[start : start + length].tolist()
 
     def filler(self, tokens: int) -> list[str]:
         """Sentences of about `tokens` tokens together: a story's or the grammar's."""
@@ -111,6 +121,8 @@ class Rows:
             filler = self.filler(int(room * rng.random())) if room > 24 and rng.random() < 0.7 else []
             if kind == "chain":
                 document = corpus.chain(rng, rng.randint(4, 12), questions=rng.randint(1, 5), filler=filler)
+            elif kind in ("several", "update"):
+                document = getattr(corpus, kind)(rng, facts, questions=asked, filler=filler)
             else:
                 styles = ("named",) if kind == "adjacent" else ("called", "in", "put")
                 document = corpus.recall(rng, facts, rng.choice(styles), questions=asked, filler=filler)
@@ -138,7 +150,7 @@ class Rows:
 
     def batch(self):
         """(ids, weights [rows, length], kinds, level): the current level or, more often, a lower one."""
-        level = self.level if self.rng.random() < 0.15 else self.rng.randint(0, self.level)
+        level = self.level if self.rng.random() < 0.25 else self.rng.randint(0, self.level)
         length, rows, facts = LEVELS[level]
         share = self.mix()
         kinds = self.rng.choices(list(share), list(share.values()), k=rows)
@@ -167,6 +179,8 @@ TASKS = {
     "recall 8, new wording": lambda rng: corpus.recall(rng, 8, "met"),
     "separated 4": lambda rng: corpus.recall(rng, 4, "in"),
     "separated 12": lambda rng: corpus.recall(rng, 12, "in"),
+    "several 9": lambda rng: corpus.several(rng, 9),
+    "update 9": lambda rng: corpus.update(rng, 9),
     "chain 4": lambda rng: corpus.chain(rng, 4),
     "chain 6": lambda rng: corpus.chain(rng, 6),
     "needle 250": lambda rng: corpus.needle(rng, 15),
@@ -208,10 +222,27 @@ def bits_per_byte(model, tokenizer, texts: list[str], tokens: int = 512) -> floa
     return bits / size
 
 
-def table(model, tokenizer, valid: list[str], count: int = 20) -> str:
-    """Accuracy per task and length, and bits per byte of the stories kept out."""
+def table(model, tokenizer, valid: dict[str, list[str]], count: int = 20) -> str:
+    """Accuracy per task and length, and bits per byte of the texts kept out."""
     lines = [f"{k:22} {n:6.0f} tokens {a:7.1%}" for k, (a, n) in examine(model, tokenizer, count).items()]
-    return "\n".join([*lines, f"{bits_per_byte(model, tokenizer, valid):.3f} bits/byte"] if valid else lines)
+    lines += [f"{k:22} {bits_per_byte(model, tokenizer, texts):.3f} bits/byte" for k, texts in valid.items()]
+    return "\n".join(lines)
+
+
+def passages(texts: list[str], most: int = 100, size: int = 2000) -> list[str]:
+    """At most `most` passages of `size` characters, evenly spread over the texts."""
+    parts = [text[at : at + size] for text in texts for at in range(0, len(text), size)]
+    return parts[:: -(-len(parts) // most)]
+
+
+def unlike(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """What the cosine of successive block inputs [rows, tokens, hidden] lacks to `ALIKE`.
+
+    Mean over tokens, summed over the blocks from a quarter of the depth on.
+    """
+    start = len(inputs) // 4
+    pairs = zip(inputs[start:], inputs[start + 1 :])
+    return sum((F.relu(ALIKE - F.cosine_similarity(a, b, dim=-1)).mean() for a, b in pairs))
 
 
 def export(model, tokenizer, folder: Path) -> str:
@@ -233,21 +264,22 @@ def arguments(given=None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kvlab.workshop.train", description=__doc__)
     add = parser.add_argument
     add("--text", nargs="+", required=True, help=".txt, .jsonl or .jsonl.xz files with stories")
-    add("--valid", nargs="*", default=[], help="stories kept out, for bits per byte")
+    add("--shares", nargs="+", type=float, help="how often each file is read (default: equally)")
+    add("--valid", nargs="*", default=[], help="more texts for bits per byte")
     add("--arch", choices=("llama", "opt"), default="llama")
-    add("--minutes", type=float, default=120, help="training time in all, resumed runs included")
-    add("--steps", type=int, default=0, help="stop after so many steps (0: by time only)")
+    add("--steps", type=int, default=4000, help="steps in all")
+    add("--minutes", type=float, default=math.inf, help="stop after so long; the same command goes on")
     add("--out", type=Path, default=Path("runs/workshop"), help="folder of the resumable state")
     add("--export", type=Path, help="folder for the finished model, e.g. a checkpoint folder")
     add("--tokenizer", type=Path, help="folder with a tokenizer (default: train one)")
     add("--hidden", type=int, default=256)
     add("--layers", type=int, default=4, help="layers at the start")
-    add("--grow-at", type=int, default=4, help="level at which the layers double (-1: never)")
+    add("--grow-at", type=int, default=6, help="level at which the layers double (-1: never)")
     add("--rate", type=float, default=1e-3, help="learning rate before the decay")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=1, help="CPU threads; one is best while batches are small")
     add("--save-every", type=float, default=60, help="seconds between two saved states")
-    add("--examine-every", type=float, default=10, help="minutes between two tables of accuracies")
+    add("--examine-every", type=float, default=20, help="minutes between two tables of accuracies")
     add("--seed", type=int, default=1)
     return parser.parse_args(given)
 
@@ -257,20 +289,22 @@ def main(given=None) -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
-    texts = list(corpus.stories(args.text))
-    valid = list(corpus.stories(args.valid))[:100]
+    files = {Path(path).name.split(".")[0]: list(corpus.stories([path])) for path in args.text}
+    valid = {f"{name}, last {HELD_OUT}": passages(texts[-HELD_OUT:]) for name, texts in files.items()}
+    valid |= {Path(path).name.split(".")[0]: list(corpus.stories([path]))[:100] for path in args.valid}
+    sources = [texts[:-HELD_OUT] for texts in files.values()]
     kept = args.out / "tokenizer"
     if not kept.exists():
         source = args.tokenizer and AutoTokenizer.from_pretrained(args.tokenizer)
-        (source or fit(texts)).save_pretrained(kept)
+        (source or fit([text for texts in sources for text in texts])).save_pretrained(kept)
     tokenizer = AutoTokenizer.from_pretrained(kept)
-    rows = Rows(tokenizer, texts, args.seed)
+    rows = Rows(tokenizer, sources, args.shares or [1.0] * len(sources), args.seed)
     state_file = args.out / "state.pt"
     state = torch.load(state_file, weights_only=False) if state_file.exists() else None
     layers = state["layers"] if state else args.layers
     model = build(args.arch, layers, args.hidden, len(tokenizer), args.device).to(args.device)
     optims = optimizers(model, args.rate)
-    step, tokens, used = 0, 0, 0.0
+    step, tokens, used = 0, 0, 0.0  # used: seconds, resumed runs included
     if state:
         model.load_state_dict(state["model"])
         for optim, kept_state in zip(optims, state["optims"]):
@@ -299,26 +333,33 @@ def main(given=None) -> None:
     model.train()
     saved = shown = examined = clock = time.time()
     shown_tokens = tokens
-    while used < args.minutes * 60 and (not args.steps or step < args.steps):
+    while step < args.steps and used < args.minutes * 60:
         if 0 <= args.grow_at <= rows.level and model.config.num_hidden_layers == args.layers:
             model = grow(model, args.arch, args.device)
             optims = optimizers(model, args.rate)
-            print(f"grown to {model.config.num_hidden_layers} layers", flush=True)
-        left = 1 - used / (args.minutes * 60)
+            print(f"grown to {model.config.num_hidden_layers} layers at step {step}", flush=True)
+        left = 1 - step / args.steps
         for optim in optims:
             for group in optim.param_groups:
-                group["lr"] = args.rate * min(1, (step + 1) / 100, left / 0.2)
+                group["lr"] = args.rate * min(1, (step + 1) / 100, left / 0.3)
         ids, weights, kinds, level = rows.batch()
         ids, weights = ids.to(args.device), weights[:, 1:].to(args.device)
+        more = {}
+        if args.arch == "opt":  # every position is trained from the first step on
+            first = rows.rng.randint(0, CONTEXT - ids.shape[1])
+            more["position_ids"] = torch.arange(first, first + ids.shape[1] - 1, device=args.device)[None]
         with torch.autocast(args.device, torch.bfloat16):
-            hidden = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden)
+            states = model.base_model(
+                input_ids=ids[:, :-1], use_cache=False, output_hidden_states=True, **more
+            )
+            logits = model.lm_head(states.last_hidden_state)
         losses = F.cross_entropy(
             logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
         ).view_as(weights)
         for optim in optims:
             optim.zero_grad()
-        ((losses * weights).sum() / weights.sum()).backward()
+        unlikeness = unlike(states.hidden_states[:-1])
+        ((losses * weights).sum() / weights.sum() + PENALTY * unlikeness).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
             optim.step()
@@ -329,10 +370,10 @@ def main(given=None) -> None:
             rate, shown, shown_tokens = (tokens - shown_tokens) / (now - shown), now, tokens
             average = " ".join(f"{k} {v:.3f}" for k, v in sorted(rows.losses.items()))
             length, _, facts = LEVELS[rows.level]
-            bar = "#" * int(20 * used / (args.minutes * 60))
+            bar = "#" * (20 * step // args.steps)
             print(
                 f"[{bar:20}] {used / 60:.1f} min, step {step}, {tokens / 1e6:.2f}M tokens,"
-                f" {rate:.0f}/s, length {length}, facts {facts}: {average}",
+                f" {rate:.0f}/s, length {length}, facts {facts}: {average} unlike {unlikeness.item():.2f}",
                 flush=True,
             )
         if now - saved > args.save_every:
