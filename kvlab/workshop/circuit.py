@@ -92,12 +92,12 @@ def wire(model, arch: str, seed: int = 0) -> None:
         first.v_proj.weight[rows] = 0
         first.v_proj.weight[read] = token
         output(first).weight[:, rows] = 0
-        output(first).weight[:, read] = 0.04 * mark.T
+        output(first).weight[:, read] = 0.06 * mark.T
         for j, dim in enumerate(still):
             second.q_proj.weight[at + dim] = 3 * token[j]
             second.k_proj.weight[at + dim] = 3 * mark[j]
         second.v_proj.weight[rows] = copy
-        output(second).weight[:, rows] = 0.1 * copy.T
+        output(second).weight[:, rows] = 0.12 * copy.T
 
 
 def output(attention):
