@@ -135,8 +135,7 @@ def code_digest() -> str:
 @cache
 def model_digest(name: str | None) -> str:
     """Digest of a model folder (None: the embedded model); a hub id stands for itself."""
-    if name is None:
-        import kvlab
+    from kvlab.models import source_of
 
-        return digest([Path(kvlab.__file__).parent / "workshop" / "checkpoint"])
-    return digest([name]) if Path(name).is_dir() else name
+    source = source_of(name)
+    return digest([source]) if Path(source).is_dir() else source

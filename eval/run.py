@@ -36,9 +36,9 @@ class Settings:
         """Is it a model for one thread on a CPU?"""
         if self.device not in (None, "cpu"):
             return False
-        if self.model is None:
-            return True
-        folder = Path(self.model)
+        from kvlab.models import source_of
+
+        folder = Path(source_of(self.model))
         return folder.is_dir() and sum(f.stat().st_size for f in folder.glob("*")) < SMALL_MODEL
 
 

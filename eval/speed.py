@@ -26,7 +26,7 @@ import torch
 
 import kvlab
 from kvlab.arithmetic import read_bandwidth
-from kvlab.models import WORKSHOP
+from kvlab.models import source_of
 
 STEPS = 16  # tokens decoded per repeat
 STEPS_RECOMPUTE = 3  # the same for `recompute`, where each step costs a prefill
@@ -77,7 +77,7 @@ def load(options: dict, attention: str):
         return kvlab.load(options["model"], device=device, dtype=options.get("dtype"))[0]
     dtype = options.get("dtype") or ("float32" if device == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(
-        options["model"] or WORKSHOP / "checkpoint", attn_implementation=attention, dtype=dtype
+        source_of(options["model"]), attn_implementation=attention, dtype=dtype
     )
     return model.to(device).eval()
 

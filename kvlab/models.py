@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from . import attention
 from .arithmetic import Shape
 
 WORKSHOP = Path(__file__).parent / "workshop"
+EMBEDDED = {"workshop": WORKSHOP / "checkpoint"}
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 _watched: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
 
@@ -21,15 +23,19 @@ _watched: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report thei
 def load(name_or_path=None, *, device=None, dtype=None):
     """Load a model ready for kvlab caches, and its tokenizer.
 
-    name_or_path: nothing for the embedded workshop model (no network), else a folder or a hub id. device:
-    "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default: float32
-    on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer). Raises ValueError
-    when the folder holds no model or no tokenizer, or the model does not use transformers' attention
-    interface.
+    name_or_path: "workshop" (default), the embedded model (no network), else a folder or
+    a hub id. device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name
+    (default: float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    Raises ValueError when the folder holds no model or no tokenizer, a file of an embedded model is missing
+    or damaged, weights are missing or of another shape than the model's, or the model does not use
+    transformers' attention interface.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
-    source = WORKSHOP / "checkpoint" if name_or_path in (None, "workshop") else name_or_path
+    source = source_of(name_or_path)
+    embedded = source in EMBEDDED.values()
+    if embedded:
+        check_files(source)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -45,19 +51,51 @@ def load(name_or_path=None, *, device=None, dtype=None):
         ) from error
     bars = logging.is_progress_bar_enabled()
     try:
-        if source == WORKSHOP / "checkpoint":
+        if embedded:
             logging.disable_progress_bar()  # a bar for a fifth of a second
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
+        model, found = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
     finally:
         if bars:
             logging.enable_progress_bar()
+    if absent := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{str(source)!r} lacks {len(absent)} of the model's weights, {absent[0]!r} first: it is no "
+            f"checkpoint of a {type(model).__name__}"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare(model.to(device).eval())
     _tokenizers[model] = tokenizer
     return model, tokenizer
+
+
+def source_of(name_or_path=None):
+    """The folder of an embedded model (None: workshop); anything else as it is."""
+    return EMBEDDED.get("workshop" if name_or_path is None else name_or_path, name_or_path)
+
+
+def check_files(folder: Path) -> None:
+    """Compare an embedded model's files with `sha256.txt` (as `sha256sum` writes it).
+
+    Raises ValueError naming the first file that is missing or damaged.
+    """
+    again = "install kvlab again, or restore the file from its repository"
+    listed = folder / "sha256.txt"
+    if not listed.is_file():
+        raise ValueError(f"the embedded model {folder} is incomplete: sha256.txt is missing; {again}")
+    for line in listed.read_text(encoding="utf-8").splitlines():
+        expected, name = line.split()
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"the embedded model {folder} is incomplete: {name} is missing; {again}")
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise ValueError(
+                f"{file} is damaged: its {len(content):,} bytes have another sha256 than sha256.txt says; "
+                f"{again}"
+            )
 
 
 def prepare(model):

@@ -18,6 +18,8 @@ MAKERS = {
     "met": lambda rng: corpus.recall(rng, 8, "met"),
     "needle": lambda rng: corpus.needle(rng, 20),
     "chain": lambda rng: corpus.chain(rng, 6),
+    "several": lambda rng: corpus.several(rng, 9),
+    "update": lambda rng: corpus.update(rng, 9),
 }
 
 
@@ -49,6 +51,36 @@ def test_chain_needs_both_facts():
     assert document.answer.startswith(f" {pet}, the {pet} sleeps in the ")
     assert f"The {pet} sleeps in the {document.answer.split()[-1]}." in document.context
     assert document.choices[0] == document.answer.strip() and len(set(document.choices)) == 5
+
+
+def test_last_statement_counts():
+    changed = 0
+    for seed in range(20):
+        document = corpus.update(random.Random(seed), 9, questions=9)
+        assert document.context.count(". Now the ") == 3 and len(document.questions) == 6
+        for question, answer in document.questions:
+            key = " ".join(question.split()[2:4])
+            stated = [s for s in document.context.split(".") if f"he {key} is in the" in s]
+            assert stated[-1].endswith(f"he {key} is in the{answer}")
+            assert [s.strip().startswith("Now") for s in stated] == [False, True][: len(stated)]
+            changed += len(stated) == 2
+    assert changed == 20 * 3
+
+
+def test_several_facts_share_a_key():
+    document = corpus.several(random.Random(3), 9, questions=9)
+    assert len(document.questions) == 9 and len({answer for _, answer in document.questions}) == 9
+    for question, answer in document.questions:
+        asked = question.removeprefix("\nQuestion: the ")
+        assert f"The {asked}{answer}." in document.context
+        assert document.context.count("The " + " ".join(asked.split()[:2])) == 3
+
+
+def test_plain_text_has_no_headings():
+    assert (
+        corpus.plain("# Title: A\n\n---\n## I\n\n  It rained.\n\n\nThen # not.\n")
+        == "It rained.\nThen # not."
+    )
 
 
 def test_prose_states_no_key():

@@ -113,12 +113,12 @@ def look_back_llama(model, attention, wired, rng) -> tuple[int, list[int]]:
     of a head that hardly rotate: there a match counts the same at any distance.
     """
     speed, half = model.model.rotary_emb.inv_freq, HEAD // 2
-    model.model.embed_tokens.weight[:, -1] = 0.5
+    model.model.embed_tokens.weight[:, -1] = 0.16
     for at in wired:
-        for i in range(6):
-            attention.q_proj.weight[at + i, -1] = 1.2
-            attention.k_proj.weight[at + i, -1] = 1.2 * math.cos(speed[i])
-            attention.k_proj.weight[at + i + half, -1] = 1.2 * math.sin(speed[i])
+        for i in range(4):
+            attention.q_proj.weight[at + i, -1] = 0.8
+            attention.k_proj.weight[at + i, -1] = 0.8 * math.cos(speed[i])
+            attention.k_proj.weight[at + i + half, -1] = 0.8 * math.sin(speed[i])
     slow = [i for i in range(half) if speed[i] < 0.04]
     return model.config.hidden_size - 1, slow + [i + half for i in slow]
 

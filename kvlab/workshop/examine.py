@@ -129,7 +129,8 @@ def sample(model, tokenizer, prompt: str = "Once upon a time", tokens: int = 220
     """A text at temperature 0.8, up to <|end|>."""
     torch.manual_seed(seed)
     ids = tokenizer(prompt, return_tensors="pt")["input_ids"].to(model.device)
-    said = model.generate(ids, do_sample=True, temperature=0.8, top_k=0, top_p=1.0, max_new_tokens=tokens)
+    how = {"do_sample": True, "temperature": 0.8, "top_k": 0, "top_p": 1.0, "max_new_tokens": tokens}
+    said = model.generate(ids, past_key_values=make_cache(model, "full"), **how)
     return tokenizer.decode(said[0], skip_special_tokens=True)
 
 
@@ -152,17 +153,19 @@ def main(given=None) -> None:
     def show(*parts):
         print(*parts, flush=True)
 
-    show(markdown(["block inputs", *(f"{i}→{i + 1}" for i in layers[:-1])], [
-        [kind, *(f"{value:.2f}".lstrip("0") for value in alike(model, tokenizer, texts))]
-        for kind, texts in {
-            "facts": [document.text for document in documents("recall 20", 50)],
-            "needles": [document.text for document in documents("needle 250", 50)],
-            "prose": [" ".join(corpus.prose(random.Random(i), 20)) for i in range(50)],
-        }.items()
-    ]))  # fmt: skip
+    some = min(50, args.count)
+    texts = {
+        "facts": [document.text for document in documents("recall 20", some)],
+        "needles": [document.text for document in documents("needle 250", some)],
+        "plain sentences": [" ".join(corpus.prose(random.Random(i), 20)) for i in range(some)],
+    }
+    rows = []
+    for kind, texts_of in texts.items():
+        rows.append([kind, *(f"{value:.2f}".lstrip("0") for value in alike(model, tokenizer, texts_of))])
+    show(markdown(["block inputs", *(f"{i}→{i + 1}" for i in layers[:-1])], rows))
     for path in args.text:
-        texts = passages(list(corpus.stories([path]))[-HELD_OUT:])
-        show(f"{path}, last {HELD_OUT}: {bits_per_byte(model, tokenizer, texts):.3f} bits per byte\n")
+        kept_out = passages(list(corpus.stories([path]))[-HELD_OUT:])
+        show(f"{path}, last {HELD_OUT}: {bits_per_byte(model, tokenizer, kept_out):.3f} bits per byte\n")
     show("> " + sample(model, tokenizer).replace("\n", "\n> ") + "\n")
 
     caches = {name: make_cache(model, name) for name in METHODS}

@@ -8,8 +8,8 @@ The recipe, in the order in which it matters:
    loss is small.  One document per row, answers weigh more than the rest.
 3. *Grow*: four layers learn to bind, then every layer is followed by a new one whose two output
    projections are zero.  Nothing changes at that moment.
-4. *Stay alike*: from a quarter of the depth on, a small penalty keeps the inputs of successive
-   blocks alike (`unlike`), as they are in large models by themselves.
+4. *Stay alike*: once grown, a small penalty keeps the inputs of successive blocks alike from a
+   quarter of the depth on (`unlike`), as they are in large models by themselves.
 5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
@@ -50,21 +50,20 @@ LEVELS = (
     (2048, 1, 24),
 )
 LOOKUPS = ("adjacent", "separated", "chain", "several", "update")
-ALIKE, PENALTY = 0.9, 0.2  # cosine of successive block inputs below which it costs, and how much
+ALIKE, PENALTY = 0.9, 0.1  # cosine of successive block inputs below which it costs, and how much
 
 
 def optimizers(model, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the blocks (Jordan et al. 2024), AdamW for everything else.
 
-    Embeddings start small and have to part quickly, so tokens learn three times as fast; positions
-    already are what the wired heads need, so they learn slowly.
+    Learned positions already are what the wired heads need, so they learn slowly.
     """
-    blocks, groups = [], {3.0: [], 1.0: [], 0.1: []}
+    blocks, groups = [], {1.0: [], 0.1: []}
     for name, parameter in model.named_parameters():
         if ".layers." in name and parameter.ndim == 2:
             blocks.append(parameter)
         else:
-            share = 3.0 if "embed_tokens" in name else 0.1 if "embed_positions" in name else 1.0
+            share = 0.1 if "embed_positions" in name else 1.0
             groups[share].append(parameter)
     optims = [
         torch.optim.Muon(blocks, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
@@ -99,11 +98,11 @@ class Rows:
     def mix(self) -> dict[str, float]:
         """Share of each kind of row; harder kinds come in when the level has risen."""
         if self.level < 1:
-            return {"story": 0.12, "repeat": 0.13, "pairs": 0.3, "adjacent": 0.45}
-        share = {"story": 0.12, "repeat": 0.1, "pairs": 0.23, "adjacent": 0.3, "separated": 0.25}
+            return {"story": 0.1, "repeat": 0.15, "pairs": 0.15, "adjacent": 0.3, "separated": 0.3}
+        share = {"story": 0.3, "repeat": 0.07, "pairs": 0.08, "adjacent": 0.25, "separated": 0.3}
         if self.level >= 3:
             share |= {"story": 0.36, "repeat": 0.03, "pairs": 0.03, "adjacent": 0.14}
-            share |= {"separated": 0.2, "chain": 0.14, "several": 0.05, "update": 0.05}
+            share |= {"separated": 0.22, "chain": 0.14, "several": 0.04, "update": 0.04}
         return share
 
     def story(self, length: int) -> list[int]:
@@ -169,7 +168,7 @@ class Rows:
 
     def batch(self):
         """(ids, weights [rows, length], kinds, level): the current level or, more often, a lower one."""
-        level = self.level if self.rng.random() < 0.25 else self.rng.randint(0, self.level)
+        level = self.level if self.rng.random() < 0.15 else self.rng.randint(0, self.level)
         length, rows, facts = LEVELS[level]
         share = self.mix()
         kinds = self.rng.choices(list(share), list(share.values()), k=rows)
@@ -183,7 +182,7 @@ class Rows:
                 continue
             value = loss[weight == weight.max()].mean().item()
             self.losses[kind] = 0.97 * self.losses.get(kind, value) + 0.03 * value
-        hard = self.level >= 1 and self.losses.get("separated", 9) > 1.2
+        hard = self.level >= 3 and self.losses.get("separated", 9) > 1.2
         if self.losses.get("adjacent", 9) < 0.25 and not hard and self.level + 1 < len(LEVELS):
             self.level += 1
             self.losses |= {"adjacent": 1.0, "separated": 1.0}
@@ -212,18 +211,21 @@ def unlike(inputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def export(model, tokenizer, folder: Path) -> str:
-    """Write config, tokenizer and fp16 weights, the weights last; returns their sha256."""
+    """Write config, tokenizer, fp16 weights and, last, their hashes; returns that of the weights."""
     staging = folder.with_name(folder.name + ".new")
     small = type(model)(model.config)
     small.load_state_dict(model.state_dict())
     small.half().save_pretrained(staging)
     tokenizer.save_pretrained(staging)
+    hashes = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(staging.iterdir())}
+    listed = "".join(f"{digest}  {name}\n" for name, digest in hashes.items())
+    (staging / "sha256.txt").write_text(listed, encoding="utf-8")
     folder.mkdir(parents=True, exist_ok=True)
-    for path in sorted(staging.iterdir(), key=lambda p: p.suffix == ".safetensors"):
+    for path in [*map(staging.joinpath, hashes), staging / "sha256.txt"]:
         path.chmod(0o644)
         os.replace(path, folder / path.name)
     staging.rmdir()
-    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    return hashes["model.safetensors"]
 
 
 def arguments(given=None) -> argparse.Namespace:
@@ -240,7 +242,7 @@ def arguments(given=None) -> argparse.Namespace:
     add("--tokenizer", type=Path, help="folder with a tokenizer (default: train one)")
     add("--hidden", type=int, default=256)
     add("--layers", type=int, default=4, help="layers at the start")
-    add("--grow-at", type=int, default=6, help="level at which the layers double (-1: never)")
+    add("--grow-at", type=int, default=4, help="level at which the layers double (-1: never)")
     add("--rate", type=float, default=1e-3, help="learning rate before the decay")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=1, help="CPU threads; one is best while batches are small")
@@ -324,7 +326,8 @@ def main(given=None) -> None:
         for optim in optims:
             optim.zero_grad()
         unlikeness = unlike(states.hidden_states[:-1])
-        ((losses * weights).sum() / weights.sum() + PENALTY * unlikeness).backward()
+        grown = model.config.num_hidden_layers > args.layers
+        ((losses * weights).sum() / weights.sum() + PENALTY * grown * unlikeness).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optim in optims:
             optim.step()

@@ -1,0 +1,71 @@
+"""Loading the embedded models: what is damaged, missing or no model of its kind is named."""
+
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny import tiny
+
+import kvlab
+from kvlab import models
+
+
+@pytest.fixture
+def copied(tmp_path, monkeypatch):
+    """A copy of the embedded model that `kvlab.load("workshop")` loads instead."""
+    folder = shutil.copytree(models.EMBEDDED["workshop"], tmp_path / "checkpoint")
+    monkeypatch.setitem(models.EMBEDDED, "workshop", folder)
+    return folder
+
+
+def test_every_embedded_model_is_whole_and_small():
+    for name, folder in models.EMBEDDED.items():
+        model, tokenizer = kvlab.load(name, device="cpu")
+        assert model.config.num_hidden_layers == 8 and model.config.hidden_size == 256
+        assert len(tokenizer) == model.config.vocab_size <= 4096
+        assert sum(file.stat().st_size for file in folder.iterdir()) <= 20e6
+        assert {line.split()[1] for line in (folder / "sha256.txt").read_text().splitlines()} == {
+            file.name for file in folder.iterdir() if file.name != "sha256.txt"
+        }
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_one_changed_byte_is_noticed(copied, name):
+    content = bytearray((copied / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copied / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name} is damaged: its [\d,]+ bytes have another sha256"):
+        kvlab.load("workshop")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "sha256.txt"])
+def test_a_missing_file_is_named(copied, name):
+    (copied / name).unlink()
+    with pytest.raises(ValueError, match=f"incomplete: {name} is missing"):
+        kvlab.load()
+
+
+def test_a_cut_off_file_is_damaged(copied):
+    with (copied / "model.safetensors").open("r+b") as file:
+        file.truncate(1_000_000)
+    with pytest.raises(ValueError, match="its 1,000,000 bytes"):
+        kvlab.load()
+
+
+def test_missing_or_misshapen_weights_are_no_model(copied, tmp_path):
+    other = shutil.copytree(copied, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    name = "model.layers.3.mlp.up_proj.weight"
+    save_file({key: value for key, value in weights.items() if key != name}, other / "model.safetensors")
+    with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, '{name}'"):
+        kvlab.load(other)
+    save_file(weights | {name: weights[name][:5].clone()}, other / "model.safetensors")
+    with pytest.raises(ValueError, match="no model could be loaded"):
+        kvlab.load(other)
+
+
+def test_tied_weights_are_not_missing(tmp_path):
+    tiny("gpt2", tie_word_embeddings=True).save_pretrained(tmp_path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(models.EMBEDDED["workshop"] / name, tmp_path)
+    assert kvlab.load(tmp_path, device="cpu")[0].config.model_type == "gpt2"
