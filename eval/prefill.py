@@ -34,7 +34,7 @@ class Record(CacheLayerMixin):
     def __init__(self):
         super().__init__()
         self.is_initialized = True
-        self._received: Tensor | None = None
+        self._received: dict[int | None, Tensor] = {}
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare."""
@@ -56,24 +56,25 @@ class Record(CacheLayerMixin):
         """What kvlab's attention function asks of a cache layer."""
         self.query, self.scaling, self.window = query.detach(), scaling, window
         self.mask = mask if mask is None or not bool(mask.all()) else None
-        return self._prefill(watches=False)[0]
+        return self._prefill()[0]
 
-    def _prefill(self, watches: bool):
+    def _prefill(self, *watched):
         positions = None if self.mask is None else own_positions(self.mask)[:, None]
         args = self.query, self.key, self.value, positions, self.scaling, self.window
-        return prefill(*args, watches)
+        return prefill(*args, *watched)
 
-    def received(self) -> Tensor:
-        """Attention every token received, `[batch, kv_heads, tokens]`, for the keeps that watch."""
-        if self._received is None:
-            self._received = self._prefill(watches=True)[1]
-        return self._received
+    def received(self, last: int | None) -> Tensor:
+        """Attention every token received from the `last` queries (None: all), `[batch, kv_heads, tokens]`,
+        for the keeps that watch. A copy: keeps add to it."""
+        if last not in self._received:
+            self._received[last] = self._prefill(True, last)[1]
+        return self._received[last].clone()
 
 
 def fill(cache, record: Recorder) -> None:
     """Give a fresh cache the prefill that was recorded."""
     for layer, seen in zip(cache.layers, record.layers, strict=True):
-        received = seen.received() if layer.watches else None
+        received = seen.received(layer.keep.last_queries) if layer.watches else None
         layer.fill(seen.query, seen.key, seen.value, seen.mask, seen.scaling, received)
 
 

@@ -109,12 +109,13 @@ def _spread(allowed: Tensor, group: int) -> Tensor:
     return allowed[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
 
 
-def prefill(query, keys, values, positions, scaling, window=None, watches=False):
+def prefill(query, keys, values, positions, scaling, window=None, watches=False, last=None):
     """Causal attention of a whole prompt over itself, `QUERY_BLOCK` queries at a time where needed.
 
     query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`;
     positions `[batch, 1, tokens]` (-1: padding) or None when no token is padding. Returns (out like query,
-    received `[batch, kv_heads, tokens]` or None): attention received is summed over the real queries.
+    received `[batch, kv_heads, tokens]` or None): attention received is summed over the real queries, or
+    over the `last` of them.
     """
     batch, heads, tokens, _ = query.shape
     if keys.shape[2] != tokens:
@@ -133,12 +134,21 @@ def prefill(query, keys, values, positions, scaling, window=None, watches=False)
         end = min(start + QUERY_BLOCK, tokens)
         asked = positions[:, 0, start:end]
         allowed = visible(asked, positions[..., :end], window)
-        watch = asked >= 0 if watches else None
+        watch = _watched(asked, positions, last) if watches else None
         block = attend(query[:, :, start:end], keys[:, :, :end], values[:, :, :end], scaling, allowed, watch)
         out[:, :, start:end] = block[0]
-        if watches:
+        if watch is not None:
             received[..., :end] += block[1]
     return out, received
+
+
+def _watched(asked: Tensor, positions: Tensor, last: int | None) -> Tensor | None:
+    """Which of these queries `[batch, q]` are watched: the real ones among the row's last; None: no one."""
+    real = asked >= 0
+    if last is None:
+        return real
+    real = real & (asked > positions.amax(-1) - last)
+    return real if bool(real.any()) else None
 
 
 def group_importance(scores: Tensor, kv_heads: int) -> Tensor:

@@ -201,7 +201,8 @@ class Layer(CacheLayerMixin):
         if self.seen == 0:
             real, _ = self.padding.of(mask, query.shape[0], query.shape[2], 0)
             positions = None if real is None else own_positions(real)[:, None]
-            out, received = prefill(query, keys, values, positions, scaling, window, self.watches)
+            watched = self.watches, self.keep.last_queries
+            out, received = prefill(query, keys, values, positions, scaling, window, *watched)
             self.fill(query, keys, values, mask, scaling, received)
             return out
         self.scaling, self.moved_bytes, self._busy = scaling, 0, True
@@ -211,7 +212,7 @@ class Layer(CacheLayerMixin):
             held_keys, held_values, slots = self.place.read(self, query, scaling)
             self.fetched = slots
             allowed, asked = self._visibility(query.shape[2], slots, window)
-            watch = (asked >= 0 if asked is not None else _all(query)) if self.watches else None
+            watch = self._watched(query, asked) if self.watches else None
             out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
             self.place.finish(self)
             if self.watches and slots is not None:
@@ -230,6 +231,14 @@ class Layer(CacheLayerMixin):
                 )
             layer = layer.following if layer.following.index else None
 
+    def _watched(self, query: Tensor, asked: Tensor | None) -> Tensor:
+        """Which of a step's queries the keep watches, `[batch, queries]`."""
+        if asked is None:
+            return torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
+        last = self.keep.last_queries
+        newest = asked.amax(-1, keepdim=True)
+        return (asked >= 0) if last is None else (asked >= 0) & (asked > newest - last)
+
     @property
     def watches(self) -> bool:
         """Whether the keep wants to know the attention that every token received."""
@@ -239,7 +248,8 @@ class Layer(CacheLayerMixin):
         """Take a whole prompt whose attention has been computed: store, place and evict.
 
         query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`,
-        mask `[batch, tokens]` or None, received `[batch, kv_heads, tokens]` where the layer `watches`.
+        mask `[batch, tokens]` or None, received `[batch, kv_heads, tokens]` where the layer `watches`
+        (over the keep's `last_queries`).
         Only for an empty layer.
         """
         self.is_initialized, self.scaling, self.moved_bytes = True, scaling, 0
@@ -355,10 +365,6 @@ class Layer(CacheLayerMixin):
                 yield answer is self.store and self.place.on_host, tensor
         if self._positions is not None:
             yield False, self._positions
-
-
-def _all(query: Tensor) -> Tensor:
-    return torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device=query.device)
 
 
 class _Padding:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .cache import KVCache
-from .keep import H2O, Keep, Pool, Sinks
+from .keep import H2O, TOVA, Keep, Pool, PyramidKV, Sinks, SnapKV
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
 from .static_graph import PaddedCache, StaticGraphEngine
@@ -104,6 +104,24 @@ def _sinks(budget=0.2, sinks=4):
 def _h2o(budget=0.2, recent=0.5):
     """The tokens that received most attention so far and recent ones; the rest is dropped."""
     return {"keep": H2O(budget, recent)}
+
+
+@method("snapkv")
+def _snapkv(budget=0.2, window=16, kernel=5):
+    """What the last queries of the prompt attend to, and all tokens after it; the rest is dropped."""
+    return {"keep": SnapKV(budget, window, kernel)}
+
+
+@method("tova")
+def _tova(budget=0.2):
+    """The tokens that the newest query attends to most; the rest is dropped."""
+    return {"keep": TOVA(budget)}
+
+
+@method("pyramidkv")
+def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
+    """As snapkv, with more tokens in lower layers and fewer in higher ones."""
+    return {"keep": PyramidKV(budget, window, kernel, beta)}
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:

@@ -28,7 +28,9 @@ def make(model, spec):
     return kvlab.make_cache(model, spec)
 
 
+LATER = ["snapkv:budget=0.4,window=4", "tova:budget=0.4", "pyramidkv:budget=0.4,window=4"]
 LINKED = [
+    "infinigen:budget=0.5,pool=12,link=1e9",
     "offload:link=1e9",
     "offload+int4:link=1e9",
     "offload+h2o:budget=0.4,link=1e9",
@@ -37,7 +39,7 @@ LINKED = [
     "topk:budget=0.5,link=1e9",
     "infinigen:budget=0.5,link=1e9",
 ]
-EVERY = [*CACHED, *COMPOSED, *LINKED]
+EVERY = [*CACHED, *COMPOSED, *LATER, *LINKED]
 
 
 def storages(value, seen):

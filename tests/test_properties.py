@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, KeepAll, Sinks
+from kvlab.keep import H2O, TOVA, KeepAll, Pool, Sinks
 from kvlab.place import Device, Host, InfiniGen, TopK
 from kvlab.store import Exact, Growing, Int, Roomy, Static
 
@@ -18,7 +18,8 @@ lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
 def caches(draw, model):
     """A cache of three answers drawn at random, as a function that makes it anew."""
     budget, part = draw(budgets), draw(st.floats(0, 1))
-    keep = draw(st.sampled_from([KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part)]))
+    keeps = [KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part), TOVA(budget), Pool(budget)]
+    keep = draw(st.sampled_from(keeps))
     form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4)]))
     store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))

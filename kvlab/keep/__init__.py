@@ -3,6 +3,9 @@
 from .base import Keep, KeepAll
 from .h2o import H2O
 from .pool import Pool
+from .pyramid import PyramidKV
 from .sinks import Sinks
+from .snapkv import SnapKV
+from .tova import TOVA
 
-__all__ = ["H2O", "Keep", "KeepAll", "Pool", "Sinks"]
+__all__ = ["H2O", "TOVA", "Keep", "KeepAll", "Pool", "PyramidKV", "Sinks", "SnapKV"]

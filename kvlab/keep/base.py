@@ -16,7 +16,8 @@ class Keep(Answer):
     budget: tokens held; a fraction is of the row's own prompt length, fixed after the prefill; 1 keeps all.
     """
 
-    watches = False  # True: `observe` is called with the attention that every slot received
+    watches = False  # True: `observe` is called with the attention that every slot received ...
+    last_queries: int | None = None  # ... in the prompt, from so many of its last queries (None: all)
 
     def __init__(self, budget: float | int = 0.2):
         self.budget = check_fraction_or_count("budget", budget)
