@@ -20,6 +20,7 @@ COMMANDS = {
     "all": "accuracy, agreement, speed, then the report",
     "accuracy": "lm-eval tasks and agreement with the full cache, then the report",
     "speed": "prefill and decode times beside transformers' own caches, then the report",
+    "offload": "the offloading experiments of document 001 (offload.json and figures)",
     "report": "tables, plots and the page from the results that --out holds",
 }
 
@@ -52,6 +53,8 @@ def parser() -> Parser:
     add("--suite", choices=["model", "wide"], default="model", help="speed: the model itself, or 1k to 16k "
         "tokens on a wider random-weight Llama")  # fmt: skip
     add("--jobs", type=natural, help="processes for accuracy (0: this one; default: 2 for a small model)")
+    add("--experiments", nargs="+", metavar="NAME", help="offload: similarity, recall, sensitivity, latency, "
+        "breakdown, link, pool, bandwidth, accuracy (default: all)")  # fmt: skip
     add("--out", type=Path, help="folder for results (default: results/NAME)")
     return made
 
@@ -87,7 +90,7 @@ def split(words: list[str] | None, what: str) -> list[str] | None:
 
 def default_out(arguments) -> Path:
     """results/demo for the workshop model, results/NAME for another; --limit has a folder of its own."""
-    name = "bench" if arguments.suite == "wide" else "demo"
+    name = "bench" if arguments.suite == "wide" else "offload" if arguments.command == "offload" else "demo"
     if arguments.model and arguments.model != "workshop":
         name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", arguments.model.strip("/").split("/")[-1]) or "model"
     return Path("results") / (f"{name}-limit{arguments.limit}" if arguments.limit else name)
@@ -144,6 +147,8 @@ def work(arguments, command: str) -> int:
         store.prepare()
         report.write(store)
         return 0
+    if arguments.command == "offload":
+        return offload(arguments)
     settings = settings_of(arguments)
     show = Show(settings.out)
     store = Store(settings.out, show.line)
@@ -160,6 +165,24 @@ def work(arguments, command: str) -> int:
         failed += speed(settings, store, show)
     report.write(store)
     return 1 if failed else 0
+
+
+def offload(arguments) -> int:
+    """Run the offloading experiments."""
+    from . import offload, run
+    from .show import Show
+
+    names = split(arguments.experiments, "experiments") or list(offload.EXPERIMENTS)
+    settings = offload.Settings(
+        model=None if arguments.model == "workshop" else arguments.model,
+        out=arguments.out or default_out(arguments),
+        device=arguments.device,
+        dtype=arguments.dtype,
+        limit=arguments.limit,
+    )
+    run.check_device(settings)
+    offload.run(names, settings, Show(settings.out).line)
+    return 0
 
 
 def main(words: list[str] | None = None) -> int:

@@ -75,14 +75,14 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
 
 
 def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> None:
-    """Fill an empty cache with random K and V of `tokens` tokens, as if a prompt had been fed: for timings,
-    where a prefill would only cost time."""
+    """Fill an empty cache with random K and V of `tokens` tokens, the same in every layer, as if a prompt had
+    been fed: for timings, where a prefill would only cost time."""
     from ..models import Anatomy
 
     anatomy, generator = Anatomy(model), torch.Generator().manual_seed(seed)
+    shape = (batch, anatomy.kv_heads, tokens, anatomy.head_dim)
+    keys, values = (torch.randn(shape, generator=generator).to(model.device, model.dtype) for _ in "kv")
+    query = keys.repeat_interleave(anatomy.heads // anatomy.kv_heads, dim=1)
     for layer in cache.layers:
-        shape = (batch, anatomy.kv_heads, tokens, anatomy.head_dim)
-        keys, values = (torch.randn(shape, generator=generator).to(model.device, model.dtype) for _ in "kv")
-        query = keys.repeat_interleave(anatomy.heads // anatomy.kv_heads, dim=1)
         received = keys.new_ones(shape[:3], dtype=torch.float32) if layer.watches else None
         layer.fill(query, keys, values, None, anatomy.head_dim**-0.5, received)

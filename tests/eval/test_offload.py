@@ -1,0 +1,157 @@
+"""The offloading experiments: rows, figures, numbers that can be worked out, and the command."""
+
+import json
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from eval import offload
+from eval.__main__ import main
+from eval.offload import figures, insight, quality, timing
+from eval.offload.rows import Row
+from kvlab.arithmetic import SHAPES, kv_bytes
+
+KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
+
+
+def settings(tmp_path, **changes):
+    return offload.Settings(model=None, out=tmp_path, **changes)
+
+
+def values(rows):
+    return {(row["system"], row["tokens"]): row["value"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    """The experiments that need no model of any size."""
+    out = tmp_path_factory.mktemp("offload")
+    rows = offload.run(["latency", "breakdown"], settings(out), line=lambda text: None)
+    return out, rows
+
+
+def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
+    out, rows = quick
+    assert json.loads((out / "offload.json").read_text()) == rows
+    assert all(list(row) == KEYS and row["kind"] == "simulated" for row in rows)
+    for name in ("latency", "breakdown"):
+        assert (out / f"offload-{name}.svg").stat().st_size > 5000
+        assert (out / f"offload-{name}.png").stat().st_size > 5000
+    assert json.loads((out / "offload-machine.json").read_text())["threads"] == 1
+
+
+def test_other_experiments_are_kept_and_the_same_one_is_replaced(quick, tmp_path):
+    rows = quick[1]
+    (tmp_path / "offload.json").write_text(json.dumps([*rows, {"experiment": "of long ago"}]))
+    again = offload.run(["breakdown"], settings(tmp_path), line=lambda text: None)
+    assert again == rows
+
+
+def test_simulated_latencies_obey_the_link(quick):
+    """FlexGen cannot be faster than its bytes over 16 GB/s, nor slower than these and the ideal together."""
+    found = values(quick[1])
+    size = sum(kv_bytes(SHAPES["OPT-13B"], 1920 + step, 20) for step in range(128))
+    ideal = found["full: decode, OPT-13B, batch 20", 2048]
+    assert size / 16e9 <= found["offload: decode, OPT-13B, batch 20", 2048] <= size / 16e9 + ideal
+    published = [row for row in quick[1] if row["published"] and "faster" in row["system"]]
+    assert len(published) == 12  # three systems at four lengths
+    for tokens in (1024, 1536, 2048):  # the order of the slides
+        faster = [found[f"{s}: faster than offload, OPT-13B, batch 8", tokens] for s in timing.SPEEDUPS]
+        assert 1 < faster[0] < faster[1] < faster[2]
+    assert (
+        found["offload: waiting for transfers", 2048] > found["offload+h2o: waiting for transfers", 2048] > 50
+    )
+
+
+def test_the_link_experiment_at_a_small_size(tmp_path):
+    rows = [row.json() for row in timing.link(settings(tmp_path, tokens=96, layers=3, repeats=2))]
+    found = values(rows)
+    for method in (
+        "uvm",
+        "offload",
+        "offload+int4",
+        "offload+h2o",
+        "topk:budget=0.1",
+        "infinigen:budget=0.1",
+    ):
+        assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
+        kinds = {row["kind"] for row in rows if row["system"] == method}
+        assert kinds == {"modelled", "simulated"}
+    assert figures.link(rows) is not None
+    assert list(tmp_path.glob("offload-timeline-*.json"))
+
+
+def test_cosines_are_those_of_the_hidden_states():
+    model = tiny("opt")
+    ids = prompt(12)
+    with torch.no_grad():
+        found = insight.cosines(model, ids)
+        states = model(ids, output_hidden_states=True).hidden_states
+    for layer in range(1, 4):
+        expected = torch.nn.functional.cosine_similarity(states[layer], states[layer - 1], dim=-1).mean()
+        assert found[layer - 1, 0] == pytest.approx(float(expected), abs=1e-5)
+    assert found.shape == (3, 3)
+
+
+def test_recall_is_complete_where_guess_and_truth_are_the_same():
+    model = tiny("llama")
+    cache = kvlab.KVCache(model, place=insight.Probe())
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(60))
+    for step in range(insight.STEPS):
+        stepper.feed(prompt(1, seed=step))
+    layer, tokens = cache.layers[2], 60 + insight.STEPS
+    guessed = insight.found(layer, 1.0, None, tokens)
+    layer.place.guesses = layer.place.queries
+    assert insight.found(layer, 1.0, None, tokens) == pytest.approx(1.0)
+    assert insight.found(layer, 0.25, None, tokens) < 1.0 and 0 <= guessed <= 1
+
+
+def test_perplexity_through_a_full_cache_is_that_of_one_pass():
+    model, ids = tiny("llama"), prompt(32, rows=2)
+    with torch.no_grad():
+        logits = model(ids).logits[:, 7:-1].float().log_softmax(-1)
+    expected = (-logits.gather(2, ids[:, 8:, None]).mean()).exp()
+    assert quality.perplexity(model, ids, "full") == pytest.approx(float(expected), rel=1e-4)
+    assert quality.perplexity(model, ids, "sinks:budget=2") != pytest.approx(float(expected), rel=1e-3)
+
+
+def test_questions_are_answered_from_what_the_method_holds():
+    model, tokenizer = kvlab.load()
+    prompts, answers = quality.questions(tokenizer, 4)
+    found = quality.answered(model, prompts, answers, ["full", "sinks:budget=8,sinks=2"])
+    assert found["full"][0] >= found["sinks:budget=8,sinks=2"][0]
+    assert found["full"][0] >= 0.75
+    assert found["full"][1] == 0
+    ids, mask = quality.padded([[5, 6, 7], [8]])
+    assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+
+
+def test_every_experiment_has_a_figure():
+    assert list(figures.FIGURES) and set(figures.FIGURES) == set(offload.EXPERIMENTS)
+    rows = [Row("accuracy", "h2o:budget=0.1", 50.0, "%", "measured", 100).json(),
+            Row("accuracy", "full", 99.0, "%", "measured", 100).json()]  # fmt: skip
+    axes = figures.accuracy(rows).axes[0]
+    assert axes.lines[0].get_xydata().tolist() == [[0.1, 50.0]]
+    found = figures.series(
+        [Row("x", "fifo, 80% of it: cost", 3.0, "", "measured").json()],
+        r"(?P<label>\w+), (?P<x>\d+)% of it: cost",
+    )
+    assert found == {"fifo": {80.0: 3.0}}
+
+
+def test_saturation_is_the_first_length_above_the_link():
+    rows = timing.saturated("bandwidth", "it", {128: 10.0, 256: 20.0, 512: 70.0}, "measured")
+    assert [(row.system, row.value) for row in rows] == [
+        ("it: saturates PCIe 3 from", 256),
+        ("it: saturates PCIe 4 from", 512),
+        ("it: saturates PCIe 5 from", 512),
+    ]
+
+
+def test_the_command_names_a_wrong_experiment(tmp_path, capsys):
+    assert main(["offload", "--out", str(tmp_path), "--experiments", "latncy"]) == 2
+    assert "--experiments latncy: expected one of similarity, recall" in capsys.readouterr().err
+    assert not (tmp_path / "offload.json").exists()
