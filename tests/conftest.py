@@ -72,3 +72,16 @@ def no_network():
         patch.setattr(socket.socket, "connect_ex", connect_ex)
         patch.setattr(socket, "getaddrinfo", getaddrinfo)
         yield
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    """The installed Chromium, headless (see browser.py); skips where there is none."""
+    from browser import Browser, find
+
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium or Chrome is installed: pages are not looked at")
+    opened = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()

@@ -46,21 +46,21 @@ def watch(model, ids: Tensor, method, steps: int = 8, *, layer: int = -1, head: 
     if not 0 <= head < watched.kv_heads:
         raise ValueError(f"head={head}: the model has {watched.kv_heads} KV heads")
     stepper, rows = Stepper(model, cache), []
-    read = _Reads(watched)
+    read = Reads(watched)
     fed, generated = ids.to(model.device), []
     for _ in range(steps):
         read.forget()
         logits = stepper.feed(fed, last=True)
         fed = logits.argmax(-1, keepdim=True)
         generated.append(fed[0, 0])
-        rows.append(_states(watched, head, read))
+        rows.append(states_of(watched, read)[head])
     states = torch.full((steps, stepper.ids.shape[1]), NOTHING)
     for step, row in enumerate(rows):
         states[step, : len(row)] = row
     return Watched(states, stepper.ids[0].cpu(), torch.stack(generated).cpu())
 
 
-class _Reads:
+class Reads:
     """Remembers which positions a layer's place offers to attention, `[batch, kv_heads, n]` (-1: none)."""
 
     def __init__(self, layer):
@@ -81,17 +81,18 @@ class _Reads:
         self.positions: Tensor | None = None
 
 
-def _states(layer, head: int, read: _Reads) -> Tensor:
-    """The state of every token seen so far, `[tokens]`."""
-    states = torch.full((layer.seen,), EVICTED)
+def states_of(layer, read: Reads) -> Tensor:
+    """The state of every token seen so far, `[kv_heads, tokens]`."""
+    states = torch.full((layer.kv_heads, layer.seen), EVICTED)
     plain = type(layer.store.format) is Exact
     at_rest = HOST if layer.place.on_host else KEPT if plain else QUANTIZED
-    _mark(states, layer.slot_positions[0, head], at_rest)
+    _mark(states, layer.slot_positions[0], at_rest)
     if layer.place.on_host and read.positions is not None:
-        _mark(states, read.positions[0, head], FETCHED)
-        states[-1] = KEPT  # the newest token was computed on the device
+        _mark(states, read.positions[0], FETCHED)
+        states[:, -1] = KEPT  # the newest token was computed on the device
     return states
 
 
 def _mark(states: Tensor, positions: Tensor, state: int) -> None:
-    states[positions[positions >= 0].long().cpu()] = state
+    heads, slots = (positions >= 0).nonzero(as_tuple=True)
+    states[heads.cpu(), positions[heads, slots].long().cpu()] = state

@@ -1,0 +1,139 @@
+"""A headless Chromium, driven over its own debugging port: what tests of pages stand on.
+
+The protocol is Chrome's DevTools protocol (https://chromedevtools.github.io/devtools-protocol): JSON over a
+websocket. Nothing is downloaded: the browser is the one that is installed, or there is none.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9, "Enter": 13,
+        "Home": 36, "End": 35}  # fmt: skip
+
+
+def find() -> str | None:
+    """The installed Chromium or Chrome; the variable KVLAB_BROWSER names another one."""
+    return os.environ.get("KVLAB_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One browser with one tab. `errors`: console errors and exceptions since `open`; `requests`: every
+    address asked for since `open`."""
+
+    def __init__(self, program: str, profile: Path):
+        import websocket  # websocket-client
+
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+        ]
+        flags += ["--remote-debugging-port=0", f"--user-data-dir={profile}", "--remote-allow-origins=*"]
+        flags += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
+        self.process = subprocess.Popen([program, *flags, "about:blank"], stderr=subprocess.DEVNULL)
+        port, path = self._wait(lambda: (profile / "DevToolsActivePort").read_text().split())
+        self.socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=60)
+        self.count, self.session = 0, None
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def _wait(self, ready, seconds: float = 60):
+        """The value of `ready()` as soon as it is true and raises no OSError."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            try:
+                if value := ready():
+                    return value
+            except OSError:
+                pass
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the browser ended with code {self.process.returncode}")
+            time.sleep(0.05)
+        raise TimeoutError("the browser did not answer in time")
+
+    def call(self, method: str, **parameters) -> dict:
+        """Send one command and return its result."""
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": parameters}
+        if self.session:
+            message["sessionId"] = self.session
+        self.socket.send(json.dumps(message))
+        while (answer := self._receive()).get("id") != self.count:
+            pass
+        if "error" in answer:
+            raise RuntimeError(f"{method}: {answer['error']['message']}")
+        return answer["result"]
+
+    def _receive(self) -> dict:
+        message = json.loads(self.socket.recv())
+        event, what = message.get("method"), message.get("params", {})
+        if event == "Runtime.exceptionThrown":
+            details = what["exceptionDetails"]
+            self.errors.append(details.get("exception", {}).get("description", details["text"]))
+        elif event == "Runtime.consoleAPICalled" and what["type"] in ("error", "assert"):
+            self.errors.append(" ".join(str(arg.get("value", arg)) for arg in what["args"]))
+        elif event == "Log.entryAdded" and what["entry"]["level"] == "error":
+            self.errors.append(f"{what['entry']['text']} {what['entry'].get('url', '')}")
+        elif event == "Network.requestWillBeSent":
+            self.requests.append(what["request"]["url"])
+        return message
+
+    def size(self, width: int, height: int) -> None:
+        """The size of the window in CSS pixels; narrow ones count as a phone."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+
+    def open(self, address: str, ready: str = "document.readyState === 'complete'") -> None:
+        """Go to an address and wait until the expression `ready` is true there."""
+        self.call("Page.navigate", url="about:blank")  # a new start, even where only the part after # differs
+        self.errors.clear()
+        self.requests.clear()
+        self.call("Page.navigate", url=address)
+        here = json.dumps(address.partition("#")[0])
+        self._wait(lambda: self.run(f"location.href.split('#')[0] === {here} && !!({ready})"))
+
+    def run(self, expression: str):
+        """The value of a JavaScript expression (a promise is awaited)."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(f"{expression}: {result['exceptionDetails']['exception'].get('description')}")
+        return result["result"].get("value")
+
+    def press(self, *keys: str) -> None:
+        """Press and release keys, as a person would."""
+        for key in keys:
+            code = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
+            self.call("Input.dispatchKeyEvent", type="keyDown", **code)
+            self.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+    def screenshot(self, path: Path) -> None:
+        """The whole page as a PNG file."""
+        size = self.call("Page.getLayoutMetrics")["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], 16000), "scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def close(self) -> None:
+        self.session = None
+        try:
+            self.call("Browser.close")
+            self.process.wait(10)
+        except (OSError, RuntimeError, subprocess.TimeoutExpired):
+            self.process.kill()
+        self.process.wait()
+        self.socket.close()
