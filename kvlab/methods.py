@@ -14,7 +14,7 @@ from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
 from .static_graph import PaddedCache, StaticGraphEngine
 from .static_graph.engine import check_parameters
-from .store import Exact, Float8, Growing, Int, Roomy, Static
+from .store import Exact, Float8, Growing, Int, Paged, Roomy, Static
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ def _recompute():
 def _static(length=None):
     """Every key and value, in a buffer allocated once and written in place."""
     return {"store": Static(length)}
+
+
+@method("paged")
+def _paged(blocks=None, block=16):
+    """Every key and value, in blocks of tokens from one pool, shared between forks."""
+    return {"store": Paged(blocks, block)}
 
 
 @method("padded")

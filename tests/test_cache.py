@@ -39,7 +39,7 @@ LINKED = [
     "topk:budget=0.5,link=1e9",
     "infinigen:budget=0.5,link=1e9",
 ]
-EVERY = [*CACHED, *COMPOSED, *LATER, *LINKED]
+EVERY = [*CACHED, "paged:block=4", *COMPOSED, *LATER, *LINKED]
 
 
 def storages(value, seen):

@@ -2,6 +2,7 @@
 
 from .format import Exact, Float8, Int
 from .growing import Growing
+from .paged import BlockPool, Paged
 from .static import Roomy, Static
 
-__all__ = ["Exact", "Float8", "Growing", "Int", "Roomy", "Static"]
+__all__ = ["Exact", "Float8", "Growing", "Int", "Paged", "BlockPool", "Roomy", "Static"]

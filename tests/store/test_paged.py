@@ -1,0 +1,198 @@
+"""Blocks, sharing and refusal of the paged store, against plain lists of tokens."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import FAMILIES, left_padded, prompt, tiny
+
+import kvlab
+from kvlab.answer import gather_slots
+from kvlab.keep import H2O
+from kvlab.place import Host, TopK
+from kvlab.store import BlockPool, Float8, Growing, Int, Paged
+
+CPU = torch.device("cpu")
+
+
+def rows(batch, tokens, seed, heads=2, width=3):
+    return torch.randn(batch, heads, tokens, width, generator=torch.Generator().manual_seed(seed))
+
+
+def blocks_of(store):
+    return [] if store.table is None else store.table.flatten().tolist()
+
+
+changes = st.one_of(
+    st.tuples(st.just("append"), st.integers(1, 7)),
+    st.tuples(st.just("rows"), st.lists(st.integers(0, 9), min_size=1, max_size=4)),
+    st.tuples(st.just("crop"), st.integers(0, 12)),
+    st.tuples(st.just("fork"), st.just(0)),
+    st.tuples(st.just("keep"), st.integers(1, 5)),
+)
+
+
+@given(st.lists(changes, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([None, Int(8), Int(4)]))
+def test_whatever_happens_it_holds_what_a_growing_buffer_holds(story, block, form):
+    pool = BlockPool(block=block)
+    stores = [(Paged(pool=pool, format=form), Growing(form))]
+    for seed, (what, value) in enumerate(story):
+        paged, plain = stores[seed % len(stores)]
+        batch = 2 if plain.keys is None else plain.keys[0].shape[0]
+        if what == "append" or plain.length == 0:
+            new = rows(batch, value if what == "append" else 3, seed, width=4)
+            paged.append(new, new + 1)
+            plain.append(new, new + 1)
+        elif what == "rows":
+            wanted = torch.tensor([row % batch for row in value])
+            paged.select_rows(wanted)
+            plain.select_rows(wanted)
+        elif what == "crop" and plain.length > value > 0:
+            paged.crop(value)
+            plain.crop(value)
+        elif what == "fork":
+            stores.append((copy.deepcopy(paged), copy.deepcopy(plain)))
+        elif what == "keep":
+            slots = torch.arange(min(value, plain.length)).expand(batch, 2, -1)
+            paged.keep_slots(slots)
+            plain.keep_slots(slots)
+        counts = [0] * len(pool.counts)
+        for ours, theirs in stores:
+            if theirs.keys is None:
+                continue
+            for found, expected in zip(ours.read(CPU), theirs.read(CPU), strict=True):
+                assert torch.equal(found, expected)
+            for index in blocks_of(ours):
+                counts[index] += 1
+        assert counts == pool.counts  # every holder is counted, nobody else is
+        assert sorted(pool.free) == [index for index, count in enumerate(counts) if count == 0]
+
+
+def test_blocks_are_taken_when_they_are_needed():
+    store = Paged(block=4)
+    held = []
+    for _ in range(9):
+        store.append(rows(1, 1, 0), rows(1, 1, 0))
+        held.append(store.pool.used)
+    assert held == [1, 1, 1, 1, 2, 2, 2, 2, 3]
+    slots = torch.tensor([[[0, 8], [7, 3]]])
+    keys, _ = store.read_slots(slots, CPU)
+    assert torch.equal(keys, gather_slots(store.read(CPU)[0], slots))
+
+
+def test_forks_share_until_one_writes():
+    store, prefix = Paged(block=4), rows(1, 10, 1)
+    store.append(prefix, prefix)
+    store.select_rows(torch.zeros(16, dtype=torch.long))
+    assert store.pool.used == 3  # shared once
+    new = rows(16, 1, 2)
+    store.append(new, new)
+    assert store.pool.used == 2 + 16  # two full blocks still shared; each row has an end of its own
+    keys, _ = store.read(CPU)
+    assert torch.equal(keys, torch.cat([prefix.expand(16, -1, -1, -1), new], 2))
+    store.select_rows(torch.tensor([3]))
+    assert store.pool.used == 3
+    del store
+
+
+def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
+    together = rows(1, 8, 5).expand(3, -1, -1, -1)
+    own = rows(3, 6, 6)
+    store = Paged(block=4)
+    store.append(torch.cat([together, own], 2), torch.cat([together, own], 2))
+    assert store.pool.used == 2 + 3 * 2
+    assert torch.equal(store.read(CPU)[0], torch.cat([together, own], 2))
+
+
+def test_blocks_come_back():
+    pool = BlockPool(6, block=4)
+    first, second = Paged(pool=pool), Paged(pool=pool)
+    first.append(rows(1, 12, 0), rows(1, 12, 0))
+    second.append(rows(1, 9, 1), rows(1, 9, 1))
+    assert pool.used == 6
+    third = Paged(pool=pool)
+    with pytest.raises(ValueError, match="1 blocks of 4 tokens are needed and 0 of 6 are free"):
+        third.append(rows(1, 1, 2), rows(1, 1, 2))
+    assert pool.used == 6 and third.length == 0  # a refusal changes nothing
+    del first
+    assert pool.used == 3
+    third.append(rows(1, 12, 2), rows(1, 12, 2))
+    assert torch.equal(second.read(CPU)[0], rows(1, 9, 1))
+
+
+def test_a_prompt_is_refused_before_any_layer_writes():
+    model = tiny("llama")  # 4 layers
+    cache = kvlab.make_cache(model, "paged:blocks=11,block=8")
+    with pytest.raises(ValueError, match="layer 0: paged: 12 blocks of 8 tokens are needed and 11 of 11"):
+        kvlab.decode(model, prompt(20), cache, 1)
+    assert cache.layers[0].store.pool.used == 0
+    cache.reset()
+    kvlab.decode(model, prompt(16), cache, 1)
+    cache.reset()
+    assert cache.layers[0].store.pool.used == 0
+
+
+def test_caches_that_share_a_pool():
+    model, pool = tiny("llama"), BlockPool(40, block=8)
+    caches = [kvlab.KVCache(model, store=Paged(pool=pool)) for _ in range(2)]
+    for seed, cache in enumerate(caches):
+        trace = kvlab.decode(model, prompt(20, seed=seed), cache, 4)
+        full = kvlab.decode(model, prompt(20, seed=seed), kvlab.make_cache(model, "full"), 4)
+        assert torch.equal(trace.logprobs, full.logprobs)
+    assert pool.used == 2 * 4 * 3
+    block = 2 * 2 * 8 * 8 * 4  # K and V, KV heads, tokens, head dimension, fp32
+    assert pool.block_bytes == block
+    table = caches[0].layers[0].store.table
+    assert caches[0].stats().device_bytes == 40 * block + 4 * table.nbytes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_the_full_cache_in_a_padded_batch(family):
+    model = tiny(family)
+    ids, mask = left_padded([prompt(17), prompt(5, seed=5), prompt(30, seed=30)])
+    ours = kvlab.decode(model, ids, kvlab.make_cache(model, "paged:block=4"), 8, mask)
+    full = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 8, mask)
+    assert torch.equal(ours.logprobs, full.logprobs)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"keep": H2O(0.4)},
+        {"place": Host(TopK(0.5))},
+        {"form": Int(4, group=4)},
+        {"form": Float8("e5m2"), "keep": H2O(0.5)},
+    ],
+    ids=str,
+)
+def test_composes_with_every_answer(answers):
+    model, ids = tiny("llama"), prompt(21, rows=2)
+    others = {name: answer for name, answer in answers.items() if name != "form"}
+    form = answers.get("form")
+    found = []
+    for store in (Paged(block=4, format=form), Growing(form)):
+        cache = kvlab.KVCache(model, store=store, **copy.deepcopy(others))
+        found.append(kvlab.decode(model, ids, cache, 8))
+    assert torch.equal(found[0].logprobs, found[1].logprobs)
+
+
+@pytest.mark.parametrize(
+    "make, says",
+    [
+        (lambda: Paged(blocks=0), "blocks=0: expected a whole number of at least 1"),
+        (lambda: Paged(block=2.5), "block=2.5: expected"),
+        (lambda: Paged(format=Growing()), "format=Growing: expected a format, which writes each token"),
+    ],
+)
+def test_bad_parameters(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_a_pool_serves_one_shape():
+    pool = BlockPool(block=4)
+    Paged(pool=pool).append(rows(1, 2, 0), rows(1, 2, 0))
+    with pytest.raises(ValueError, match="blocks of another shape"):
+        Paged(pool=pool).append(rows(1, 2, 0, width=5), rows(1, 2, 0, width=5))
