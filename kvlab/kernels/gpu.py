@@ -1,0 +1,184 @@
+"""Decode attention over packed K and V on a GPU, in Triton.
+
+A decode step is bound by memory, so K and V cross the memory bus as they are stored, and become numbers in
+registers. Flash-decoding (Dao et al. 2023): `_attend_split` runs through one split of the sequence of one
+(row, KV head) with an online softmax, `_merge` puts the splits of one query head together. The query heads
+of a group share every load. The plain reference is `decode` of the format, then `attention.attend`.
+
+Layouts as in `store/format.py`: codes `[batch, kv_heads, tokens, width]`, where a byte of int4 or int2 holds
+a channel of each half or quarter of the head, and fp16 scales `[batch, kv_heads, tokens, groups]`. Triton
+comes with torch's CUDA builds. With TRITON_INTERPRET=1 the same kernels run on CPU tensors, slowly.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..store import Float8, Int
+
+BLOCK = 64  # tokens that a program holds in registers at a time
+ROWS = 16  # fewest rows of a tensor-core product: the query heads of a group, and rows of zeros
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+INTERPRETED = triton.knobs.runtime.interpret  # the interpreter cannot multiply bf16, nor round to it
+NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
+
+
+@triton.jit
+def _numbers(codes, place, BITS: tl.constexpr):
+    """Codes as loaded -> fp32 numbers before scaling; `place` says which part of each byte is meant."""
+    if BITS == 8:  # int8 or float8
+        return codes.to(tl.float32)
+    else:
+        unsigned = (codes.to(tl.int32) >> (place * BITS)) & (2**BITS - 1)
+        return (unsigned - 2 ** (BITS - 1)).to(tl.float32)
+
+
+@triton.jit
+def _attend_split(
+    query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
+    count, split, scaling, code_stride, scale_stride, kv_heads, allowed_stride, allowed_heads,
+    BITS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
+    SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score."""
+    WIDTH: tl.constexpr = D * BITS // 8  # bytes of a token's codes
+    RUN: tl.constexpr = min(GROUP, WIDTH)  # neighbouring channels with one scale in one part of the bytes
+    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    keys, values = keys + head * code_stride, values + head * code_stride
+    key_scales, value_scales = key_scales + head * scale_stride, value_scales + head * scale_stride
+    allowed += (head // kv_heads * allowed_heads + head % kv_heads % allowed_heads) * allowed_stride
+    row, lane, channel = tl.arange(0, ROWS), tl.arange(0, RUN), tl.arange(0, D)
+    query += head * SHARE * D + row[:, None] * D
+
+    most = tl.full([ROWS], NOTHING, tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    total = tl.zeros([ROWS, D], tl.float32)
+    end = min(count, (part + 1) * split)
+    for start in range(part * split, end, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        real = token < end
+        # q . K: one product per run of channels, the scale applied to its sum
+        scores = tl.zeros([ROWS, BLOCK], tl.float32)
+        for run in tl.static_range(D // RUN):
+            q = tl.load(query + run * RUN + lane[None, :], mask=row[:, None] < SHARE, other=0.0)
+            code = tl.load(
+                keys + token[:, None] * WIDTH + run * RUN % WIDTH + lane[None, :], mask=real[:, None]
+            )
+            code = _numbers(code, run * RUN // WIDTH, BITS)
+            dot = tl.dot(q.to(DOT), tl.trans(code).to(DOT), input_precision="ieee")
+            if SCALED:
+                scale = tl.load(key_scales + token * (D // GROUP) + run * RUN // GROUP, mask=real, other=0.0)
+                dot *= scale.to(tl.float32)[None, :]
+            scores += dot
+        seen = real
+        if MASKED:
+            seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
+        scores = tl.where(seen[None, :], scores * scaling, NOTHING)
+        # online softmax: what was summed up so far shrinks when a larger score appears
+        highest = tl.maximum(most, tl.max(scores, 1))
+        shrink = tl.exp(most - highest)
+        p = tl.where(real[None, :], tl.exp(scores - highest[:, None]), 0.0)
+        weight = weight * shrink + tl.sum(p, 1)
+        most = highest
+        # p . V: both parts of a byte in one tile, scaled in registers, as every token has scales of its own
+        code = tl.load(values + token[:, None] * WIDTH + channel[None, :] % WIDTH, mask=real[:, None])
+        v = _numbers(code, (channel // WIDTH)[None, :], BITS)
+        if SCALED:
+            at = token[:, None] * (D // GROUP) + channel[None, :] // GROUP
+            v *= tl.load(value_scales + at, mask=real[:, None], other=0.0).to(tl.float32)
+        v = tl.where(real[:, None], v, 0.0)
+        summed = tl.dot(p.to(DOT), v.to(DOT), input_precision="ieee")
+        total = total * shrink[:, None] + summed
+
+    mine = (head * tl.num_programs(1) + part) * SHARE + row
+    tl.store(sums + mine[:, None] * D + channel[None, :], total, mask=row[:, None] < SHARE)
+    tl.store(weights + mine, weight, mask=row < SHARE)
+    tl.store(largest + mine, most, mask=row < SHARE)
+
+
+@triton.jit
+def _merge(sums, weights, largest, out, splits, SHARE: tl.constexpr, D: tl.constexpr):
+    """The splits of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out `[heads, D]`."""
+    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    first = head // SHARE * splits * SHARE + head % SHARE
+    most = NOTHING
+    for part in range(splits):
+        most = tl.maximum(most, tl.load(largest + first + part * SHARE))
+    total, weight = tl.zeros([D], tl.float32), 0.0
+    for part in range(splits):
+        at = first + part * SHARE
+        factor = tl.exp(tl.load(largest + at) - most)
+        total += factor * tl.load(sums + at * D + channel)
+        weight += factor * tl.load(weights + at)
+    tl.store(out + head * D + channel, total / weight)
+
+
+def supports(form, head_dim: int) -> bool:
+    """Whether these kernels read a format: head dimension and group are powers of two from 16 on."""
+    if not isinstance(form, Int | Float8) or head_dim & (head_dim - 1) or head_dim < 16:
+        return False
+    if isinstance(form, Float8):
+        return True
+    group = form.group or head_dim
+    return not group & (group - 1) and min(group, head_dim * form.bits // 8) >= 16
+
+
+def attend(
+    query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None
+) -> Tensor:
+    """Attention of one query per head over packed K and V.
+
+    query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
+    kv_heads, 1, tokens]` or None; split: tokens of a split (default: four programs for every multiprocessor
+    of the GPU). Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    Raises ValueError for a format that `supports` refuses and for more than one query.
+    """
+    batch, heads, queries, head_dim = query.shape
+    if queries != 1 or not supports(form, head_dim):
+        raise ValueError(
+            f"{type(form).__name__}: no kernel for {queries} queries of head dimension {head_dim}"
+        )
+    kv_heads, count = keys[0].shape[1:3]
+    scaled = len(keys) > 1
+    (codes, codes_v), (scales, scales_v) = _even(keys[0], values[0]), _even(keys[-1], values[-1])
+    bits = 8 * codes.shape[-1] // head_dim
+    if isinstance(form, Float8):
+        codes, codes_v = (part.view(form.TYPES[form.format]) for part in (codes, codes_v))
+    splits = -(-count // split) if split else _splits(query, batch * kv_heads, count)
+    split = -(-count // (splits * BLOCK)) * BLOCK if split is None else split
+    share = heads // kv_heads
+    query = query.contiguous()
+    new = {"device": query.device, "dtype": torch.float32}
+    sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
+    weights, largest = torch.empty(2, batch * kv_heads, splits, share, **new)
+    mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
+    _attend_split[(batch * kv_heads, splits)](
+        query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
+        count, split, scaling, codes.stride(1), scales.stride(1), kv_heads, count, mask.shape[1],
+        BITS=bits, D=head_dim, GROUP=head_dim // scales.shape[-1] if scaled else head_dim, SCALED=scaled,
+        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=BLOCK,
+        DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
+    )  # fmt: skip
+    out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
+    _merge[(batch * heads,)](sums, weights, largest, out, splits, SHARE=share, D=head_dim)
+    return out.to(query.dtype)
+
+
+def _even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V with the same strides: tokens one after the other, (row, head) pairs equally far apart."""
+    even = all(
+        part.stride(3) == 1
+        and part.stride(2) == part.shape[3]
+        and part.stride(0) == part.shape[1] * part.stride(1)
+        for part in (keys, values)
+    )
+    same = keys.stride() == values.stride()
+    return (keys, values) if even and same else (keys.contiguous(), values.contiguous())
+
+
+def _splits(query: Tensor, sequences: int, count: int) -> int:
+    processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
+    return max(1, min(-(-count // BLOCK), 4 * processors // sequences))

@@ -1,0 +1,105 @@
+"""The Triton kernel against decode-then-attend; interpreted on the CPU where there is no GPU."""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"
+if importlib.util.find_spec("triton") is None:
+    pytest.skip(
+        "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
+    )
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvlab.attention import attend as reference
+from kvlab.kernels import gpu
+from kvlab.store import Float8, Int, Static
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORMS = [Int(8, 32), Int(8), Int(4, 16), Int(4), Int(2, 16), Float8("e4m3"), Float8("e5m2")]
+
+
+def name(form):
+    return "-".join(str(value) for value in vars(form).values())
+
+
+def made(form, batch, kv_heads, share, count, head_dim, dtype=torch.float32, seed=0):
+    torch.manual_seed(seed)
+    query = torch.randn(batch, kv_heads * share, 1, head_dim).to(DEVICE, dtype)
+    keys, values = torch.randn(2, batch, kv_heads, count, head_dim).to(DEVICE, dtype)
+    return query, form.encode(keys), form.encode(values)
+
+
+def expected(query, keys, values, form, allowed=None):
+    """In fp32, from the same codes."""
+    plain = form.decode(keys, torch.float32), form.decode(values, torch.float32)
+    return reference(query.float(), *plain, 0.2, allowed)[0]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name)
+@given(data=st.data())
+@settings(max_examples=3, deadline=None)
+def test_equals_the_reference_in_fp32(form, data):
+    batch, kv_heads, share = (data.draw(st.integers(1, top)) for top in (2, 2, 3))
+    count, head_dim = data.draw(st.integers(1, 150)), data.draw(st.sampled_from([64, 128]))
+    query, keys, values = made(form, batch, kv_heads, share, count, head_dim, seed=count)
+    allowed = None
+    if data.draw(st.booleans()):
+        allowed = torch.rand(batch, data.draw(st.sampled_from([1, kv_heads])), 1, count, device=DEVICE) < 0.5
+        allowed[..., -1] = True
+    split = data.draw(st.sampled_from([None, 7, 64]))
+    out = gpu.attend(query, keys, values, form, 0.2, allowed, split)
+    right = expected(query, keys, values, form, allowed)
+    assert (out - right).abs().max() <= 1e-5 * right.abs().max()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name)
+def test_in_bf16_it_is_as_near_to_the_truth_as_the_reference(form):
+    query, keys, values = made(form, 1, 2, 4, 130, 64, torch.bfloat16)
+    right = expected(query, keys, values, form)
+    plain = [form.decode(parts, torch.bfloat16) for parts in (keys, values)]
+    allowance = (reference(query, *plain, 0.2)[0].float() - right).norm() + 1e-3 * right.norm()
+    assert (gpu.attend(query, keys, values, form, 0.2).float() - right).norm() <= allowance
+
+
+def test_reads_a_static_buffer_in_place():
+    """Keys and values that are views of longer buffers, as `Static` hands them out."""
+    form, store = Int(4, 16), Static(200, Int(4, 16))
+    torch.manual_seed(0)
+    keys, values = torch.randn(2, 2, 3, 90, 64, device=DEVICE)
+    store.append(keys, values)
+    query = torch.randn(2, 6, 1, 64, device=DEVICE)
+    parts = store.parts()
+    assert not parts[0][0].is_contiguous()
+    assert gpu._even(parts[0][0], parts[1][0])[0] is parts[0][0], "no copy"
+    out = gpu.attend(query, *parts, form, 0.2)
+    assert torch.allclose(out, expected(query, *parts, form), atol=1e-5)
+
+
+def test_a_split_in_which_nothing_may_be_seen_counts_nothing():
+    form = Int(8, 32)
+    query, keys, values = made(form, 1, 1, 2, 96, 64)
+    allowed = torch.zeros(1, 1, 1, 96, dtype=torch.bool, device=DEVICE)
+    allowed[..., 70:80] = True
+    out = gpu.attend(query, keys, values, form, 0.2, allowed, split=32)
+    assert torch.allclose(out, expected(query, keys, values, form, allowed), atol=1e-5)
+
+
+def test_the_same_input_gives_the_same_bits():
+    query, keys, values = made(Int(4, 32), 1, 2, 1, 200, 128)
+    first, second = (gpu.attend(query, keys, values, Int(4, 32), 0.2, split=64) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_what_it_cannot_read_is_refused():
+    assert not gpu.supports(Int(8, 8), 64)
+    assert not gpu.supports(Int(8), 96)
+    assert not gpu.supports(Int(2, 8), 32)
+    query, keys, values = made(Int(8), 1, 1, 1, 10, 96)
+    with pytest.raises(ValueError, match="Int: no kernel for 1 queries of head dimension 96"):
+        gpu.attend(query, keys, values, Int(8), 0.2)
