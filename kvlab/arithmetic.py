@@ -36,6 +36,8 @@ SHAPES = {
     "OPT-30B": Shape(48, 7168, 56, 56, 50272),
     "Llama-7B": Shape(32, 4096, 32, 32, 32000),
     "Llama-2-7B": Shape(32, 4096, 32, 32, 32000),
+    "Llama-2-13B": Shape(40, 5120, 40, 40, 32000),
+    "Llama-33B": Shape(60, 6656, 52, 52, 32000),
     "Llama-70B-MHA": Shape(80, 8192, 64, 64, 32000),  # as document 004 counts it
     "Llama-2-70B": Shape(80, 8192, 64, 8, 32000),
 }
@@ -91,6 +93,17 @@ def padded_buffer_bytes(shape: Shape, length: int, factor: float = 2, bits: floa
 def kv_to_weights(shape: Shape, tokens: int, batch: int = 1) -> float:
     """Document 002: cache bytes over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA)."""
     return batch * tokens / (6 * shape.hidden)
+
+
+def weight_bytes(shape: Shape, bits: float = 16) -> float:
+    """Bytes of the blocks' weights, l * 12h^2 * bits / 8 (MHA, MLP of width 4h), and of one embedding."""
+    parameters = shape.layers * 12 * shape.hidden**2 + shape.vocabulary * shape.hidden
+    return parameters * bits / 8
+
+
+def step_bytes(shape: Shape, held: int, batch: int = 1, bits: float = 16) -> float:
+    """Bytes that one decode step must read at least: all weights once, and every row's cache once."""
+    return weight_bytes(shape, bits) + kv_bytes(shape, held, batch, bits)
 
 
 def prefill_flops(shape: Shape, tokens: int, batch: int = 1) -> float:

@@ -39,7 +39,7 @@ STYLE = {
     "hf-static": (GREY, ">", "--"),
     "hf-quantized": (GREY, "d", "-."),
 }
-OTHERS = [(BLUE, "8", ":"), (VERMILLION, "H", ":"), (GREEN, "4", ":"), (PURPLE, "3", ":")]
+OTHERS = [(BLUE, "8", ":"), (VERMILLION, "H", ":"), (GREEN, "P", ":"), (PURPLE, "D", ":")]
 SETTINGS = {
     "svg.hashsalt": "kvlab",
     "svg.fonttype": "none",
@@ -67,7 +67,7 @@ class State:
 
 
 # A cell of a cache picture is an index into STATES.
-NOTHING, KEPT, QUANTIZED, HOST, FETCHED, EVICTED = range(6)
+NOTHING, KEPT, QUANTIZED, HOST, FETCHED, EVICTED, COMPUTED = range(7)
 STATES = (
     State("not there yet", "#ffffff", ""),
     State("kept", BLUE, ""),
@@ -75,6 +75,7 @@ STATES = (
     State("on host", YELLOW, "h"),
     State("fetched", VERMILLION, "f"),
     State("evicted", GRID, "×"),
+    State("computed now", ORANGE, "c"),
 )
 
 
@@ -180,14 +181,16 @@ def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str =
 def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: str = "", axes=None) -> Figure:
     """Curves over the same `xs`, named in a legend; log: "x", "y" or "xy" for such axes.
 
-    series: name -> values, as many as xs. A method's name brings its colour and marker with it.
+    series: name -> values, as many as xs. A method's name brings its colour and marker with it, other names
+    get the next ones.
     Returns the figure.
     """
     if axes is None:
         axes = canvas(6.8, 3.4)[1][0]
     with matplotlib.rc_context(SETTINGS):
-        for name, values in series.items():
-            colour, marker, line = style(name)
+        for index, (name, values) in enumerate(series.items()):
+            known = name.partition(":")[0] in STYLE
+            colour, marker, line = style(name) if known else OTHERS[index % len(OTHERS)]
             axes.plot(xs, values, color=colour, marker=marker, ls=line, ms=6, mec=INK, mew=0.5, label=name)
         if "x" in log:
             axes.set_xscale("log", base=2)

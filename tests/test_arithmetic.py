@@ -10,6 +10,7 @@ import kvlab
 from kvlab.arithmetic import (
     SHAPES,
     Shape,
+    count_flops,
     decode_flops,
     kv_bytes,
     kv_bytes_per_token,
@@ -18,6 +19,8 @@ from kvlab.arithmetic import (
     prefill_flops,
     read_bandwidth,
     required_bandwidth,
+    step_bytes,
+    weight_bytes,
 )
 
 
@@ -94,3 +97,31 @@ def test_bytes_of_a_real_cache_follow_the_formula():
 
 def test_bandwidth_is_measured():
     assert 1e8 < read_bandwidth(seconds=0.01) < 1e13
+
+
+def test_counted_flops_are_those_of_the_formulas():
+    layers, hidden, vocabulary = 2, 32, 96
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            n_layer=layers, n_embd=hidden, n_head=4, vocab_size=vocabulary, n_positions=64,
+            bos_token_id=0, eos_token_id=0,
+        )
+    ).eval()  # fmt: skip
+    shape = Shape(layers, hidden, 4, 4, vocabulary)
+    for rows, tokens in ((1, 7), (3, 20)):
+        ids = prompt(tokens, rows)
+        with torch.no_grad():
+            assert count_flops(lambda: model(ids, use_cache=False)) == prefill_flops(shape, tokens, rows)  # noqa: B023
+            past = model(ids).past_key_values
+            step = count_flops(lambda: model(ids[:, :1], past_key_values=past))  # noqa: B023
+        assert step == decode_flops(shape, tokens + 1, rows)
+
+
+def test_a_decode_step_reads_weights_and_cache_once():
+    shape = Shape(2, 8, 2, 2, 10)
+    assert weight_bytes(shape, bits=8) == 2 * 12 * 64 + 80
+    assert step_bytes(shape, 5, batch=3) == weight_bytes(shape) + 3 * 5 * 2 * 2 * 8 * 2
+    # Document 002: cache over the blocks' weights is b(s + n) / 6h.
+    blocks = weight_bytes(Shape(2, 8, 2, 2, 0))
+    assert kv_bytes(shape, 5, batch=3) / blocks == pytest.approx(kv_to_weights(shape, 5, 3))

@@ -45,13 +45,13 @@ def test_a_cache_picture_draws_every_state_where_it_is():
 
 
 def test_a_large_picture_has_no_marks_but_all_cells():
-    states = torch.randint(0, 6, (50, 300))
+    states = torch.randint(0, len(plots.STATES), (50, 300))
     axes = plots.cache_picture(states).axes[0]
     assert not axes.texts
     assert axes.collections[0].get_array().size == states.numel()
 
 
-@pytest.mark.parametrize("states", [[1, 2], [[6]], [[-1]], torch.zeros(0, 3)])
+@pytest.mark.parametrize("states", [[1, 2], [[7]], [[-1]], torch.zeros(0, 3)])
 def test_a_picture_of_something_else_is_refused(states):
     with pytest.raises(ValueError, match="states"):
         plots.cache_picture(states)
