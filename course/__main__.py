@@ -21,7 +21,9 @@ def main(arguments: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("text", help="print a notebook as plain text")
     one.add_argument("notebook", type=Path)
-    one = verbs.add_parser("notebook", help="make a notebook, without outputs, from plain text")
+    one = verbs.add_parser(
+        "notebook", help="make a notebook from text; outputs stay if no code changed"
+    )
     one.add_argument("text", type=Path)
     one.add_argument("notebook", type=Path)
     one = verbs.add_parser("run", help="run notebooks and store their outputs (default: all chapters)")
@@ -33,7 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         if given.verb == "text":
             print(text.to_text(nbformat.read(given.notebook, as_version=4)), end="")
         elif given.verb == "notebook":
-            nbformat.write(text.to_notebook(given.text.read_text(encoding="utf-8")), given.notebook)
+            made = text.to_notebook(given.text.read_text(encoding="utf-8"))
+            if given.notebook.exists():
+                text.keep_outputs(made, nbformat.read(given.notebook, as_version=4))
+            nbformat.write(made, given.notebook)
         elif given.verb == "run":
             problems = run.run(given.notebooks or sorted(NOTEBOOKS.glob("*.ipynb")))
             print("\n".join(problems), file=sys.stderr)

@@ -96,6 +96,16 @@ def to_text(notebook: nbformat.NotebookNode) -> str:
     return "\n".join(parts) + "\n"
 
 
+def keep_outputs(made: nbformat.NotebookNode, before: nbformat.NotebookNode) -> bool:
+    """Give `made` the outputs of `before` where only prose has changed; returns whether it has."""
+    new, old = ([cell for cell in book.cells if cell.cell_type == "code"] for book in (made, before))
+    if [cell.source for cell in new] != [cell.source for cell in old]:
+        return False
+    for one, other in zip(new, old):
+        one.outputs, one.execution_count = other.outputs, other.execution_count
+    return True
+
+
 def _cell(kind: str, words: str, source: str, count: int):
     names = [word[1:] for word in words.split() if word.startswith("#")]
     tags = [word for word in words.split() if not word.startswith("#")]
