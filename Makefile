@@ -15,12 +15,12 @@ PYTHON ?=
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest lab notebooks workshop bench lint format clean venv
+.PHONY: help demo test test-newest lab notebooks test-workshop workshop bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
 	@echo "The first target you run sets up $(VENV) (about two minutes, 2 GB)."
 
@@ -43,6 +43,9 @@ lab: $(READY) ## open the notebooks in JupyterLab
 
 notebooks: $(READY) ## run all chapters again and store their outputs
 	HF_HUB_OFFLINE=1 $(PY) -m course run
+
+test-workshop: $(READY) ## run every learner edition from top to bottom
+	HF_HUB_OFFLINE=1 $(PY) -m course try
 
 workshop: $(READY) ## write the learner, solution and instructor editions and a zip
 	$(PY) -m course editions --out build/workshop

@@ -1,7 +1,8 @@
 """The workshop's tools: notebooks as plain text, running them, and the editions made from them.
 
 python -m course text notebooks/05_eviction.ipynb > five.md     a notebook as plain text, to edit
-python -m course notebook five.md notebooks/05_eviction.ipynb   and back, without outputs
+python -m course notebook five.md notebooks/05_eviction.ipynb   and back
 python -m course run notebooks/*.ipynb                          run and store the outputs
+python -m course try                                            run the learner editions, nothing answered
 python -m course editions                                       build/workshop and its zip
 """

@@ -21,12 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("text", help="print a notebook as plain text")
     one.add_argument("notebook", type=Path)
-    one = verbs.add_parser(
-        "notebook", help="make a notebook from text; outputs stay if no code changed"
-    )
+    one = verbs.add_parser("notebook", help="make a notebook from text; outputs stay if no code changed")
     one.add_argument("text", type=Path)
     one.add_argument("notebook", type=Path)
     one = verbs.add_parser("run", help="run notebooks and store their outputs (default: all chapters)")
+    one.add_argument("notebooks", type=Path, nargs="*")
+    one = verbs.add_parser("try", help="run the learner edition of every chapter, nothing answered")
     one.add_argument("notebooks", type=Path, nargs="*")
     one = verbs.add_parser("editions", help="write the learner, solution and instructor editions and a zip")
     one.add_argument("--out", type=Path, default=Path("build/workshop"))
@@ -41,7 +41,13 @@ def main(arguments: list[str] | None = None) -> int:
             nbformat.write(made, given.notebook)
         elif given.verb == "run":
             problems = run.run(given.notebooks or sorted(NOTEBOOKS.glob("*.ipynb")))
-            print("\n".join(problems), file=sys.stderr)
+            for problem in problems:
+                print(problem, file=sys.stderr)
+            return bool(problems)
+        elif given.verb == "try":
+            paths = given.notebooks or sorted(NOTEBOOKS.glob("*.ipynb"))
+            problems = [problem for path in paths if (problem := editions.try_as_learner(path))]
+            print("\n".join(problems) or f"{len(paths)} learner editions run", flush=True)
             return bool(problems)
         else:
             for path in editions.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):

@@ -23,6 +23,8 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_markdown_cell
 
+from .run import execute
+
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 DETAILS = re.compile(r"<details>\s*<summary>\s*Solution.*?</details>\s*", re.S)
@@ -62,6 +64,23 @@ def open_gaps(source: str) -> str:
     if place is not None:
         raise ValueError(f"a solution has no {END!r}")
     return "\n".join(kept)
+
+
+def try_as_learner(path: Path) -> str:
+    """Run a chapter's learner edition from top to bottom; returns what is wrong with it, or nothing.
+
+    No cell may fail, and no check may say "correct" before a learner has written a line.
+    """
+    made = learner(nbformat.read(path, as_version=4))
+    try:
+        execute(made, path.parent)
+    except ValueError as error:
+        return f"{path.name}, learner edition: {error}"
+    for cell in made.cells:
+        told = "".join(output.get("text", "") for output in cell.get("outputs", []))
+        if "check." in cell.source and told.startswith("correct"):
+            return f"{path.name}, learner edition: cell {cell.id} is correct before anybody answered"
+    return ""
 
 
 def instructor(notebook):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import zipfile
 from pathlib import Path
 
@@ -119,3 +120,32 @@ def test_a_learner_finds_no_solution_text(path):
         if editions.BEGIN in cell.source:
             hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
             assert hidden and hidden not in everything
+
+
+def test_a_learner_edition_runs_with_nothing_answered():
+    chapter_one = next((path for path in CHAPTERS if path.name.startswith("01")), None)
+    if chapter_one is None:
+        pytest.skip("chapter 1 is not in this checkout")
+    assert editions.try_as_learner(chapter_one) == ""
+
+
+def test_a_learner_edition_that_fails_or_answers_itself_is_reported(tmp_path):
+    book = chapter()
+    early = "class check:\n    say = print\n\n\ncheck.say('correct: too early')"
+    book.cells.append(new_code_cell(early, id="early"))
+    nbformat.write(book, tmp_path / "early.ipynb")
+    assert "cell early is correct before" in editions.try_as_learner(tmp_path / "early.ipynb")
+    book.cells[-1].source = "later = answer_of_the_learner"
+    nbformat.write(book, tmp_path / "broken.ipynb")
+    assert "NameError" in editions.try_as_learner(tmp_path / "broken.ipynb")
+
+
+def test_troubleshooting_quotes_messages_that_exist():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    sources = "\n".join(p.read_text() for p in [*(ROOT / "kvlab").rglob("*.py"), ROOT / "Makefile"])
+    sources = re.sub(r'"\s*\n\s*f?"', "", sources)  # joined strings
+    quoted = re.findall(r"^\| `(?:ValueError: |kvlab needs )(.*?)` \|", page, re.M)
+    assert len(quoted) >= 5
+    for message in quoted:
+        longest = max(re.split(r"\.\.\.|'\w+'|\d+|\(|model, ", message), key=len).strip(" ,;:")
+        assert len(longest) > 10 and longest in sources, message
