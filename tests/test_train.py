@@ -50,8 +50,23 @@ def test_wired_opt_looks_back_at_positions_far_into_the_context():
         attention = model(
             ids, position_ids=torch.arange(2000, 2040)[None], output_attentions=True
         ).attentions[0]
-    query = torch.arange(1, 40)
+    query = torch.arange(8, 40)
     assert attention[0, :4, query, query - 1].mean() > 0.9
+    near = sum(attention[0, 4:, query, query - back] for back in range(1, 7))
+    assert near.min() > 0.6  # an even spread over 40 tokens has .15
+
+
+def test_wired_opt_finds_what_stood_behind_the_same_words():
+    torch.manual_seed(0)
+    model = circuit.build("opt", 4, 256, 512, "cpu").eval()
+    model.set_attn_implementation("eager")
+    facts = [[key, 2, 3, 4, key + 50, 5] for key in range(100, 108)]  # KEY is in the VALUE .
+    ids = torch.tensor([[i for fact in facts for i in fact] + [103, 2, 3, 4]])
+    with torch.no_grad():
+        attention = model(ids, output_attentions=True).attentions[1]
+    values = (ids[0] >= 150).nonzero()[:, 0]
+    found = attention[0, (4, 6), -1][:, values]
+    assert found[0].argmax() == 3 and found[0, 3] > 0.2
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])

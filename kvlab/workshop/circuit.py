@@ -6,6 +6,7 @@ Induction Heads").  A small model finds this pair late or not at all, so trainin
 """
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -59,45 +60,81 @@ def build(arch: str, layers: int, hidden: int, vocabulary: int, device: str):
     return model
 
 
+@dataclass(frozen=True)
+class Sizes:
+    """Standard deviation of an embedding, and the strength with which a wired head writes."""
+
+    embedding: float
+    mark: float
+    copy: float
+
+
+SIZES = {"llama": Sizes(0.02, 0.06, 0.12), "opt": Sizes(0.07, 0.25, 0.4)}
+WINDOW = 0.5  # strength of the marks of OPT's wide looks
+
+
 @torch.no_grad()
 def wire(model, arch: str, seed: int = 0) -> None:
-    """Initialise half of the heads of layers 0 and 1 with the two steps of a lookup.
+    """Initialise heads of layers 0 and 1 with the two steps of a lookup.
 
-    In layer 0 a head looks one token back (`look_back_llama`, `look_back_opt`) and writes a
-    projection of the token found there into a subspace of its own, the mark.  In layer 1 a head
-    compares the same projection of the current token with the marks of earlier tokens and copies the
-    token at which they agree: what once followed "brown dog" comes again.
+    In layer 0 a head looks back (`look_back_llama`, `look_back_opt`) and writes a projection of what it
+    finds there into a subspace of its own, the mark.  In layer 1 a head compares marks and copies the
+    token at which they agree.  Half of the heads look one token back and compare that mark with the
+    token itself: what once followed "brown dog" comes again.
+
+    With RoPE they widen while the model learns, and see the key several words before its value ("the red
+    key is in the barn").  Learned positions do not, so in OPT two more pairs of heads look at a few
+    tokens, about 3 back and about 4 back, and compare the one mark with the other: what stood behind
+    "the red key is in the" is found where the question has come as far.
     """
-    hidden = model.config.hidden_size
+    hidden, sizes = model.config.hidden_size, SIZES[arch]
     rng = torch.Generator().manual_seed(seed)
-    model.get_input_embeddings().weight.normal_(std=0.02, generator=rng)
+    model.get_input_embeddings().weight.normal_(std=sizes.embedding, generator=rng)
     first, second = (layer.self_attn for layer in model.get_decoder().layers[:2])
     for name, weight in model.named_parameters():
         if name.split(".")[-2] in OUTPUTS:
             weight *= 0.25  # so that what layer 0 marks is not lost among random updates
-    wired = range(0, hidden // 2, HEAD)  # the first dimension of each wired head
+    single = range(0, hidden // 2, HEAD)  # the first dimension of each head
+    pairs = []
+    if arch == "opt":
+        pairs = [(at, at + HEAD) for at in range(hidden // 2, hidden - HEAD, 2 * HEAD)]
+    wired = slice(0, hidden if pairs else hidden // 2)
     for matrix in (first.q_proj, first.k_proj, second.q_proj, second.k_proj):
-        matrix.weight[: hidden // 2] *= 0.2
+        matrix.weight[wired] *= 0.2
     look_back = look_back_opt if arch == "opt" else look_back_llama
-    free, still = look_back(model, first, wired, rng)
-
-    still = still[: free // (2 * len(wired))]
-    # orthonormal directions [free, hidden] that leave the reserved coordinates out
+    free, still, look = look_back(model, first, rng)
+    size = min(len(still), free // (2 * len(single) + 2 * len(pairs)))
+    # orthonormal directions [free, hidden] that leave the reserved coordinates out, `size` for each use
     apart = F.pad(torch.linalg.qr(torch.randn(free, free, generator=rng))[0].T, (0, hidden - free))
-    token_of, mark_of = apart.split(len(still) * len(wired))[:2]
-    for n, at in enumerate(wired):
-        rows, read = slice(at, at + HEAD), slice(at, at + len(still))
-        token, mark = (all_heads.unflatten(0, (len(wired), -1))[n] for all_heads in (token_of, mark_of))
-        copy = apart[n * HEAD :][:HEAD]
-        first.v_proj.weight[rows] = 0
-        first.v_proj.weight[read] = token
-        output(first).weight[:, rows] = 0
-        output(first).weight[:, read] = 0.06 * mark.T
-        for j, dim in enumerate(still):
-            second.q_proj.weight[at + dim] = 3 * token[j]
-            second.k_proj.weight[at + dim] = 3 * mark[j]
-        second.v_proj.weight[rows] = copy
-        output(second).weight[:, rows] = 0.12 * copy.T
+    uses = apart.split(size)
+
+    def carry(at, token, mark, strength):
+        """Layer 0: what the head finds, projected on `token`, is written as `mark`."""
+        first.v_proj.weight[at : at + HEAD] = 0
+        first.v_proj.weight[at : at + size] = token
+        output(first).weight[:, at : at + HEAD] = 0
+        output(first).weight[:, at : at + size] = strength * mark.T
+
+    def compare(at, asked, stated):
+        """Layer 1: where `asked` here equals `stated` there, the token there is copied."""
+        for dim, question, statement in zip(still, asked, stated):
+            second.q_proj.weight[at + dim] = 3 * question
+            second.k_proj.weight[at + dim] = 3 * statement
+        copy = apart[at % (hidden // 2) :][:HEAD]
+        second.v_proj.weight[at : at + HEAD] = copy
+        output(second).weight[:, at : at + HEAD] = sizes.copy * copy.T
+
+    for n, at in enumerate(single):
+        token, mark = uses[n], uses[len(single) + n]
+        look(at, 1.0)
+        carry(at, token, mark, sizes.mark)
+        compare(at, token, mark)
+    for n, (near, far) in enumerate(pairs):
+        asked, stated = uses[2 * (len(single) + n) :][:2]
+        for at, mark, steps in ((near, asked, 2.5 + n), (far, stated, 3.5 + n)):
+            look(at, steps, wide=True)
+            carry(at, uses[n], mark, WINDOW)
+        compare(near, asked, stated)
 
 
 def output(attention):
@@ -105,44 +142,49 @@ def output(attention):
     return attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
 
 
-def look_back_llama(model, attention, wired, rng) -> tuple[int, list[int]]:
-    """Heads that look one token back by RoPE.
+def look_back_llama(model, attention, rng):
+    """How a head looks back by RoPE.
 
     The last coordinate of every embedding is a constant.  It gives query and key of a head a fixed
-    direction, rotated by one position.  Returns the coordinates left for tokens and the dimensions
-    of a head that hardly rotate: there a match counts the same at any distance.
+    direction, rotated by as many positions as the head looks back.  Returns the number of coordinates
+    left for tokens; the dimensions of a head that hardly rotate, where a match counts the same at any
+    distance; and a function that sets a head.
     """
     speed, half = model.model.rotary_emb.inv_freq, HEAD // 2
     model.model.embed_tokens.weight[:, -1] = 0.16
-    for at in wired:
+
+    def look(at, steps):
         for i in range(4):
             attention.q_proj.weight[at + i, -1] = 0.8
-            attention.k_proj.weight[at + i, -1] = 0.8 * math.cos(speed[i])
-            attention.k_proj.weight[at + i + half, -1] = 0.8 * math.sin(speed[i])
+            attention.k_proj.weight[at + i, -1] = 0.8 * math.cos(steps * speed[i])
+            attention.k_proj.weight[at + i + half, -1] = 0.8 * math.sin(steps * speed[i])
+
     slow = [i for i in range(half) if speed[i] < 0.04]
-    return model.config.hidden_size - 1, slow + [i + half for i in slow]
+    return model.config.hidden_size - 1, slow + [i + half for i in slow], look
 
 
-def look_back_opt(model, attention, wired, rng) -> tuple[int, list[int]]:
-    """Heads that look one token back by learned positions.
+def look_back_opt(model, attention, rng):
+    """How a head looks back by learned positions; returns what `look_back_llama` does.
 
-    The last 32 coordinates hold the position, as sines and cosines of 16 random frequencies, and no
-    token.  A key is the position, a query the position rotated one step back.  Returns the coordinates
-    left for tokens and the dimensions of a head, all of them: nothing rotates here.
+    The last 32 coordinates hold the position, as sines and cosines of 16 frequencies, and no token.  A
+    key is the position, a query the position rotated some steps back; a wide look uses the slow ones.
     """
     positions = model.model.decoder.embed_positions.weight  # [offset + context, hidden]
     model.get_input_embeddings().weight[:, -HEAD:] = 0
     half = HEAD // 2
-    speed = math.pi * torch.rand(half, generator=rng)
+    speed = math.pi * 0.01 ** torch.rand(half, generator=rng)  # radians per token, .03 to 3
     angle = torch.arange(len(positions))[:, None] * speed
     positions.zero_()
     positions[:, -HEAD:] = 0.12 * torch.cat([angle.cos(), angle.sin()], 1)
-    for at in wired:
-        attention.k_proj.weight[at : at + HEAD, -HEAD:] = 2 * torch.eye(HEAD)
-        turn = torch.cat([speed.cos().diag(), speed.sin().diag()], 1)
-        back = torch.cat([-speed.sin().diag(), speed.cos().diag()], 1)
-        attention.q_proj.weight[at : at + HEAD, -HEAD:] = 2 * torch.cat([turn, back])
-    return model.config.hidden_size - HEAD, list(range(HEAD))
+
+    def look(at, steps, wide=False):
+        gain = 1.7 * (speed < 0.5) if wide else torch.full_like(speed, 2.0)
+        cos, sin = (gain * (steps * speed).cos()).diag(), (gain * (steps * speed).sin()).diag()
+        turned = torch.cat([torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)])
+        attention.q_proj.weight[at : at + HEAD, -HEAD:] = turned
+        attention.k_proj.weight[at : at + HEAD, -HEAD:] = torch.cat([gain, gain]).diag()
+
+    return model.config.hidden_size - HEAD, list(range(HEAD)), look
 
 
 @torch.no_grad()
