@@ -95,13 +95,15 @@ class Layer(CacheLayerMixin):
 
     What answers may look at: `lengths` (real tokens seen, per row), `rows_held` (real tokens held, per row
     and head), `slots` (in use), `fetched` (slots that this step attended to), `slot_positions`, `some_empty`,
-    `store`, `kv_heads`, `scaling`, `following` (the layer that attends next).
+    `store`, `kv_heads`, `scaling`, `more` (of the prompt is to come), `following` (the layer that attends
+    next).
     """
 
     is_sliding = False
 
     def __init__(self, index: int, answers, anatomy: Anatomy, padding: _Padding):
         self.index, self.padding, self.kv_heads = index, padding, anatomy.kv_heads
+        self.more = False  # True while more of the prompt is to come: nothing is evicted yet
         self.timeline = None  # a `place.timeline.Timeline` while somebody records
         self._answers = copy.deepcopy(answers)
         for answer in self._answers:
@@ -260,7 +262,7 @@ class Layer(CacheLayerMixin):
     def _observe_and_evict(self, received: Tensor | None) -> None:
         if self.watches:
             self.keep.observe(received)
-        if self.keep.evicts:
+        if self.keep.evicts and not self.more:
             self._evict()
 
     def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:

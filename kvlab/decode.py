@@ -31,32 +31,73 @@ class Stepper:
         self._takes_keep = "logits_to_keep" in accepted
 
     @torch.no_grad()
-    def feed(self, ids: Tensor, attention_mask: Tensor | None = None, *, last: bool = False) -> Tensor:
+    def feed(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None = None,
+        *,
+        last: bool = False,
+        chunk: int | None = None,
+    ) -> Tensor:
         """Feed new tokens `[batch, tokens]`; returns fp32 logits `[batch, tokens, vocabulary]`, or those of
         the last position, `[batch, vocabulary]`, with `last`.
 
         attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
-        is the prefill; it may be padded, on the left where its last logits are to be used.
+        is the prefill; it may be padded, on the left where its last logits are to be used. chunk: tokens of
+        the prompt that pass at a time (default: all; half of them, and so on, where the device's memory does
+        not suffice). Between chunks K and V go to where the cache keeps them, so that the device holds the
+        activations of a chunk and, over a link, K and V of two layers; the prompt then attends to earlier
+        chunks as they are stored, and nothing is evicted before its end.
         """
+        if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
+            raise ValueError(f"chunk={chunk!r}: expected at least 2 tokens")
         first = self.ids is None
         self._append(ids, attention_mask)
-        fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
-        inputs = {"input_ids": self.ids[:, fresh:], "use_cache": not self.cache.recompute}
+        if not first or self.cache.recompute:
+            fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
+            logits = self._pass(fresh, self.ids.shape[1], ids.shape[1], last)
+        else:
+            logits = self._prompt(chunk or ids.shape[1], last)
+            if not torch.isfinite(logits[:, -1]).all():
+                raise ValueError(self._why_not_finite())
+        return logits[:, -1] if last else logits
+
+    def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
+        """Tokens start..end through the model: logits of the last `count` positions, or of one."""
+        inputs = {"input_ids": self.ids[:, start:end], "use_cache": not self.cache.recompute}
         if self.padded:
-            inputs["attention_mask"] = self.mask
+            inputs["attention_mask"] = self.mask[:, :end]
             if self._takes_positions:
-                inputs["position_ids"] = own_positions(self.mask)[:, fresh:].clamp(min=0)
+                inputs["position_ids"] = own_positions(self.mask)[:, start:end].clamp(min=0)
         elif self._takes_positions:
-            inputs["position_ids"] = torch.arange(fresh, self.ids.shape[1], device=self.ids.device)[None]
+            inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
         if self._takes_keep:
-            inputs["logits_to_keep"] = 1 if last else ids.shape[1]
+            inputs["logits_to_keep"] = 1 if last else count
         if not self.cache.recompute:
             inputs["past_key_values"] = self.cache
         forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
-        logits = forward(**inputs).logits[:, -ids.shape[1] :].float()
-        if first and not torch.isfinite(logits[:, -1]).all():
-            raise ValueError(self._why_not_finite())
-        return logits[:, -1] if last else logits
+        return forward(**inputs).logits[:, -count:].float()
+
+    def _prompt(self, chunk: int, last: bool) -> Tensor:
+        """The prompt in chunks; in smaller ones where the device's memory does not suffice."""
+        length = self.ids.shape[1]
+        while True:
+            starts = list(range(0, max(1, length - 1), chunk))  # no last chunk of one token: that is a step
+            found = []
+            try:
+                for start, end in zip(starts, [*starts[1:], length], strict=True):
+                    for layer in self.cache.layers:
+                        layer.more = end < length
+                    found.append(self._pass(start, end, end - start, last))
+                return found[-1] if last else torch.cat(found, 1)
+            except torch.OutOfMemoryError:
+                self.cache.reset()
+                if chunk <= 16:
+                    raise
+            finally:
+                for layer in self.cache.layers:
+                    layer.more = False
+            chunk = min(chunk, length) // 2
 
     def fork(self, rows: Tensor) -> None:
         """Row i becomes a copy of the old row `rows[i]`: one prompt to K continuations with zeros(K)."""

@@ -143,6 +143,9 @@ def pool(rows):
     figure, columns = plots.canvas(8.4, 3.2, 2)
     for axes, what in zip(columns, ("accuracy", "perplexity"), strict=True):
         found = series(rows, rf"(?P<label>\w+), (?P<x>\d+)% of the host memory: {what}")
+        for points in found.values():  # with all of the memory there are no victims
+            points.update(found.get("any", {}))
+        found.pop("any", None)
         if found:
             curves(axes, found, xlabel="host memory, % of what all tokens need", ylabel=what)
     return figure

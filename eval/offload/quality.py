@@ -22,9 +22,10 @@ DOCUMENTS = 100
 FACTS, FILLER = 12, 24  # facts in a document, sentences of prose between them
 ROWS = 25  # rows at a time
 STREAM = 96  # tokens of a document that the pool's experiment feeds one by one
+STORIES = 12
 STORY = 280  # tokens of a story, of which the first quarter is prompt
 SEED = 3_000_000  # apart from the seeds of training and of the tasks
-POOL = {("fifo", 0.8): 30.99, ("lru", 0.8): 10.55, ("counter", 0.8): 10.55, ("counter", 1.0): 10.55}
+POOL = {("fifo", 0.8): 30.99, ("lru", 0.8): 10.55, ("counter", 0.8): 10.55, ("any", 1.0): 10.55}
 LINK = 2e8  # bytes per second, for the latencies of `sensitivity`
 
 
@@ -100,22 +101,24 @@ def sensitivity(settings) -> list[Row]:
 def pool(settings) -> list[Row]:
     """7. Accuracy and perplexity with a host memory of 60, 80 and 100 %, by the victim's policy."""
     model, tokenizer = settings.load()
-    prompts, answers = questions(tokenizer, max(ROWS, (settings.limit or DOCUMENTS) // 2))
+    prompts, answers = questions(tokenizer, min(ROWS, settings.limit or ROWS))
     tokens = round(statistics.mean(map(len, prompts)))
     text = [tokenizer(story).input_ids[:STORY] for story in stories()]
-    text = torch.tensor(
-        [ids for ids in text if len(ids) == STORY][: settings.limit or 24], device=model.device
-    )
+    text = [ids for ids in text if len(ids) == STORY][: settings.limit or STORIES]
+    text = torch.tensor(text, device=model.device)
     rows = []
-    for policy, part in [(p, c) for c in (1.0, 0.8, 0.6) for p in ("fifo", "lru", "counter")]:
+    for policy, part in [("any", 1.0), *((p, c) for c in (0.8, 0.6) for p in ("fifo", "lru", "counter"))]:
+        victim = "" if policy == "any" else f",victim={policy}"
+
+        def method(held: int, part=part, victim=victim) -> str:
+            return f"infinigen:budget=0.2,pool={int(part * held) if part < 1 else 1}{victim}"
+
         label = f"{policy}, {part:.0%} of the host memory"
-        spec = "infinigen:budget=0.2,pool={},victim=" + policy
-        if len(prompts[0]) > STREAM:
-            method = spec.format(int(part * tokens) if part < 1 else 1)
-            accuracy, _ = answered(model, prompts, answers, [method], STREAM)[method]
+        if min(map(len, prompts)) > STREAM:
+            answer = method(tokens)
+            accuracy, _ = answered(model, prompts, answers, [answer], STREAM)[answer]
             rows.append(Row("pool", f"{label}: accuracy", 100 * accuracy, "%", MEASURED, tokens))
-        method = spec.format(int(part * STORY) if part < 1 else 1)
-        value, published = perplexity(model, text, method), POOL.get((policy, part))
+        value, published = perplexity(model, text, method(STORY)), POOL.get((policy, part))
         rows.append(Row("pool", f"{label}: perplexity", value, "perplexity", MEASURED, STORY, published))
     return rows
 

@@ -1,6 +1,7 @@
 """Place: where K and V live, and what a decode step fetches."""
 
 from .device import Device
+from .fold import fold
 from .host import Fetch, Host, Whole
 from .infinigen import InfiniGen
 from .link import CudaLink, Link, LinkError, ModelledLink, Transfer
@@ -10,5 +11,5 @@ from .topk import TopK
 
 __all__ = [
     "CudaLink", "Device", "Fetch", "Host", "InfiniGen", "Link", "LinkError", "ModelledLink", "OnDemand",
-    "TopK", "Transfer", "Whole", "like",
+    "TopK", "Transfer", "Whole", "fold", "like",
 ]  # fmt: skip

@@ -34,6 +34,10 @@ class Fetch(Device):
         """
         return None
 
+    def extend(self, layer, query: Tensor, keys: Tensor) -> None:
+        """Called when a pass of several tokens has read all keys `[batch, kv_heads, slots, head_dim]`:
+        perhaps more of the prompt."""
+
     def resident(self, layer) -> bool:
         """Whether the layer's tokens are still on the device from the last step."""
         return False
@@ -158,9 +162,11 @@ class Host(Device):
             keys, values, slots = self._receive(layer, slots)
         elif slots is None:
             layer.moved_bytes += self._bytes(layer, [held - newest for held in layer.rows_held])
-            return super().read(layer, query, scaling)
+            keys, values, slots = super().read(layer, query, scaling)
         else:
             layer.moved_bytes += self._bytes(layer, slots)
+        if newest > 1:
+            self.fetch.extend(layer, query, keys)
         if slots is not None:
             slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
             if self.link is None:

@@ -71,6 +71,8 @@ class InfiniGen(TopK):
         self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns, -1: one fewer
         self.guessed = None  # [batch, kv_heads, n]: slots to fetch at the coming step
         self._keys = Roomy()  # the chosen columns of K A
+        self._open = False  # more of the prompt may come; then the sums of |Q~| so far, [batch, kv_heads, d]
+        self._sums: Tensor | None = None
 
     @property
     def partial(self) -> Tensor | None:
@@ -105,16 +107,32 @@ class InfiniGen(TopK):
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.full:
             return
-        query, keys = self._skewed(query), self._skewed(keys)
-        real = 1 if layer.some_empty is None else (layer.some_empty >= 0).unsqueeze(-1)  # padding has no say
-        queried = (query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) * real).sum(2)
-        count = max(1, round(self.ratio * keys.shape[-1]))
-        self.columns = VARIANTS[self.variant](queried, (keys.abs() * real).sum(2), count)
-        self._keys.add((self._take_columns(keys),), ())
+        self._sums = None
+        self._choose(layer, query, keys)
+
+    def extend(self, layer, query: Tensor, keys: Tensor) -> None:
+        if self._open:  # the prompt goes on
+            self._choose(layer, query, keys)
+        elif not self.full:
+            self._keys.add((self._take_columns(self._skewed(keys[:, :, -query.shape[2] :])),), ())
 
     def append(self, layer, keys: Tensor) -> None:
-        if not self.full:
+        if not self.full and keys.shape[2] == 1:  # more than one: see `extend`
             self._keys.add((self._take_columns(self._skewed(keys)),), ())
+
+    def _choose(self, layer, query: Tensor, keys: Tensor) -> None:
+        """Choose columns by all queries and keys of the prompt so far: these queries, and all keys."""
+        query, keys = self._skewed(query), self._skewed(keys)
+        real = 1 if layer.some_empty is None else (layer.some_empty >= 0).unsqueeze(-1)  # padding has no say
+        keyed = (keys.abs() * real).sum(2)
+        asked = real if layer.some_empty is None else real[:, :, -query.shape[2] :]
+        queried = (query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) * asked).sum(2)
+        queried = queried if self._sums is None else queried + self._sums
+        count = max(1, round(self.ratio * keys.shape[-1]))
+        self.columns = VARIANTS[self.variant](queried, keyed, count)
+        self._keys = Roomy()
+        self._keys.add((self._take_columns(keys),), ())
+        self._open, self._sums = layer.more, queried if layer.more else None
 
     def select_rows(self, rows: Tensor) -> None:
         super().select_rows(rows)

@@ -1,0 +1,96 @@
+"""A prompt in chunks gives what the whole prompt gives, and is what happens when memory does not suffice."""
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+
+SPECS = [
+    "full",
+    "static",
+    "sinks:budget=0.4",
+    "h2o:budget=0.4",
+    "snapkv:budget=0.4,window=4",
+    "tova:budget=0.4",
+    "pyramidkv:budget=0.4,window=4",
+    "topk:budget=0.3",
+    "infinigen:budget=0.3,alpha=inf",
+    "infinigen:budget=0.3,pool=0.7",
+    "offload:link=1e9",
+    "offload+h2o:budget=0.4,link=1e9",
+    "infinigen:budget=0.3,link=1e9",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("family, chunk", [("llama", 9), ("opt", 6)])
+def test_chunks_equal_the_whole(spec, family, chunk):
+    model = tiny(family)
+    ids, mask = left_padded([prompt(31), prompt(12, seed=1), prompt(25, seed=2)])
+    whole, parts = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
+    assert torch.allclose(
+        parts.feed(ids, mask, last=True, chunk=chunk), whole.feed(ids, mask, last=True), atol=1e-4
+    )
+    for step in range(4):
+        token = prompt(1, rows=3, seed=step)
+        assert torch.allclose(parts.feed(token), whole.feed(token), atol=1e-4)
+    for one, other in zip(parts.cache.layers, whole.cache.layers, strict=True):
+        assert torch.equal(one.positions, other.positions)
+
+
+def test_logits_of_all_chunks_are_returned():
+    model, ids = tiny("llama"), prompt(21, rows=2)
+    whole = kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(ids)
+    for chunk in (2, 4, 5, 20, 21, 50):  # 4 and 5 and 20 would leave one token over
+        parts = kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(ids, chunk=chunk)
+        assert torch.allclose(parts, whole, atol=1e-4)
+    for bad in (1, 0, 2.5):
+        with pytest.raises(ValueError, match=f"chunk={bad}: expected at least 2"):
+            kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(ids, chunk=bad)
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=0.4", "infinigen:budget=0.3", "offload:link=1e9"])
+def test_a_prompt_too_large_for_the_device_goes_in_smaller_parts(spec):
+    model, ids, passes = tiny("llama"), prompt(100), []
+    right = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 6)
+
+    def memory(block, args, kwargs):  # the third block cannot take more than 30 tokens
+        hidden = args[0] if args else kwargs["hidden_states"]
+        passes.append(hidden.shape[1])
+        if hidden.shape[1] > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = model.model.layers[2].register_forward_pre_hook(memory, with_kwargs=True)
+    try:
+        trace = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 6)
+    finally:
+        hook.remove()
+    assert passes[:7] == [100, 50, 25, 25, 25, 25, 1]
+    assert torch.equal(trace.tokens, right.tokens)
+    assert torch.allclose(trace.logprobs, right.logprobs, atol=1e-4)
+
+
+def test_what_does_not_fit_at_all_is_an_error_and_leaves_the_cache_empty():
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "full")
+
+    def memory(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    hook = model.model.layers[2].register_forward_pre_hook(memory)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            kvlab.decode(model, prompt(100), cache, 3)
+    finally:
+        hook.remove()
+    assert cache.get_seq_length() == 0
+    kvlab.decode(model, prompt(100), cache, 3)
+
+
+def test_a_prompt_in_chunks_over_a_link_leaves_two_layers_on_the_device():
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "offload:link=1e9"))
+    stepper.feed(prompt(120), chunk=12)
+    layer = 2 * 2 * 8 * 4 * 120  # K and V of 120 tokens in 2 heads of 8
+    assert stepper.cache.stats().device_bytes <= 2 * 1.3 * layer
+    assert stepper.cache.stats().host_bytes >= 4 * layer
