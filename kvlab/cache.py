@@ -272,7 +272,7 @@ class Layer(CacheLayerMixin):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
         real, counts = self.padding.of(mask, batch, tokens, self.seen)
         try:
-            self.place.write(self, keys, values)
+            self.place.write(self, keys, values, real)
         except ValueError as error:
             raise ValueError(f"layer {self.index}: {error}") from None
         before = self.lengths or [0] * batch

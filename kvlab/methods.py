@@ -83,21 +83,27 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
 
 
 @method("int8")
-def _int8(group=None):
-    """Keys and values as 8-bit integers with a scale per token and group of channels."""
-    return {"store": Int(8, group)}
+def _int8(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+    """Keys and values as 8-bit integers with a scale per token and group of channels, or per `axis`."""
+    return {"store": Int(8, group, axis, symmetric, scale, nonfinite)}
 
 
 @method("int4")
-def _int4(group=None):
-    """Keys and values as 4-bit integers, two per byte, with a scale per token and group."""
-    return {"store": Int(4, group)}
+def _int4(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+    """Keys and values as 4-bit integers, two per byte, with a scale per token and group, or per `axis`."""
+    return {"store": Int(4, group, axis, symmetric, scale, nonfinite)}
+
+
+@method("int2")
+def _int2(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+    """Keys and values as 2-bit integers, four per byte: three levels with a scale, four with a zero point."""
+    return {"store": Int(2, group, axis, symmetric, scale, nonfinite)}
 
 
 @method("fp8")
-def _fp8(format="e4m3"):
-    """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale."""
-    return {"store": Float8(format)}
+def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse"):
+    """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless `axis` names what shares one."""
+    return {"store": Float8(format, axis, group, scale, nonfinite)}
 
 
 @method("sinks")

@@ -9,10 +9,20 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.keep import H2O, Sinks
 from kvlab.place import Host, InfiniGen, TopK
-from kvlab.store import Float8, Growing, Int, Static
+from kvlab.store import Float8, Growing, Int, Paged, Roomy, Static
 
 CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
 COMPOSED = {
+    "h2o in int2 with zero points": lambda: {"keep": H2O(0.4), "store": Int(2, 4, symmetric=False)},
+    "sinks in static int4 per channel": lambda: {
+        "keep": Sinks(0.4),
+        "store": Static(40, Int(4, axis="channel")),
+    },
+    "fp8 with a scale, paged": lambda: {"store": Paged(format=Float8(axis="tensor"))},
+    "int4 per channel on the host, topk": lambda: {
+        "store": Roomy(Int(4, axis="channel", symmetric=False)),
+        "place": Host(TopK(0.5), 1e9),
+    },
     "h2o in int4": lambda: {"keep": H2O(0.4), "store": Int(4, group=8)},
     "h2o in a static buffer": lambda: {"keep": H2O(0.4), "store": Static(40)},
     "sinks in static int8": lambda: {"keep": Sinks(0.4), "store": Static(40, Int(8))},

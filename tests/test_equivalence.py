@@ -28,8 +28,11 @@ NEUTRAL = [  # the setting at which a lossy method gives nothing up
 LOSSY = [
     "int8",
     "int4:group=4",
+    "int8:axis=channel",
+    "int8:axis=tensor,symmetric=false",
+    "int2:group=4,symmetric=false",
     "fp8",
-    "fp8:format=e5m2",
+    "fp8:format=e5m2,axis=token",
     "sinks:budget=0.4",
     "h2o:budget=0.4",
     "h2o:budget=9,recent=0.25",

@@ -20,7 +20,7 @@ def caches(draw, model):
     budget, part = draw(budgets), draw(st.floats(0, 1))
     keeps = [KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part), TOVA(budget), Pool(budget)]
     keep = draw(st.sampled_from(keeps))
-    form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4)]))
+    form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4), Int(8, axis="channel", symmetric=False)]))
     store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
     place = Device() if fetch is None else Host(fetch)

@@ -17,9 +17,9 @@ class Device(Answer):
     def attach(self, anatomy) -> None:
         """Called once per cache, before the place is copied for every layer. Raises ValueError."""
 
-    def write(self, layer, keys: Tensor, values: Tensor) -> None:
-        """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each."""
-        layer.store.append(keys, values)
+    def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each; real: see `Growing.append`."""
+        layer.store.append(keys, values, real)
 
     def land(self, layer) -> None:
         """Make the store hold all that was written."""

@@ -87,13 +87,12 @@ class Host(Device):
     def arriving(self) -> int:
         return 0 if self._new is None else self._new[0][0].shape[2]
 
-    def write(self, layer, keys: Tensor, values: Tensor) -> None:
+    def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
         if self.link is None:
-            layer.store.append(keys.cpu(), values.cpu())
+            layer.store.append(keys.cpu(), values.cpu(), real)
             return
         self.land(layer)
-        layer.store.dtype, form = keys.dtype, layer.store.format
-        self._new = form.encode(keys), form.encode(values)
+        self._new = layer.store.encode(keys, values, real)
 
     def _write_back(self, layer, rows: list[int]) -> None:
         keys, values = self._new
@@ -197,8 +196,8 @@ class Host(Device):
                 part[:, :, -1:] = last
         else:
             parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
-        form, dtype, count = layer.store.format, layer.store.dtype, len(self._new[0])
-        return form.decode(parts[:count], dtype), form.decode(parts[count:], dtype), slots
+        count = len(self._new[0])
+        return *layer.store.decode(parts[:count], parts[count:], parts[0].device), slots
 
     def finish(self, layer) -> None:
         if self._staged is not None:

@@ -1,6 +1,7 @@
 """Store: in what form, and in what buffer, K and V are held."""
 
-from .format import Exact, Float8, Int
+from .float8 import Float8
+from .format import Exact, Int
 from .growing import Growing
 from .paged import BlockPool, Paged
 from .static import Roomy, Static

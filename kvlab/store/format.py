@@ -1,108 +1,142 @@
-"""Formats: how one token's K or V vector is written down. Exact, packed integers, 8-bit floats."""
+"""Formats: how one token's K or V vector is written down. Exact, and packed integers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from ..answer import Answer
+from .scale import NONFINITE, Scales, clip, refuse, round_down, round_up
 
-class Exact:
+
+class Exact(Answer):
     """The numbers as the model made them.
 
     A format turns `[batch, kv_heads, tokens, head_dim]` into a tuple of tensors
     `[batch, kv_heads, tokens, width]` and back. Every token is written by itself, so a padded batch and a
-    single row store the same bits, and nothing that is stored is ever written again.
+    single row store the same bits, and nothing that is stored is ever written again. A store has one format
+    for K and one for V; what a format holds besides follows the rows (see `Answer`).
     """
 
     def bind(self, head_dim: int) -> None:
         """Check the parameters against the model's head dimension (ValueError)."""
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
+    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+        """real: bool `[batch, tokens]`, which tokens are no padding (default: all)."""
         return (x,)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
         return parts[0] if parts[0].dtype == dtype else parts[0].to(dtype)
 
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        """True bits for each number of one row's K or V, scales and all; shape: KV heads, tokens, head
+        dimension; dtype: the model's."""
+        return dtype.itemsize * 8
+
 
 class Int(Exact):
-    """Symmetric integers with one scale per group of `group` neighbouring channels of one token.
+    """Integers with shared scales: int8, int4 (two values per byte), int2 (four).
 
-    Source: document 004 ("8-bit KV cache"), absmax / qmax with qmax = 127, 7 or 1; int4 is two values per
-    byte, int2 four. The scale is fp16, rounded *up*, so that the error is at most half a step (the scale)
-    and zero stays zero.
+    Symmetric: x ~ code * scale, scale = absmax / qmax with qmax = 127, 7 or 1; zero stays zero. Asymmetric:
+    x ~ code * scale + zero, from the smallest value to the largest; `zero` is the value of code 0. The scale
+    is rounded *up* (and `zero` down), so that the error is at most half a step. Source: document 004.
 
-    bits: 2, 4 or 8 bits per value. group: channels that share a scale; it divides head_dim (default: all
-    of head_dim). True cost: bits + 16 / group bits per value.
-    Raises ValueError for other bits, for a group that does not divide head_dim, and for values that are
-    not finite or too large for an fp16 scale.
+    bits: 2, 4 or 8 bits per value. group, axis, scale (its dtype): what shares a scale, see `Scales`.
+    symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and what is too
+    large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value and count
+    them in `replaced`. By default the cost is bits + 16 / head_dim bits per value.
     """
 
-    def __init__(self, bits: int = 8, group: int | None = None):
-        if bits not in (2, 4, 8):
+    def __init__(
+        self,
+        bits: int = 8,
+        group: int | None = None,
+        axis: str = "group",
+        symmetric: bool = True,
+        scale: str = "fp16",
+        nonfinite: str = "refuse",
+    ):
+        if bits not in (2, 4, 8) or isinstance(bits, bool):
             raise ValueError(f"bits={bits!r}: expected 2, 4 or 8")
-        if group is not None and (not isinstance(group, int) or group < 1):
-            raise ValueError(f"group={group!r}: expected a positive number of channels")
-        self.bits, self.group = bits, group
+        if not isinstance(symmetric, bool):
+            raise ValueError(f"symmetric={symmetric!r}: expected true or false")
+        if nonfinite not in NONFINITE:
+            raise ValueError(f"nonfinite={nonfinite!r}: expected one of {', '.join(NONFINITE)}")
+        self.scales = Scales(axis, group, scale)
+        self.bits, self.symmetric, self.nonfinite = bits, symmetric, nonfinite
         self.qmax = 2 ** (bits - 1) - 1
+        self.replaced = 0  # values stored as the largest one
+        self.fixed: tuple[Tensor, ...] = ()  # scale and zero point where the first tokens decide
+
+    @property
+    def group(self) -> int | None:
+        """Channels that share a scale."""
+        return self.scales.group
+
+    @property
+    def plain(self) -> bool:
+        """Whether this is what kernels read: codes, and one fp16 scale per token and group."""
+        return self.symmetric and not self.scales.fixed and self.scales.dtype == torch.float16
 
     def bind(self, head_dim: int) -> None:
-        self.group = self.group or head_dim
-        if head_dim % self.group:
-            raise ValueError(f"group={self.group}: does not divide the head dimension {head_dim}")
+        self.scales.check(head_dim)
         if head_dim % (8 // self.bits):
             raise ValueError(f"bits={self.bits}: head dimension {head_dim} does not fill whole bytes")
 
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        group = self.group or x.shape[-1]
-        grouped = x.float().unflatten(-1, (-1, group))  # [batch, heads, tokens, groups, group]
-        scale = _round_up_to_half(grouped.abs().amax(-1) / self.qmax)
-        if not torch.isfinite(scale).all():
-            raise ValueError(f"int{self.bits}: K or V holds NaN, infinity or a value above fp16's range")
-        codes = torch.round(grouped / scale.float().clamp(min=2**-24).unsqueeze(-1)).flatten(-2)
-        return _pack(codes.to(torch.int8), self.bits), scale
+    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+        x = self._allowed(x.float())
+        numbers = self.fixed or self._fit(x, real)
+        if self.scales.fixed:
+            self.fixed = numbers
+        return _pack(self._codes(x, numbers), self.bits), *(() if self.scales.fixed else numbers)
+
+    def _fit(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
+        """(scale,) or (scale, zero) of every group."""
+        dtype = self.scales.dtype
+        if self.symmetric:
+            return (round_up(self.scales.reduce(x.abs(), True, real) / self.qmax, dtype),)
+        zero = round_down(self.scales.reduce(x, False, real), dtype)
+        span = self.scales.reduce(x, True, real) - zero.float()
+        return round_up(span / (2**self.bits - 1), dtype), zero
+
+    def _codes(self, x: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+        step = self.scales.spread(numbers[0].float().clamp(min=self.scales.smallest), x)
+        if self.symmetric:
+            codes = torch.round(x / step)
+            codes = codes.clamp_(-self.qmax, self.qmax) if self.scales.fixed else codes
+        else:
+            codes = torch.round((x - self.scales.spread(numbers[1].float(), x)) / step)
+            codes = codes.clamp_(0, 2**self.bits - 1) - 2 ** (self.bits - 1)
+        return codes.to(torch.int8)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        codes = _unpack(parts[0], self.bits)
-        scale = parts[1].to(dtype).unsqueeze(-1)
-        return codes.to(dtype).unflatten(-1, (parts[1].shape[-1], -1)).mul_(scale).flatten(-2)
+        codes = _unpack(parts[0], self.bits).to(dtype)
+        numbers = [n.to(codes.device, dtype) for n in (self.fixed if self.scales.fixed else parts[1:])]
+        if not self.scales.fixed:  # [batch, kv_heads, tokens, groups, group]
+            codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))
+            numbers = [n.unsqueeze(-1) for n in numbers]
+        if self.symmetric:
+            out = codes.mul_(numbers[0])
+        else:
+            out = codes.add_(2 ** (self.bits - 1)).mul_(numbers[0]).add_(numbers[1])
+        return out if self.scales.fixed else out.flatten(-2)
 
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        return self.bits + (1 if self.symmetric else 2) * self.scales.bits_per_value(shape)
 
-class Float8(Exact):
-    """8-bit floating point, no scale: e4m3 (3 bits of fraction, up to 448) or e5m2 (fp16 cut in half).
-
-    Source: document 004. format: "e4m3" or "e5m2". Values beyond the format's range become its largest
-    value. Raises ValueError for another format and for values that are not finite.
-    """
-
-    TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-
-    def __init__(self, format: str = "e4m3"):
-        if format not in self.TYPES:
-            raise ValueError(f"format={format!r}: expected one of {', '.join(self.TYPES)}")
-        self.format = format
-
-    def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        if not torch.isfinite(x).all():
-            raise ValueError(f"fp8 {self.format}: K or V holds NaN or infinity")
-        limit = torch.finfo(self.TYPES[self.format]).max
-        return (x.clamp(-limit, limit).to(self.TYPES[self.format]).view(torch.uint8),)
-
-    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        if parts[0].is_cuda:
-            return parts[0].view(self.TYPES[self.format]).to(dtype)
-        # On the CPU the bits are moved to where fp16 has them, which is faster than torch's conversion.
-        bits = parts[0].to(torch.int16)
-        if self.format == "e5m2":
-            return (bits << 8).view(torch.float16).to(dtype)
-        bits = ((bits & 0x80) << 8) | ((bits & 0x7F) << 7)  # exponent bias 7 read as fp16's 15: 2^-8
-        return bits.view(torch.float16).to(dtype) * 256
-
-
-def _round_up_to_half(scale: Tensor) -> Tensor:
-    """The smallest fp16 that is not below `scale` (>= 0); infinity and NaN stay what they are."""
-    half = scale.half()
-    too_small = half.float() < scale
-    return torch.where(too_small, (half.view(torch.int16) + 1).view(torch.float16), half)
+    def _allowed(self, x: Tensor) -> Tensor:
+        """x without values that cannot be stored, or a ValueError."""
+        limit = torch.finfo(self.scales.dtype).max
+        if self.scales.dtype == torch.float16:
+            limit *= self.qmax if self.symmetric else 1
+        else:
+            limit /= 1 if self.symmetric else 2  # so that the span is finite
+        if self.nonfinite == "refuse":
+            refuse(f"int{self.bits}", x, limit)
+            return x
+        x, count = clip(x, limit)
+        self.replaced += count
+        return x
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:

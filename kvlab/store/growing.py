@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 
@@ -15,19 +17,23 @@ class Growing(Answer):
     Every step copies all that is held into a buffer one token longer: simple, exact in size, and the
     reason why static buffers exist.
 
-    format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...).
-    State: `keys` and `values`, each a tuple of tensors `[batch, kv_heads, slots, width]`.
+    format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
+    (default: as K).
+    State: `keys` and `values`, each a tuple of tensors `[batch, kv_heads, slots, width]`, and what the two
+    formats hold.
     """
 
     per_slot = ("keys", "values")
 
-    def __init__(self, format: Exact | None = None):
+    def __init__(self, format: Exact | None = None, values: Exact | None = None):
         self.format = Exact() if format is None else format
+        self.value_format = copy.deepcopy(self.format) if values is None else values
         self.keys: tuple[Tensor, ...] | None = None
         self.values: tuple[Tensor, ...] | None = None
 
     def bind(self, anatomy, layer: int) -> None:
         self.format.bind(anatomy.head_dim)
+        self.value_format.bind(anatomy.head_dim)
 
     @property
     def length(self) -> int:
@@ -40,35 +46,58 @@ class Growing(Answer):
         parts = (*self.keys, *self.values)
         return sum(part.shape[-1] * part.element_size() for part in parts)
 
-    def append(self, keys: Tensor, values: Tensor) -> None:
-        """Add tokens: `[batch, kv_heads, tokens, head_dim]` each."""
+    def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        """Add tokens: `[batch, kv_heads, tokens, head_dim]` each; real `[batch, tokens]`: which of them are
+        no padding (default: all)."""
+        self.add(*self.encode(keys, values, real))
+
+    def encode(self, keys: Tensor, values: Tensor, real: Tensor | None = None):
+        """New tokens in their stored form, as `add` takes them. ValueError for what cannot be stored."""
         self.dtype = keys.dtype
-        self.add(self.format.encode(keys), self.format.encode(values))
+        return _named("keys", self.format, keys, real), _named("values", self.value_format, values, real)
 
     def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
-        """Add encoded tokens; their `dtype` is known."""
+        """Add encoded tokens."""
         self.keys = _concat(self.keys, keys)
         self.values = _concat(self.values, values)
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""
-        return self._decode(self._used(self.keys), device), self._decode(self._used(self.values), device)
+        return self.decode(self._used(self.keys), self._used(self.values), device)
 
     def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """K and V of the given slots `[batch, kv_heads, n]`, gathered in their stored form."""
         keys = tuple(gather_slots(part, slots) for part in self.keys)
         values = tuple(gather_slots(part, slots) for part in self.values)
-        return self._decode(keys, device), self._decode(values, device)
+        return self.decode(keys, values, device)
 
     def parts(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """All of K and V in their stored form: what a link carries."""
         return self._used(self.keys), self._used(self.values)
 
+    def decode(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], device: torch.device):
+        """Numbers again, on `device`."""
+        keys, values = (tuple(part.to(device) for part in parts) for parts in (keys, values))
+        return self.format.decode(keys, self.dtype), self.value_format.decode(values, self.dtype)
+
+    def select_rows(self, rows: Tensor) -> None:
+        super().select_rows(rows)
+        self.select_format_rows(rows)
+
+    def select_format_rows(self, rows: Tensor) -> None:
+        """`select_rows` for what the formats hold."""
+        self.format.select_rows(rows)
+        self.value_format.select_rows(rows)
+
     def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return parts
 
-    def _decode(self, parts: tuple[Tensor, ...], device: torch.device) -> Tensor:
-        return self.format.decode(tuple(part.to(device) for part in parts), self.dtype)
+
+def _named(what: str, form: Exact, x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
+    try:
+        return form.encode(x, real)
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from None
 
 
 def _concat(old: tuple[Tensor, ...] | None, new: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 from collections.abc import Iterator
 
@@ -112,6 +113,7 @@ class Paged(Growing):
                 f"format={type(format).__name__}: expected a format, which writes each token by itself"
             )
         self.format = Exact() if format is None else format
+        self.value_format = copy.deepcopy(self.format)
         self.pool = BlockPool(blocks, block) if pool is None else pool
         self.table: Tensor | None = None  # blocks of every row, [batch, blocks]
         self.used, self.layer, self.layers = 0, 0, 1
@@ -123,6 +125,7 @@ class Paged(Growing):
     def __deepcopy__(self, memo) -> Paged:
         twin = Paged(format=self.format, pool=self.pool)
         twin.__dict__.update(self.__dict__)
+        twin.format, twin.value_format = copy.deepcopy((self.format, self.value_format), memo)
         if self.table is not None:
             self.pool.hold(self.table.flatten().tolist())
         return twin
@@ -146,6 +149,7 @@ class Paged(Growing):
     def tensors(self) -> Iterator[Tensor]:
         if self.table is not None:
             yield from (*self.pool.parts, self.table)
+            yield from (*self.format.tensors(), *self.value_format.tensors())
 
     def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
         parts = (*keys, *values)
@@ -190,11 +194,12 @@ class Paged(Growing):
 
     def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
-        return self._decode(keys, device), self._decode(values, device)
+        return self.decode(keys, values, device)
 
     def select_rows(self, rows: Tensor) -> None:
         if self.table is None:
             return
+        self.select_format_rows(rows)
         old, self.table = self.table, self.table.index_select(0, rows.to(self.table.device))
         self.pool.hold(self.table.flatten().tolist())
         self.pool.release(old.flatten().tolist())

@@ -16,13 +16,13 @@ class Static(Growing):
     of the slots in use.
 
     length: tokens to reserve per row (default: the model's context).
-    format: as in `Growing`. Raises ValueError when more than `length` tokens are to be held.
+    format, values: as in `Growing`. Raises ValueError when more than `length` tokens are to be held.
     """
 
     per_slot = ()  # the buffers keep their size; see keep_slots and crop
 
-    def __init__(self, length: int | None = None, format: Exact | None = None):
-        super().__init__(format)
+    def __init__(self, length: int | None = None, format: Exact | None = None, values: Exact | None = None):
+        super().__init__(format, values)
         if length is not None and (not isinstance(length, int) or length < 1):
             raise ValueError(f"length={length!r}: expected a positive number of tokens")
         self.capacity, self.used = length, 0
@@ -61,6 +61,7 @@ class Static(Growing):
     def select_rows(self, rows: Tensor) -> None:
         if self.keys is None:
             return
+        self.select_format_rows(rows)
         kept = [part.index_select(0, rows.to(part.device)) for part in self._used((*self.keys, *self.values))]
         fresh = self._allocate(tuple(kept))
         for buffer, part in zip(fresh, kept, strict=True):
@@ -82,13 +83,13 @@ class Roomy(Static):
     So a step copies nothing but its own token, most of the time, and the length need not be known before.
     The price is up to a third of the buffer unused. It is what a host that feeds a link holds.
 
-    room: tokens reserved at first beyond the prompt. format: as in `Growing`.
+    room: tokens reserved at first beyond the prompt. format, values: as in `Growing`.
     """
 
-    def __init__(self, format: Exact | None = None, room: int = 64):
+    def __init__(self, format: Exact | None = None, room: int = 64, values: Exact | None = None):
         if not isinstance(room, int) or room < 1:
             raise ValueError(f"room={room!r}: expected a positive number of tokens")
-        super().__init__(room, format)
+        super().__init__(room, format, values)
         self.room = room
 
     @property

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from drawn import numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import FAMILIES, prompt, tiny
@@ -12,23 +13,6 @@ from transformers.cache_utils import DynamicLayer
 
 import kvlab
 from kvlab.store import Float8, Int
-
-SCALES = [1e-30, 1e-7, 1e-3, 1.0, 300.0, 1e4]
-
-
-@st.composite
-def numbers(draw, group):
-    rows, heads, tokens, groups = (draw(st.integers(1, 3)) for _ in range(4))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
-    x = torch.randn(rows, heads, tokens, groups * group, generator=generator)
-    x = x * draw(st.sampled_from(SCALES))
-    if draw(st.booleans()):
-        x[..., :group] = draw(st.sampled_from([0.0, 1.0, -2.5]))  # a constant group
-    if draw(st.booleans()):
-        x[torch.rand(x.shape, generator=generator) < 0.3] = 0.0
-    if draw(st.booleans()):
-        x = x.transpose(0, 1)  # not contiguous
-    return x
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

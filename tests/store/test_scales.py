@@ -1,0 +1,194 @@
+"""Axes, zero points and scales: error bounds by property, bits counted, what is refused or replaced."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from drawn import numbers
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
+from kvlab.store.scale import AXES, DTYPES
+
+AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
+INTS = [
+    {"bits": bits, "axis": axis, "group": group, "symmetric": symmetric, "scale": scale}
+    for bits, (axis, group), symmetric, scale in itertools.product(
+        (2, 4, 8), AXIS_GROUP, (True, False), DTYPES
+    )
+]
+FLOATS = [
+    {"format": form, "axis": axis, "group": group, "scale": scale}
+    for form, (axis, group), scale in itertools.product(Float8.TYPES, AXIS_GROUP, DTYPES)
+]
+
+
+def groups(x, axis, group):
+    """Every set of values that share a scale, as index tuples: the definition, spelled out."""
+    rows, heads, tokens, width = x.shape
+    size = group or width
+    own = {
+        "group": lambda b, h, t, d: (b, h, t, d // size),
+        "token": lambda b, h, t, d: (b, h, t),
+        "channel": lambda b, h, t, d: (b, h, d),
+        "tensor": lambda b, h, t, d: (b,),
+    }[axis]
+    found = {}
+    for index in itertools.product(range(rows), range(heads), range(tokens), range(width)):
+        found.setdefault(own(*index), []).append(index)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("axis, group", AXIS_GROUP)
+@pytest.mark.parametrize("symmetric", [True, False])
+@given(data=st.data())
+def test_error_is_at_most_half_a_step_of_the_own_group(axis, group, symmetric, data):
+    bits, scale = data.draw(st.sampled_from([2, 4, 8])), data.draw(st.sampled_from(list(DTYPES)))
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
+    x = data.draw(numbers(4))[:2, :2, :2].to(dtype)
+    form = Int(bits, group, axis, symmetric, scale)
+    form.bind(x.shape[-1])
+    back = form.decode(form.encode(x), torch.float64)
+    # The step is rounded up: by 2^-11 or, below fp16's normal numbers, to the next multiple of 2^-24.
+    coarse, slack = (2**-10, 2**-24) if scale == "fp16" else (2**-22, 1e-37)
+    for members in groups(x, axis, group):
+        values = [x[i].item() for i in members]
+        span = max(abs(v) for v in values) if symmetric else max(values) - min(values)
+        largest = max(abs(v) for v in values)
+        step = span / (2 ** (bits - 1) - 1 if symmetric else 2**bits - 1)
+        bound = 0.5 * (step * (1 + coarse) + slack) + (0 if symmetric else largest * coarse + slack)
+        bound += largest * 1e-6  # the arithmetic is fp32's
+        assert all(abs(back[i].item() - v) <= bound for i, v in zip(members, values, strict=True))
+
+
+@pytest.mark.parametrize("settings", FLOATS, ids=str)
+def test_a_scale_brings_the_largest_value_to_the_formats_largest(settings):
+    form = Float8(**settings)
+    form.bind(8)
+    x = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(1)) * 3e-3  # too small for e4m3 alone
+    back = form.decode(form.encode(x), torch.float32)
+    fraction = {"e4m3": 2**-4, "e5m2": 2**-3}[settings["format"]]
+    for members in groups(x, settings["axis"], settings["group"]):
+        top = max(members, key=lambda i: abs(x[i]))
+        assert abs(back[top] - x[top]) <= abs(x[top]) * fraction
+    assert (back - x).norm() / x.norm() < 0.6 * fraction
+    if settings["format"] == "e4m3":
+        plain = Float8("e4m3")
+        assert (plain.decode(plain.encode(x), torch.float32) - x).norm() / x.norm() > 2 * fraction
+
+
+@pytest.mark.parametrize(
+    "form", [Exact(), *(Int(**s) for s in INTS), *(Float8(**s) for s in FLOATS)], ids=str
+)
+def test_stated_bits_are_the_bits_of_the_storages(form):
+    tokens, heads, width, rows = 13, 2, 8, 3
+    store = Growing(form)
+    store.format.bind(width), store.value_format.bind(width)
+    x = torch.randn(rows, heads, tokens, width)
+    store.append(x[:, :, :9], x[:, :, :9])
+    store.append(x[:, :, 9:], x[:, :, 9:])
+    held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors())
+    stated = store.format.bits_per_value((heads, tokens, width), x.dtype)
+    assert held * 8 == pytest.approx(2 * rows * heads * tokens * width * stated)
+
+
+def test_the_bytes_asked_for():
+    for spec, limit in (("int8:group=32", 8.5), ("int4:group=32", 4.5)):
+        model = tiny("llama", hidden_size=128)
+        cache = kvlab.make_cache(model, spec)
+        kvlab.decode(model, prompt(40), cache, 2)
+        assert cache.stats().device_bytes * 8 / (2 * 4 * 2 * 41 * 32) == limit
+
+
+@pytest.mark.parametrize("axis", AXES)
+@pytest.mark.parametrize("buffer", [Growing, Static, Roomy])
+def test_what_is_stored_never_changes(axis, buffer):
+    """1,000 appends: the bits and the numbers of every token stay what they were when it came."""
+    form = Int(4, axis=axis, symmetric=False)
+    store = Static(1100, form) if buffer is Static else buffer(form)
+    store.format.bind(8), store.value_format.bind(8)
+    generator = torch.Generator().manual_seed(3)
+    kept = []
+    for step in range(1001):
+        x = torch.randn(2, 1, 7 if step == 0 else 1, 8, generator=generator) * (1 + step % 5)
+        store.append(x, -x)
+        if step % 250 == 0:
+            kept.append([part.clone() for part in (*store.read(x.device), *sum(store.parts(), ()))])
+            for early in kept:
+                now = (*store.read(x.device), *sum(store.parts(), ()))
+                for old, new in zip(early, now, strict=True):
+                    assert torch.equal(old, new[:, :, : old.shape[2]])
+
+
+@given(data=st.data())
+def test_padding_does_not_move_a_fixed_scale(data):
+    axis, symmetric = data.draw(st.sampled_from(["channel", "tensor"])), data.draw(st.booleans())
+    pads, tokens = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 6))
+    x = torch.randn(1, 2, pads + tokens, 4, generator=torch.Generator().manual_seed(pads * 7 + tokens))
+    x[:, :, :pads] *= 100
+    padded, alone = Int(4, None, axis, symmetric), Int(4, None, axis, symmetric)
+    codes = padded.encode(x, torch.arange(pads + tokens)[None] >= pads)[0]
+    assert torch.equal(codes[:, :, pads:], alone.encode(x[:, :, pads:])[0])
+    for mine, other in zip(padded.fixed, alone.fixed, strict=True):
+        assert torch.equal(mine, other)
+
+
+def test_what_comes_later_is_clipped_to_the_fixed_range():
+    form = Int(8, axis="channel")
+    form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
+    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2))
+    assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
+
+
+def test_asymmetric_is_right_where_symmetric_wastes_its_levels():
+    x = torch.linspace(100, 101, 8).view(1, 1, 1, 8)
+    errors = {}
+    for symmetric in (True, False):
+        form = Int(2, symmetric=symmetric, scale="fp32")
+        errors[symmetric] = (form.decode(form.encode(x), torch.float32) - x).abs().max().item()
+    assert errors[False] <= 1 / 6 + 1e-4 < errors[True]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("make", [lambda **o: Int(8, **o), lambda **o: Float8("e5m2", "token", **o)])
+def test_what_cannot_be_stored_is_refused_by_name_or_replaced_and_counted(make, bad):
+    x = torch.ones(2, 3, 4, 8)
+    x[1, 2, 3, 5] = bad
+    with pytest.raises(ValueError, match=r"KV head 2 holds (NaN or infinity|a value above)"):
+        make().encode(x)
+    form = make(nonfinite="clip")
+    back = form.decode(form.encode(x), torch.float32)
+    assert form.replaced == 1 and torch.isfinite(back).all()
+    assert abs(back[1, 2, 3, 5]) > 1e6 and (back[1, 2, 3, 5] < 0) == (bad == -math.inf)
+    assert torch.allclose(back[0], x[0], rtol=0.01)
+    store = Growing(make())
+    with pytest.raises(ValueError, match=r"values: .*KV head 2"):
+        store.append(torch.ones_like(x), x)
+
+
+def test_the_layer_is_named():
+    model = tiny("llama")
+    weight = model.model.layers[2].self_attn.v_proj.weight
+    broken = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight[8] = math.inf  # the first channel of KV head 1
+        with pytest.raises(ValueError, match="layer 2: values: int4: KV head 1 holds NaN or infinity"):
+            kvlab.Stepper(model, kvlab.make_cache(model, "int4")).feed(prompt(5))
+    finally:
+        with torch.no_grad():
+            weight.copy_(broken)
+
+
+def test_e5m2_is_fp16_cut_in_half_bit_by_bit():
+    """Every one of the 256 bytes, put before a byte of zeros, is the fp16 number that it stands for."""
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 1, 256)
+    decoded = Float8("e5m2").decode((every,), torch.float16).flatten()
+    halves = (every.flatten().to(torch.int32) << 8).to(torch.int16).view(torch.float16)
+    theirs = every.flatten().view(torch.float8_e5m2).to(torch.float16)
+    assert torch.equal(decoded.view(torch.int16), halves.view(torch.int16))
+    assert torch.equal(halves.nan_to_num(nan=7.0), theirs.nan_to_num(nan=7.0))
