@@ -86,8 +86,29 @@ def kv_bytes(shape: Shape, tokens: int, batch: int = 1, bits: float = 16) -> flo
 
 
 def padded_buffer_bytes(shape: Shape, length: int, factor: float = 2, bits: float = 16) -> float:
-    """Document 000: factor * (S - 1) rows reserved for each K and V sequence; factor 2 avoids every copy."""
+    """Document 000: 2 (K and V) * l * n_kv * factor * (S - 1) * d * bits / 8.
+
+    factor * (S - 1) rows are reserved for each K and V sequence: 1 for the window alone, 2 to copy nothing up
+    to S tokens, 1 + extra between. When the n_kv heads share an allocation, factor is 1 + extra / n_kv.
+    """
     return factor * (length - 1) * kv_bytes_per_token(shape, bits)
+
+
+def padded_copied_bytes(
+    shape: Shape, length: int, tokens: int, extra: float = 0, bits: float = 16, heads: int = 1
+) -> float:
+    """Document 000: bytes copied to append `tokens` tokens to windows of S - 1 rows.
+
+    extra * (S - 1) spare rows let that many appends move a pointer; the next one copies the window back:
+    tokens // (extra * (S - 1) + 1) copies of S - 1 rows for each of the 2 * l * n_kv sequences. extra 0 is a
+    shift at every append, 1 the document's doubled buffer. With `heads` > 1 in one allocation a copy moves
+    heads * (S - 1) - 1 rows, and every append writes one row per head.
+    """
+    rows, copies = length - 1, tokens // (int(extra * (length - 1) + 1e-9) + 1)
+    row_bytes = kv_bytes_per_token(shape, bits) / heads  # one row in each of the allocations
+    if heads == 1:
+        return copies * rows * row_bytes
+    return (copies * (heads * rows - 1) + tokens * heads) * row_bytes
 
 
 def kv_to_weights(shape: Shape, tokens: int, batch: int = 1) -> float:

@@ -19,6 +19,8 @@ from matplotlib.patches import Patch
 from PIL import Image
 from torch import Tensor
 
+from .arithmetic import kv_bytes_per_token, padded_buffer_bytes, padded_copied_bytes
+
 INK, GRID = "#1f2328", "#c9ced6"
 BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE, GREY = (
     "#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#7a7f87",
@@ -29,6 +31,8 @@ STYLE = {
     "full": (BLUE, "o", "-"),
     "recompute": ("#7f7f7f", "X", ":"),
     "static": (SKY, "s", "--"),
+    "padded": (ORANGE, "X", "--"),
+    "paged": (SKY, "P", ":"),
     "int8": (GREEN, "^", "-"),
     "int4": (GREEN, "v", "--"),
     "fp8": ("#5f8f00", "D", "-."),
@@ -211,6 +215,43 @@ def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: s
         axes.set(xlabel=x, ylabel=y, title=title)
         if len(series) > 1:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    return axes.figure
+
+
+def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "", axes=None) -> Figure:
+    """Memory reserved against bytes copied per 1,000 tokens, for the policies of padded static buffers.
+
+    shape: an `arithmetic.Shape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
+    for document 000's allocation per head, one for heads that share an allocation. Returns the figure.
+    """
+    extras = [step / 8 for step in range(17)] if extras is None else extras
+    axes = canvas(6.8, 3.4)[1][0] if axes is None else axes
+    rows, heads = length - 1, shape.kv_heads
+
+    def at(extra: float, shared: int) -> tuple[float, float]:  # GB reserved, GB copied per 1,000 tokens
+        period = int(extra * rows + 1e-9) + 1  # appends until a copy
+        copied = padded_copied_bytes(shape, length, period, extra, bits, shared) / period * 1e3
+        return padded_buffer_bytes(shape, length, 1 + extra / shared, bits) / 1e9, copied / 1e9
+
+    with matplotlib.rc_context(SETTINGS):
+        for name, shared, colour, line in (
+            ("an allocation per head", 1, BLUE, "-"),
+            (f"{heads} heads share one", heads, VERMILLION, "--"),
+        ):
+            xs, ys = zip(*(at(extra, shared) for extra in extras), strict=True)
+            axes.plot(xs, ys, color=colour, ls=line, label=f"compromise, {name}")
+            for policy, extra, marker in (("shift", 0, "o"), ("compromise 0.5", 0.5, "D"), ("double", 1, "s")):
+                x, y = at(extra, shared)
+                label = policy if shared == 1 else None
+                axes.plot(x, y, marker, color=colour, ms=7, mec=INK, mew=0.5, label=label)
+        ring = kv_bytes_per_token(shape, bits) * 1e3 / 1e9  # one row per token, once it is full
+        x = padded_buffer_bytes(shape, length, 1, bits) / 1e9
+        axes.plot(x, ring, "*", color=GREEN, ms=10, mec=INK, mew=0.5, label="ring (takes an index)")
+        axes.set_yscale("log")
+        axes.grid(True)
+        axes.set_axisbelow(True)
+        axes.set(xlabel="GB reserved", ylabel="GB copied per 1,000 tokens", title=title)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
     return axes.figure
 
 
