@@ -224,7 +224,9 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
     shape: an `arithmetic.Shape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
     for document 000's allocation per head, one for heads that share an allocation. Returns the figure.
     """
-    extras = [step / 8 for step in range(17)] if extras is None else extras
+    extras = (
+        [0, *(2.0**k for k in range(-11, -3)), *(k / 8 for k in range(1, 17))] if extras is None else extras
+    )
     axes = canvas(6.8, 3.4)[1][0] if axes is None else axes
     rows, heads = length - 1, shape.kv_heads
 
@@ -233,6 +235,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
         copied = padded_copied_bytes(shape, length, period, extra, bits, shared) / period * 1e3
         return padded_buffer_bytes(shape, length, 1 + extra / shared, bits) / 1e9, copied / 1e9
 
+    named = (("shift", 0, "o"), ("compromise 0.5", 0.5, "D"), ("double", 1, "s"))
     with matplotlib.rc_context(SETTINGS):
         for name, shared, colour, line in (
             ("an allocation per head", 1, BLUE, "-"),
@@ -240,7 +243,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
         ):
             xs, ys = zip(*(at(extra, shared) for extra in extras), strict=True)
             axes.plot(xs, ys, color=colour, ls=line, label=f"compromise, {name}")
-            for policy, extra, marker in (("shift", 0, "o"), ("compromise 0.5", 0.5, "D"), ("double", 1, "s")):
+            for policy, extra, marker in named:
                 x, y = at(extra, shared)
                 label = policy if shared == 1 else None
                 axes.plot(x, y, marker, color=colour, ms=7, mec=INK, mew=0.5, label=label)

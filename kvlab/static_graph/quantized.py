@@ -63,4 +63,4 @@ def drift(rows: Tensor, scale: Tensor, window: int | None = None) -> tuple[list[
 
 def dequantize(codes: Tensor, scale: Tensor) -> Tensor:
     """Numbers again: codes `[..., heads, tokens, D]` times scales `[..., heads]`."""
-    return codes.float() * scale[..., None, None]
+    return codes.to(scale.dtype) * scale[..., None, None]

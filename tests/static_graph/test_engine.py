@@ -13,7 +13,7 @@ import kvlab
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
 from kvlab.static_graph.engine import chunk_mask
 from kvlab.static_graph.export import model_digest
-from kvlab.static_graph.quantized import calibrate, dequantize, quantize
+from kvlab.static_graph.quantized import calibrate, dequantize, drift, quantize
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
 SMALL = {"num_hidden_layers": 2}  # what is exported in tests
@@ -144,6 +144,44 @@ def test_scales_are_those_of_the_calibration_text():
     rows, scale = torch.rand(2, 3, 5) * 127 * 0.1, torch.tensor([0.1, 0.2])
     found = dequantize(quantize(rows, scale), scale)
     assert ((found - rows).abs() <= scale[:, None, None] / 2 + 1e-6).all()
+
+
+def naive_drift(rows, window):
+    """Requantizing written out with loops over steps, heads and numbers of a plain list."""
+    errors, held = [], [[] for _ in rows]
+    for step in range(rows.shape[1]):
+        wrong = size = 0.0
+        for head, stored in enumerate(held):
+            stored.append(rows[head, step].tolist())
+            del stored[:-window]
+            scale = max(abs(x) for row in stored for x in row) / 127
+            stored[:] = [[round(x / scale) * scale for x in row] for row in stored]
+            exact = rows[head, max(0, step + 1 - window) : step + 1].tolist()
+            for ours, theirs in zip(stored, exact, strict=True):
+                wrong += sum((a - b) ** 2 for a, b in zip(ours, theirs, strict=True))
+                size += sum(b * b for b in theirs)
+        errors.append((wrong / size) ** 0.5)
+    return errors
+
+
+@pytest.mark.parametrize("window", [1, 2, 7, 40])
+def test_drift_equals_a_naive_reference(window):
+    rows = torch.randn(2, 40, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    scale = rows.abs().amax((1, 2)) / 127
+    fixed, again = drift(rows, scale, window)
+    assert again == pytest.approx(naive_drift(rows, window), rel=1e-3)
+    size = rows[:, -window:].square().mean().sqrt()
+    assert 0 < fixed[-1] * size <= scale.max() / 2  # half a step
+
+
+def test_a_fixed_scale_does_not_drift_and_requantizing_does():
+    """Rows that grow give a new scale, and another rounding of everything, at each step."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(2, 300, 16, generator=generator) * torch.linspace(1, 1.5, 300)[None, :, None]
+    fixed, again = drift(rows, rows.abs().amax((1, 2)) / 127)
+    assert again[0] < fixed[0]  # a fresh scale fits better ...
+    assert again[-1] > 1.2 * fixed[-1]  # ... until everything has been rounded again and again
+    assert abs(fixed[-1] / fixed[100] - 1) < 0.3
 
 
 def test_the_engine_reads_and_writes_where_the_manager_says():

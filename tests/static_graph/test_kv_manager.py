@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab.arithmetic import SHAPES
+from kvlab import plots
+from kvlab.arithmetic import SHAPES, Shape, padded_buffer_bytes, padded_copied_bytes
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
 
 policies = st.one_of(
@@ -105,6 +106,31 @@ def test_the_totals_of_the_document(extra, total):
         2 * shape.layers * shape.heads, 2048, shape.head_dim, policy="compromise", extra=extra, dtype=np.int16
     )
     assert manager.reserved_bytes == total
+
+
+@given(
+    extra=st.floats(0, 2), length=st.integers(2, 30), steps=st.integers(0, 100), heads=st.sampled_from([1, 4])
+)
+def test_the_formulas_are_what_the_manager_counts(extra, length, steps, heads):
+    """3 layers, 4 KV heads of 8, float32; every head an allocation, or one for all four."""
+    shape = Shape(layers=3, hidden=32, heads=4, kv_heads=4)
+    manager = KVManager(2 * 3 * 4 // heads, length, 8, heads=heads, policy="compromise", extra=extra)
+    for _ in range(steps):
+        manager.place()
+        manager.commit()
+    assert manager.copied_bytes == padded_copied_bytes(shape, length, steps, extra, 32, heads)
+    formula = padded_buffer_bytes(shape, length, 1 + extra / heads, 32)
+    assert abs(manager.reserved_bytes - formula) <= len(manager.buffers) * 2 + 1e-6 * formula  # whole numbers
+
+
+def test_the_figure_shows_the_totals_of_the_document():
+    axes = plots.buffers(SHAPES["Llama-7B"], 2048).axes[0]
+    points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[::-1]}
+    assert points["double"][0] == 2.146435072 and points["compromise 0.5"][0] == 1.609826304
+    assert points["shift"] == pytest.approx((1.073217536, 2047 * 524288 / 1e6))
+    assert points["double"][1] == pytest.approx(2047 / 2048 * 524288 / 1e6)
+    names = axes.get_legend_handles_labels()[1]
+    assert len(names) == len(set(names)) == 6
 
 
 def test_double_copies_nothing_until_the_end_of_the_buffer():

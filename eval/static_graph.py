@@ -1,0 +1,290 @@
+"""`python -m eval.static_graph`: padded static buffers measured beside what people use (document 000).
+
+Tables in Markdown on stdout, the numbers behind them in results/static_graph/measured.json, the figure
+beside it. One process, one thread unless said, everything interleaved. What is measured:
+
+    engines    ms per token of 200 greedy tokens on the workshop model, and whether they are generate's
+    managing   the KV manager's time per step on the wide random-weight model: policies, forms, S
+    prompt     a prompt in chunks and token by token
+    memory     growth of the process against the formula
+    requests   bytes reserved and used by 64 requests of mixed lengths, and by 16 continuations of a prompt
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import statistics
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+import kvlab
+from kvlab.decode import Stepper
+from kvlab.models import Anatomy
+from kvlab.static_graph import KVManager, PaddedCache, StaticGraphEngine
+from kvlab.store import BlockPool, Paged
+
+from . import speed
+
+TOKENS = 200
+PADDED = {
+    f"padded, {form}-head, {policy}": {"form": form, "policy": policy}
+    for form in ("multi", "single")
+    for policy in ("double", "compromise", "shift", "ring")
+} | {"padded, multi-head, double, int8": {"form": "multi", "quantized": True}}
+
+
+def workshop(attention: str):
+    return speed.load({"suite": "model", "model": None, "device": "cpu", "dtype": None}, attention)
+
+
+def through(model, cache, ids) -> tuple[list[float], torch.Tensor]:
+    """(ms per decode step, tokens) of kvlab's loop."""
+    trace = kvlab.decode(model, ids, cache, TOKENS)
+    return trace.ms[1:], trace.tokens[0]
+
+
+def generate(model, ids) -> tuple[list[float], torch.Tensor]:
+    """The same from transformers' `generate`, with a time stamp after every token."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    stamps: list[float] = []
+
+    class Stamp(StoppingCriteria):
+        def __call__(self, ids, scores, **kwargs):
+            stamps.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool)
+
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=TOKENS,
+        min_new_tokens=TOKENS,
+        do_sample=False,
+        pad_token_id=0,
+        stopping_criteria=StoppingCriteriaList([Stamp()]),
+    )
+    return [(b - a) * 1e3 for a, b in pairwise(stamps)], made[0, ids.shape[1] :]
+
+
+class Compiled:
+    """transformers' StaticCache with a decode step from torch.compile."""
+
+    def __init__(self, model, length: int):
+        self.model, self.length = model, length
+        self.step = torch.compile(model.forward, fullgraph=True, dynamic=False)
+
+    @torch.no_grad()
+    def __call__(self, ids) -> tuple[list[float], torch.Tensor]:
+        from transformers import StaticCache
+
+        cache = StaticCache(config=self.model.config, max_cache_len=self.length)
+        logits = self.model(ids, past_key_values=cache).logits
+        tokens, ms = [logits[:, -1].argmax(-1)], []
+        for at in range(ids.shape[1], ids.shape[1] + TOKENS - 1):
+            start = time.perf_counter()
+            logits = self.step(tokens[-1][:, None], position_ids=torch.tensor([[at]]), past_key_values=cache)
+            tokens.append(logits.logits[:, -1].argmax(-1))
+            ms.append((time.perf_counter() - start) * 1e3)
+        return ms, torch.cat(tokens)
+
+
+def engines(length: int, repeats: int = 3, compiled: bool = True) -> dict:
+    """Every way to decode, S = length: {name: {"ms", "min", "equal", "ratio", "manage"}}."""
+    ours, theirs = workshop("kvlab"), workshop("sdpa")
+    ids = speed.prompt(ours, length - TOKENS - 1 + speed.STEPS)
+    made = {name: StaticGraphEngine(ours, length, **options) for name, options in PADDED.items()}
+    ways = {"transformers generate, growing": lambda: generate(theirs, ids)}
+    for name, spec in (("growing, eager", "full"), ("static, eager", f"static:length={length}")):
+        ways[name] = lambda spec=spec: through(ours, kvlab.make_cache(ours, spec), ids)
+    if compiled:
+        step = Compiled(workshop("sdpa"), length)
+        ways["static, compiled"] = lambda: step(ids)
+    for name, engine in made.items():
+        ways[name] = lambda engine=engine: through(ours, PaddedCache(engine), ids)
+    found: dict[str, list] = {name: [] for name in ways}
+    for way in ways.values():
+        way()  # first-use costs, compilation included
+    for engine in made.values():
+        engine.steps, engine.step_seconds, engine.manage_seconds = 0, 0.0, 0.0
+    for _ in range(repeats):
+        for name, way in ways.items():
+            found[name].append(way())
+    wanted = found["transformers generate, growing"][0][1]
+    base = statistics.median(ms for one, _ in found["transformers generate, growing"] for ms in one)
+    table = {}
+    for name, runs in found.items():
+        middle = statistics.median(ms for one, _ in runs for ms in one)
+        equal = all(torch.equal(tokens, wanted) for _, tokens in runs)
+        table[name] = {"ms": middle, "ratio": base / middle, "equal": equal}
+        if name in made:
+            table[name]["manage"] = made[name].manage_seconds / made[name].step_seconds
+    return table
+
+
+def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
+    """The KV manager's share of a step on the wide model, one token after another from an empty buffer."""
+    model = speed.load({"suite": "wide", "device": "cpu"}, "kvlab")
+    table = {}
+    for length in lengths:
+        for form in ("single", "multi"):
+            engine = StaticGraphEngine(model, length, form=form, chunk=1)
+            for policy in ("double", "shift"):
+                engine.policy, times = policy, []
+                manager = engine.manager()
+                for step in range(steps + 4):
+                    before = engine.step_seconds, engine.manage_seconds
+                    engine.feed(manager, [step + 2])
+                    times.append((engine.step_seconds - before[0], engine.manage_seconds - before[1]))
+                step_ms, manage_ms = (statistics.median(column) * 1e3 for column in zip(*times[4:]))
+                table[f"{length} {form} {policy}"] = {
+                    "step_ms": step_ms,
+                    "manage_ms": manage_ms,
+                    "share": manage_ms / step_ms,
+                    "copied_bytes": manager.copied_bytes // (steps + 4),
+                    "reserved_bytes": manager.reserved_bytes,
+                }
+                del manager
+    return table
+
+
+def prompts(length: int = 512, tokens: int = 448) -> dict:
+    """ms for a prompt through the chunk graph and token by token."""
+    model = workshop("kvlab")
+    ids = speed.prompt(model, tokens + speed.STEPS)[0].tolist()
+    table = {}
+    for chunk in (1, 16, 64):
+        engine, times = StaticGraphEngine(model, length, chunk=chunk), []
+        for _ in range(3):
+            manager, start = engine.manager(), time.perf_counter()
+            engine.feed(manager, ids)
+            times.append((time.perf_counter() - start) * 1e3)
+        table[f"chunks of {chunk}"] = statistics.median(times)
+    return table
+
+
+def memory(length: int = 8192) -> dict:
+    """Growth of the process when the buffers of one row are in full use, against the formula."""
+    model = speed.load({"suite": "wide", "device": "cpu"}, "kvlab")
+    engine, process, table = StaticGraphEngine(model, length, form="single", chunk=1), psutil.Process(), {}
+    engine.feed(engine.manager(), [2])  # what the engine allocates for itself is there from now on
+    for policy, extra in (("shift", None), ("compromise", 0.5), ("double", None)):
+        engine.policy, engine.extra = policy, extra
+        gc.collect()
+        before = process.memory_info().rss
+        manager = engine.manager()
+        manager.append(np.ones((*manager.past.shape[:2], manager.window, manager.head_dim), np.float32))
+        if policy != "shift":
+            engine.feed(manager, [2])  # the end is reached: the window goes to the front
+        gc.collect()
+        grown = process.memory_info().rss - before
+        table[policy] = {"predicted": manager.reserved_bytes, "grown": grown}
+        del manager
+    return table
+
+
+def requests(count: int = 64, context: int = 2048, seed: int = 0) -> dict:
+    """Bytes reserved and used for requests of mixed lengths, and for 16 continuations of one prompt."""
+    model = workshop("kvlab")
+    shape, rng = Anatomy(model), random.Random(seed)
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
+    used = sum(lengths) * token
+    sizes = (2 * shape.layers * shape.kv_heads, context, shape.head_dim)
+    pool = BlockPool()
+    stores = []
+    for tokens in lengths:  # one layer of each; the others are alike
+        stores.append(Paged(pool=pool))
+        rows = torch.zeros(1, shape.kv_heads, tokens, shape.head_dim)
+        stores[-1].append(rows, rows)
+    reserved = {
+        "growing": used,
+        "static": count * context * token,
+        "padded, double": count * KVManager(*sizes).reserved_bytes,
+        "paged": pool.used * pool.block_bytes * shape.layers,
+    }
+    found = {"lengths": {"median": statistics.median(lengths), "longest": max(lengths)}, "used": used}
+    found["reserved"] = {name: {"bytes": size, "wasted": 1 - used / size} for name, size in reserved.items()}
+    ids, forks, steps = speed.prompt(model, 1024 + speed.STEPS), 16, 64
+    found["forked"] = {}
+    for name, spec in (("growing", "full"), ("static", f"static:length={1024 + steps}"), ("paged", "paged")):
+        cache = kvlab.make_cache(model, spec)
+        stepper = Stepper(model, cache)
+        tokens = stepper.feed(ids, last=True).argmax(-1, keepdim=True).repeat(forks, 1)
+        stepper.fork(torch.zeros(forks, dtype=torch.long))
+        for step in range(steps):
+            tokens = (stepper.feed(tokens, last=True).argmax(-1) + torch.arange(forks) + step)[:, None] % 4096
+        pages = cache.layers[0].store.pool if name == "paged" else None
+        found["forked"][name] = pages.used * pages.block_bytes if pages else cache.stats().device_bytes
+    return found
+
+
+def table(rows: dict, columns: dict) -> str:
+    """Markdown: one line for each row, a column for each (title: function of the row)."""
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    for name, row in rows.items():
+        lines.append(f"| {name} | " + " | ".join(show(row) for show in columns.values()) + " |")
+    return "\n".join(lines)
+
+
+PARTS = {
+    "engines-512": (
+        lambda: engines(512),
+        {
+            "ms/token": lambda r: f"{r['ms']:.2f}",
+            "times generate": lambda r: f"{r['ratio']:.2f}",
+            "same 200 tokens": lambda r: "yes" if r["equal"] else "no",
+            "managing": lambda r: f"{r['manage']:.1%}" if "manage" in r else "",
+        },
+    ),
+    "managing": (
+        managing,
+        {
+            "step, ms": lambda r: f"{r['step_ms']:.1f}",
+            "managing, ms": lambda r: f"{r['manage_ms']:.3f}",
+            "share": lambda r: f"{r['share']:.2%}",
+            "copied per step": lambda r: f"{r['copied_bytes']:,} B",
+            "reserved": lambda r: f"{r['reserved_bytes'] / 1e6:.1f} MB",
+        },
+    ),
+    "prompt": (prompts, {"ms": lambda r: f"{r:.0f}"}),
+    "memory": (
+        memory,
+        {
+            "formula": lambda r: f"{r['predicted'] / 1e6:.1f} MB",
+            "process grew by": lambda r: f"{r['grown'] / 1e6:.1f} MB",
+            "ratio": lambda r: f"{r['grown'] / r['predicted']:.3f}",
+        },
+    ),
+    "requests": (requests, {"": lambda r: json.dumps(r)}),
+}
+PARTS["engines-2048"] = (lambda: engines(2048), PARTS["engines-512"][1])
+
+
+def main() -> None:
+    """Measure the named parts (default: all) and print their tables."""
+    parser = argparse.ArgumentParser(prog="python -m eval.static_graph", description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="default: all")
+    parser.add_argument("--out", type=Path, default=Path("results/static_graph"))
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    path = arguments.out / "measured.json"
+    measured = json.loads(path.read_text()) if path.exists() else {}
+    for name in arguments.parts or PARTS:
+        measure, columns = PARTS[name]
+        measured[name] = {"threads": arguments.threads, "rows": measure()}
+        path.write_text(json.dumps(measured, indent=1))
+        print(f"\n{name}, {arguments.threads} thread\n\n{table(measured[name]['rows'], columns)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
