@@ -7,6 +7,7 @@ for each experiment, and timelines of the modelled link as pictures and as trace
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Settings:
     tokens: int | None = None
     layers: int | None = None
     repeats: int = 3
+    line: Callable[[str], None] = print
 
     @property
     def name(self) -> str:
@@ -81,7 +83,7 @@ def run(names: list[str], settings: Settings, line=print) -> list[dict]:
     if unknown:
         raise Problem(f"--experiments {unknown[0]}: expected one of {', '.join(EXPERIMENTS)}")
     settings.out.mkdir(parents=True, exist_ok=True)
-    threads = torch.get_num_threads()
+    settings.line, threads = line, torch.get_num_threads()
     torch.set_num_threads(1)  # the link's threads have the other cores
     try:
         rows = stored(settings.out)

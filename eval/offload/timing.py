@@ -225,6 +225,11 @@ def bandwidth(settings) -> list[Row]:
         size = kv_bytes(anatomy.shape, tokens, bits=8 * model.dtype.itemsize)
         needed[tokens] = required_bandwidth(size, seconds) / 1e9
         rows.append(Row(name, f"{settings.name}, decode", needed[tokens], "GB/s", MEASURED, tokens))
+    for machine in MACHINES:
+        scaled = ModelledLink.like(machine, model)
+        settings.line(f"  {machine}: {scaled}")
+        label = f"{settings.name}: link like {machine}"
+        rows.append(Row(name, label, scaled.bandwidth / 1e9, "GB/s", MODELLED, min(2048, longest - 8)))
     return rows + saturated(name, settings.name, needed, MEASURED)
 
 

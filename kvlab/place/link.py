@@ -196,10 +196,19 @@ class ModelledLink(Link):
         if page is not None and (not isinstance(page, int) or page < 1):
             raise ValueError(f"page={page!r}: expected a positive number of bytes")
         self.bandwidth, self.latency, self.page = float(bandwidth), float(latency), page
+        self.about = ""  # where the numbers come from, if not from the caller
+
+    @classmethod
+    def like(cls, machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLink:
+        """The link of a named machine, scaled to this one: see `machines.like`."""
+        from .machines import like  # which measures, and so needs a cache
+
+        return like(machine, model, tokens, batch)
 
     def __repr__(self) -> str:
         page = f", page={self.page}" if self.page else ""
-        return f"ModelledLink({self.bandwidth:.3g} B/s, latency={self.latency:.3g} s{page})"
+        about = f": {self.about}" if self.about else ""
+        return f"ModelledLink({self.bandwidth:.3g} B/s, latency={self.latency:.3g} s{page}){about}"
 
     def seconds(self, size: int) -> float:
         if self.page is None:

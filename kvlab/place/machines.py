@@ -39,7 +39,7 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
     There, a layer of the model's shape in 16 bits computes for `layer_seconds` (a roofline) and its K and V
     need bytes / bandwidth. Here a layer is measured on this machine. So bandwidth here = bandwidth there *
     (layer there / layer here) * (bytes of a number here / 2); the latency is stretched by the same factor.
-    tokens: tokens attended to, at most the model's context; batch: rows.
+    tokens: tokens attended to, at most the model's context; batch: rows. The link says so in `about`.
     """
     from ..models import Anatomy
 
@@ -47,8 +47,18 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
         raise ValueError(f"machine={machine!r}: expected one of {', '.join(MACHINES)}")
     anatomy, there = Anatomy(model), MACHINES[machine]
     tokens = min(tokens, (anatomy.context or tokens + 8) - 8)
-    slower = measured_layer_seconds(model, tokens, batch) / layer_seconds(there, anatomy.shape, tokens, batch)
-    return ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
+    here, expected = (
+        measured_layer_seconds(model, tokens, batch),
+        layer_seconds(there, anatomy.shape, tokens, batch),
+    )
+    slower = here / expected
+    made = ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
+    made.about = (
+        f"{machine} carries {there.link / 1e9:g} GB/s and computes a layer of this model over {tokens} tokens "
+        f"in {expected * 1e3:.3g} ms (16 bits); here it takes {here * 1e3:.3g} ms, {slower:.3g} times as long, "
+        f"and a number has {8 * model.dtype.itemsize} bits"
+    )
+    return made
 
 
 def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:

@@ -212,7 +212,8 @@ def test_unified_memory_faults_for_what_does_not_fit():
 
 def test_a_link_of_a_named_machine():
     model = tiny("llama", hidden_size=64)
-    link = like("A6000-PCIe3", model, tokens=64)
+    link = ModelledLink.like("A6000-PCIe3", model, tokens=64)
+    assert "A6000-PCIe3 carries 16 GB/s" in repr(link) and "a number has 32 bits" in link.about
     here = kvlab.place.machines.measured_layer_seconds(model, 64)
     there = layer_seconds(MACHINES["A6000-PCIe3"], Anatomy(model).shape, 64)
     assert there == LAUNCHES  # for a model this small
