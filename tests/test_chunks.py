@@ -94,3 +94,21 @@ def test_a_prompt_in_chunks_over_a_link_leaves_two_layers_on_the_device():
     layer = 2 * 2 * 8 * 4 * 120  # K and V of 120 tokens in 2 heads of 8
     assert stepper.cache.stats().device_bytes <= 2 * 1.3 * layer
     assert stepper.cache.stats().host_bytes >= 4 * layer
+
+
+def test_a_prompt_is_written_out_layer_by_layer():
+    """While a layer computes, no more than its own K and V and those on the link wait for the host."""
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "offload:link=1e9")
+    waiting = []
+
+    def count(*_):
+        waiting.append(sum(layer.place.arriving > 0 for layer in cache.layers))
+
+    hooks = [block.register_forward_pre_hook(count) for block in model.model.layers]
+    try:
+        kvlab.Stepper(model, cache).feed(prompt(50))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert waiting == [0, 1, 1, 1]

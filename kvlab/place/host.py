@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import nullcontext
 
@@ -96,6 +97,9 @@ class Host(Device):
 
     def _write_back(self, layer, rows: list[int]) -> None:
         keys, values = self._new
+        if self.arriving > 1:  # a prompt: the device lets one layer go before the next is written out
+            previous, self.link.unlanded = self.link.unlanded, functools.partial(self.land, layer)
+            previous()
         size = self._bytes(layer, rows)
         self._write = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
 
@@ -116,6 +120,7 @@ class Host(Device):
         for transfer in (self._write, self._ahead and self._ahead[0]):
             if transfer is not None:
                 transfer.abandon()
+        self._write = self._ahead = None
         if self.link is not None:
             self.link.staging.clear()
 

@@ -87,6 +87,7 @@ class Link:
         self.timeout = timeout
         self.records: deque[Transfer] = deque(maxlen=RECORDS)
         self.staging = Staging()
+        self.unlanded: Callable[[], None] = lambda: None  # stores the part of a prompt written last
         self._lanes: dict[str, tuple[queue.SimpleQueue, threading.Thread]] = {}
 
     def __deepcopy__(self, memo) -> Link:

@@ -54,9 +54,9 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
     slower = here / expected
     made = ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
     made.about = (
-        f"{machine} carries {there.link / 1e9:g} GB/s and computes a layer of this model over {tokens} tokens "
-        f"in {expected * 1e3:.3g} ms (16 bits); here it takes {here * 1e3:.3g} ms, {slower:.3g} times as long, "
-        f"and a number has {8 * model.dtype.itemsize} bits"
+        f"{machine} carries {there.link / 1e9:g} GB/s and computes a layer of this model over {tokens} "
+        f"tokens in {expected * 1e3:.3g} ms (16 bits); here it takes {here * 1e3:.3g} ms, {slower:.3g} times "
+        f"as long, and a number has {8 * model.dtype.itemsize} bits"
     )
     return made
 
