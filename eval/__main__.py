@@ -21,6 +21,7 @@ COMMANDS = {
     "accuracy": "lm-eval tasks and agreement with the full cache, then the report",
     "speed": "prefill and decode times beside transformers' own caches, then the report",
     "offload": "the offloading experiments of document 001 (offload.json and figures)",
+    "quant": "accuracy against true bits per value, and re-quantization drift (quant.json and figures)",
     "report": "tables, plots and the page from the results that --out holds",
 }
 
@@ -54,7 +55,7 @@ def parser() -> Parser:
         "tokens on a wider random-weight Llama")  # fmt: skip
     add("--jobs", type=natural, help="processes for accuracy (0: this one; default: 2 for a small model)")
     add("--experiments", nargs="+", metavar="NAME", help="offload: similarity, recall, sensitivity, latency, "
-        "breakdown, link, pool, bandwidth, accuracy (default: all)")  # fmt: skip
+        "breakdown, link, pool, bandwidth, accuracy; quant: bits, drift (default: all)")  # fmt: skip
     add("--out", type=Path, help="folder for results (default: results/NAME)")
     return made
 
@@ -90,7 +91,8 @@ def split(words: list[str] | None, what: str) -> list[str] | None:
 
 def default_out(arguments) -> Path:
     """results/demo for the workshop model, results/NAME for another; --limit has a folder of its own."""
-    name = "bench" if arguments.suite == "wide" else "offload" if arguments.command == "offload" else "demo"
+    own = arguments.command in ("offload", "quant")
+    name = arguments.command if own else "bench" if arguments.suite == "wide" else "demo"
     if arguments.model and arguments.model != "workshop":
         name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", arguments.model.strip("/").split("/")[-1]) or "model"
     return Path("results") / (f"{name}-limit{arguments.limit}" if arguments.limit else name)
@@ -149,6 +151,8 @@ def work(arguments, command: str) -> int:
         return 0
     if arguments.command == "offload":
         return offload(arguments)
+    if arguments.command == "quant":
+        return quant(arguments)
     settings = settings_of(arguments)
     show = Show(settings.out)
     store = Store(settings.out, show.line)
@@ -182,6 +186,21 @@ def offload(arguments) -> int:
     )
     run.check_device(settings)
     offload.run(names, settings, Show(settings.out).line)
+    return 0
+
+
+def quant(arguments) -> int:
+    """Run the quantization experiments."""
+    from . import quant, run
+    from .show import Show
+
+    names = split(arguments.experiments, "experiments") or list(quant.EXPERIMENTS)
+    methods = split(arguments.methods, "methods") or quant.METHODS
+    out = arguments.out or default_out(arguments)
+    run.check_device(arguments)
+    model = None if arguments.model == "workshop" else arguments.model
+    line = Show(out).line
+    quant.run(names, methods, model, out, arguments.device, arguments.dtype, arguments.limit, line)
     return 0
 
 

@@ -1,0 +1,217 @@
+"""`python -m eval quant`: what bits buy, and what re-quantizing costs (documents 000 and 004).
+
+    bits    questions answered and perplexity against true bits per value
+    drift   perplexity and error after 1,500 decoded tokens, stored once or re-quantized at every step
+
+Bits per value are measured: the bytes of the tensors that a cache holds, scales, zero points and windows
+included, over the numbers it stands for. Writes `quant.json`, a list of rows {experiment, method, metric,
+value, unit, tokens}, and `quant-bits` and `quant-drift` as SVG and PNG.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import kvlab
+from kvlab import plots
+from kvlab.decode import Stepper
+from kvlab.store import Growing, Int
+
+from .machine import Problem, machine
+from .offload.figures import save
+from .offload.quality import answered, perplexity, questions
+from .results import write_json
+from .taskset import stories
+
+EXPERIMENTS = ("bits", "drift")
+FILE = "quant.json"
+METHODS = (
+    "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
+    "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
+)  # fmt: skip
+DOCUMENTS, STORY = 200, 280  # questions; tokens of a story, of which the first quarter is prompt
+PROMPT, DECODED, TEXTS = 64, 1500, 4  # drift: tokens prefilled, tokens decoded, texts
+MEASURED = 1024  # tokens at which bits per value are measured
+LAST = 250  # drift: tokens that a point of the curve averages
+
+
+@dataclass(frozen=True)
+class Row:
+    experiment: str
+    method: str
+    metric: str
+    value: float
+    unit: str
+    tokens: int
+
+
+class Requantized(Growing):
+    """What document 000 warns of: at every step all that is held is decoded and quantized anew, with the
+    scale of all that is held, so that a new largest value rounds everything again."""
+
+    def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        if self.keys is not None:
+            held = self.read(keys.device)
+            keys, values = (torch.cat(pair, dim=2) for pair in zip(held, (keys, values), strict=True))
+            self.keys = self.values = None
+            self.format.fixed = self.value_format.fixed = ()
+        super().append(keys, values)
+
+
+def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
+    """Bits held for every number of K and V after a prompt of `tokens` and one step."""
+    cache = kvlab.make_cache(model, method)
+    stepper = Stepper(model, cache)
+    stepper.feed(
+        torch.full((1, tokens - 1), 5, device=model.device) + torch.arange(tokens - 1).to(model.device) % 50
+    )
+    stepper.feed(torch.full((1, 1), 5, device=model.device))
+    anatomy = kvlab.models.Anatomy(model)
+    numbers = 2 * anatomy.layers * anatomy.kv_heads * anatomy.head_dim * tokens
+    return 8 * cache.stats().device_bytes / numbers
+
+
+def bits(model, tokenizer, methods, limit: int | None) -> list[Row]:
+    """Questions answered (recall, per cent) and perplexity of held-out stories, with true bits per value."""
+    prompts, answers = questions(tokenizer, limit or DOCUMENTS)
+    length = round(statistics.mean(map(len, prompts)))
+    text = [tokenizer(story).input_ids[:STORY] for story in stories()]
+    text = torch.tensor([ids for ids in text if len(ids) == STORY][:limit], device=model.device)
+    measured = min(MEASURED, kvlab.models.Anatomy(model).context or MEASURED)
+    right, rows = answered(model, prompts, answers, list(methods)), []
+    for method in methods:
+        rows += [
+            Row("bits", method, "bits per value", bits_per_value(model, method, measured), "bits", measured),
+            Row("bits", method, "accuracy", 100 * right[method][0], "%", length),
+            Row("bits", method, "perplexity", perplexity(model, text, method), "", STORY),
+        ]
+    return rows
+
+
+def ways() -> dict[str, Growing | None]:
+    """The stores that `drift` compares; one scale for all of K and for all of V of a layer."""
+    found: dict[str, Growing | None] = {"full": None}
+    for width in (8, 4):
+        for name, store in (("stored once", Growing), ("re-quantized", Requantized)):
+            found[f"int{width}, {name}"] = store(Int(width, axis="tensor"))
+    return found
+
+
+@torch.inference_mode()
+def drift(model, tokenizer, methods, limit: int | None) -> list[Row]:
+    """Perplexity of stretches of a long text, and at the end the error of what is held."""
+    decoded = min(limit or DECODED, (kvlab.models.Anatomy(model).context or DECODED + PROMPT) - PROMPT)
+    ids = [token for story in stories() for token in tokenizer(story).input_ids]
+    size = PROMPT + decoded
+    ids = (ids * (1 + TEXTS * size // len(ids)))[: TEXTS * size]
+    ids = torch.tensor(ids, device=model.device).view(TEXTS, size)
+    exact, rows = None, []
+    for name, store in ways().items():
+        cache = kvlab.KVCache(model, store=store)
+        stepper = Stepper(model, cache)
+        logits, losses = stepper.feed(ids[:, :PROMPT], last=True), []
+        for column in range(PROMPT, size):
+            losses.append(-logits.log_softmax(-1).gather(1, ids[:, column : column + 1]).mean().item())
+            logits = stepper.feed(ids[:, column : column + 1], last=True)
+        for end in range(min(LAST, decoded), decoded + 1, LAST):
+            value = math.exp(statistics.mean(losses[max(0, end - LAST) : end]))
+            rows.append(Row("drift", name, "perplexity", value, "", end))
+        held = [torch.stack(layer.store.read(ids.device)) for layer in cache.layers[:1]]  # K, V of the first
+        exact = held[0] if exact is None else exact
+        for what, ours, true in zip(("K", "V"), held[0], exact, strict=True):
+            error = 100 * ((ours - true).norm() / true.norm()).item()
+            rows.append(Row("drift", name, f"error of {what} in layer 0", error, "%", size))
+    return rows
+
+
+def bits_figure(rows: list[dict]):
+    """Accuracy and perplexity against true bits per value."""
+    figure, axes = plots.canvas(9.6, 4.0, 2)
+    found: dict[str, dict] = {}
+    for row in rows:
+        found.setdefault(row["method"], {})[row["metric"]] = row["value"]
+    for panel, metric in zip(axes, ("accuracy", "perplexity"), strict=True):
+        for method, one in found.items():
+            colour, marker, _ = plots.style(method)
+            panel.plot(one["bits per value"], one[metric], marker, color=colour, mec=plots.INK, mew=0.5, ms=7)
+            panel.annotate(
+                method,
+                (one["bits per value"], one[metric]),
+                xytext=(4, 4),
+                textcoords="offset points",
+                fontsize=7,
+            )
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
+        panel.set(xlabel="bits per value, scales and windows included", ylabel=metric)
+        panel.grid(True)
+    axes[0].set_ylabel("questions answered, %")
+    axes[1].set_yscale("log")
+    return figure
+
+
+def drift_figure(rows: list[dict]):
+    """Perplexity along a long text."""
+    figure, (panel,) = plots.canvas(6.4, 3.6)
+    looks = {"full": ("k", "-"), "int8": (plots.GREEN, "-"), "int4": (plots.VERMILLION, "-")}
+    for name in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == name and row["metric"] == "perplexity"]
+        colour, _ = looks[name.partition(",")[0]]
+        line = "--" if "re-quantized" in name else "-"
+        panel.plot(
+            [r["tokens"] for r in mine],
+            [r["value"] for r in mine],
+            line,
+            marker="o",
+            color=colour,
+            ms=4,
+            label=name,
+        )
+    panel.set(xlabel="tokens decoded", ylabel=f"perplexity of the last {LAST} tokens")
+    panel.grid(True)
+    panel.legend(frameon=False, fontsize=8.5)
+    return figure
+
+
+def run(
+    names, methods, model: str | None, out: Path, device=None, dtype=None, limit=None, line=print
+) -> list[dict]:
+    """Run experiments one after the other; rows of others that the file holds stay. Returns all rows."""
+    unknown = [name for name in names if name not in EXPERIMENTS]
+    if unknown:
+        raise Problem(f"--experiments {unknown[0]}: expected one of {', '.join(EXPERIMENTS)}")
+    out.mkdir(parents=True, exist_ok=True)
+    loaded = kvlab.load(model, device=device, dtype=dtype)
+    rows = stored(out)
+    for name in names:
+        line(f"{name} ...")
+        found = [asdict(row) for row in globals()[name](*loaded, methods, limit)]
+        rows = sorted(
+            [row for row in rows if row["experiment"] != name] + found, key=lambda row: row["experiment"]
+        )
+        write_json(out / FILE, rows)
+        for row in found:
+            what = f"{row['metric']} {row['value']:.4g} {row['unit']}".strip()
+            line(f"  {row['method']}: {what} at {row['tokens']} tokens")
+    write_json(out / "quant-machine.json", machine(str(loaded[0].device), torch.get_num_threads()))
+    for name, draw in (("bits", bits_figure), ("drift", drift_figure)):
+        mine = [row for row in rows if row["experiment"] == name]
+        if mine:
+            save(draw(mine), out / f"quant-{name}")
+    return rows
+
+
+def stored(out: Path) -> list[dict]:
+    """Rows of an earlier run; none when there is no readable file."""
+    try:
+        rows = json.loads((out / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if row.get("experiment") in EXPERIMENTS]

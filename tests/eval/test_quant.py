@@ -1,0 +1,84 @@
+"""The quantization experiments: bits by arithmetic, re-quantization by hand, the command."""
+
+import json
+
+import pytest
+import torch
+from tiny import tiny
+
+from eval import quant
+from eval.__main__ import main
+from eval.offload import quality
+from kvlab.store import Growing, Int
+
+
+@pytest.mark.parametrize(
+    "method, bits",
+    [("full", 32), ("int8", 8 + 16 / 8), ("int8:group=4", 8 + 16 / 4), ("int4", 4 + 16 / 8), ("fp8", 8)],
+)
+def test_bits_per_value_are_what_the_format_says(method, bits):
+    assert quant.bits_per_value(tiny("llama"), method, 40) == pytest.approx(bits)
+
+
+def test_an_evicting_method_holds_fewer_bits_for_each_number():
+    assert quant.bits_per_value(tiny("llama"), "h2o:budget=0.5", 64) < 0.75 * 32
+
+
+def rounded(x, bits):
+    """One fp16 scale for a whole tensor, rounded up; in plain arithmetic."""
+    step = (x.abs().max() / (2 ** (bits - 1) - 1)).item()
+    half = torch.tensor(step).half()
+    half = half if half.float() >= step else torch.nextafter(half, torch.tensor(torch.inf).half())
+    return torch.round(x / half.float()) * half.float()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_requantizing_rounds_everything_again(bits):
+    """Against a loop by hand: each step rounds what the last one left, and the new token."""
+    generator = torch.Generator().manual_seed(bits)
+    store, held = quant.Requantized(Int(bits, axis="tensor")), torch.empty(1, 2, 0, 8)
+    for step in range(30):
+        new = torch.randn(1, 2, 1, 8, generator=generator) * (1 + step / 5)  # ever larger
+        store.append(new, -new)
+        held = rounded(torch.cat([held, new], 2), bits)
+    keys, values = store.read(torch.device("cpu"))
+    assert torch.allclose(keys, held, atol=1e-5) and torch.allclose(values, -held, atol=1e-5)
+
+
+def test_stored_once_means_that_bits_stay_and_requantized_that_they_move():
+    generator, stores = (
+        torch.Generator().manual_seed(0),
+        [c(Int(4, axis="tensor")) for c in (Growing, quant.Requantized)],
+    )
+    first = []
+    for step in range(10):
+        new = torch.randn(1, 1, 4, 8, generator=generator) * (1 + step)
+        for store in stores:
+            store.append(new, new)
+        first.append([store.keys[0][:, :, :4].clone() for store in stores])
+    assert torch.equal(first[0][0], first[-1][0])
+    assert not torch.equal(first[0][1], first[-1][1])
+
+
+def test_rows_and_figures(tmp_path, folder, monkeypatch):
+    monkeypatch.setattr(quality, "FACTS", 2)  # documents that fit into 512 tokens of a byte-level vocabulary
+    monkeypatch.setattr(quality, "FILLER", 2)
+    out = tmp_path / "found"
+    assert main(f"quant --model {folder} --limit 8 --methods full,int2 --out {out}".split()) == 0
+    rows = json.loads((out / "quant.json").read_text())
+    found = {(r["method"], r["metric"]): r["value"] for r in rows if r["experiment"] == "bits"}
+    assert found["full", "bits per value"] == pytest.approx(32)
+    assert found["int2", "bits per value"] == pytest.approx(2 + 16 / 8)
+    assert found["int2", "perplexity"] != found["full", "perplexity"]
+    errors = {r["method"]: r["value"] for r in rows if r["metric"] == "error of K in layer 0"}
+    assert errors["full"] == 0 < errors["int8, stored once"] < errors["int4, stored once"]
+    for name in ("bits", "drift"):
+        assert (out / f"quant-{name}.svg").stat().st_size > 5000
+        assert (out / f"quant-{name}.png").stat().st_size > 5000
+    again = quant.run([], (), str(folder), out)
+    assert again == rows
+
+
+def test_an_unknown_experiment_is_one_line(tmp_path, capsys):
+    assert main(f"quant --experiments bit --out {tmp_path}".split()) == 2
+    assert capsys.readouterr().err.strip() == "error: --experiments bit: expected one of bits, drift"
