@@ -13,6 +13,7 @@ import kvlab
 from kvlab.decode import Stepper
 from kvlab.workshop import corpus
 
+from .. import agreement
 from ..prefill import shared
 from ..taskset import stories
 from .rows import MEASURED, MODELLED, Row
@@ -76,7 +77,7 @@ def answered(
 
 
 def sensitivity(settings) -> list[Row]:
-    """3. Accuracy and latency over alpha and over the partial ratio."""
+    """3. Accuracy, distance to the full cache and latency over alpha and over the partial ratio."""
     model, tokenizer = settings.load()
     prompts, answers = questions(tokenizer, settings.limit or DOCUMENTS)
     tokens = round(statistics.mean(map(len, prompts)))
@@ -84,6 +85,8 @@ def sensitivity(settings) -> list[Row]:
     methods = [f"infinigen:budget=0.2,{change}" for change in changes]
     found = answered(model, prompts, answers, ["full", *methods])
     rows = [Row("sensitivity", "full: accuracy", 100 * found["full"][0], "%", MEASURED, tokens)]
+    texts = agreement.prompts(tokenizer, stories(), settings.limit or STORIES, settings.context(model))
+    distance = agreement.measure(model, methods, texts, batch_size=STORIES)
     ids = torch.tensor([(prompts[0] * 9)[: min(1800, settings.context(model) - 16)]], device=model.device)
     for change, method in zip(changes, methods, strict=True):
         cache = kvlab.make_cache(model, f"{method},link={LINK}")
@@ -92,10 +95,25 @@ def sensitivity(settings) -> list[Row]:
         accuracy, moved = found[method]
         rows += [
             Row("sensitivity", f"{change}: accuracy", 100 * accuracy, "%", MEASURED, tokens),
+            Row(
+                "sensitivity",
+                f"{change}: distance to full",
+                kl(distance[method]),
+                "nats/token",
+                MEASURED,
+                texts.shape[1],
+            ),
             Row("sensitivity", f"{change}: bytes moved by a step", moved / 1e3, "kB", MEASURED, tokens),
             Row("sensitivity", f"{change}: latency", milliseconds, "ms/token", MODELLED, ids.shape[1]),
         ]
     return rows
+
+
+def kl(cell: dict) -> float:
+    """Mean KL divergence from the full cache's predictions, of what `agreement.measure` found."""
+    if isinstance(cell, Exception):
+        raise cell
+    return next(metric["value"] for metric in cell["metrics"] if metric["metric"] == "kl")
 
 
 def pool(settings) -> list[Row]:
