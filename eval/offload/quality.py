@@ -22,9 +22,9 @@ from .timing import steps
 DOCUMENTS = 100
 FACTS, FILLER = 12, 24  # facts in a document, sentences of prose between them
 ROWS = 25  # rows at a time
-STREAM = 96  # tokens of a document that the pool's experiment feeds one by one
+STREAM = 64  # tokens of a document that the pool's experiment feeds one by one
 STORIES = 12
-STORY = 280  # tokens of a story, of which the first quarter is prompt
+STORY = 200  # tokens of a story, of which the first quarter is prompt
 SEED = 3_000_000  # apart from the seeds of training and of the tasks
 POOL = {("fifo", 0.8): 30.99, ("lru", 0.8): 10.55, ("counter", 0.8): 10.55, ("any", 1.0): 10.55}
 LINK = 2e8  # bytes per second, for the latencies of `sensitivity`

@@ -221,7 +221,7 @@ class Host(Device):
 
     def tensors(self) -> Iterator[Tensor]:
         yield from self.fetch.tensors()
-        if self.link is not None:
+        if self.link is not None and not self.link.staging.pinned:
             yield from self.link.staging.buffers
 
     def select_rows(self, rows: Tensor) -> None:

@@ -100,6 +100,7 @@ class Link:
         n]` or None for all; about: `layer`, `bytes` and `why`. The transfer yields tensors `[batch, kv_heads,
         n + 1, width]`, the last slot left free for the newest token; hand them back with `release`.
         """
+        slots = None if slots is None else slots.to(parts[0].device)  # here: it may wait for the model
         tokens = parts[0].shape[2] if slots is None else slots.shape[2]
         shapes = [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts]
         staged = self.staging.take(shapes, [part.dtype for part in parts])

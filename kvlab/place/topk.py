@@ -64,10 +64,12 @@ class TopK(Fetch):
         past = layer.slots - 1
         if self.full or past < 1:
             return None
-        keys, _ = layer.store.read(query.device)
-        positions = None if layer.some_empty is None else layer.some_empty[..., :-1]
-        scores = true_scores(query, keys[:, :, :past], scaling, positions)
-        return most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
+        host = torch.device("cpu")  # where the keys are
+        keys, _ = layer.store.read(host)
+        positions = None if layer.some_empty is None else layer.some_empty[..., :-1].to(host)
+        scores = true_scores(query.to(host), keys[:, :, :past], scaling, positions)
+        slots = most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
+        return slots.to(query.device)
 
 
 def true_scores(query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None) -> Tensor:
