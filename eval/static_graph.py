@@ -6,6 +6,7 @@ beside it. One process, one thread unless said, everything interleaved. What is 
     engines    ms per token of 200 greedy tokens on the workshop model, and whether they are generate's
     managing   the KV manager's time per step on the wide random-weight model: policies, forms, S
     prompt     a prompt in chunks and token by token
+    drift      error of int8 buffers over the steps, with scales that are fixed and scales taken anew
     memory     growth of the process against the formula
     requests   bytes reserved and used by 64 requests of mixed lengths, and by 16 continuations of a prompt
 """
@@ -29,6 +30,7 @@ import kvlab
 from kvlab.decode import Stepper
 from kvlab.models import Anatomy
 from kvlab.static_graph import KVManager, PaddedCache, StaticGraphEngine
+from kvlab.static_graph.quantized import calibrate, drift
 from kvlab.store import BlockPool, Paged
 
 from . import speed
@@ -110,10 +112,9 @@ def engines(length: int, repeats: int = 3, compiled: bool = True) -> dict:
     for name, engine in made.items():
         ways[name] = lambda engine=engine: through(ours, PaddedCache(engine), ids)
     found: dict[str, list] = {name: [] for name in ways}
-    for way in ways.values():
-        way()  # first-use costs, compilation included
-    for engine in made.values():
-        engine.steps, engine.step_seconds, engine.manage_seconds = 0, 0.0, 0.0
+    for name, way in ways.items():
+        if name not in made:
+            way()  # first-use costs, compilation included; an engine has none left
     for _ in range(repeats):
         for name, way in ways.items():
             found[name].append(way())
@@ -155,12 +156,12 @@ def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
     return table
 
 
-def prompts(length: int = 512, tokens: int = 448) -> dict:
+def prompts(length: int = 512, tokens: int = 448, chunks=(1, 16, 64)) -> dict:
     """ms for a prompt through the chunk graph and token by token."""
     model = workshop("kvlab")
     ids = speed.prompt(model, tokens + speed.STEPS)[0].tolist()
     table = {}
-    for chunk in (1, 16, 64):
+    for chunk in chunks:
         engine, times = StaticGraphEngine(model, length, chunk=chunk), []
         for _ in range(3):
             manager, start = engine.manager(), time.perf_counter()
@@ -190,39 +191,58 @@ def memory(length: int = 8192) -> dict:
     return table
 
 
-def requests(count: int = 64, context: int = 2048, seed: int = 0) -> dict:
-    """Bytes reserved and used for requests of mixed lengths, and for 16 continuations of one prompt."""
-    model = workshop("kvlab")
-    shape, rng = Anatomy(model), random.Random(seed)
+def drifting(steps=(1, 10, 100, 300, 700, 1500)) -> dict:
+    """Error of int8 K and V over the steps, per cent of their size, mean over the layers: scales that are
+    fixed and scales that are taken anew at each step (real K and V of the workshop model on prose)."""
+    model, tokenizer = kvlab.load()
+    folder = Path(__file__).parent / "tasks" / "data" / "prose"
+    text = "\n\n".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("a*.txt")))
+    ids = tokenizer(text, return_tensors="pt", truncation=True, max_length=steps[-1]).input_ids
+    cache, scales = kvlab.KVCache(model), calibrate(model)
+    with torch.no_grad():
+        model(input_ids=ids, past_key_values=cache, use_cache=True)
+    found: dict[str, list] = {}
+    for index, layer in enumerate(cache.layers):
+        for kind, rows in enumerate(layer.store.read(ids.device)):
+            for way, errors in zip(("fixed", "anew"), drift(rows[0], scales[2 * index + kind]), strict=True):
+                found.setdefault(f"{'KV'[kind]}, {way}", []).append([errors[step - 1] for step in steps])
+    means = {name: [statistics.mean(column) for column in zip(*rows)] for name, rows in found.items()}
+    return {name: dict(zip(map(str, steps), values)) for name, values in means.items()}
+
+
+def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: int = 64) -> dict:
+    """Bytes reserved, and the part of them without a token, for requests of mixed lengths (one row each) and
+    for 16 continuations of one prompt."""
+    model, rng, forks = workshop("kvlab"), random.Random(0), 16
+    shape = Anatomy(model)
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
     lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
-    used = sum(lengths) * token
-    sizes = (2 * shape.layers * shape.kv_heads, context, shape.head_dim)
-    pool = BlockPool()
-    stores = []
+    used, pool, held = sum(lengths) * token, BlockPool(), []
     for tokens in lengths:  # one layer of each; the others are alike
-        stores.append(Paged(pool=pool))
+        held.append(Paged(pool=pool))
         rows = torch.zeros(1, shape.kv_heads, tokens, shape.head_dim)
-        stores[-1].append(rows, rows)
+        held[-1].append(rows, rows)
+    padded = KVManager(2 * shape.layers * shape.kv_heads, context, shape.head_dim).reserved_bytes
     reserved = {
         "growing": used,
         "static": count * context * token,
-        "padded, double": count * KVManager(*sizes).reserved_bytes,
+        "padded, double": count * padded,
         "paged": pool.used * pool.block_bytes * shape.layers,
     }
-    found = {"lengths": {"median": statistics.median(lengths), "longest": max(lengths)}, "used": used}
-    found["reserved"] = {name: {"bytes": size, "wasted": 1 - used / size} for name, size in reserved.items()}
-    ids, forks, steps = speed.prompt(model, 1024 + speed.STEPS), 16, 64
-    found["forked"] = {}
-    for name, spec in (("growing", "full"), ("static", f"static:length={1024 + steps}"), ("paged", "paged")):
+    found = {f"{count} requests, {name}": {"reserved": size, "used": used} for name, size in reserved.items()}
+    ids = speed.prompt(model, prompt + speed.STEPS)
+    for name, spec in (("growing", "full"), ("static", f"static:length={context}"), ("paged", "paged")):
         cache = kvlab.make_cache(model, spec)
         stepper = Stepper(model, cache)
         tokens = stepper.feed(ids, last=True).argmax(-1, keepdim=True).repeat(forks, 1)
         stepper.fork(torch.zeros(forks, dtype=torch.long))
         for step in range(steps):
-            tokens = (stepper.feed(tokens, last=True).argmax(-1) + torch.arange(forks) + step)[:, None] % 4096
+            tokens = stepper.feed((tokens + torch.arange(forks)[:, None] + step) % 90, last=True)
+            tokens = tokens.argmax(-1, keepdim=True)
         pages = cache.layers[0].store.pool if name == "paged" else None
-        found["forked"][name] = pages.used * pages.block_bytes if pages else cache.stats().device_bytes
+        size = pages.used * pages.block_bytes if pages else cache.stats().device_bytes
+        different = (prompt + forks * steps) * token  # every token once
+        found[f"{forks} continuations, {name}"] = {"reserved": size, "used": different}
     return found
 
 
@@ -263,9 +283,22 @@ PARTS = {
             "ratio": lambda r: f"{r['grown'] / r['predicted']:.3f}",
         },
     ),
-    "requests": (requests, {"": lambda r: json.dumps(r)}),
+    "drift": (
+        drifting,
+        {
+            f"step {step:,}": lambda r, step=step: f"{r[str(step)]:.2%}"
+            for step in (1, 10, 100, 300, 700, 1500)
+        },
+    ),
+    "requests": (
+        requests,
+        {
+            "reserved": lambda r: f"{r['reserved'] / 1e6:.1f} MB",
+            "beyond one place per token": lambda r: f"{1 - r['used'] / r['reserved']:.1%}",
+        },
+    ),
 }
-PARTS["engines-2048"] = (lambda: engines(2048), PARTS["engines-512"][1])
+PARTS["engines-2048"] = (lambda: engines(2048, repeats=2), PARTS["engines-512"][1])
 
 
 def main() -> None:

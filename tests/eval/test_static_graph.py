@@ -1,0 +1,73 @@
+"""The measuring command on a tiny model: what it counts is right, whatever the clock says."""
+
+import json
+import sys
+
+import pytest
+from tiny import tiny
+
+from eval import static_graph
+
+SMALL = {"num_hidden_layers": 2}
+S = 24
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLAB_CACHE", str(tmp_path_factory.mktemp("graphs")))
+        patch.setattr(static_graph, "workshop", lambda attention: tiny("llama", attention, **SMALL))
+        patch.setattr(
+            static_graph.speed, "load", lambda options, attention: tiny("llama", attention, **SMALL)
+        )
+        patch.setattr(static_graph, "PADDED", {"padded": {}})
+        patch.setattr(static_graph, "TOKENS", 8)
+        patch.setattr(static_graph.speed, "STEPS", 0)
+        yield
+
+
+def test_every_way_gives_the_tokens_of_generate():
+    found = static_graph.engines(S, repeats=1, compiled=False)
+    assert len(found) == 4 and all(row["equal"] and row["ms"] > 0 for row in found.values())
+    assert found["transformers generate, growing"]["ratio"] == 1
+    assert 0 < found["padded"]["manage"] < 1
+
+
+def test_managing_counts_what_is_copied():
+    found = static_graph.managing((S,), steps=2)
+    row = 2 * 2 * 2 * 8 * 4  # K and V, layers, KV heads, head dimension, fp32
+    assert found["24 single double"]["copied_bytes"] == 0
+    assert found["24 single shift"]["copied_bytes"] == (S - 1) * row
+    assert found["24 multi double"]["copied_bytes"] == row
+    assert found["24 single double"]["reserved_bytes"] == 2 * (S - 1) * row
+    assert found["24 multi double"]["reserved_bytes"] == 1.5 * (S - 1) * row  # two heads share the spare rows
+
+
+def test_memory_and_requests():
+    found = static_graph.memory(S)
+    assert {name: row["predicted"] // (23 * 256) for name, row in found.items()} == {
+        "shift": 1, "compromise": 1, "double": 2,
+    }  # fmt: skip
+    found = static_graph.requests(count=4, context=128, prompt=40, steps=9)
+    assert found["4 requests, growing"]["reserved"] == found["4 requests, growing"]["used"]
+    assert found["4 requests, static"]["reserved"] == 4 * 128 * 256
+    assert found["4 requests, padded, double"]["reserved"] == 4 * 2 * 127 * 256
+    assert found["16 continuations, growing"]["reserved"] == 16 * 49 * 256
+    # two full blocks are shared, the third is each row's own, and so is the fourth
+    assert found["16 continuations, paged"]["reserved"] == (2 + 16 * 2) * 16 * 256
+
+
+def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path, capsys, monkeypatch):
+    part = (lambda: static_graph.prompts(S, 20, (1, 64)), static_graph.PARTS["prompt"][1])
+    monkeypatch.setitem(static_graph.PARTS, "prompt", part)
+    monkeypatch.setattr(sys, "argv", ["static_graph", "prompt", "--out", str(tmp_path)])
+    static_graph.main()
+    assert "| chunks of 64 |" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "measured.json").read_text())["prompt"]["rows"]
+    assert set(rows) == {"chunks of 1", "chunks of 64"}
+
+
+def test_drift_on_real_rows():
+    found = static_graph.drifting((1, 12))
+    assert set(found) == {"K, fixed", "K, anew", "V, fixed", "V, anew"}
+    assert all(0 < row["12"] < 0.1 for row in found.values())
