@@ -117,13 +117,16 @@ def _merge(sums, weights, largest, out, splits, SHARE: tl.constexpr, D: tl.const
 
 
 def supports(form, head_dim: int) -> bool:
-    """Whether these kernels read a format: head dimension and group are powers of two from 16 on."""
+    """Whether these kernels read a format: symmetric integers or 8-bit floats whose scales, if any, belong to
+    single tokens; head dimension and group are powers of two from 16 on."""
     if not isinstance(form, Int | Float8) or head_dim & (head_dim - 1) or head_dim < 16:
         return False
-    if isinstance(form, Float8):
+    scales, bits = form.scales, getattr(form, "bits", 8)
+    if scales is None:
         return True
-    group = form.group or head_dim
-    return not group & (group - 1) and min(group, head_dim * form.bits // 8) >= 16
+    group = scales.group or head_dim
+    small = group & (group - 1) or min(group, head_dim * bits // 8) < 16
+    return not (small or scales.fixed) and getattr(form, "symmetric", True)
 
 
 def attend(

@@ -21,11 +21,15 @@ from kvlab.kernels import gpu
 from kvlab.store import Float8, Int, Static
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FORMS = [Int(8, 32), Int(8), Int(4, 16), Int(4), Int(2, 16), Float8("e4m3"), Float8("e5m2")]
+FORMS = [
+    Int(8, 32), Int(8, scale="fp32"), Int(4, 16), Int(4, axis="token"), Int(2, 16), Float8("e4m3"),
+    Float8("e5m2"), Float8("e4m3", group=32),
+]  # fmt: skip
 
 
 def name(form):
-    return "-".join(str(value) for value in vars(form).values())
+    kind = getattr(form, "bits", None) or form.format
+    return f"{kind}-{form.scales and (form.scales.axis, form.scales.group)}"
 
 
 def made(form, batch, kv_heads, share, count, head_dim, dtype=torch.float32, seed=0):
@@ -100,6 +104,9 @@ def test_what_it_cannot_read_is_refused():
     assert not gpu.supports(Int(8, 8), 64)
     assert not gpu.supports(Int(8), 96)
     assert not gpu.supports(Int(2, 8), 32)
+    assert not gpu.supports(Int(8, symmetric=False), 64)
+    assert not gpu.supports(Int(8, axis="channel"), 64)
+    assert not gpu.supports(Float8(axis="tensor"), 64)
     query, keys, values = made(Int(8), 1, 1, 1, 10, 96)
     with pytest.raises(ValueError, match="Int: no kernel for 1 queries of head dimension 96"):
         gpu.attend(query, keys, values, Int(8), 0.2)
