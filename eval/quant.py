@@ -37,7 +37,7 @@ METHODS = (
     "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
 )  # fmt: skip
 DOCUMENTS, STORY = 200, 280  # questions; tokens of a story, of which the first quarter is prompt
-PROMPT, DECODED, TEXTS = 64, 1500, 4  # drift: tokens prefilled, tokens decoded, texts
+PROMPT, DECODED, TEXTS = 64, 1500, 2  # drift: tokens prefilled, tokens decoded, texts
 MEASURED = 1024  # tokens at which bits per value are measured
 LAST = 250  # drift: tokens that a point of the curve averages
 
@@ -56,13 +56,17 @@ class Requantized(Growing):
     """What document 000 warns of: at every step all that is held is decoded and quantized anew, with the
     scale of all that is held, so that a new largest value rounds everything again."""
 
+    changes = 0  # steps at which the scale of K changed in the first row
+
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        before = self.format.fixed
         if self.keys is not None:
             held = self.read(keys.device)
             keys, values = (torch.cat(pair, dim=2) for pair in zip(held, (keys, values), strict=True))
             self.keys = self.values = None
             self.format.fixed = self.value_format.fixed = ()
         super().append(keys, values)
+        self.changes += bool(before) and not torch.equal(before[0][0], self.format.fixed[0][0])
 
 
 def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
@@ -96,9 +100,11 @@ def bits(model, tokenizer, methods, limit: int | None) -> list[Row]:
 
 
 def ways() -> dict[str, Growing | None]:
-    """The stores that `drift` compares; one scale for all of K and for all of V of a layer."""
+    """The stores that `drift` compares: a scale per token and head, or one for all of K and of V of a layer,
+    fixed by the prompt or found anew at every step."""
     found: dict[str, Growing | None] = {"full": None}
     for width in (8, 4):
+        found[f"int{width}, scale per token"] = Growing(Int(width))
         for name, store in (("stored once", Growing), ("re-quantized", Requantized)):
             found[f"int{width}, {name}"] = store(Int(width, axis="tensor"))
     return found
@@ -123,9 +129,12 @@ def drift(model, tokenizer, methods, limit: int | None) -> list[Row]:
         for end in range(min(LAST, decoded), decoded + 1, LAST):
             value = math.exp(statistics.mean(losses[max(0, end - LAST) : end]))
             rows.append(Row("drift", name, "perplexity", value, "", end))
-        held = [torch.stack(layer.store.read(ids.device)) for layer in cache.layers[:1]]  # K, V of the first
-        exact = held[0] if exact is None else exact
-        for what, ours, true in zip(("K", "V"), held[0], exact, strict=True):
+        held = cache.layers[0].store.read(ids.device)  # what the first layer stores depends on no other layer
+        exact = held if exact is None else exact
+        if isinstance(store, Requantized):
+            changes = statistics.mean(layer.store.changes for layer in cache.layers)
+            rows.append(Row("drift", name, "changes of K's scale", changes, "per layer", size))
+        for what, ours, true in zip(("K", "V"), held, exact, strict=True):
             error = 100 * ((ours - true).norm() / true.norm()).item()
             rows.append(Row("drift", name, f"error of {what} in layer 0", error, "%", size))
     return rows
@@ -164,7 +173,7 @@ def drift_figure(rows: list[dict]):
     for name in dict.fromkeys(row["method"] for row in rows):
         mine = [row for row in rows if row["method"] == name and row["metric"] == "perplexity"]
         colour, _ = looks[name.partition(",")[0]]
-        line = "--" if "re-quantized" in name else "-"
+        line = "--" if "re-quantized" in name else ":" if "per token" in name else "-"
         panel.plot(
             [r["tokens"] for r in mine],
             [r["value"] for r in mine],
