@@ -15,7 +15,7 @@ from . import attention
 from .arithmetic import Shape
 
 WORKSHOP = Path(__file__).parent / "workshop"
-EMBEDDED = {"workshop": WORKSHOP / "checkpoint"}
+EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 _watched: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
 
@@ -23,7 +23,7 @@ _watched: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report thei
 def load(name_or_path=None, *, device=None, dtype=None):
     """Load a model ready for kvlab caches, and its tokenizer.
 
-    name_or_path: "workshop" (default), the embedded model (no network), else a folder or
+    name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network), else a folder or
     a hub id. device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name
     (default: float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
     Raises ValueError when the folder holds no model or no tokenizer, a file of an embedded model is missing
