@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 
 from . import __doc__ as what
-from . import editions, run, text
+from . import editions, run, site, text
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -30,6 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("notebooks", type=Path, nargs="*")
     one = verbs.add_parser("editions", help="write the learner, solution and instructor editions and a zip")
     one.add_argument("--out", type=Path, default=Path("build/workshop"))
+    one = verbs.add_parser("site", help="write the sources of the static site (`make site` builds it)")
+    one.add_argument("--out", type=Path, default=Path("build/site"))
+    one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
     given = parser.parse_args(arguments)
     try:
         if given.verb == "text":
@@ -49,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
             problems = [problem for path in paths if (problem := editions.try_as_learner(path))]
             print("\n".join(problems) or f"{len(paths)} learner editions run", flush=True)
             return bool(problems)
+        elif given.verb == "site":
+            print(site.write(given.out, given.report))
         else:
             for path in editions.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):
                 print(path)

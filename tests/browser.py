@@ -25,7 +25,7 @@ def find() -> str | None:
 
 
 class Browser:
-    """One browser with one tab. `errors`: console errors and exceptions since `open`; `requests`: every
+    """One browser, one tab at a time. `errors`: console errors and exceptions since `open`; `requests`: every
     address asked for since `open`."""
 
     def __init__(self, program: str, profile: Path):
@@ -43,13 +43,10 @@ class Browser:
         self.process = subprocess.Popen([program, *flags, "about:blank"], stderr=subprocess.DEVNULL)
         port, path = self._wait(lambda: (profile / "DevToolsActivePort").read_text().split())
         self.socket = websocket.create_connection(f"ws://127.0.0.1:{port}{path}", timeout=60)
-        self.count, self.session = 0, None
+        self.count, self.session, self.tab = 0, None, None
+        self.width, self.height = 1280, 900
         self.errors: list[str] = []
         self.requests: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
 
     def _wait(self, ready, seconds: float = 60):
         """The value of `ready()` as soon as it is true and raises no OSError."""
@@ -93,18 +90,24 @@ class Browser:
         return message
 
     def size(self, width: int, height: int) -> None:
-        """The size of the window in CSS pixels; narrow ones count as a phone."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
+        """The size of the next tab in CSS pixels; narrow ones count as a phone."""
+        self.width, self.height = width, height
 
     def open(self, address: str, ready: str = "document.readyState === 'complete'") -> None:
-        """Go to an address and wait until the expression `ready` is true there."""
-        self.call("Page.navigate", url="about:blank")  # a new start, even where only the part after # differs
+        """Show an address in a new tab and wait until the expression `ready` is true there."""
+        self.session = None
+        if self.tab:
+            self.call("Target.closeTarget", targetId=self.tab)
+        self.tab = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=self.tab, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+        self.call("Emulation.setDeviceMetricsOverride", width=self.width, height=self.height,
+                  deviceScaleFactor=1, mobile=self.width < 600)  # fmt: skip
         self.errors.clear()
         self.requests.clear()
         self.call("Page.navigate", url=address)
-        here = json.dumps(address.partition("#")[0])
-        self._wait(lambda: self.run(f"location.href.split('#')[0] === {here} && !!({ready})"))
+        self._wait(lambda: self.run(f"location.href !== 'about:blank' && !!({ready})"))
 
     def run(self, expression: str):
         """The value of a JavaScript expression (a promise is awaited)."""

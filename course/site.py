@@ -1,0 +1,246 @@
+"""The sources of the static site: the chapters, what they link to, the API reference and the pages that stand
+by themselves. Jupyter Book turns them into HTML (`make site`); nothing is executed.
+
+A page's relative links are followed: a linked Markdown file or notebook becomes a page, any other text file a
+page that shows it, an HTML file or picture is copied. A link that leads nowhere is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import posixpath
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import yaml
+
+from .mathml import formulas
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = {".html", ".png", ".svg", ".jpg"}
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+CODE = re.compile(r"(```.*?```|~~~.*?~~~|`[^`\n]*`)", re.S)
+GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/troubleshooting.md")
+ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
+PACKAGES = ("kvlab", "eval")
+EXPLORER = "notebooks/explorer.html"
+INTERACTIVE = f"""# Watch a cache
+
+On one page, step through decoding: choose a method, a layer, a head and a budget, and see which tokens are
+kept, fetched and lost, and what the model answers. It needs no server and no network.
+
+<p><a href="{EXPLORER}">Open the interactive page</a></p>
+"""
+ORPHAN = "---\norphan: true\n---\n\n"
+
+CONFIG = {
+    "title": "kvlab",
+    "author": "The kvlab authors",
+    "execute": {"execute_notebooks": "off"},
+    "only_build_toc_files": False,
+    "html": {"use_repository_button": False, "use_issues_button": False, "use_edit_page_button": False},
+    "parse": {"myst_enable_extensions": ["html_image"]},  # dollars are dollars: formulas are MathML here
+    "sphinx": {
+        "config": {  # without Jupyter Book's sphinx_thebe: it points at a server, and breaks when added twice
+            "extensions": [
+                "sphinx_togglebutton",
+                "sphinx_copybutton",
+                "myst_nb",
+                "jupyter_book",
+                "sphinx_external_toc",
+                "sphinx_book_theme",
+            ],
+            "html_context": {"default_mode": "light"},
+            "html_extra_path": ["../extra"],
+            "html_static_path": ["../static"],
+            "html_css_files": ["site.css"],
+            "myst_heading_anchors": 4,
+            "html_show_sourcelink": False,
+            "nb_merge_streams": True,
+        }
+    },
+}
+CSS = """\
+.formula { overflow-x: auto; margin: 1rem 0; }
+.bd-article { overflow-wrap: break-word; }
+.bd-article table { display: block; overflow-x: auto; }
+.bd-article a { text-decoration: underline; }
+"""
+
+
+def write(out: Path, report: Path | None = None) -> Path:
+    """Write the sources under `out` and return their folder. report: the harness's report.html, if there is
+    one. ValueError for a link that leads nowhere."""
+    shutil.rmtree(out, ignore_errors=True)
+    pages = Pages(out)
+    chapters = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+    guides = [name for name in GUIDES if (ROOT / name).exists()]
+    for name in ("README.md", *chapters, *guides, *ABOUT, EXPLORER):
+        pages.add(name)
+    pages.finish()
+    pages.text("interactive.md", INTERACTIVE)
+    pages.text("report.md", report_page(report, out / "extra"))
+    toc = {"format": "jb-book", "root": "README", "parts": []}
+    for caption, names in (
+        ("The course", [*chapters, "interactive"]),
+        ("For the workshop", guides),
+        ("The laboratory", ["report", *ABOUT]),
+        ("Reference", []),
+    ):
+        toc["parts"].append({"caption": caption, "chapters": [{"file": stem(name)} for name in names]})
+    for package in PACKAGES:
+        modules = [module for module in walk(package) if members(module)]
+        for module in modules:
+            pages.text(f"api/{module.__name__}.md", module_page(module))
+        links = "\n".join(f"- [{m.__name__}]({m.__name__}.md): {first_line(m)}" for m in modules)
+        pages.text(f"api/index_{package}.md", f"# The package {package}\n\n{links}\n")
+        sections = [{"file": f"api/{module.__name__}"} for module in modules]
+        toc["parts"][-1]["chapters"].append({"file": f"api/index_{package}", "sections": sections})
+    toc["parts"] = [part for part in toc["parts"] if part["chapters"]]
+    for name, value in (("_config.yml", CONFIG), ("_toc.yml", toc)):
+        pages.text(name, yaml.safe_dump(value, sort_keys=False))
+    pages.text("../static/site.css", CSS)
+    return pages.source
+
+
+def stem(name: str) -> str:
+    """`docs/glossary.md` -> `docs/glossary`, the name Sphinx gives the page."""
+    return re.sub(r"\.(md|ipynb)$", "", name)
+
+
+class Pages:
+    """Writes pages, and every file of the project that they link to, each once."""
+
+    def __init__(self, out: Path):
+        self.source, self.extra = out / "source", out / "extra"
+        self.wanted: list[str] = []
+
+    def add(self, name: str) -> None:
+        if name not in self.wanted:
+            self.wanted.append(name)
+
+    def finish(self) -> None:
+        for name in self.wanted:  # grows while we go
+            self._write(name)
+
+    def text(self, name: str, text: str) -> None:
+        path = self.source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def _write(self, name: str) -> None:
+        path, kind = ROOT / name, Path(name).suffix
+        if kind in COPIED:
+            target = (self.extra if kind == ".html" else self.source) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+        elif kind == ".ipynb":
+            notebook = nbformat.read(path, as_version=4)
+            notebook.cells = [c for c in notebook.cells if "instructor" not in c.metadata.get("tags", [])]
+            for cell in notebook.cells:
+                if cell.cell_type == "markdown":
+                    cell.source = self._markdown(cell.source, name)
+            self.text(name, nbformat.writes(notebook))
+        elif kind == ".md":
+            self.text(name, ORPHAN + self._markdown(path.read_text(encoding="utf-8"), name))
+        else:  # a page that shows the file
+            language = {".py": "python", ".yml": "yaml", ".yaml": "yaml", ".toml": "toml"}.get(kind, "text")
+            body = path.read_text(encoding="utf-8")
+            fence = "`" * 6
+            self.text(f"{name}.md", f"{ORPHAN}# {name}\n\n{fence}{language}\n{body}\n{fence}\n")
+
+    def _markdown(self, text: str, page: str) -> str:
+        parts = CODE.split(formulas(text))  # code at odd places
+        parts[::2] = [LINK.sub(lambda found: self._link(found, page), part) for part in parts[::2]]
+        return "".join(parts)
+
+    def _link(self, found: re.Match, page: str) -> str:
+        picture, words, target = found.groups()
+        if re.match(r"[a-z]+:|#", target):
+            return found[0]
+        place, hash, anchor = target.partition("#")
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(page), place))
+        if not (ROOT / name).is_file():
+            raise ValueError(f"{page}: the link to {target} leads nowhere")
+        self.add(name)
+        if name.endswith(".html"):
+            return f'<a href="{target}">{words}</a>'
+        if Path(name).suffix not in COPIED | {".md", ".ipynb"}:
+            place += ".md"
+        return f"{picture}[{words}]({place}{hash}{anchor})"
+
+
+def report_page(report: Path | None, extra: Path) -> str:
+    """The page that leads to the harness's report, or says how to make one."""
+    text = "# The report\n\nEvery method, scored and timed, on one page that `make demo` writes.\n\n"
+    if report is None or not report.exists():
+        return text + "This site was built without one: run `make demo`, then `make site` again.\n"
+    extra.joinpath("harness").mkdir(parents=True, exist_ok=True)
+    shutil.copy(report, extra / "harness" / "report.html")
+    return text + '<p><a href="harness/report.html">Open the report of this build</a></p>\n'
+
+
+# The reference: one page for every module that has public names.
+
+
+def walk(package: str) -> list:
+    """The package and all its modules, by name."""
+    top = importlib.import_module(package)
+    names = [found.name for found in pkgutil.walk_packages(top.__path__, f"{package}.")]
+    return [top, *(importlib.import_module(n) for n in sorted(names) if not n.endswith("__main__"))]
+
+
+def members(module) -> list[tuple[str, object]]:
+    """The public classes and functions that a module defines, with docstrings, in order of the source."""
+    found = [
+        (name, value)
+        for name, value in vars(module).items()
+        if (inspect.isclass(value) or inspect.isfunction(value))
+        and value.__module__ == module.__name__
+        and value.__name__ == name
+        and not name.startswith("_")
+        and value.__doc__
+    ]
+    return sorted(found, key=lambda item: inspect.getsourcelines(item[1])[1])
+
+
+def module_page(module) -> str:
+    """A module's page: what it is for, then every public name with its signature and docstring."""
+    parts = [f"# {module.__name__}", prose(inspect.getdoc(module) or "")]
+    for name, value in members(module):
+        parts += [f"## {name}", signature(name, value), prose(inspect.getdoc(value))]
+        for inner, method in vars(value).items() if inspect.isclass(value) else ():
+            if inspect.isfunction(method) and not inner.startswith("_") and method.__doc__:
+                parts += [f"### {name}.{inner}", signature(inner, method), prose(inspect.getdoc(method))]
+    return "\n\n".join(parts) + "\n"
+
+
+def signature(name: str, value) -> str:
+    try:
+        shown = str(inspect.signature(value)).replace("'", "")
+    except ValueError:  # an exception class without an __init__ of its own
+        shown = "(message)"
+    shown = re.sub(r" at 0x[0-9a-f]+", "", shown)
+    return f"```python\n{'class ' if inspect.isclass(value) else 'def '}{name}{shown}\n```"
+
+
+def prose(text: str) -> str:
+    """A docstring as Markdown: paragraphs stay paragraphs, indented blocks code, no sign has a meaning
+    outside backticks."""
+    blocks = []
+    for block in re.split(r"\n\s*\n", text):
+        if block.startswith(("    ", ">>>")):
+            blocks.append(f"```text\n{inspect.cleandoc(block)}\n```")
+        else:
+            parts = re.split(r"(`[^`]*`)", block)
+            parts[::2] = [re.sub(r"([\\*_<>\[\]#|$~])", r"\\\1", part) for part in parts[::2]]
+            blocks.append("".join(parts))
+    return "\n\n".join(blocks)
+
+
+def first_line(module) -> str:
+    return prose((inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " "))
