@@ -15,7 +15,7 @@ PYTHON ?=
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest lab notebooks test-workshop workshop bench lint format clean venv
+.PHONY: help demo test test-newest lab notebooks test-workshop workshop slides site test-site bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -49,6 +49,26 @@ test-workshop: $(READY) ## run every learner edition from top to bottom
 
 workshop: $(READY) ## write the learner, solution and instructor editions and a zip
 	$(PY) -m course editions --out build/workshop
+
+slides: $(READY) ## write the slides of every chapter
+	$(PY) -m course slides --out build/slides
+
+# Jupyter Book needs other versions than kvlab: it has an environment of its own.
+SITE := .venv-site
+
+site: $(READY) $(SITE)/.ready ## build the static site from what is stored, nothing is executed
+	$(PY) -m course site --out build/site
+	$(SITE)/bin/jupyter-book build --warningiserror --keep-going build/site/source --path-output build/site
+	@echo
+	@echo "The site: build/site/_build/html/index.html"
+
+$(SITE)/.ready: requirements-site.txt | $(READY)
+	$(PY) -m venv --clear $(SITE)
+	$(SITE)/bin/pip install -q --disable-pip-version-check -r requirements-site.txt
+	touch $@
+
+test-site: $(READY) ## look at every page of the built site in an installed Chromium
+	KVLAB_SITE=build/site/_build/html $(PY) -m pytest tests/test_site.py tests/test_slides.py
 
 bench: $(READY) ## run the full speed grid on a wider model (takes a while)
 	$(PY) -m eval speed --suite wide --out results/bench

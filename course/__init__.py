@@ -5,4 +5,6 @@ python -m course notebook five.md notebooks/05_eviction.ipynb   and back
 python -m course run notebooks/*.ipynb                          run and store the outputs
 python -m course try                                            run the learner editions, nothing answered
 python -m course editions                                       build/workshop and its zip
+python -m course slides                                         build/slides, one page a chapter
+python -m course site                                           the sources of the static site
 """

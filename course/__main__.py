@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 
 from . import __doc__ as what
-from . import editions, run, site, text
+from . import editions, run, site, slides, text
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -33,6 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
     one = verbs.add_parser("site", help="write the sources of the static site (`make site` builds it)")
     one.add_argument("--out", type=Path, default=Path("build/site"))
     one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
+    one = verbs.add_parser("slides", help="write the slides of every chapter that has tagged cells")
+    one.add_argument("--out", type=Path, default=Path("build/slides"))
     given = parser.parse_args(arguments)
     try:
         if given.verb == "text":
@@ -52,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
             problems = [problem for path in paths if (problem := editions.try_as_learner(path))]
             print("\n".join(problems) or f"{len(paths)} learner editions run", flush=True)
             return bool(problems)
+        elif given.verb == "slides":
+            print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
         elif given.verb == "site":
             print(site.write(given.out, given.report))
         else:
