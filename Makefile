@@ -64,7 +64,7 @@ site: $(READY) $(SITE)/.ready ## build the static site from what is stored, noth
 
 $(SITE)/.ready: requirements-site.txt | $(READY)
 	$(PY) -m venv --clear $(SITE)
-	$(SITE)/bin/pip install -q --disable-pip-version-check -r requirements-site.txt
+	$(SITE)/bin/pip install --quiet --disable-pip-version-check -r requirements-site.txt
 	touch $@
 
 test-site: $(READY) ## look at every page of the built site in an installed Chromium

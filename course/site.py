@@ -13,6 +13,7 @@ import pkgutil
 import posixpath
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import nbformat
@@ -22,8 +23,11 @@ from .mathml import formulas
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {".html", ".png", ".svg", ".jpg"}
-LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
-CODE = re.compile(r"(```.*?```|~~~.*?~~~|`[^`\n]*`)", re.S)
+# What is code stays; else a link, or a picture, whose words may hold code.
+PARTS = re.compile(
+    r"(?P<code>```.*?```|~~~.*?~~~)|(?P<sign>!?)\[(?P<words>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<to>[^)\s]+)\)|`[^`\n]*`",
+    re.S,
+)
 GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/troubleshooting.md")
 ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
@@ -49,6 +53,7 @@ CONFIG = {
             "extensions": [
                 "sphinx_togglebutton",
                 "sphinx_copybutton",
+                "sphinx_comments",
                 "myst_nb",
                 "jupyter_book",
                 "sphinx_external_toc",
@@ -154,12 +159,10 @@ class Pages:
             self.text(f"{name}.md", f"{ORPHAN}# {name}\n\n{fence}{language}\n{body}\n{fence}\n")
 
     def _markdown(self, text: str, page: str) -> str:
-        parts = CODE.split(formulas(text))  # code at odd places
-        parts[::2] = [LINK.sub(lambda found: self._link(found, page), part) for part in parts[::2]]
-        return "".join(parts)
+        return PARTS.sub(lambda found: self._link(found, page) if found["to"] else found[0], formulas(text))
 
     def _link(self, found: re.Match, page: str) -> str:
-        picture, words, target = found.groups()
+        sign, words, target = found["sign"], found["words"], found["to"]
         if re.match(r"[a-z]+:|#", target):
             return found[0]
         place, hash, anchor = target.partition("#")
@@ -171,7 +174,7 @@ class Pages:
             return f'<a href="{target}">{words}</a>'
         if Path(name).suffix not in COPIED | {".md", ".ipynb"}:
             place += ".md"
-        return f"{picture}[{words}]({place}{hash}{anchor})"
+        return f"{sign}[{words}]({place}{hash}{anchor})"
 
 
 def report_page(report: Path | None, extra: Path) -> str:
@@ -188,10 +191,19 @@ def report_page(report: Path | None, extra: Path) -> str:
 
 
 def walk(package: str) -> list:
-    """The package and all its modules, by name."""
+    """The package and its modules, by name, but for those that need a package which is not installed."""
     top = importlib.import_module(package)
-    names = [found.name for found in pkgutil.walk_packages(top.__path__, f"{package}.")]
-    return [top, *(importlib.import_module(n) for n in sorted(names) if not n.endswith("__main__"))]
+    found = [top]
+    for name in sorted(module.name for module in pkgutil.walk_packages(top.__path__, f"{package}.")):
+        if name.endswith("__main__"):
+            continue
+        try:
+            found.append(importlib.import_module(name))
+        except ModuleNotFoundError as missing:
+            if (missing.name or "").split(".")[0] in PACKAGES:
+                raise
+            print(f"left out of the reference: {name} needs {missing.name}", file=sys.stderr)
+    return found
 
 
 def members(module) -> list[tuple[str, object]]:

@@ -30,8 +30,7 @@ def slides(notebook):
         if kind is None and not (open and pictures(cell)):
             continue
         if kind is None:  # a picture of the slide's section
-            cell.outputs = pictures(cell)
-            cell.source, kind = "", "subslide"
+            cell.metadata["transient"], kind = {"remove_source": True}, "subslide"
         if cell.cell_type == "markdown":
             cell.source = formulas(cell.source)
         cell.metadata["slideshow"] = {"slide_type": kind}

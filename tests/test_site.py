@@ -95,6 +95,10 @@ def test_a_link_that_leads_nowhere_is_an_error(project):
         write(project, "see [this](../gone.py)")
 
 
+def test_the_words_of_a_link_may_hold_code(project):
+    assert "[`part.py`](../part.py.md)" in write(project, "see [`part.py`](../part.py)")
+
+
 def test_code_is_not_a_link(project):
     assert "`[a](b)` and\n```\n[c](d)\n```" in write(project, "`[a](b)` and\n```\n[c](d)\n```")
 

@@ -1,0 +1,62 @@
+"""Slides hold the tagged cells and their pictures, and show without a network."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from course import slides
+
+CHAPTERS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("[0-9]*.ipynb"))
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+
+
+def chapter():
+    picture = lambda: [new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": "x"}})]
+    tagged = lambda text, tag: new_markdown_cell(text, metadata={"tags": [tag]})
+    return new_notebook(
+        cells=[
+            new_markdown_cell("# 3. Title\n\nA claim."),
+            new_code_cell("early = 1", outputs=picture()),
+            tagged("## First\n\nThe formula $n^2$.", "slide"),
+            new_code_cell("secret_code()", outputs=picture()),
+            new_code_cell("no_picture()"),
+            tagged("More.", "subslide"),
+            new_markdown_cell("## Not a slide"),
+            new_code_cell("late()", outputs=picture()),
+        ]
+    )
+
+
+def test_tagged_cells_and_their_pictures_become_slides():
+    made = slides.slides(chapter())
+    kinds = [(cell.metadata["slideshow"]["slide_type"], cell.source[:8]) for cell in made.cells]
+    assert kinds == [("slide", "# 3. Tit"), ("subslide", "early = "), ("slide", "## First"),
+                     ("subslide", "secret_c"), ("subslide", "More.")]  # fmt: skip
+    assert "<msup>" in made.cells[2].source
+
+
+def test_a_page_shows_pictures_without_their_code_and_needs_nothing_else():
+    html = slides.page(chapter())
+    assert "3. Title: slides" in html and "secret_code" not in html and PIXEL in html
+    outside = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]{1,60})', html)
+    assert all(address.startswith("data:") for address in outside)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_the_slides_of_a_chapter_in_a_browser(path, tmp_path, browser):
+    if not slides.write([path], tmp_path):
+        pytest.skip("no cell of this chapter is tagged as a slide")
+    page = tmp_path / f"{path.stem}.html"
+    browser.size(1280, 760)
+    browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
+    expected = len(slides.slides(nbformat.read(path, as_version=4)).cells)
+    assert browser.run("Reveal.getTotalSlides()") == expected
+    browser.press("ArrowRight")
+    assert browser.run("Reveal.getIndices().h") == 1
+    assert browser.errors == []
+    assert [x for x in browser.requests if not x.startswith("data:")] == [page.as_uri()]
