@@ -3,9 +3,28 @@ attempted. One file for each chapter; `exercise.py` holds what they share."""
 
 from .ch01 import decode_flops, greedy, growth
 from .ch02 import append, memory, next_position
+from .ch03 import policy, real_slots, window_start
+from .ch04 import form, quantize, unpack
 from .ch05 import design, heavy_hitters, sink_slots
+from .ch08 import fair, norm_score, pareto
 
 __all__ = [
-    "append", "decode_flops", "design", "greedy", "growth", "heavy_hitters", "memory", "next_position",
+    "append",
+    "decode_flops",
+    "design",
+    "fair",
+    "form",
+    "greedy",
+    "growth",
+    "heavy_hitters",
+    "memory",
+    "next_position",
+    "norm_score",
+    "pareto",
+    "policy",
+    "quantize",
+    "real_slots",
     "sink_slots",
-]  # fmt: skip
+    "unpack",
+    "window_start",
+]

@@ -1,0 +1,78 @@
+"""`compare`: the harness in one call gives what the command line gives, for methods entered here too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kvlab
+from eval import compare
+from kvlab.keep import Keep
+
+
+class Newest(Keep):
+    """Keep the newest tokens."""
+
+    def score(self, layer):
+        return layer.slot_positions.float()
+
+
+@pytest.fixture
+def newest():
+    @kvlab.method("newest")
+    def _(budget=0.2):
+        """The newest tokens stay."""
+        return {"keep": Newest(budget)}
+
+    yield "newest:budget=12"
+    del kvlab.METHODS["newest"]
+
+
+def test_a_board_holds_what_was_asked(newest, tmp_path, capfd):
+    methods = ["full", "int8", newest]
+    board = compare.compare(methods, tasks=("recall",), limit=3, out=tmp_path)
+    assert set(board.methods) == set(methods) and board.tasks == ["recall"]
+    assert all(board.entries[method, "recall"].n == 3 for method in methods)
+    assert board.mean["full"][0] >= board.mean[newest][0]
+    assert board.bytes["full"]["device_bytes"] == 1 > board.bytes[newest]["device_bytes"]
+    assert capfd.readouterr() == ("", "")  # nothing is printed
+    again = compare.compare(["int8"], tasks=("recall",), limit=3, out=tmp_path)
+    assert again.methods == ["int8"]  # what else the folder holds is left out
+    compare.print_board(board)
+    table = capfd.readouterr().out.splitlines()
+    assert len(table) == 4 and all(line.startswith(m) for line, m in zip(table[1:], board.methods))
+    picture = compare.pareto(board)
+    assert {"full", "int8", newest} <= {text.get_text() for text in picture.axes[0].texts}
+
+
+def test_the_front_is_what_nobody_beats():
+    board = compare.tables.Board("m")
+    points = {"a": (0.9, 1.0), "b": (0.9, 0.5), "c": (0.5, 0.2), "d": (0.4, 0.3), "e": (0.5, 0.2)}
+    board.mean = {name: (value, None) for name, (value, _) in points.items()}
+    board.bytes = {name: {"device_bytes": size} for name, (_, size) in points.items()}
+    assert compare.front(board) == ["b", "c", "e"]
+
+
+@pytest.mark.parametrize(
+    "methods, tasks, message", [(["h20"], ["recall"], "h20"), (["full"], ["recal"], "recal")]
+)
+def test_what_is_unknown_is_named(methods, tasks, message):
+    with pytest.raises(ValueError, match=message):
+        compare.compare(methods, tasks=tasks, limit=1)
+
+
+def test_a_method_that_fails_is_reported():
+    class Broken(Newest):
+        def score(self, layer):
+            return torch.zeros(1, 2, 3, 4) + "x"
+
+    @kvlab.method("broken")
+    def _(budget=0.2):
+        """Cannot score."""
+        return {"keep": Broken(budget)}
+
+    try:
+        with pytest.raises(ValueError, match="broken"):
+            compare.compare(["broken"], tasks=("recall",), limit=1)
+    finally:
+        del kvlab.METHODS["broken"]
