@@ -63,6 +63,7 @@ class KVCache(Cache):
             Device() if place is None else place,
         )
         padding = _Padding()
+        answers[1].suits(answers[0], answers[2])
         answers[2].attach(anatomy)
         layers = [Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)]
         for index, layer in enumerate(layers):
@@ -180,12 +181,13 @@ class Layer(CacheLayerMixin):
                 f"crop: {type(self.keep).__name__} has evicted tokens that were held at that point; "
                 "start again with cache.reset()"
             )
-        self.seen = max(0, self.seen + tokens_to_remove)
-        if self.seen == 0:
+        left = max(0, self.seen + tokens_to_remove)
+        if left == 0:
             self.reset()
             return
         self.place.settle(self)
-        self.store.crop(self.seen)
+        self.store.crop(left)
+        self.seen = left
         self.place.crop(self.seen)
         if self._positions is None:
             self.lengths = [self.seen] * len(self.lengths)

@@ -14,7 +14,7 @@ from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
 from .static_graph import PaddedCache, StaticGraphEngine
 from .static_graph.engine import check_parameters
-from .store import Exact, Float8, Growing, Int, Paged, Roomy, Static
+from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
 
 @dataclass(frozen=True)
@@ -82,22 +82,39 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
     return {"cache": make}
 
 
+def _rounded(form: Int, smooth: float | None, sinks: int) -> dict:
+    """A format for K and V; smooth: K's channels (see `Smoothed`); sinks: first tokens held as they are."""
+    return {"store": Growing(form if smooth is None else Smoothed(form, smooth), form, sinks)}
+
+
 @method("int8")
-def _int8(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+def _int8(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
     """Keys and values as 8-bit integers with a scale per token and group of channels, or per `axis`."""
-    return {"store": Int(8, group, axis, symmetric, scale, nonfinite)}
+    return _rounded(Int(8, group, axis, symmetric, scale, nonfinite), smooth, sinks)
 
 
 @method("int4")
-def _int4(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+def _int4(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
     """Keys and values as 4-bit integers, two per byte, with a scale per token and group, or per `axis`."""
-    return {"store": Int(4, group, axis, symmetric, scale, nonfinite)}
+    return _rounded(Int(4, group, axis, symmetric, scale, nonfinite), smooth, sinks)
 
 
 @method("int2")
-def _int2(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse"):
+def _int2(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
     """Keys and values as 2-bit integers, four per byte: three levels with a scale, four with a zero point."""
-    return {"store": Int(2, group, axis, symmetric, scale, nonfinite)}
+    return _rounded(Int(2, group, axis, symmetric, scale, nonfinite), smooth, sinks)
+
+
+@method("kivi2")
+def _kivi2(group=32, recent=32, nonfinite="refuse"):
+    """2 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
+    return {"store": Kivi(2, group, recent, nonfinite)}
+
+
+@method("kivi4")
+def _kivi4(group=32, recent=32, nonfinite="refuse"):
+    """4 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
+    return {"store": Kivi(4, group, recent, nonfinite)}
 
 
 @method("fp8")

@@ -9,7 +9,7 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.keep import H2O, Sinks
 from kvlab.place import Host, InfiniGen, TopK
-from kvlab.store import Float8, Growing, Int, Paged, Roomy, Static
+from kvlab.store import Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
 CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
 COMPOSED = {
@@ -22,6 +22,11 @@ COMPOSED = {
     "int4 per channel on the host, topk": lambda: {
         "store": Roomy(Int(4, axis="channel", symmetric=False)),
         "place": Host(TopK(0.5), 1e9),
+    },
+    "kivi2": lambda: {"store": Kivi(2, group=4, recent=6)},
+    "h2o in smoothed int4 with exact sinks": lambda: {
+        "keep": H2O(0.4),
+        "store": Static(40, Smoothed(Int(4)), Int(4), sinks=3),
     },
     "h2o in int4": lambda: {"keep": H2O(0.4), "store": Int(4, group=8)},
     "h2o in a static buffer": lambda: {"keep": H2O(0.4), "store": Static(40)},

@@ -11,6 +11,7 @@ EXACT = ["full", "static", "recompute"]
 NEUTRAL = [  # the setting at which a lossy method gives nothing up
     "sinks:budget=1",
     "h2o:budget=1",
+    "kivi2:recent=40",
     "snapkv:budget=1",
     "tova:budget=1",
     "pyramidkv:budget=1",
@@ -31,6 +32,9 @@ LOSSY = [
     "int8:axis=channel",
     "int8:axis=tensor,symmetric=false",
     "int2:group=4,symmetric=false",
+    "int4:smooth=0.5,sinks=3",
+    "kivi2:group=4,recent=6",
+    "kivi4:group=3,recent=0",
     "fp8",
     "fp8:format=e5m2,axis=token",
     "sinks:budget=0.4",
@@ -86,7 +90,7 @@ def test_equals_transformers(family, spec):
 def test_padded_batch_equals_each_row_alone(family, spec):
     # Coarse formats turn a difference in the last digit of fp32 into a whole step of theirs, so those are
     # compared where the last digit is far away.
-    coarse = spec.startswith(("int", "fp8", "offload+int4"))
+    coarse = spec.startswith(("int", "fp8", "kivi", "offload+int4"))
     model = tiny(family, dtype=torch.float64 if coarse else torch.float32)
     prompts = [prompt(tokens, seed=tokens) for tokens in (17, 5, 30)]
     ids, mask = left_padded(prompts)

@@ -3,7 +3,12 @@
 from .float8 import Float8
 from .format import Exact, Int
 from .growing import Growing
+from .kivi import Kivi
 from .paged import BlockPool, Paged
+from .smooth import Smoothed, fold_smoothing
 from .static import Roomy, Static
 
-__all__ = ["Exact", "Float8", "Growing", "Int", "Paged", "BlockPool", "Roomy", "Static"]
+__all__ = [
+    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Roomy", "Smoothed", "Static",
+    "fold_smoothing",
+]  # fmt: skip

@@ -45,6 +45,11 @@ class Float8(Exact):
     def largest(self) -> float:
         return torch.finfo(self.TYPES[self.format]).max
 
+    @property
+    def plain(self) -> bool:
+        """Whether the bits are all there is."""
+        return self.scales is None
+
     def bind(self, head_dim: int) -> None:
         if self.scales is not None:
             self.scales.check(head_dim)

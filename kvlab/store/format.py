@@ -84,14 +84,14 @@ class Int(Exact):
             raise ValueError(f"bits={self.bits}: head dimension {head_dim} does not fill whole bytes")
 
     def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
-        x = self._allowed(x.float())
-        numbers = self.fixed or self._fit(x, real)
+        x = self.allowed(x.float())
+        numbers = self.fixed or self.fit(x, real)
         if self.scales.fixed:
             self.fixed = numbers
-        return _pack(self._codes(x, numbers), self.bits), *(() if self.scales.fixed else numbers)
+        return pack(self.quantize(x, numbers), self.bits), *(() if self.scales.fixed else numbers)
 
-    def _fit(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
-        """(scale,) or (scale, zero) of every group."""
+    def fit(self, x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
+        """(scale,) or (scale, zero) of every group of x, shaped as in `Scales.reduce`."""
         dtype = self.scales.dtype
         if self.symmetric:
             return (round_up(self.scales.reduce(x.abs(), True, real) / self.qmax, dtype),)
@@ -99,7 +99,8 @@ class Int(Exact):
         span = self.scales.reduce(x, True, real) - zero.float()
         return round_up(span / (2**self.bits - 1), dtype), zero
 
-    def _codes(self, x: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+    def quantize(self, x: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+        """int8 codes of x, fp32, not packed."""
         step = self.scales.spread(numbers[0].float().clamp(min=self.scales.smallest), x)
         if self.symmetric:
             codes = torch.round(x / step)
@@ -110,21 +111,23 @@ class Int(Exact):
         return codes.to(torch.int8)
 
     def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        codes = _unpack(parts[0], self.bits).to(dtype)
+        codes = unpack(parts[0], self.bits).to(dtype)
         numbers = [n.to(codes.device, dtype) for n in (self.fixed if self.scales.fixed else parts[1:])]
-        if not self.scales.fixed:  # [batch, kv_heads, tokens, groups, group]
-            codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))
-            numbers = [n.unsqueeze(-1) for n in numbers]
+        if self.scales.fixed:
+            return self.dequantize(codes, numbers)
+        codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))  # [batch, kv_heads, tokens, groups, group]
+        return self.dequantize(codes, [n.unsqueeze(-1) for n in numbers]).flatten(-2)
+
+    def dequantize(self, codes: Tensor, numbers) -> Tensor:
+        """Numbers again, in place; codes not packed, in the dtype wanted."""
         if self.symmetric:
-            out = codes.mul_(numbers[0])
-        else:
-            out = codes.add_(2 ** (self.bits - 1)).mul_(numbers[0]).add_(numbers[1])
-        return out if self.scales.fixed else out.flatten(-2)
+            return codes.mul_(numbers[0])
+        return codes.add_(2 ** (self.bits - 1)).mul_(numbers[0]).add_(numbers[1])
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         return self.bits + (1 if self.symmetric else 2) * self.scales.bits_per_value(shape)
 
-    def _allowed(self, x: Tensor) -> Tensor:
+    def allowed(self, x: Tensor) -> Tensor:
         """x without values that cannot be stored, or a ValueError."""
         limit = torch.finfo(self.scales.dtype).max
         if self.scales.dtype == torch.float16:
@@ -139,7 +142,7 @@ class Int(Exact):
         return x
 
 
-def _pack(codes: Tensor, bits: int) -> Tensor:
+def pack(codes: Tensor, bits: int) -> Tensor:
     """int8 codes -> bytes: the last dimension is cut into 8 / bits equal parts that share each byte."""
     if bits == 8:
         return codes
@@ -150,8 +153,8 @@ def _pack(codes: Tensor, bits: int) -> Tensor:
     return packed
 
 
-def _unpack(packed: Tensor, bits: int) -> Tensor:
-    """The inverse of `_pack`: int8 codes."""
+def unpack(packed: Tensor, bits: int) -> Tensor:
+    """The inverse of `pack`: int8 codes."""
     if bits == 8:
         return packed
     mask = 2**bits - 1

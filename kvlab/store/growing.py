@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from ..answer import Answer, gather_slots
 from .format import Exact
+from .sinks import ExactSinks
 
 
 class Growing(Answer):
@@ -18,16 +20,18 @@ class Growing(Answer):
     reason why static buffers exist.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
-    (default: as K).
+    (default: as K). sinks: so many first tokens of every row are held in full precision besides.
     State: `keys` and `values`, each a tuple of tensors `[batch, kv_heads, slots, width]`, and what the two
     formats hold.
     """
 
     per_slot = ("keys", "values")
+    exact: ExactSinks | None = None  # holds the first tokens as they are
 
-    def __init__(self, format: Exact | None = None, values: Exact | None = None):
+    def __init__(self, format: Exact | None = None, values: Exact | None = None, sinks: int = 0):
         self.format = Exact() if format is None else format
-        self.value_format = copy.deepcopy(self.format) if values is None else values
+        self.value_format = copy.deepcopy(self.format if values is None else values)
+        self.exact = None if sinks == 0 and not isinstance(sinks, bool) else ExactSinks(sinks)
         self.keys: tuple[Tensor, ...] | None = None
         self.values: tuple[Tensor, ...] | None = None
 
@@ -46,6 +50,26 @@ class Growing(Answer):
         parts = (*self.keys, *self.values)
         return sum(part.shape[-1] * part.element_size() for part in parts)
 
+    @property
+    def plain(self) -> bool:
+        """Whether kernels may read `parts` instead of what `read` returns (see `Int.plain`)."""
+        plain = (getattr(form, "plain", False) for form in (self.format, self.value_format))
+        return self.exact is None and all(plain)
+
+    def suits(self, keep, place) -> None:
+        """ValueError when this store cannot serve such a keep or place."""
+        if self.exact is not None and place.on_host:
+            raise ValueError("sinks: tokens held in full precision stay on the device, not on a host")
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        """True bits for each number held, mean of K and V (see `Exact.bits_per_value`)."""
+        forms = (self.format, self.value_format)
+        bits = sum(form.bits_per_value(shape, dtype) for form in forms) / 2
+        if self.exact is None:
+            return bits
+        (heads, tokens, width), sinks = shape, self.exact.tokens
+        return bits + (sinks * (dtype.itemsize * 8 + 16 / width) + 16 / (heads * width)) / tokens
+
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
         """Add tokens: `[batch, kv_heads, tokens, head_dim]` each; real `[batch, tokens]`: which of them are
         no padding (default: all)."""
@@ -54,7 +78,13 @@ class Growing(Answer):
     def encode(self, keys: Tensor, values: Tensor, real: Tensor | None = None):
         """New tokens in their stored form, as `add` takes them. ValueError for what cannot be stored."""
         self.dtype = keys.dtype
-        return _named("keys", self.format, keys, real), _named("values", self.value_format, values, real)
+        with naming("keys"):
+            coded = self.format.encode(keys, real)
+        with naming("values"):
+            both = coded, self.value_format.encode(values, real)
+        if self.exact is not None:
+            self.exact.note(keys, values, real, self.length)
+        return both
 
     def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
         """Add encoded tokens."""
@@ -63,7 +93,10 @@ class Growing(Answer):
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""
-        return self.decode(self._used(self.keys), self._used(self.values), device)
+        keys, values = self.decode(*self.parts(), device)
+        if self.exact is not None:
+            self.exact.restore(keys, values)
+        return keys, values
 
     def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """K and V of the given slots `[batch, kv_heads, n]`, gathered in their stored form."""
@@ -82,20 +115,31 @@ class Growing(Answer):
 
     def select_rows(self, rows: Tensor) -> None:
         super().select_rows(rows)
-        self.select_format_rows(rows)
+        self.follow("select_rows", rows)
 
-    def select_format_rows(self, rows: Tensor) -> None:
-        """`select_rows` for what the formats hold."""
-        self.format.select_rows(rows)
-        self.value_format.select_rows(rows)
+    def keep_slots(self, slots: Tensor) -> None:
+        super().keep_slots(slots)
+        self.follow("keep_slots", slots)
+
+    def crop(self, length: int) -> None:
+        super().crop(length)
+        self.follow("crop", length)
+
+    def follow(self, what: str, how) -> None:
+        """Let the formats and the exact sinks do the same."""
+        for answer in (self.format, self.value_format, self.exact):
+            if answer is not None:
+                getattr(answer, what)(how)
 
     def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return parts
 
 
-def _named(what: str, form: Exact, x: Tensor, real: Tensor | None) -> tuple[Tensor, ...]:
+@contextmanager
+def naming(what: str):
+    """Say in a ValueError whether it is about keys or values."""
     try:
-        return form.encode(x, real)
+        yield
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
 

@@ -199,7 +199,7 @@ class Paged(Growing):
     def select_rows(self, rows: Tensor) -> None:
         if self.table is None:
             return
-        self.select_format_rows(rows)
+        self.follow("select_rows", rows)
         old, self.table = self.table, self.table.index_select(0, rows.to(self.table.device))
         self.pool.hold(self.table.flatten().tolist())
         self.pool.release(old.flatten().tolist())

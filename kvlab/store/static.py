@@ -16,13 +16,19 @@ class Static(Growing):
     of the slots in use.
 
     length: tokens to reserve per row (default: the model's context).
-    format, values: as in `Growing`. Raises ValueError when more than `length` tokens are to be held.
+    format, values, sinks: as in `Growing`. Raises ValueError when more than `length` tokens are to be held.
     """
 
     per_slot = ()  # the buffers keep their size; see keep_slots and crop
 
-    def __init__(self, length: int | None = None, format: Exact | None = None, values: Exact | None = None):
-        super().__init__(format, values)
+    def __init__(
+        self,
+        length: int | None = None,
+        format: Exact | None = None,
+        values: Exact | None = None,
+        sinks: int = 0,
+    ):
+        super().__init__(format, values, sinks)
         if length is not None and (not isinstance(length, int) or length < 1):
             raise ValueError(f"length={length!r}: expected a positive number of tokens")
         self.capacity, self.used = length, 0
@@ -61,7 +67,7 @@ class Static(Growing):
     def select_rows(self, rows: Tensor) -> None:
         if self.keys is None:
             return
-        self.select_format_rows(rows)
+        self.follow("select_rows", rows)
         kept = [part.index_select(0, rows.to(part.device)) for part in self._used((*self.keys, *self.values))]
         fresh = self._allocate(tuple(kept))
         for buffer, part in zip(fresh, kept, strict=True):
@@ -72,9 +78,11 @@ class Static(Growing):
         self.used = slots.shape[2]
         for buffer in (*self.keys, *self.values):
             buffer[:, :, : self.used] = gather_slots(buffer, slots)
+        self.follow("keep_slots", slots)
 
     def crop(self, length: int) -> None:
         self.used = min(self.used, length)
+        self.follow("crop", length)
 
 
 class Roomy(Static):

@@ -1,0 +1,159 @@
+"""KIVI: keys per channel, values per token, recent tokens as they are (Liu et al. 2024, arXiv 2402.02750)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..answer import gather_slots
+from .format import Exact, Int, pack, unpack
+from .growing import Growing, naming
+
+
+class Kivi(Growing):
+    """Quantize keys per channel over blocks of tokens and values per token, except a window of recent tokens.
+
+    K's outliers sit in a few channels, so each channel of a block has a scale and a zero point of its own; a
+    block can only be written when all its tokens are there. Until then they are held in full precision, and
+    so are the last `recent` tokens, from the prompt on: the window holds `recent` to `recent + group - 1`
+    tokens. When it overflows, its oldest `group` tokens are written, once and for good.
+    Unlike the paper's, the window of V is that of K, and blocks are counted back from the end of the prompt,
+    so that the first one may be short: a left-padded batch then has the blocks of each row alone.
+
+    bits: 2, 4 or 8. group: tokens of a block of K, and channels of V that share a scale (their greatest
+    common divisor with head_dim). recent: tokens, at least 0. nonfinite: as in `Int`. Cost of what is
+    written: bits + 32 / group bits per value. Blocks cannot lose single tokens: an evicting keep, and a host
+    that fetches tokens, are refused (ValueError).
+    State: codes `keys` and `values` `[batch, kv_heads, written, width]` (V's with their scales), `blocks`:
+    scale and zero point `[batch, kv_heads, blocks, head_dim]`, and the window.
+    """
+
+    per_slot = ()  # see crop
+    plain = False
+
+    def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
+        for name, value, least in (("group", group, 1), ("recent", recent, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} tokens")
+        super().__init__(
+            Int(bits, axis="channel", symmetric=False, nonfinite=nonfinite),
+            Int(bits, group, symmetric=False, nonfinite=nonfinite),
+        )
+        self.group, self.recent = group, recent
+        self.blocks: tuple[Tensor, ...] = ()
+        self.window: tuple[Tensor, ...] = ()  # K and V, [batch, kv_heads, tokens, head_dim]
+        self.window_real: Tensor | None = None  # which tokens of the window are no padding, [batch, tokens]
+        self.prompt = 0  # tokens of the first append
+
+    def bind(self, anatomy, layer: int) -> None:
+        self.value_format = Int(
+            self.format.bits,
+            math.gcd(self.group, anatomy.head_dim),
+            symmetric=False,
+            nonfinite=self.format.nonfinite,
+        )
+        super().bind(anatomy, layer)
+
+    def suits(self, keep, place) -> None:
+        if keep.evicts:
+            raise ValueError(
+                f"kivi: keys are written in blocks of tokens, so {type(keep).__name__} cannot drop single "
+                "ones; combine it with int2 or int4"
+            )
+        if place.on_host:
+            raise ValueError("kivi: keys are written in blocks of tokens, which a host cannot fetch singly")
+
+    @property
+    def length(self) -> int:
+        return self.written + (self.window[0].shape[2] if self.window else 0)
+
+    @property
+    def written(self) -> int:
+        """Tokens that are quantized."""
+        return 0 if self.keys is None else self.keys[0].shape[2]
+
+    def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        batch, tokens = keys.shape[0], keys.shape[2]
+        self.dtype = keys.dtype
+        with naming("keys"):
+            keys = self.format.allowed(keys)
+        with naming("values"):
+            values = self.value_format.allowed(values)
+        if not self.window:
+            self.prompt, self.window = tokens, (keys.clone(), values.clone())
+        else:
+            self.window = tuple(torch.cat(pair, 2) for pair in zip(self.window, (keys, values), strict=True))
+        if real is not None or self.window_real is not None:
+            held = self.window[0].shape[2] - tokens
+            sides = [
+                keys.new_ones(batch, count, dtype=torch.bool) if side is None else side
+                for side, count in ((self.window_real, held), (real, tokens))
+            ]
+            self.window_real = torch.cat(sides, 1)
+        end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
+        if end > self.written:
+            self._write(end - self.written)
+
+    def _write(self, count: int) -> None:
+        """Quantize the oldest `count` tokens of the window: whole blocks, but for a short first one."""
+        batch = self.window[0].shape[0]
+        keys, values = (side[:, :, :count] for side in self.window)
+        real, missing = None, -count % self.group
+        if missing or self.window_real is not None:
+            real = keys.new_ones(batch, count, dtype=torch.bool)
+            real = real if self.window_real is None else self.window_real[:, :count]
+            real = pad(real, (missing, 0))
+        # K: every block of every row by itself, [batch * blocks, kv_heads, group, head_dim].
+        lined = pad(keys.float(), (0, 0, missing, 0)).unflatten(2, (-1, self.group))
+        lined = lined.transpose(1, 2).flatten(0, 1)
+        numbers = self.format.fit(lined, None if real is None else real.reshape(-1, self.group))
+        codes = self.format.quantize(lined, numbers).unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
+        numbers = tuple(n.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2) for n in numbers)
+        self.blocks = numbers if not self.blocks else _joined(self.blocks, numbers)
+        self.blocks = tuple(n.contiguous() for n in self.blocks)
+        self.add((pack(codes[:, :, missing:], self.format.bits),), self.value_format.encode(values))
+        self.window = tuple(side[:, :, count:].clone() for side in self.window)
+        if self.window_real is not None:
+            self.window_real = self.window_real[:, count:].clone()
+
+    def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        recent = tuple(side.to(device) for side in self.window)
+        if self.keys is None:
+            return recent
+        codes = unpack(self.keys[0].to(device), self.format.bits).to(self.dtype)
+        short = (self.recent - self.prompt) % self.group  # tokens that the first block lacks
+        block = (torch.arange(self.written, device=device) + short) // self.group
+        numbers = [n.to(device, self.dtype).index_select(2, block) for n in self.blocks]
+        values = self.value_format.decode(tuple(part.to(device) for part in self.values), self.dtype)
+        return _joined((self.format.dequantize(codes, numbers), values), recent)
+
+    def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        keys, values = self.read(device)
+        return gather_slots(keys, slots), gather_slots(values, slots)
+
+    def crop(self, length: int) -> None:
+        if length < self.written:
+            raise ValueError(
+                f"crop: {self.written} tokens are written in blocks and cannot be taken back to {length}; "
+                "start again with cache.reset()"
+            )
+        self.window = tuple(side[:, :, : length - self.written].clone() for side in self.window)
+        if self.window_real is not None:
+            self.window_real = self.window_real[:, : length - self.written].clone()
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        """As in `Growing`, after a prompt of that many tokens, the window included."""
+        heads, tokens, width = shape
+        written = max(0, tokens - self.recent)
+        if written == 0:
+            return Exact().bits_per_value(shape, dtype)
+        keys = self.format.bits + 32 * math.ceil(written / self.group) / written
+        values = self.value_format.bits_per_value((heads, written, width))
+        return ((keys + values) / 2 * written + dtype.itemsize * 8 * (tokens - written)) / tokens
+
+
+def _joined(old, new) -> tuple[Tensor, ...]:
+    return tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))

@@ -1,0 +1,108 @@
+"""Smoothing: take the size of K's outlier channels out before it is quantized (document 004)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .format import Exact
+from .scale import Scales
+
+MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
+FOLDABLE = ("opt", "gpt2")  # families whose queries and keys are not rotated by position after the projection
+
+
+def factors(size: Tensor, strength: float) -> Tensor:
+    """What each channel is divided by: (its size / the geometric mean of all) ^ strength.
+
+    size: largest magnitude of every channel, `[..., head_dim]`. Channels a thousand times smaller than the
+    largest count as that small.
+    """
+    size = size.float().clamp(min=torch.finfo(torch.float32).tiny)
+    size = size.clamp(min=size.amax(-1, keepdim=True) * 1e-3).log()
+    return ((size - size.mean(-1, keepdim=True)) * strength).exp()
+
+
+class Smoothed(Exact):
+    """Divide every channel of K by its own size, quantize, and multiply back what is read.
+
+    q k = (q s)(k / s) for any s per channel, so nothing is lost, and a scale that neighbouring channels share
+    no longer follows the largest of them (SmoothQuant, Xiao et al. 2023). Multiplying what is read is the
+    same as multiplying q, and the way to do it where a rotary embedding stands between W_k and the cache.
+    Where none does, `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
+
+    format: what K / s is stored in. strength: 0 (nothing) to 1 (all channels alike).
+    """
+
+    def __init__(self, format: Exact, strength: float = 0.5):
+        self.format, self.strength = format, check_strength(strength)
+        self.factor: Tensor | None = None  # s, [batch, kv_heads, 1, head_dim]
+
+    def bind(self, head_dim: int) -> None:
+        self.format.bind(head_dim)
+
+    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+        if self.factor is None:
+            size = Scales("channel").reduce(x.float().abs().nan_to_num(posinf=0.0), True, real)
+            self.factor = factors(size, self.strength)
+        return self.format.encode(x / self.factor, real)
+
+    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+        return self.format.decode(parts, dtype) * self.factor.to(parts[0].device, dtype)
+
+    def select_rows(self, rows: Tensor) -> None:
+        super().select_rows(rows)
+        self.format.select_rows(rows)
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        return self.format.bits_per_value(shape, dtype) + 32 / shape[1]
+
+
+def check_strength(strength) -> float:
+    """ValueError unless it is a number from 0 to 1."""
+    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength <= 1:
+        raise ValueError(f"smooth={strength!r}: expected a strength from 0 to 1, or none")
+    return float(strength)
+
+
+@torch.no_grad()
+def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
+    """Divide W_k of every layer by s and multiply W_q by it, biases included, in place; returns the model.
+
+    The model computes the same logits up to rounding, and K comes out smoothed. ids: calibration tokens
+    `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
+    which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
+    """
+    from ..cache import KVCache
+    from ..models import calibration_ids
+
+    kind, strength = model.config.model_type, check_strength(strength)
+    if kind not in FOLDABLE:
+        raise ValueError(
+            f"model: {kind!r} cannot be smoothed in its weights, only {' and '.join(FOLDABLE)}: a rotation "
+            "stands between"
+        )
+    if getattr(model.config, MARK, False):
+        raise ValueError("model: it is smoothed already")
+    cache, ids = KVCache(model), calibration_ids(model) if ids is None else ids
+    model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
+    blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
+    for block, layer in zip(blocks, cache.layers, strict=True):
+        keys, _ = layer.store.read(model.device)
+        s = factors(keys.abs().amax((0, 2)), strength).flatten()  # [heads * head_dim]
+        if kind == "opt":
+            queries, keys = block.self_attn.q_proj, block.self_attn.k_proj
+            pairs = [(queries.weight, keys.weight), (queries.bias, keys.bias)]
+        else:  # one matrix for q, k and v: x W + b
+            both, hidden = block.attn.c_attn, block.attn.embed_dim
+            pairs = [
+                (part[..., :hidden].T, part[..., hidden : 2 * hidden].T)
+                for part in (both.weight, both.bias[None])
+            ]
+        for query, key in pairs:
+            if query is not None:
+                row = s.view(-1, *[1] * (query.dim() - 1)).to(query.dtype)
+                query.mul_(row)
+                key.div_(row)
+    setattr(model.config, MARK, True)
+    return model

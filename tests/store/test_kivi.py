@@ -1,0 +1,195 @@
+"""KIVI: what is held, at every step, against a definition written token by token."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.keep import H2O
+from kvlab.place import Host, TopK
+from kvlab.store import Kivi
+
+
+def rounded(values, bits):
+    """A list of numbers after asymmetric quantization with fp16 scale and zero point, in Python floats."""
+    zero = torch.tensor(min(values)).half().item()
+    while zero > min(values):
+        zero = torch.nextafter(torch.tensor(zero).half(), torch.tensor(-torch.inf).half()).item()
+    exact = (max(values) - zero) / (2**bits - 1)
+    step = torch.tensor(exact).half().item()
+    while step < exact:
+        step = torch.nextafter(torch.tensor(step).half(), torch.tensor(torch.inf).half()).item()
+    return [zero + (round((v - zero) / step) if step else 0) * step for v in values]
+
+
+def written_at(tokens, first, group, recent):
+    """How many of a row's tokens are quantized: blocks of `group`, counted from `recent` tokens before the
+    end of the prompt of `first` tokens, as soon as `recent` tokens follow them."""
+    end = first - recent
+    while end + group + recent <= tokens:
+        end += group
+    return max(0, end)
+
+
+def by_hand(x, first, bits, group, recent, share, keys):
+    """One row and head `[tokens, head_dim]` as KIVI holds it after the last token."""
+    out, tokens = x.clone(), len(x)
+    written = written_at(tokens, first, group, recent)
+    if keys:
+        end = first - recent
+        while end > 0:
+            end -= group
+        while end < written:  # one block: tokens from `end` on, those before the first do not exist
+            block = range(max(end, 0), end + group)
+            for channel in range(x.shape[1]):
+                found = rounded([x[t, channel].item() for t in block], bits)
+                for t, value in zip(block, found, strict=True):
+                    out[t, channel] = value
+            end += group
+    else:
+        for t in range(written):
+            for start in range(0, x.shape[1], share):
+                out[t, start : start + share] = torch.tensor(
+                    rounded(x[t, start : start + share].tolist(), bits)
+                )
+    return out
+
+
+def fresh(bits, group, recent, width):
+    store = Kivi(bits, group, recent)
+    store.bind(SimpleNamespace(head_dim=width), 0)
+    return store
+
+
+@given(
+    bits=st.sampled_from([2, 4, 8]), group=st.integers(1, 7), recent=st.integers(0, 9),
+    seed=st.integers(0, 99), first=st.integers(1, 23), scale=st.sampled_from([1e-3, 1.0, 300.0]),
+    later=st.lists(st.integers(1, 3), max_size=12),
+)  # fmt: skip
+def test_equals_the_definition(bits, group, recent, seed, first, later, scale):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 2, first + sum(later), 4, generator=generator) * scale
+    store, end = fresh(bits, group, recent, 4), first
+    store.append(x[:, :, :first], -x[:, :, :first])
+    for count in later:
+        store.append(x[:, :, end : end + count], -x[:, :, end : end + count])
+        end += count
+    assert store.length == end and store.written == written_at(end, first, group, recent)
+    keys, values = store.read(x.device)
+    share = math.gcd(group, 4)
+    for row, head in ((0, 1), (1, 0)):
+        want_k = by_hand(x[row, head], first, bits, group, recent, share, True)
+        want_v = by_hand(-x[row, head], first, bits, group, recent, share, False)
+        # fp32 may round a value that lies halfway between two levels the other way
+        for got, want in ((keys[row, head], want_k), (values[row, head], want_v)):
+            near = (got - want).abs() <= 1e-5 * scale * 4
+            assert near.float().mean() > 0.97
+    exact = min(end, end - store.written)
+    assert torch.equal(keys[:, :, end - exact :], x[:, :, end - exact :])
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=3), group=st.integers(1, 6),
+    recent=st.integers(0, 9), steps=st.integers(0, 14),
+)  # fmt: skip
+def test_a_left_padded_row_holds_the_bits_of_the_row_alone(sizes, group, recent, steps):
+    generator = torch.Generator().manual_seed(sum(sizes))
+    longest = max(sizes)
+    x = torch.randn(len(sizes), 2, longest + steps, 8, generator=generator)
+    real = torch.arange(longest)[None] >= longest - torch.tensor(sizes)[:, None]
+    together = fresh(2, group, recent, 8)
+    together.append(x[:, :, :longest], x[:, :, :longest] * 2, None if bool(real.all()) else real)
+    for step in range(longest, longest + steps):
+        together.append(x[:, :, step : step + 1], x[:, :, step : step + 1] * 2)
+    for row, size in enumerate(sizes):
+        alone, mine = fresh(2, group, recent, 8), x[row : row + 1, :, longest - size :]
+        alone.append(mine[:, :, :size], mine[:, :, :size] * 2)
+        for step in range(size, size + steps):
+            alone.append(mine[:, :, step : step + 1], mine[:, :, step : step + 1] * 2)
+        for one, both in zip(alone.read(x.device), together.read(x.device), strict=True):
+            assert torch.equal(one[0], both[row, :, longest - size :])
+
+
+def test_what_is_written_is_never_written_again():
+    """1,000 appends: the codes, scales and numbers of every written token stay what they were."""
+    store, generator = fresh(2, 8, 5, 8), torch.Generator().manual_seed(0)
+    kept = []
+    for step in range(1001):
+        x = torch.randn(2, 1, 11 if step == 0 else 1, 8, generator=generator) * (1 + step % 5)
+        store.append(x, x + 1)
+        assert 5 <= store.window[0].shape[2] < 5 + 8
+        if step % 200 == 0:
+            numbers = tuple(side[:, :, : store.written] for side in store.read(x.device))
+            kept.append([part.clone() for part in (*store.keys, *store.blocks, *store.values, *numbers)])
+            for early in kept:
+                numbers = tuple(side[:, :, : store.written] for side in store.read(x.device))
+                now = (*store.keys, *store.blocks, *store.values, *numbers)
+                for old, new in zip(early, now, strict=True):
+                    assert torch.equal(old, new[:, :, : old.shape[2]])
+
+
+@pytest.mark.parametrize("bits, tokens", [(2, 200), (4, 97), (2, 20), (4, 33), (2, 32)])
+def test_stated_bits_are_those_of_the_storages(bits, tokens):
+    store = fresh(bits, 32, 32, 64)
+    x = torch.randn(3, 2, tokens, 64)
+    store.append(x, x)
+    held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors())
+    assert held * 8 == pytest.approx(2 * x.numel() * store.bits_per_value((2, tokens, 64), x.dtype))
+
+
+def test_kivi2_costs_three_bits_plus_the_window():
+    store = fresh(2, 32, 32, 128)
+    tokens = 32 + 32 * 100
+    window = 32 * 16 / tokens
+    assert store.bits_per_value((8, tokens, 128)) == pytest.approx(3.0 * 3200 / tokens + window)
+
+
+def test_channels_that_are_outliers_survive_two_bits():
+    """The reason for KIVI: a channel far from zero costs its neighbours their levels, unless it is alone."""
+    x = torch.randn(1, 1, 64, 32, generator=torch.Generator().manual_seed(2))
+    x[..., 3] = x[..., 3] * 0.5 + 30
+    errors = {}
+    for name, form in (("kivi", fresh(2, 32, 0, 32)), ("token", kvlab.store.Growing(kvlab.store.Int(2)))):
+        form.append(x, x)
+        errors[name] = (form.read(x.device)[0] - x).norm().item()
+    assert errors["kivi"] < errors["token"] / 2
+
+
+def test_crop_inside_the_window_or_not_at_all():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "kivi2:group=4,recent=6")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(20, rows=2))
+    with pytest.raises(ValueError, match="14 tokens are written in blocks and cannot be taken back to 12"):
+        cache.crop(-8)
+    assert cache.get_seq_length() == 20
+    cache.crop(-6)
+    assert cache.get_seq_length() == 14
+
+
+def test_refused():
+    model = tiny("llama")
+    for answers, says in (
+        ({"keep": H2O(0.5)}, "H2O cannot drop single ones"),
+        ({"place": Host()}, "a host cannot fetch"),
+        ({"place": Host(TopK(0.5), 1e9)}, "a host cannot fetch"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            kvlab.KVCache(model, store=Kivi(), **answers)
+    kvlab.KVCache(model, store=Kivi(), keep=H2O(1))
+    for bad in ({"bits": 3}, {"group": 0}, {"recent": -1}, {"recent": 2.5}, {"group": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
+            Kivi(**bad)
+    x = torch.ones(1, 2, 3, 8)
+    x[0, 1, 2, 0] = math.nan
+    with pytest.raises(ValueError, match="keys: int2: KV head 1 holds NaN"):
+        fresh(2, 4, 4, 8).append(x, x)
+    clipped = Kivi(2, 4, 4, "clip")
+    clipped.bind(SimpleNamespace(head_dim=8), 0)
+    clipped.append(x, x)
+    assert clipped.format.replaced == 1 and torch.isfinite(clipped.read(x.device)[0]).all()

@@ -1,0 +1,133 @@
+"""Outliers: exact sinks and smoothing, by definition, by property and in whole models."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.keep import H2O
+from kvlab.place import Host
+from kvlab.store import Growing, Int, Smoothed, Static, fold_smoothing
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3), later=st.lists(st.integers(1, 3), max_size=5),
+    sinks=st.integers(1, 6), buffer=st.sampled_from([Growing, Static]),
+)  # fmt: skip
+def test_the_first_tokens_of_every_row_are_exact_and_no_others(sizes, later, sinks, buffer):
+    longest, total = max(sizes), max(sizes) + sum(later)
+    x = torch.randn(len(sizes), 2, total, 8, generator=torch.Generator().manual_seed(total))
+    pads = longest - torch.tensor(sizes)
+    real = torch.arange(longest)[None] >= pads[:, None]
+    store = buffer(format=Int(2), sinks=sinks)
+    if buffer is Static:
+        store.capacity = total
+    plain, end = Growing(Int(2)), longest
+    for one in (store, plain):
+        one.append(x[:, :, :longest], -x[:, :, :longest], real)
+    for count in later:
+        for one in (store, plain):
+            one.append(x[:, :, end : end + count], -x[:, :, end : end + count])
+        end += count
+    (keys, values), (coarse, _) = store.read(x.device), plain.read(x.device)
+    for row, pad in enumerate(pads.tolist()):
+        exact = range(pad, min(pad + sinks, total))
+        for slot in range(total):
+            expected = x[row, :, slot] if slot in exact else coarse[row, :, slot]
+            assert torch.equal(keys[row, :, slot], expected)
+            if slot in exact:
+                assert torch.equal(values[row, :, slot], -expected)
+
+
+@given(data=st.data())
+def test_exact_tokens_follow_evictions_and_crops(data):
+    x = torch.randn(2, 2, 10, 8, generator=torch.Generator().manual_seed(1))
+    store = Growing(Int(2), sinks=4)
+    store.append(x, x)
+    picks = [
+        sorted(data.draw(st.lists(st.integers(0, 9), min_size=5, max_size=5, unique=True))) for _ in range(4)
+    ]
+    slots = torch.tensor(picks).view(2, 2, 5)
+    store.keep_slots(slots)
+    keys, _ = store.read(x.device)
+    for row, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        for place, token in enumerate(slots[row, head].tolist()):
+            assert torch.equal(keys[row, head, place], x[row, head, token]) == (token < 4)
+    cropped = Growing(Int(2), sinks=4)
+    cropped.append(x, x)
+    cropped.crop(2)
+    cropped.append(x[:, :, 5:9], x[:, :, 5:9])  # two of these are now third and fourth
+    keys, _ = cropped.read(x.device)
+    assert torch.equal(keys[:, :, :4], x[:, :, [0, 1, 5, 6]])
+    assert not torch.equal(keys[:, :, 4:], x[:, :, 7:9])
+
+
+def test_bits_of_exact_sinks_and_smoothing():
+    x = torch.randn(2, 2, 50, 8)
+    for store in (
+        Growing(Int(4), sinks=4),
+        Growing(Smoothed(Int(4)), Int(4)),
+        Growing(Smoothed(Int(2)), sinks=1),
+    ):
+        store.append(x, x)
+        held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors())
+        assert held * 8 == pytest.approx(2 * x.numel() * store.bits_per_value((2, 50, 8), x.dtype))
+
+
+def test_smoothing_halves_the_error_that_an_outlier_channel_makes():
+    x = torch.randn(1, 2, 60, 32, generator=torch.Generator().manual_seed(4))
+    x[..., 5] *= 20
+    small = [channel for channel in range(32) if channel != 5]
+    errors = {}
+    for name, form in (("plain", Int(4)), ("smoothed", Smoothed(Int(4), 1.0))):
+        back = form.decode(form.encode(x), x.dtype)
+        errors[name] = (back - x)[..., small].norm().item()
+    assert errors["smoothed"] < errors["plain"] / 2
+    none = Smoothed(Int(4), 0.0)
+    assert torch.allclose(none.decode(none.encode(x), x.dtype), Int(4).decode(Int(4).encode(x), x.dtype))
+
+
+def test_padding_and_rows_do_not_move_the_smoothing():
+    x = torch.randn(2, 2, 9, 8, generator=torch.Generator().manual_seed(5))
+    x[0, :, :4] *= 50
+    real = torch.ones(2, 9, dtype=torch.bool)
+    real[0, :4] = False
+    together, alone = Smoothed(Int(4)), Smoothed(Int(4))
+    codes = together.encode(x, real)[0]
+    assert torch.equal(codes[:1, :, 4:], alone.encode(x[:1, :, 4:])[0])
+    together.select_rows(torch.tensor([1, 0, 0]))
+    assert torch.equal(together.factor[1:2], alone.factor) and len(together.factor) == 3
+
+
+@pytest.mark.parametrize("family", ["opt", "gpt2"])
+def test_smoothing_in_the_weights_changes_keys_but_no_logit(family):
+    model = copy.deepcopy(tiny(family, dtype=torch.float64))
+    ids, mask = left_padded([prompt(30), prompt(19, seed=2)])
+    before = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    logits = before.feed(ids, mask)
+    assert fold_smoothing(model, 1.0) is model
+    after = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    assert torch.allclose(after.feed(ids, mask), logits, atol=1e-5)
+    sizes = []
+    for stepper in (before, after):
+        keys, _ = stepper.cache.layers[1].store.read(ids.device)
+        channels = keys.abs().amax((0, 2))
+        sizes.append((channels.amax(-1) / channels.amin(-1)).mean().item())
+    assert sizes[1] < 0.7 * sizes[0]  # channels of like size
+    with pytest.raises(ValueError, match="smoothed already"):
+        fold_smoothing(model)
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="'llama' cannot be smoothed in its weights"):
+        fold_smoothing(tiny("llama"))
+    with pytest.raises(ValueError, match="sinks: tokens held in full precision stay on the device"):
+        kvlab.KVCache(tiny("llama"), store=Growing(Int(4), sinks=2), place=Host())
+    for bad in (-1, 1.5, True):
+        with pytest.raises(ValueError, match="sinks="):
+            Growing(Int(4), sinks=bad)
+    kvlab.KVCache(tiny("llama"), store=Growing(Int(4), sinks=2), keep=H2O(0.5))
