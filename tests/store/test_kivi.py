@@ -44,9 +44,9 @@ def by_hand(x, first, bits, group, recent, share, keys):
         end = first - recent
         while end > 0:
             end -= group
-        while end < written:  # one block: tokens from `end` on, those before the first do not exist
+        while end + group <= written:  # one block: tokens from `end` on, those before 0 do not exist
             block = range(max(end, 0), end + group)
-            for channel in range(x.shape[1]):
+            for channel in range(x.shape[1]) if block else ():
                 found = rounded([x[t, channel].item() for t in block], bits)
                 for t, value in zip(block, found, strict=True):
                     out[t, channel] = value

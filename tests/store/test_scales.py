@@ -192,3 +192,27 @@ def test_e5m2_is_fp16_cut_in_half_bit_by_bit():
     theirs = every.flatten().view(torch.float8_e5m2).to(torch.float16)
     assert torch.equal(decoded.view(torch.int16), halves.view(torch.int16))
     assert torch.equal(halves.nan_to_num(nan=7.0), theirs.nan_to_num(nan=7.0))
+
+
+@given(
+    settings=st.sampled_from(INTS), tokens=st.integers(1, 9), kept=st.integers(1, 9), more=st.integers(1, 5),
+    seed=st.integers(0, 99), buffer=st.sampled_from([Growing, Static, Roomy]),
+)  # fmt: skip
+def test_gathering_packed_rows_is_gathering_numbers(settings, tokens, kept, more, seed, buffer):
+    """Rows of any length, picked head by head in their packed form, and tokens appended behind them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, 2, tokens + more, 8, generator=generator)
+    store = Static(30, Int(**settings)) if buffer is Static else buffer(Int(**settings))
+    store.format.bind(8), store.value_format.bind(8)
+    store.append(x[:, :, :tokens], x[:, :, :tokens] * 2)
+    before = store.read(x.device)[0].clone()
+    slots = torch.randint(0, tokens, (2, 2, kept), generator=generator)
+    fetched = store.read_slots(slots, x.device)[0]
+    store.keep_slots(slots)
+    store.append(x[:, :, tokens:], x[:, :, tokens:] * 2)
+    after = store.read(x.device)[0]
+    assert after.shape[2] == store.length == kept + more
+    wanted = before.gather(2, slots[..., None].expand(-1, -1, -1, 8))
+    assert torch.equal(after[:, :, :kept], wanted) and torch.equal(fetched, wanted)
+    codes = 8 // settings["bits"]
+    assert all(part.shape[-1] == 8 // codes for part in (store.keys[0], store.values[0]))
