@@ -131,7 +131,7 @@ def engines(length: int, repeats: int = 3, compiled: bool = True) -> dict:
 
 
 def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
-    """The KV manager's share of a step on the wide model, one token after another from an empty buffer."""
+    """The KV manager's share of a step on the wide model, one token after another."""
     model = speed.load({"suite": "wide", "device": "cpu"}, "kvlab")
     table = {}
     for length in lengths:
@@ -140,6 +140,7 @@ def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
             for policy in ("double", "shift"):
                 engine.policy, times = policy, []
                 manager = engine.manager()
+                manager.buffers.fill(0.01)  # real memory: pages never written would all be one page of zeros
                 for step in range(steps + 4):
                     before = engine.step_seconds, engine.manage_seconds
                     engine.feed(manager, [step + 2])
@@ -231,7 +232,11 @@ def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: in
     }
     found = {f"{count} requests, {name}": {"reserved": size, "used": used} for name, size in reserved.items()}
     ids = speed.prompt(model, prompt + speed.STEPS)
-    for name, spec in (("growing", "full"), ("static", f"static:length={context}"), ("paged", "paged")):
+    for name, spec in (
+        ("growing", "full"),
+        ("static", f"static:length={prompt + steps}"),
+        ("paged", "paged"),
+    ):
         cache = kvlab.make_cache(model, spec)
         stepper = Stepper(model, cache)
         tokens = stepper.feed(ids, last=True).argmax(-1, keepdim=True).repeat(forks, 1)
