@@ -27,6 +27,7 @@ from .run import execute
 
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
+EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
 DETAILS = re.compile(r"<details>\s*<summary>\s*Solution.*?</details>\s*", re.S)
 
 
@@ -187,6 +188,7 @@ def write(paths: list[Path], out: Path) -> list[Path]:
         (out / edition).mkdir(parents=True)
         for name, notebook in notebooks.items():
             nbformat.write(change(notebook), out / edition / name)
+        shutil.copy(EXPLORER, out / edition)
     (out / "run_of_show.md").write_text(run_of_show(list(notebooks.values())), encoding="utf-8")
     docs = Path(__file__).resolve().parents[1] / "docs"
     for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md"):

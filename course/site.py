@@ -74,6 +74,7 @@ CSS = """\
 .bd-article { overflow-wrap: break-word; }
 .bd-article table { display: block; overflow-x: auto; }
 .bd-article a { text-decoration: underline; }
+.bd-article img { height: auto; }
 """
 
 
