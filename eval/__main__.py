@@ -51,8 +51,8 @@ def parser() -> Parser:
     add("--limit", type=count, help="documents per task; also fewer repeats and contexts for speed")
     add("--num-fewshot", type=natural, help="shots, for tasks that do not fix them")
     add("--seed", type=natural, default=1234, help="of the choice of shots (default: 1234)")
-    add("--suite", choices=["model", "wide"], default="model", help="speed: the model itself, or 1k to 16k "
-        "tokens on a wider random-weight Llama")  # fmt: skip
+    add("--suite", choices=["model", "wide", "attention"], default="model", help="speed: the model itself, "
+        "1k to 16k tokens on a wider random-weight Llama, or decode attention alone")  # fmt: skip
     add("--jobs", type=natural, help="processes for accuracy (0: this one; default: 2 for a small model)")
     add("--experiments", nargs="+", metavar="NAME", help="offload: similarity, recall, sensitivity, latency, "
         "breakdown, link, pool, bandwidth, accuracy; quant: bits, drift (default: all)")  # fmt: skip
@@ -153,6 +153,15 @@ def work(arguments, command: str) -> int:
         return offload(arguments)
     if arguments.command == "quant":
         return quant(arguments)
+    if arguments.suite == "attention":
+        if arguments.command != "speed":
+            raise Problem("--suite attention: this suite belongs to the command speed")
+        from . import attention
+
+        out = arguments.out or default_out(arguments)
+        Store(out).prepare()
+        attention.run(out, arguments.limit)
+        return 0
     settings = settings_of(arguments)
     show = Show(settings.out)
     store = Store(settings.out, show.line)

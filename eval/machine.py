@@ -128,7 +128,7 @@ def code_digest() -> str:
 
     root = Path(kvlab.__file__).parent
     core = [p for p in root.glob("*.py") if p.stem not in ("plots", "doctor")]
-    rooms = [p for room in ("keep", "store", "place") for p in (root / room).glob("*.py")]
+    rooms = [p for room in ("keep", "store", "place", "kernels") for p in (root / room).glob("*.py")]
     return digest(core + rooms + [HERE / f"{name}.py" for name in SCORING])
 
 

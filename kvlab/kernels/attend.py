@@ -1,0 +1,118 @@
+"""Decode attention over a store's packed bytes: when a kernel can do it, its call, and the reference."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..attention import attend
+from ..store.float8 import Float8
+from ..store.format import Int
+from ..store.growing import Growing
+from ..store.static import Roomy, Static
+
+BUFFERS = (Growing, Static, Roomy)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
+ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
+
+
+def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
+    """What the kernels compute, in plain torch: decode everything, then attend. See `attend_packed`."""
+    keys, values = store.read(query.device)
+    return attend(query, keys, values, scaling, allowed)[0]
+
+
+def fits(store, query: Tensor) -> bool:
+    """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds.
+
+    It can for one fp32 query on the CPU, a head dimension that is a multiple of 32, and symmetric int8 or
+    int4 with a scale per group of channels, or 8-bit floats without scale. Smaller heads gain nothing.
+    """
+    if query.shape[2] != 1 or query.dtype != torch.float32 or query.device.type != "cpu":
+        return False
+    if query.shape[3] % 32:
+        return False
+    if type(store) not in BUFFERS or _layout(store, query.shape[3]) is None:
+        return False
+    return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
+
+
+def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
+    """Softmax attention of one query per row over packed K and V, `[batch, heads, 1, head_dim]` -> same.
+
+    allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None. Only where `fits`. Equal to `reference` to 1e-5
+    relative. On more than one thread the splits are shared out; the result does not change by that.
+    """
+    from . import cpu
+
+    batch, heads, _, head_dim = query.shape
+    kv_heads, count = store.keys[0].shape[1], store.length
+    kernel = cpu.compiled(*_layout(store, head_dim))
+    mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
+    arrays = (query[:, :, 0] * scaling).contiguous().numpy(), *_numpy(store.keys), *_numpy(store.values), mask
+    splits = -(-count // cpu.SPLIT)
+    items, share = batch * kv_heads * splits, heads // kv_heads
+    parts = torch.empty(items, share, head_dim + 2)
+    threads = min(torch.get_num_threads(), items)
+    if threads == 1:
+        kernel(*arrays, count, 0, items, parts.numpy())
+    else:
+        cuts = [items * thread // threads for thread in range(threads + 1)]
+        jobs = [_pool().submit(kernel, *arrays, count, *cut, parts.numpy()) for cut in pairwise(cuts)]
+        for job in jobs:
+            job.result()
+    parts = parts.view(batch, kv_heads, splits, share, head_dim + 2)
+    total, weight, most = parts[..., :-2], parts[..., -2], parts[..., -1]
+    if splits > 1:  # bring the splits to one common largest score, then add them up
+        shrink = (most - most.amax(2, keepdim=True)).exp()
+        total, weight = (total * shrink[..., None]).sum(2), (weight * shrink).sum(2)
+    return (total.view(*query.shape) / weight.view(batch, heads, 1, 1)).to(query.dtype)
+
+
+def _layout(store, head_dim: int) -> tuple[int, int, int] | None:
+    """(kind, head_dim, group) of the compiled kernel for this store, or None."""
+    keys = _layout_of(store.format, store.keys, head_dim)
+    return keys if keys == _layout_of(store.value_format, store.values, head_dim) else None
+
+
+def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int, int] | None:
+    kind = type(form), len(parts)
+    if kind == (Float8, 1) and form.scales is None:
+        return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
+    if kind != (Int, 2) or form.bits == 2 or not form.plain:
+        return None
+    codes, scales = parts
+    groups = scales.shape[3]
+    group, width = head_dim // groups, codes.shape[3]
+    regular = codes.shape[:3] == scales.shape[:3] and group * groups == head_dim
+    if not regular or width % (4 * min(group, width // 4)):
+        return None
+    return {8: 0, 4: 1}[form.bits], head_dim, group
+
+
+def _numpy(parts: tuple[Tensor, ...]):
+    """The codes and, as bits, their scales."""
+    yield parts[0].numpy()
+    scales = parts[1] if len(parts) > 1 else parts[0][..., :0]
+    yield scales.view(torch.uint16 if len(parts) > 1 else torch.uint8).numpy()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(torch.get_num_threads())
+
+
+@cache
+def _numba() -> bool:
+    """Whether numba is there; said once when it is not."""
+    try:
+        import numba  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"kvlab decodes quantized caches without its compiled kernels ({error})", stacklevel=2)
+        return False
+    return True

@@ -1,0 +1,128 @@
+"""The compiled kernels against plain torch: formats, lengths, masks, groups of heads, buffers, threads."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eval import attention
+from kvlab import kernels
+from kvlab.store import Exact, Float8, Growing, Int, Static
+
+HEAD = 32
+FORMATS = {
+    "int8": lambda: Int(8),
+    "int8-g8": lambda: Int(8, 8),
+    "int4": lambda: Int(4),
+    "int4-g8": lambda: Int(4, 8),
+    "e4m3": lambda: Float8("e4m3"),
+    "e5m2": lambda: Float8("e5m2"),
+}
+
+
+def filled(form, tokens: int, batch=2, kv_heads=2, head_dim=HEAD, buffer=Growing):
+    store = buffer(format=form) if buffer is Growing else buffer(tokens + 5, form)
+    form.bind(head_dim)
+    keys, values = torch.randn(2, batch, kv_heads, tokens, head_dim)
+    store.append(keys, values)
+    return store
+
+
+def close(store, query, allowed=None):
+    assert kernels.fits(store, query)
+    found = kernels.attend_packed(query, store, 0.2, allowed)
+    expected = kernels.reference(query.double(), _double(store), 0.2, allowed)
+    assert found.shape == query.shape
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+def _double(store):
+    """The same store, decoding to fp64, so that the reference has no rounding of its own."""
+    copy = Growing(store.format)
+    copy.keys = tuple(part[:, :, : store.length] for part in store.keys)
+    copy.values = tuple(part[:, :, : store.length] for part in store.values)
+    copy.dtype = torch.float64
+    return copy
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=8, deadline=None)
+@given(
+    tokens=st.integers(1, 300), share=st.sampled_from([1, 3]), masked=st.booleans(), seed=st.integers(0, 99)
+)
+def test_equals_the_reference_at_odd_sizes(name, tokens, share, masked, seed):
+    torch.manual_seed(seed)
+    store = filled(FORMATS[name](), tokens)
+    query = 3 * torch.randn(2, 2 * share, 1, HEAD)
+    allowed = None
+    if masked:
+        allowed = torch.rand(2, 2 if seed % 2 else 1, 1, tokens) < 0.5
+        allowed[..., -1] = True
+    close(store, query, allowed)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_static_buffers_are_read_as_far_as_they_are_used(name):
+    torch.manual_seed(0)
+    store = filled(FORMATS[name](), 37, buffer=Static)
+    for part in (*store.keys, *store.values):
+        part[:, :, 37:] = 77  # what lies beyond must not matter
+    close(store, torch.randn(2, 4, 1, HEAD))
+
+
+def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
+    torch.manual_seed(0)
+    store, query = filled(Int(8), 9001, batch=1), torch.randn(1, 2, 1, HEAD)
+    close(store, query)
+    one = kernels.attend_packed(query, store, 0.2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(one, kernels.attend_packed(query, store, 0.2))
+
+
+def test_large_scores_do_not_overflow():
+    torch.manual_seed(0)
+    close(filled(Int(8), 50), 1000 * torch.randn(2, 2, 1, HEAD))
+
+
+@pytest.mark.parametrize(
+    ("store", "query"),
+    [
+        (lambda: filled(Exact(), 5), (2, 2, 1, HEAD)),
+        (lambda: filled(Int(2), 5), (2, 2, 1, HEAD)),
+        (lambda: filled(Int(8), 5), (2, 2, 2, HEAD)),
+        (lambda: filled(Int(8), 5, head_dim=16), (2, 2, 1, 16)),
+    ],
+    ids=["exact", "int2", "two queries", "small heads"],
+)
+def test_what_no_kernel_can_do_is_left_to_the_reference(store, query):
+    assert not kernels.fits(store(), torch.randn(query))
+    assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD, dtype=torch.float64))
+
+
+def test_without_numba_the_reference_is_used_and_that_is_said_once(monkeypatch):
+    from kvlab.kernels import attend
+
+    attend._numba.cache_clear()
+    monkeypatch.setitem(__import__("sys").modules, "numba", None)
+    try:
+        with pytest.warns(UserWarning, match="without its compiled kernels"):
+            assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
+        assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
+    finally:
+        attend._numba.cache_clear()
+
+
+def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(attention, "TOKENS", (64,))
+    monkeypatch.setattr(attention, "FORMATS", {"int8": attention.FORMATS["int8"]})
+    monkeypatch.setattr(attention, "HEAD_DIM", HEAD)
+    attention.run(tmp_path, limit=1)
+    import json
+
+    rows = json.loads((tmp_path / "attention.json").read_text())
+    assert [row["kernel"] for row in rows] == ["fp32-sdpa", "int8", "int8-decode"]
+    assert rows[0]["speedup"] == 1
+    assert rows[1]["bytes"] == 2 * 8 * 64 * (HEAD + 2)
+    assert rows[1]["bits"] == 8 + 16 / HEAD
+    assert all(row["ms"] > 0 and row["tokens"] == 64 for row in rows)
+    assert "decode attention" in capsys.readouterr().out
