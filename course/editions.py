@@ -107,22 +107,21 @@ def title(notebook) -> str:
 def agenda(notebook) -> str:
     """The sections of one chapter with a clock that starts at 0:00; exercises take their own minutes."""
     teach, exercises = minutes(notebook)
-    parts = []  # (heading, characters, is it an exercise)
+    parts = []  # [heading, weight, is it an exercise]
     for cell in notebook.cells:
         for line in cell.source.splitlines() if cell.cell_type == "markdown" else []:
             if line.startswith("## "):
-                parts.append([line[3:].strip(), 0, line.startswith("## Exercise")])
-        if parts:
-            parts[-1][1] += len(cell.source)
-    weights = {True: 0, False: 0}
-    for _, size, exercise in parts:
-        weights[exercise] += 1 if exercise else size
+                stated = re.search(r"\((\d+) minutes", line)
+                exercise = line.startswith("## Exercise")
+                parts.append([line[3:].strip(), int(stated[1]) if exercise and stated else 0, exercise])
+        if parts and not parts[-1][2]:
+            parts[-1][1] += len(cell.source)  # what is taught takes time by its length
+    totals = {kind: sum(weight for _, weight, one in parts if one is kind) or 1 for kind in (True, False)}
     rows, clock = ["| from | minutes | part |", "|--:|--:|---|"], 0.0
-    for heading, size, exercise in parts:
-        total, size = (exercises, 1) if exercise else (teach, size)
-        share = total * size / weights[exercise]
-        rows.append(f"| {_clock(clock)} | {max(1, round(share))} | {heading} |")
-        clock += share
+    for heading, weight, exercise in parts:
+        end = clock + (exercises if exercise else teach) * weight / totals[exercise]
+        rows.append(f"| {_clock(clock)} | {round(end) - round(clock)} | {heading.partition(' (')[0]} |")
+        clock = end
     return "\n".join(rows)
 
 
@@ -133,11 +132,12 @@ def _clock(value: float) -> str:
 # Which chapters a day holds, and whether their exercises are done in the room.
 DAYS = {
     "Half a day (core ideas, the first exercise of each chapter)": ([(0, 1, 2, 5, 7)], 1 / 3),
-    "One day (all ideas, two exercises of each chapter)": ([(0, 1, 2, 3, 4, 5, 6, 7, 8)], 1 / 3),
+    "One day (all chapters, the first exercise of each)": ([(0, 1, 2, 3, 4, 5, 6, 7, 8)], 1 / 3),
     "Two evenings (all exercises at home)": ([(0, 1, 2, 4), (5, 6, 7, 8)], 0.0),
 }
 BREAK_AFTER, BREAK = 75, 10  # minutes in the room before a break, and its length
-PACE = {"Half a day": 0.6, "One day": 0.7, "Two evenings": 0.7}  # part of the full teaching minutes
+LUNCH_AFTER, LUNCH = 180, 45
+PACE = {"Half a day": 0.6, "One day": 0.6, "Two evenings": 0.7}  # part of the full teaching minutes
 
 
 def run_of_show(notebooks: list) -> str:
@@ -163,7 +163,7 @@ def run_of_show(notebooks: list) -> str:
 
 
 def _session(notebooks, pace: float, part: float) -> list[str]:
-    rows, clock, since = ["| from | minutes | what |", "|--:|--:|---|"], 0, 0
+    rows, clock, since, pause = ["| from | minutes | what |", "|--:|--:|---|"], 0, 0, (BREAK, "break")
     for notebook in notebooks:
         teach, exercises = minutes(notebook)
         for length, what in (
@@ -173,8 +173,10 @@ def _session(notebooks, pace: float, part: float) -> list[str]:
             if not length:
                 continue
             if since + length > BREAK_AFTER and since:
-                rows.append(f"| {_clock(clock)} | {BREAK} | break |")
-                clock, since = clock + BREAK, 0
+                if clock >= LUNCH_AFTER and not any("lunch" in row for row in rows):
+                    pause = (LUNCH, "lunch")
+                rows.append(f"| {_clock(clock)} | {pause[0]} | {pause[1]} |")
+                clock, since, pause = clock + pause[0], 0, (BREAK, "break")
             rows.append(f"| {_clock(clock)} | {length} | {what} |")
             clock, since = clock + length, since + length
     return rows + [f"| {_clock(clock)} | | end |", ""]

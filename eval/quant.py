@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -82,21 +83,18 @@ def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
     return 8 * cache.stats().device_bytes / numbers
 
 
-def bits(model, tokenizer, methods, limit: int | None) -> list[Row]:
+def bits(model, tokenizer, methods, limit: int | None) -> Iterator[Row]:
     """Questions answered (recall, per cent) and perplexity of held-out stories, with true bits per value."""
     prompts, answers = questions(tokenizer, limit or DOCUMENTS)
     length = round(statistics.mean(map(len, prompts)))
     text = [tokenizer(story).input_ids[:STORY] for story in stories()]
     text = torch.tensor([ids for ids in text if len(ids) == STORY][:limit], device=model.device)
     measured = min(MEASURED, kvlab.models.Anatomy(model).context or MEASURED)
-    right, rows = answered(model, prompts, answers, list(methods)), []
+    for method, (right, _) in answered(model, prompts, answers, list(methods)).items():
+        yield Row("bits", method, "accuracy", 100 * right, "%", length)
     for method in methods:
-        rows += [
-            Row("bits", method, "bits per value", bits_per_value(model, method, measured), "bits", measured),
-            Row("bits", method, "accuracy", 100 * right[method][0], "%", length),
-            Row("bits", method, "perplexity", perplexity(model, text, method), "", STORY),
-        ]
-    return rows
+        yield Row("bits", method, "bits per value", bits_per_value(model, method, measured), "bits", measured)
+        yield Row("bits", method, "perplexity", perplexity(model, text, method), "", STORY)
 
 
 def ways() -> dict[str, Growing | None]:
@@ -111,14 +109,14 @@ def ways() -> dict[str, Growing | None]:
 
 
 @torch.inference_mode()
-def drift(model, tokenizer, methods, limit: int | None) -> list[Row]:
+def drift(model, tokenizer, methods, limit: int | None) -> Iterator[Row]:
     """Perplexity of stretches of a long text, and at the end the error of what is held."""
     decoded = min(limit or DECODED, (kvlab.models.Anatomy(model).context or DECODED + PROMPT) - PROMPT)
     ids = [token for story in stories() for token in tokenizer(story).input_ids]
     size = PROMPT + decoded
     ids = (ids * (1 + TEXTS * size // len(ids)))[: TEXTS * size]
     ids = torch.tensor(ids, device=model.device).view(TEXTS, size)
-    exact, rows = None, []
+    exact = None
     for name, store in ways().items():
         cache = kvlab.KVCache(model, store=store)
         stepper = Stepper(model, cache)
@@ -128,16 +126,15 @@ def drift(model, tokenizer, methods, limit: int | None) -> list[Row]:
             logits = stepper.feed(ids[:, column : column + 1], last=True)
         for end in range(min(LAST, decoded), decoded + 1, LAST):
             value = math.exp(statistics.mean(losses[max(0, end - LAST) : end]))
-            rows.append(Row("drift", name, "perplexity", value, "", end))
+            yield Row("drift", name, "perplexity", value, "", end)
         held = cache.layers[0].store.read(ids.device)  # what the first layer stores depends on no other layer
         exact = held if exact is None else exact
         if isinstance(store, Requantized):
             changes = statistics.mean(layer.store.changes for layer in cache.layers)
-            rows.append(Row("drift", name, "changes of K's scale", changes, "per layer", size))
+            yield Row("drift", name, "changes of K's scale", changes, "per layer", size)
         for what, ours, true in zip(("K", "V"), held, exact, strict=True):
             error = 100 * ((ours - true).norm() / true.norm()).item()
-            rows.append(Row("drift", name, f"error of {what} in layer 0", error, "%", size))
-    return rows
+            yield Row("drift", name, f"error of {what} in layer 0", error, "%", size)
 
 
 def bits_figure(rows: list[dict]):
@@ -201,12 +198,11 @@ def run(
     rows = stored(out)
     for name in names:
         line(f"{name} ...")
-        found = [asdict(row) for row in globals()[name](*loaded, methods, limit)]
-        rows = sorted(
-            [row for row in rows if row["experiment"] != name] + found, key=lambda row: row["experiment"]
-        )
-        write_json(out / FILE, rows)
-        for row in found:
+        rows = [row for row in rows if row["experiment"] != name]
+        for found in globals()[name](*loaded, methods, limit):
+            row = asdict(found)
+            rows = sorted([*rows, row], key=lambda row: row["experiment"])
+            write_json(out / FILE, rows)
             what = f"{row['metric']} {row['value']:.4g} {row['unit']}".strip()
             line(f"  {row['method']}: {what} at {row['tokens']} tokens")
     write_json(out / "quant-machine.json", machine(str(loaded[0].device), torch.get_num_threads()))

@@ -108,3 +108,11 @@ def test_a_timeline_is_drawn_to_scale():
     assert [part.get_title(loc="left") for part in both.axes] == ["short", "long"]
     assert not [text for text in both.axes[0].texts]  # a projection carries no number
     assert [t.get_text() for t in both.legends[0].get_texts()] == ["project", "stall", "attention", "fetch"]
+
+
+def test_curves_of_any_name_look_different():
+    names = ("full", "block input", "attention output", "ffn output", "h2o:budget=0.2")
+    figure = plots.lines([1, 2], {name: [1, 2] for name in names})
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
+    assert len(looks) == len(names)
+    assert (plots.STYLE["h2o"][0], plots.STYLE["h2o"][1]) in looks

@@ -37,7 +37,7 @@ def fits(store, query: Tensor) -> bool:
         return False
     if query.shape[3] % 32:
         return False
-    if type(store) not in BUFFERS or _layout(store, query.shape[3]) is None:
+    if type(store) not in BUFFERS or not store.plain or _layout(store, query.shape[3]) is None:
         return False
     return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
 

@@ -104,9 +104,20 @@ class Timeline:
         chosen = [span for span in self.compute if first <= span.step <= last]
         if not chosen:
             raise ValueError(f"step={first}: the timeline holds no such step")
+        return self._around(chosen)
+
+    def layers(self, first: int, last: int) -> Timeline:
+        """Layers first..last (inclusive) of a timeline of one step, as `steps` does it."""
+        chosen = [span for span in self.compute if first <= span.layer <= last]
+        if len({span.step for span in chosen}) != 1:
+            raise ValueError(f"first={first}, last={last}: expected layers of a timeline of one step")
+        return self._around(chosen)
+
+    def _around(self, chosen: list[Span]) -> Timeline:
+        """These spans of computation, and all that crossed the link meanwhile."""
         start, end = min(span.start for span in chosen), max(span.end for span in chosen)
-        chosen += [s for s in self.spans if s.lane != "compute" and s.end > start and s.start < end]
-        return Timeline([_shift(span, -start) for span in chosen])
+        crossed = [s for s in self.spans if s.lane != "compute" and s.end > start and s.start < end]
+        return Timeline([_shift(span, -start) for span in chosen + crossed])
 
     @property
     def compute(self) -> list[Span]:

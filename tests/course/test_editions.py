@@ -31,7 +31,8 @@ def chapter(number=3, teach=40, exercises=20):
         new_markdown_cell("## At a glance\n\n" + "x" * 300),
         new_markdown_cell("Expect the answer 7.", metadata={"tags": ["instructor"]}),
         new_code_cell("print(1)", execution_count=1, outputs=[new_output("stream", text="1\n")]),
-        new_markdown_cell("## Exercise 1\n\n<details><summary>Hint 1</summary>Think.</details>\n"
+        new_markdown_cell("## Exercise 1: it (20 minutes, difficulty 1)\n\n"
+                          "<details><summary>Hint 1</summary>Think.</details>\n"
                           "<details><summary>Solution</summary>Use the root.</details>"),
         new_code_cell(SOLVED),
         new_markdown_cell("## Key points"),
@@ -74,8 +75,8 @@ def test_the_instructor_gets_an_agenda_that_adds_up():
     made = editions.instructor(chapter(teach=40, exercises=20))
     assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
     rows = [line.split("|") for line in made.cells[1].source.splitlines() if line.startswith("| 0:")]
-    assert [row[3].strip() for row in rows] == ["At a glance", "Exercise 1", "Key points"]
-    assert sum(int(row[2]) for row in rows) == pytest.approx(60, abs=2)
+    assert [row[3].strip() for row in rows] == ["At a glance", "Exercise 1: it", "Key points"]
+    assert sum(int(row[2]) for row in rows) == 60 and int(rows[1][2]) == 20
     assert rows[0][1].strip() == "0:00"
 
 
@@ -87,6 +88,7 @@ def test_minutes_must_be_stated():
 def test_run_of_show_covers_three_kinds_of_day():
     chapters = [chapter(number) for number in range(9)]
     show = editions.run_of_show(chapters)
+    assert "lunch" in show.split("One day")[1].split("Two evenings")[0]
     assert "Half a day" in show and "One day" in show and "### Evening 2" in show and "break" in show
     one_day = show.split("One day")[1].split("Two evenings")[0]
     assert all(f"{number}. A chapter |" in one_day for number in range(9))

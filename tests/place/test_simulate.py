@@ -45,6 +45,18 @@ def test_a_late_choice_is_waited_for():
     assert timeline.total("stall") == 30
 
 
+def test_layers_of_a_step():
+    step = simulate([layers(NEEDED, 5, selection=0.5)] * 2, LINK).steps(1)
+    middle = step.layers(1, 1)
+    assert middle.seconds == 6 + 0.5 + 5 and min(s.start for s in middle.spans) == 0
+    assert [(s.what, s.layer, s.bytes) for s in middle.transfers] == [("fetch", 1, 5)]
+    assert step.layers(0, 2).seconds == step.seconds
+    with pytest.raises(ValueError, match="first=7, last=9"):
+        step.layers(7, 9)
+    with pytest.raises(ValueError, match="of one step"):
+        simulate([layers(NEEDED, 5)] * 2, LINK).layers(0, 1)
+
+
 def test_a_rehearsal_hides_the_same_transfer():
     chosen = [layers(NEVER, count=1)[0], *layers(REHEARSED, 5, selection=0.5, count=2)]
     timeline = simulate([chosen] * 2, LINK)

@@ -6,17 +6,22 @@ from .ch02 import append, memory, next_position
 from .ch03 import policy, real_slots, window_start
 from .ch04 import form, quantize, unpack
 from .ch05 import design, heavy_hitters, sink_slots
+from .ch06 import link_needed, schedule, slow_link
+from .ch07 import dial, how_many, rehearse
 from .ch08 import fair, norm_score, pareto
 
 __all__ = [
     "append",
     "decode_flops",
     "design",
+    "dial",
     "fair",
     "form",
     "greedy",
     "growth",
     "heavy_hitters",
+    "how_many",
+    "link_needed",
     "memory",
     "next_position",
     "norm_score",
@@ -24,7 +29,10 @@ __all__ = [
     "policy",
     "quantize",
     "real_slots",
+    "rehearse",
+    "schedule",
     "sink_slots",
+    "slow_link",
     "unpack",
     "window_start",
 ]
