@@ -108,10 +108,12 @@ class Timeline:
 
     def layers(self, first: int, last: int) -> Timeline:
         """Layers first..last (inclusive) of a timeline of one step, as `steps` does it."""
-        chosen = [span for span in self.compute if first <= span.layer <= last]
-        if len({span.step for span in chosen}) != 1:
+        blocks = [s for s in self.compute if s.what == "ffn" and s.layer <= last]  # a block ends with it
+        if len({s.step for s in self.compute}) != 1 or not any(s.layer >= first for s in blocks):
             raise ValueError(f"first={first}, last={last}: expected layers of a timeline of one step")
-        return self._around(chosen)
+        start = max((s.end for s in blocks if s.layer < first), default=0.0)
+        end = max(s.end for s in blocks)
+        return self._around([s for s in self.compute if start <= s.start and s.end <= end])
 
     def _around(self, chosen: list[Span]) -> Timeline:
         """These spans of computation, and all that crossed the link meanwhile."""

@@ -51,6 +51,10 @@ def test_layers_of_a_step():
     assert middle.seconds == 6 + 0.5 + 5 and min(s.start for s in middle.spans) == 0
     assert [(s.what, s.layer, s.bytes) for s in middle.transfers] == [("fetch", 1, 5)]
     assert step.layers(0, 2).seconds == step.seconds
+    row = [layers(NEVER, count=1)[0], *layers(REHEARSED, 5, selection=0.5, count=2)]
+    middle = simulate([row] * 2, LINK).steps(1).layers(1, 1)  # the choice for layer 2 is made in block 1
+    assert [s.layer for s in middle.compute if s.what == "selection"] == [2]
+    assert middle.seconds == max(s.end for s in middle.compute) == 6.5
     with pytest.raises(ValueError, match="first=7, last=9"):
         step.layers(7, 9)
     with pytest.raises(ValueError, match="of one step"):
