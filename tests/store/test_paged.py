@@ -165,7 +165,7 @@ def test_equals_the_full_cache_in_a_padded_batch(family):
         {"form": Int(4, group=4)},
         {"form": Float8("e5m2"), "keep": H2O(0.5)},
     ],
-    ids=str,
+    ids=lambda parts: "+".join(type(part).__name__ for part in parts.values()) or "none",
 )
 def test_composes_with_every_answer(answers):
     model, ids = tiny("llama"), prompt(21, rows=2)

@@ -82,7 +82,9 @@ def test_a_scale_brings_the_largest_value_to_the_formats_largest(settings):
 
 
 @pytest.mark.parametrize(
-    "form", [Exact(), *(Int(**s) for s in INTS), *(Float8(**s) for s in FLOATS)], ids=str
+    "form",
+    [Exact(), *(Int(**s) for s in INTS), *(Float8(**s) for s in FLOATS)],
+    ids=lambda form: type(form).__name__,
 )
 def test_stated_bits_are_the_bits_of_the_storages(form):
     tokens, heads, width, rows = 13, 2, 8, 3
