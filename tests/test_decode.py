@@ -84,7 +84,7 @@ def test_not_a_number_in_the_weights_is_named():
     with torch.no_grad():
         model.model.layers[2].mlp.up_proj.weight[3, 4] = 0
         model.model.layers[1].self_attn.k_proj.weight[0, 0] = float("inf")
-    with pytest.raises(ValueError, match=r"layer \d: int8: K or V holds NaN, infinity"):
+    with pytest.raises(ValueError, match=r"layer \d: keys: int8: KV head \d holds NaN or infinity"):
         kvlab.decode(model, prompt(5), kvlab.make_cache(model, "int8"), 2)
 
 
