@@ -115,4 +115,5 @@ $(READY):
 	echo "Setting up $(VENV) with $$("$$found" --version) (once, about two minutes) ..."; \
 	"$$found" -m venv $(VENV); \
 	$(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
+	$(PY) -m kvlab.kernels; \
 	touch $(READY)

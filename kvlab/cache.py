@@ -16,7 +16,9 @@ from transformers.cache_utils import CacheLayerMixin
 from .answer import gather_slots
 from .attention import attend, own_positions, prefill, visible
 from .keep import Keep, KeepAll
+from .kernels import attend_packed, fits
 from .models import Anatomy, prepare
+from .padding import Padding
 from .place import Device
 from .store import Exact, Growing
 
@@ -62,7 +64,7 @@ class KVCache(Cache):
             Growing(store) if isinstance(store, Exact) else store,
             Device() if place is None else place,
         )
-        padding = _Padding()
+        padding = Padding()
         answers[1].suits(answers[0], answers[2])
         answers[2].attach(anatomy)
         layers = [Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)]
@@ -102,7 +104,7 @@ class Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, index: int, answers, anatomy: Anatomy, padding: _Padding):
+    def __init__(self, index: int, answers, anatomy: Anatomy, padding: Padding):
         self.index, self.padding, self.kv_heads = index, padding, anatomy.kv_heads
         self.more = False  # True while more of the prompt is to come: nothing is evicted yet
         self.timeline = None  # a `place.timeline.Timeline` while somebody records
@@ -213,17 +215,26 @@ class Layer(CacheLayerMixin):
         self._append(keys, values, mask)
         self.place.append(self, keys)
         with self.marked("attention"):
-            held_keys, held_values, slots = self.place.read(self, query, scaling)
-            self.fetched = slots
-            allowed, asked = self._visibility(query.shape[2], slots, window)
-            watch = self._watched(query, asked) if self.watches else None
-            out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
-            self.place.finish(self)
-            if self.watches and slots is not None:
-                received = self._to_all_slots(received, slots)
+            if type(self.place) is Device and not self.watches and fits(self.store, query):
+                allowed, _ = self._visibility(1, None, window)
+                out, received = attend_packed(query, self.store, scaling, allowed), None
+            else:
+                out, received = self._read_and_attend(query, scaling, window)
             self._observe_and_evict(received)
         self._busy, self.fetched = False, None
         return out
+
+    def _read_and_attend(self, query: Tensor, scaling: float, window: int | None):
+        """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
+        held_keys, held_values, slots = self.place.read(self, query, scaling)
+        self.fetched = slots
+        allowed, asked = self._visibility(query.shape[2], slots, window)
+        watch = self._watched(query, asked) if self.watches else None
+        out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
+        self.place.finish(self)
+        if self.watches and slots is not None:
+            received = self._to_all_slots(received, slots)
+        return out, received
 
     def _check_whole(self) -> None:
         """A pass that broke off (Ctrl-C, a dead link) leaves layers that hold different tokens."""
@@ -369,30 +380,3 @@ class Layer(CacheLayerMixin):
                 yield answer is self.store and self.place.on_host, tensor
         if self._positions is not None:
             yield False, self._positions
-
-
-class _Padding:
-    """Which new tokens are real: asked by every layer, worked out once per pass."""
-
-    def __init__(self):
-        self.forget()
-
-    def forget(self) -> None:
-        self._mask, self._answer = None, None
-
-    def of(self, mask: Tensor | None, batch: int, tokens: int, seen: int):
-        """(real bool `[batch, tokens]` or None when all are, count of real tokens per row)."""
-        if mask is None:
-            return None, [tokens] * batch
-        if mask is self._mask and self._answer[0] == (seen, tokens):
-            return self._answer[1]
-        if tuple(mask.shape) != (batch, seen + tokens):
-            raise ValueError(
-                f"attention_mask has shape {tuple(mask.shape)}: expected [batch, tokens seen + new] = "
-                f"{(batch, seen + tokens)}"
-            )
-        real = mask[:, seen:].bool()
-        counts = real.sum(-1).tolist()
-        answer = (None, [tokens] * batch) if min(counts) == tokens else (real, counts)
-        self._mask, self._answer = mask, ((seen, tokens), answer)
-        return answer

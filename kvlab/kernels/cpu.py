@@ -26,7 +26,7 @@ FLOOR = np.float32(-1e30)
 # but fast math moves its factor out of the sum, where it overflows.
 
 
-@njit(inline="always", fastmath=True)
+@njit(fastmath=True)
 def _half(bits):
     """The fp16 number, not negative, whose bits are `bits` (uint16), as fp32."""
     bits = np.int32(bits)
@@ -53,7 +53,7 @@ def _value(kind, code, high):
     return -size if bits & 128 else size
 
 
-@njit(inline="always", fastmath=True)
+@njit(fastmath=True)
 def _exp(x):
     """e^x for x <= 0, to 2e-7 relative: 2^(whole part) by the exponent bits, 2^(rest) by a polynomial."""
     t = max(x * np.float32(1.4426950408889634), np.float32(-126.0))

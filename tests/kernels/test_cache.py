@@ -1,0 +1,75 @@
+"""A cache decodes through the kernels where they fit, and says the same as without them."""
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+import kvlab.cache
+from kvlab.keep import H2O, Sinks
+from kvlab.kernels.__main__ import compile_for
+from kvlab.place import Host, TopK
+from kvlab.store import Float8, Growing, Int, Static
+
+FITTING = {
+    "int8": {"store": Int(8)},
+    "int4": {"store": Int(4, 16)},
+    "fp8": {"store": Float8()},
+    "static": {"store": Static(40, Int(8))},
+    "sinks": {"store": Int(8), "keep": Sinks(9)},
+}
+OTHERS = {
+    "full": {},
+    "int2": {"store": Int(2)},
+    "h2o": {"store": Int(8), "keep": H2O(9)},
+    "host": {"store": Int(8), "place": Host(TopK(9))},
+    "exact sinks": {"store": Growing(Int(8), sinks=2)},
+}
+
+
+def llama(kv_heads: int = 2):
+    """Heads of 32 dimensions, two query heads for each KV head."""
+    return tiny("llama", hidden_size=128, num_key_value_heads=kv_heads)
+
+
+@pytest.fixture()
+def calls(monkeypatch):
+    """A list that grows by one entry for every call of a kernel."""
+    made, attend = [], kvlab.cache.attend_packed
+    monkeypatch.setattr(kvlab.cache, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
+    return made
+
+
+def decoded(model, answers, prompts, fork=None):
+    ids, mask = left_padded(prompts)
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, **answers))
+    stepper.feed(ids, mask)
+    if fork is not None:
+        stepper.fork(fork)
+    rows = len(prompts) if fork is None else len(fork)
+    return torch.cat([stepper.feed(prompt(1, rows, seed=step)) for step in range(5)], 1)
+
+
+@pytest.mark.parametrize("name", FITTING)
+@pytest.mark.parametrize("fork", [None, [1, 0, 1]])
+def test_logits_are_those_without_kernels(name, fork, calls, monkeypatch):
+    """Nearly: a last digit may round one code of a later layer the other way."""
+    model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
+    fork = None if fork is None else torch.tensor(fork)
+    found = decoded(model, FITTING[name], prompts, fork)
+    assert len(calls) == 5 * model.config.num_hidden_layers
+    monkeypatch.setattr(kvlab.cache, "fits", lambda *_: False)
+    expected = decoded(model, FITTING[name], prompts, fork)
+    assert (found - expected).norm() < 0.02 * expected.norm()
+    assert len(calls) == 5 * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_kernels_cannot_do_goes_without(name, calls):
+    decoded(llama(), OTHERS[name], [prompt(23)])
+    assert not calls
+
+
+def test_kernels_are_compiled_ahead():
+    model = llama(4)
+    assert compile_for(model, "int8") and compile_for(model, "fp8") and not compile_for(model, "full")
