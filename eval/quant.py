@@ -10,7 +10,6 @@ value, unit, tokens}, and `quant-bits` and `quant-drift` as SVG and PNG.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from kvlab.store import Growing, Int
 from .machine import Problem, machine
 from .offload.figures import save
 from .offload.quality import answered, perplexity, questions
-from .results import write_json
+from .results import stored_rows, write_json
 from .taskset import stories
 
 EXPERIMENTS = ("bits", "drift")
@@ -195,7 +194,7 @@ def run(
         raise Problem(f"--experiments {unknown[0]}: expected one of {', '.join(EXPERIMENTS)}")
     out.mkdir(parents=True, exist_ok=True)
     loaded = kvlab.load(model, device=device, dtype=dtype)
-    rows = stored(out)
+    rows = stored_rows(out / FILE, EXPERIMENTS)
     for name in names:
         line(f"{name} ...")
         rows = [row for row in rows if row["experiment"] != name]
@@ -211,12 +210,3 @@ def run(
         if mine:
             save(draw(mine), out / f"quant-{name}")
     return rows
-
-
-def stored(out: Path) -> list[dict]:
-    """Rows of an earlier run; none when there is no readable file."""
-    try:
-        rows = json.loads((out / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [row for row in rows if row.get("experiment") in EXPERIMENTS]

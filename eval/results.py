@@ -57,6 +57,15 @@ def write_json(path: Path, data) -> None:
         raise
 
 
+def stored_rows(path: Path, experiments) -> list[dict]:
+    """The rows of these experiments in a file that an earlier run left; none when it cannot be read."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [row for row in rows if row.get("experiment") in experiments]
+
+
 class Store:
     """Cells of one output folder. `warn` receives one line for each cell that cannot be read."""
 

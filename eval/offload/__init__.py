@@ -6,13 +6,12 @@ for each experiment, and timelines of the modelled link as pictures and as trace
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..machine import Problem, machine
-from ..results import write_json
+from ..results import stored_rows, write_json
 
 EXPERIMENTS = (
     "similarity", "recall", "sensitivity", "latency", "breakdown", "link", "pool", "bandwidth", "accuracy",
@@ -86,7 +85,7 @@ def run(names: list[str], settings: Settings, line=print) -> list[dict]:
     settings.line, threads = line, torch.get_num_threads()
     torch.set_num_threads(1)  # the link's threads have the other cores
     try:
-        rows = stored(settings.out)
+        rows = stored_rows(settings.out / FILE, EXPERIMENTS)
         for name in names:
             line(f"{name} ...")
             found = [row.json() for row in experiment(name)(settings)]
@@ -100,15 +99,6 @@ def run(names: list[str], settings: Settings, line=print) -> list[dict]:
     write_json(settings.out / "offload-machine.json", machine(settings.device or "cpu", threads=1))
     figures.write(rows, settings.out)
     return rows
-
-
-def stored(out: Path) -> list[dict]:
-    """Rows of an earlier run; none when there is no readable file."""
-    try:
-        rows = json.loads((out / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return []
-    return [row for row in rows if row.get("experiment") in EXPERIMENTS]
 
 
 def text(row: dict) -> str:

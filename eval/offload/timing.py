@@ -38,6 +38,7 @@ LONGCHAT = {
     16384: (3026.89, 68.35, 2.59, 114.52), 32768: (7640.90, 112.46, 2.05, 139.08),
 }  # fmt: skip
 LINKS = {"PCIe 3": 16e9, "PCIe 4": 28e9, "PCIe 5": 64e9, "NVLink-C2C": 450e9}
+LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", "infinigen:budget=0.1")
 WIDE_LAYERS, WIDE_TOKENS = 16, 8192
 BOUND = 6  # the link of experiment `link`: a layer's transfer takes so many times its computation
 
@@ -88,14 +89,7 @@ def link(settings) -> list[Row]:
         Row(name, "bandwidth of the link", bandwidth / 1e9, "GB/s", MODELLED, tokens),
     ]
     found = {}
-    for method in (
-        "uvm",
-        "offload",
-        "offload+int4",
-        "offload+h2o",
-        "topk:budget=0.1",
-        "infinigen:budget=0.1",
-    ):
+    for method in LINKED:
         spec = f"{method}{',' if ':' in method else ':'}link="
         fast = filled(model, f"{spec}1e12", tokens)
         steps(model, fast, 2)

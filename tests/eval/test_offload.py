@@ -1,6 +1,7 @@
 """The offloading experiments: rows, figures, numbers that can be worked out, and the command."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from eval.__main__ import main
 from eval.offload import figures, insight, quality, timing
 from eval.offload.rows import Row
 from kvlab.arithmetic import SHAPES, kv_bytes
+from kvlab.models import calibration_ids
+from kvlab.place import study
 
 KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
 
@@ -68,14 +71,7 @@ def test_simulated_latencies_obey_the_link(quick):
 def test_the_link_experiment_at_a_small_size(tmp_path):
     rows = [row.json() for row in timing.link(settings(tmp_path, tokens=96, layers=3, repeats=2))]
     found = values(rows)
-    for method in (
-        "uvm",
-        "offload",
-        "offload+int4",
-        "offload+h2o",
-        "topk:budget=0.1",
-        "infinigen:budget=0.1",
-    ):
+    for method in timing.LINKED:
         assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
         kinds = {row["kind"] for row in rows if row["system"] == method}
         assert kinds == {"modelled", "simulated"}
@@ -83,30 +79,20 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
     assert list(tmp_path.glob("offload-timeline-*.json"))
 
 
-def test_cosines_are_those_of_the_hidden_states():
+def test_the_tables_of_similarity_and_recall():
     model = tiny("opt")
-    ids = prompt(12)
-    with torch.no_grad():
-        found = insight.cosines(model, ids)
-        states = model(ids, output_hidden_states=True).hidden_states
-    for layer in range(1, 4):
-        expected = torch.nn.functional.cosine_similarity(states[layer], states[layer - 1], dim=-1).mean()
-        assert found[layer - 1, 0] == pytest.approx(float(expected), abs=1e-5)
-    assert found.shape == (3, 3)
-
-
-def test_recall_is_complete_where_guess_and_truth_are_the_same():
-    model = tiny("llama")
-    cache = kvlab.KVCache(model, place=insight.Probe())
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(60))
-    for step in range(insight.STEPS):
-        stepper.feed(prompt(1, seed=step))
-    layer, tokens = cache.layers[2], 60 + insight.STEPS
-    guessed = insight.found(layer, 1.0, None, tokens)
-    layer.place.guesses = layer.place.queries
-    assert insight.found(layer, 1.0, None, tokens) == pytest.approx(1.0)
-    assert insight.found(layer, 0.25, None, tokens) < 1.0 and 0 <= guessed <= 1
+    given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
+    found = values(row.json() for row in insight.similarity(given))
+    tokens = calibration_ids(model).shape[1]
+    parts = study.similarity(study.read(model, calibration_ids(model)))
+    assert found["tiny: ffn output, layer 3", tokens] == pytest.approx(parts["ffn output"][2].item())
+    mean = parts["block input"][1:].mean().item()
+    assert found["tiny: block input, mean from layer 2", tokens] == pytest.approx(mean)
+    shares = values(row.json() for row in insight.recall(given))
+    assert len(shares) == 2 * (10 + 2 * 2)  # means at ten ratios; layers 2 and 3 at two of them
+    assert shares["tiny: plain, ratio 1, mean", tokens] == pytest.approx(
+        shares["tiny: skewed, ratio 1, mean", tokens], abs=0.02
+    )
 
 
 def test_perplexity_through_a_full_cache_is_that_of_one_pass():
