@@ -7,7 +7,7 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
   and compressed; the last one, then the continuation, go through the cache token by token. The
   context is forked to its choices when they part.
 - rolling log-likelihood: windows as lm-eval makes them; the first four fifths of each window
-  (PREFILLED) are prefilled and scored from the prefill, the last fifth is decoded through the cache.
+  (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
@@ -35,7 +35,7 @@ from .batching import TAIL, Meter
 from .scoring import Scorer
 from .writing import generate
 
-PREFILLED = 0.8  # part of a rolling window that is prefilled
+PREFILLED = 0.85  # part of a rolling window that is prefilled
 BATCH = 64  # rows decoded together
 CHOICE = "multiple_choice"
 
@@ -43,7 +43,7 @@ DEFINITIONS = {
     "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
     "then the continuation go through the cache token by token (tail = 1), forked to the choices",
     "rolling perplexity": "windows as lm-eval makes them; the first four fifths of each window are "
-    "prefilled and scored from the prefill, the last fifth is decoded through the cache, so a method "
+    "prefilled and scored from the prefill, the rest is decoded through the cache, so a method "
     "shows in a fifth of the tokens",
     "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
     "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",

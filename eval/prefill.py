@@ -56,18 +56,17 @@ class Record(CacheLayerMixin):
         """What kvlab's attention function asks of a cache layer."""
         self.query, self.scaling, self.window = query.detach(), scaling, window
         self.mask = mask if mask is None or not bool(mask.all()) else None
-        return self._prefill()[0]
+        return self._prefill(self.value)[0]
 
-    def _prefill(self, *watched):
+    def _prefill(self, values: Tensor | None, *watched):
         positions = None if self.mask is None else own_positions(self.mask)[:, None]
-        args = self.query, self.key, self.value, positions, self.scaling, self.window
-        return prefill(*args, *watched)
+        return prefill(self.query, self.key, values, positions, self.scaling, self.window, *watched)
 
     def received(self, last: int | None) -> Tensor:
         """Attention every token received from the `last` queries (None: all), `[batch, kv_heads, tokens]`,
         for the keeps that watch. A copy: keeps add to it."""
         if last not in self._received:
-            self._received[last] = self._prefill(True, last)[1]
+            self._received[last] = self._prefill(None, True, last)[1]
         return self._received[last].clone()
 
 

@@ -74,11 +74,12 @@ def attend(query, keys, values, scaling, allowed=None, watch=None):
 
     query `[batch, heads, q, head_dim]`, keys and values `[batch, kv_heads, slots, head_dim]`, allowed bool
     `[batch, 1 or kv_heads, q, slots]` or None. watch: None, or bool `[batch, q]`: the queries whose weights
-    are to be summed up. Returns (out `[batch, heads, q, head_dim]`, received `[batch, kv_heads, slots]` or
-    None): received is the weight of every slot, averaged over the query heads of the group.
+    are to be summed up; values may then be None, and so is out. Returns (out `[batch, heads, q, head_dim]`,
+    received `[batch, kv_heads, slots]` or None): received is the weight of every slot, averaged over the
+    query heads of the group.
     """
     batch, heads, count, _ = query.shape
-    kv_heads, slots = keys.shape[1:3]
+    kv_heads = keys.shape[1]
     group = heads // kv_heads
     if watch is None:
         if count == 1 or group == 1:  # the query heads of a group are just more queries of one KV head
@@ -93,13 +94,13 @@ def attend(query, keys, values, scaling, allowed=None, watch=None):
         )
         return out, None
     grouped = query.reshape(batch, kv_heads, group * count, -1)
-    scores = (grouped @ keys.transpose(-1, -2)).float() * scaling
+    weights = (grouped @ keys.transpose(-1, -2)).float().mul_(scaling)
     if allowed is not None:
-        scores = scores.masked_fill(~_spread(allowed, group), -torch.inf)
-    weights = scores.softmax(-1)
-    out = weights.to(values.dtype) @ values
-    counted = weights.view(batch, kv_heads, group, count, slots) * watch[:, None, None, :, None]
-    return out.reshape(query.shape), counted.sum((2, 3)) / group
+        weights.masked_fill_(~_spread(allowed, group), -torch.inf)
+    weights = weights.softmax(-1)
+    out = None if values is None else (weights.to(values.dtype) @ values).reshape(query.shape)
+    watched = watch.to(weights.dtype).repeat(1, group)[:, None, None] @ weights
+    return out, watched[:, :, 0] / group
 
 
 def _spread(allowed: Tensor, group: int) -> Tensor:
@@ -113,7 +114,8 @@ def prefill(query, keys, values, positions, scaling, window=None, watches=False,
     """Causal attention of a whole prompt over itself, `QUERY_BLOCK` queries at a time where needed.
 
     query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`;
-    positions `[batch, 1, tokens]` (-1: padding) or None when no token is padding. Returns (out like query,
+    positions `[batch, 1, tokens]` (-1: padding) or None when no token is padding. values may be None where
+    only the attention received `watches` is wanted: then so is out. Returns (out like query,
     received `[batch, kv_heads, tokens]` or None): attention received is summed over the real queries, or
     over the `last` of them.
     """
@@ -128,17 +130,21 @@ def prefill(query, keys, values, positions, scaling, window=None, watches=False,
         return out, None
     if positions is None:
         positions = torch.arange(tokens, device=query.device).expand(batch, 1, -1)
-    out = torch.empty_like(query)
+    out = None if values is None else torch.empty_like(query)
     received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if watches else None
     for start in range(0, tokens, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, tokens)
         asked = positions[:, 0, start:end]
         allowed = visible(asked, positions[..., :end], window)
         watch = _watched(asked, positions, last) if watches else None
-        block = attend(query[:, :, start:end], keys[:, :, :end], values[:, :, :end], scaling, allowed, watch)
-        out[:, :, start:end] = block[0]
+        if watch is None and values is None:
+            continue
+        held = keys[:, :, :end], None if values is None else values[:, :, :end]
+        block, weights = attend(query[:, :, start:end], *held, scaling, allowed, watch)
+        if values is not None:
+            out[:, :, start:end] = block
         if watch is not None:
-            received[..., :end] += block[1]
+            received[..., :end] += weights
     return out, received
 
 
