@@ -6,7 +6,7 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 - log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
   context is forked to its choices when they part.
-- rolling log-likelihood: windows as lm-eval makes them; the first four fifths of each window
+- rolling log-likelihood: windows as lm-eval makes them; the first 85 % of each window
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
@@ -42,9 +42,9 @@ CHOICE = "multiple_choice"
 DEFINITIONS = {
     "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
     "then the continuation go through the cache token by token (tail = 1), forked to the choices",
-    "rolling perplexity": "windows as lm-eval makes them; the first four fifths of each window are "
+    "rolling perplexity": f"windows as lm-eval makes them; the first {PREFILLED:.0%} of each window are "
     "prefilled and scored from the prefill, the rest is decoded through the cache, so a method "
-    "shows in a fifth of the tokens",
+    "shows in those tokens only",
     "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
     "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",
 }

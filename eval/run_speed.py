@@ -13,7 +13,7 @@ from . import workers
 from .machine import HERE, code_digest, cores, digest, model_digest
 from .results import SPEED, Store
 from .run import Settings, record
-from .speed import BASELINES, CONTEXTS, LONG, REPEATS, REPEATS_LONG, WIDE, setup, summarize
+from .speed import CONTEXTS, LONG, REPEATS, REPEATS_LONG, WIDE, baselines, setup, summarize
 from .workers import Failed
 
 
@@ -25,7 +25,7 @@ class Plan:
         self.model = WIDE if self.wide else settings.model_name
         self.threads = 1 if not self.wide and settings.small() else cores()
         self.together = self.wide or settings.small()
-        self.methods = [*settings.methods, *BASELINES]
+        self.methods = [*settings.methods, *baselines()]
         self.contexts = CONTEXTS[settings.suite][:: 3 if settings.limit else 1]
 
     def repeats(self, context: int) -> int:

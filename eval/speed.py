@@ -12,7 +12,8 @@ again (interleaved repeats), so that a busy minute of the machine hits all of th
 
 `hf-dynamic`, `hf-static` and `hf-quantized` are transformers' DynamicCache, StaticCache (as long as
 the context) and QuantizedCache (backend fp8, which needs no further package), through `generate`
-with transformers' own sdpa attention on a model of its own.
+with transformers' own sdpa attention on a model of its own. `hf-quanto` and `hf-hqq` are the
+QuantizedCache's other backends, measured where optimum-quanto or hqq is installed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 
 import torch
@@ -38,8 +40,28 @@ BASELINES = {
     "hf-dynamic": "transformers' DynamicCache through generate (sdpa)",
     "hf-static": "transformers' StaticCache of the context's length through generate (sdpa)",
     "hf-quantized": "transformers' QuantizedCache, backend fp8, through generate (sdpa)",
+    "hf-quanto": "transformers' QuantizedCache, backend quanto, 4 bits, through generate (sdpa)",
+    "hf-hqq": "transformers' QuantizedCache, backend hqq, 4 bits, through generate (sdpa)",
 }
+QUANTIZED = {  # what their QuantizedCache is made with
+    "hf-quantized": {"backend": "fp8"},
+    "hf-quanto": {"backend": "quanto", "nbits": 4},
+    "hf-hqq": {"backend": "hqq", "nbits": 4, "axis_key": 1, "axis_value": 1},
+}
+PACKAGES = {"hf-quanto": "optimum-quanto", "hf-hqq": "hqq"}
 WIDE = "wide-random"  # name of the wide suite's model in results
+
+
+def baselines() -> list[str]:
+    """The baselines whose package is installed."""
+
+    def there(name: str) -> bool:
+        try:
+            return name not in PACKAGES or bool(version(PACKAGES[name]))
+        except PackageNotFoundError:
+            return False
+
+    return [name for name in BASELINES if there(name)]
 
 
 def wide_config():
@@ -141,8 +163,8 @@ class Theirs:
 
         if self.kind == "hf-static":
             return StaticCache(config=self.model.config, max_cache_len=context + 1)
-        if self.kind == "hf-quantized":
-            return QuantizedCache(backend="fp8", config=self.model.config)
+        if self.kind in QUANTIZED:
+            return QuantizedCache(config=self.model.config, **QUANTIZED[self.kind])
         return DynamicCache(config=self.model.config)
 
     def measure(self, context: int) -> dict:

@@ -99,8 +99,8 @@ def attend(query, keys, values, scaling, allowed=None, watch=None):
         weights.masked_fill_(~_spread(allowed, group), -torch.inf)
     weights = weights.softmax(-1)
     out = None if values is None else (weights.to(values.dtype) @ values).reshape(query.shape)
-    watched = watch.to(weights.dtype).repeat(1, group)[:, None, None] @ weights
-    return out, watched[:, :, 0] / group
+    counted = weights.view(batch, kv_heads, group, count, -1).mul_(watch[:, None, None, :, None])
+    return out, counted.sum((2, 3)) / group
 
 
 def _spread(allowed: Tensor, group: int) -> Tensor:

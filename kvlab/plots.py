@@ -54,6 +54,8 @@ STYLE = {
     "hf-dynamic": (GREY, "<", "-"),
     "hf-static": (GREY, ">", "--"),
     "hf-quantized": (GREY, "d", "-."),
+    "hf-quanto": (GREY, "8", ":"),
+    "hf-hqq": (GREY, "H", ":"),
 }
 OTHERS = [(BLUE, "8", ":"), (VERMILLION, "H", ":"), (GREEN, "P", ":"), (PURPLE, "D", ":")]
 SETTINGS = {

@@ -18,6 +18,7 @@ from eval.results import SPEED_FIELDS
 def short(monkeypatch):
     monkeypatch.setitem(speed.CONTEXTS, "model", (32, 48))
     monkeypatch.setattr(run_speed, "REPEATS", 2)
+    monkeypatch.setattr(run_speed, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
 
 
 def test_a_run_from_the_command_line(folder, tmp_path, capsys):
@@ -26,7 +27,7 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     methods = ["full", "recompute", "topk:budget=0.5"]
     assert main([*words, "--methods", *methods]) == 0
     rows = json.loads((out / "speed.json").read_text())
-    assert {row["method"] for row in rows} == {*methods, *speed.BASELINES}
+    assert {row["method"] for row in rows} == {*methods, *run_speed.baselines()}
     assert len(rows) == 2 * 6
     for row in rows:
         assert set(SPEED_FIELDS) <= set(row)
@@ -117,3 +118,14 @@ def test_summary_by_hand():
     assert row["prefill_ms"] == 15.0
     assert row["read_gbps"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e9)
     assert row["fraction_of_bandwidth"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e6)
+
+
+def test_baselines_are_those_whose_package_is_there(monkeypatch):
+    def version(package):
+        if package == "hqq":
+            raise speed.PackageNotFoundError
+        return "1"
+
+    monkeypatch.setattr(speed, "version", version)
+    assert speed.baselines() == [name for name in speed.BASELINES if name != "hf-hqq"]
+    assert speed.PACKAGES.keys() <= speed.QUANTIZED.keys() <= speed.BASELINES.keys()
