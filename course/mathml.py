@@ -11,6 +11,7 @@ from latex2mathml.converter import convert
 PARTS = re.compile(
     r"(```.*?```|~~~.*?~~~|`[^`\n]*`)|\$\$(.+?)\$\$|(?<![\\$\w])\$(\S|\S[^$]*?\S)\$(?![\d$])", re.S
 )
+TEXT = re.compile(r"\\text\{[^}]*\}")  # latex2mathml keeps the backslash of an escaped underscore there
 
 
 def formulas(markdown: str) -> str:
@@ -20,7 +21,8 @@ def formulas(markdown: str) -> str:
         code, display, inline = found.groups()
         if code is not None:
             return code
-        math = convert(" ".join((display or inline).split()), display="block" if display else "inline")
+        latex = TEXT.sub(lambda text: text[0].replace(r"\_", "_"), " ".join((display or inline).split()))
+        math = convert(latex, display="block" if display else "inline")
         math = re.sub(r"\s*\n\s*", " ", math)
         return f'\n\n<div class="formula">{math}</div>\n\n' if display else math
 

@@ -115,6 +115,7 @@ def test_what_is_no_formula_stays(text):
     [
         ("of $n$ tokens", ["of <math", "<mi>n</mi>", "</math> tokens"]),
         ("$$\\frac{a}{b}$$", ['<div class="formula"><math', 'display="block"', "<mfrac>"]),
+        ("$\\text{in\\_out}_i$", ["<mtext>in_out</mtext>"]),
         ("$[b, s] \\times h^2$, `$k$`", ["<msup>", "&#x000D7;", "</math>, `$k$`"]),
     ],
 )
