@@ -19,6 +19,7 @@ from ..store.static import Roomy, Static
 
 BUFFERS = (Growing, Static, Roomy)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
+executed = 0  # FLOPs of all calls so far: torch's counter does not see them
 
 
 def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
@@ -50,9 +51,11 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
     """
     from . import cpu
 
+    global executed
     batch, heads, _, head_dim = query.shape
     kv_heads, count = store.keys[0].shape[1], store.length
     kernel = cpu.compiled(*_layout(store, head_dim))
+    executed += 4 * query.numel() * count
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
     arrays = (query[:, :, 0] * scaling).contiguous().numpy(), *_numpy(store.keys), *_numpy(store.values), mask
     splits = -(-count // cpu.SPLIT)

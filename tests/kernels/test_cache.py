@@ -6,6 +6,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 import kvlab.cache
+from kvlab.arithmetic import count_flops
 from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
 from kvlab.place import Host, TopK
@@ -62,6 +63,16 @@ def test_logits_are_those_without_kernels(name, fork, calls, monkeypatch):
     expected = decoded(model, FITTING[name], prompts, fork)
     assert (found - expected).norm() < 0.02 * expected.norm()
     assert len(calls) == 5 * model.config.num_hidden_layers
+
+
+def test_the_flops_of_a_step_are_those_without_kernels(calls, monkeypatch):
+    counts, model = [], llama()
+    for _ in range(2):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
+        stepper.feed(prompt(23))
+        counts.append(count_flops(lambda: stepper.feed(prompt(1))))  # noqa: B023
+        monkeypatch.setattr(kvlab.cache, "fits", lambda *_: False)
+    assert counts[0] == counts[1] and len(calls) == model.config.num_hidden_layers
 
 
 @pytest.mark.parametrize("name", OTHERS)
