@@ -6,7 +6,7 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 - log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
   context is forked to its choices when they part.
-- rolling log-likelihood: windows as lm-eval makes them; the first 85 % of each window
+- rolling log-likelihood: windows as lm-eval makes them; the first 90 % of each window
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
@@ -35,7 +35,7 @@ from .batching import TAIL, Meter
 from .scoring import Scorer
 from .writing import generate
 
-PREFILLED = 0.85  # part of a rolling window that is prefilled
+PREFILLED = 0.9  # part of a rolling window that is prefilled
 BATCH = 64  # rows decoded together
 CHOICE = "multiple_choice"
 

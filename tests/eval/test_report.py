@@ -132,7 +132,7 @@ def test_the_page_says_how_it_was_made(written):
     page = written[1]
     for words in (
         "tail = 1",
-        "the first 85% of each window",
+        "the first 90% of each window",
         "python -m eval all --limit 100",
         "abc",
         "H2O",
