@@ -14,7 +14,7 @@ from .results import Store
 from .run import Settings, record
 from .workers import Failed
 
-HEAVY = ("needle_em", "needle", "prose")  # local tasks that take longest go first
+HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks that take longest go first
 
 
 def configuration(settings: Settings, task: str) -> dict:
