@@ -26,7 +26,7 @@ from .batching import TAIL, TOKENS_LONG, Meter
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
-DECODED = 32  # predictions scored per story
+DECODED = 24  # predictions scored per story
 
 
 def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Tensor:

@@ -18,6 +18,8 @@ from transformers.cache_utils import CacheLayerMixin
 from kvlab.attention import own_positions, prefill
 from kvlab.decode import Stepper
 
+from .batching import TOKENS
+
 
 class Recorder(Cache):
     """Stands where a kvlab cache stands during one prefill and keeps what passes by."""
@@ -26,6 +28,14 @@ class Recorder(Cache):
 
     def __init__(self, layers: int):
         super().__init__(layers=[Record() for _ in range(layers)])
+
+    def join(self, parts: list[Recorder], mask: Tensor | None) -> None:
+        """Become the record of all rows, from those of some rows each; mask `[batch, tokens]` of all."""
+        for layer, *others in zip(self.layers, *(part.layers for part in parts), strict=True):
+            for name in ("query", "key", "value"):
+                setattr(layer, name, torch.cat([getattr(other, name) for other in others]))
+            layer.scaling, layer.window = others[0].scaling, others[0].window
+            layer.mask = mask if mask is None or not bool(mask.all()) else None
 
 
 class Record(CacheLayerMixin):
@@ -77,6 +87,20 @@ def fill(cache, record: Recorder) -> None:
         layer.fill(seen.query, seen.key, seen.value, seen.mask, seen.scaling, received)
 
 
+def recorded(model, layers: int, ids: Tensor, mask: Tensor | None, last: bool) -> tuple[Recorder, Tensor]:
+    """One pass over the prompts, few rows at a time: activations then stay in the processor's cache."""
+    parts, logits = [], []
+    for rows in torch.arange(len(ids)).split(max(1, TOKENS // ids.shape[1])):
+        parts.append(Recorder(layers))
+        real = None if mask is None else mask[rows]
+        logits.append(Stepper(model, parts[-1]).feed(ids[rows], attention_mask=real, last=last))
+    if len(parts) == 1:
+        return parts[0], logits[0]
+    record = Recorder(layers)
+    record.join(parts, mask)
+    return record, torch.cat(logits)
+
+
 @torch.inference_mode()
 def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) -> Iterator[tuple]:
     """Prefill every cache with one prompt batch: yields (name, Stepper, logits), one after the other.
@@ -94,8 +118,7 @@ def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) ->
                 found = stepper.feed(ids, attention_mask=mask, last=last)
             else:
                 if record is None:
-                    record = Recorder(len(cache.layers))
-                    logits = Stepper(model, record).feed(ids, attention_mask=mask, last=last)
+                    record, logits = recorded(model, len(cache.layers), ids, mask, last)
                 fill(cache, record)
                 stepper.ids, stepper.padded = ids, mask is not None
                 stepper.mask = torch.ones_like(ids) if mask is None else mask

@@ -13,7 +13,7 @@ from . import workers
 from .machine import HERE, code_digest, cores, digest, model_digest
 from .results import SPEED, Store
 from .run import Settings, record
-from .speed import CONTEXTS, LONG, REPEATS, REPEATS_LONG, WIDE, baselines, setup, summarize
+from .speed import CONTEXTS, REPEATS, WIDE, baselines, setup, summarize
 from .workers import Failed
 
 
@@ -28,10 +28,9 @@ class Plan:
         self.methods = [*settings.methods, *baselines()]
         self.contexts = CONTEXTS[settings.suite][:: 3 if settings.limit else 1]
 
-    def repeats(self, context: int) -> int:
-        if self.settings.limit:
-            return 1
-        return REPEATS if context <= LONG else REPEATS_LONG
+    @property
+    def repeats(self) -> int:
+        return 1 if self.settings.limit else REPEATS
 
     def task(self, context: int) -> str:
         return f"{SPEED}{self.settings.suite}:{context}"
@@ -44,7 +43,7 @@ class Plan:
             "device": self.settings.device,
             "dtype": self.settings.dtype,
             "threads": self.threads,
-            "repeats": self.repeats(context),
+            "repeats": self.repeats,
         }
 
     def missing(self, store: Store) -> list[tuple[int, str]]:
@@ -70,7 +69,7 @@ def speed(settings: Settings, store: Store, show) -> int:
     show.kept(total - len(cells), total, "speed cells")
     needed = [method for method in plan.methods if any(method == m for _, m in cells)]
     failed, bandwidth = 0, [None]
-    with show.bar("speed", sum(plan.repeats(context) for context, _ in cells)) as bar:
+    with show.bar("speed", plan.repeats * len(cells)) as bar:
         for group in [needed] if plan.together else [[method] for method in needed]:
             mine = [cell for cell in cells if cell[1] in group]
             failed += _measure(plan, mine, group, store, show, bar, bandwidth)
@@ -107,7 +106,7 @@ def _measure(plan: Plan, cells, group, store: Store, show, bar, bandwidth: list)
         if bandwidth[0] is None:
             bandwidth[0] = ask(next(iter(about)), "bandwidth")
         for context in dict.fromkeys(context for context, _ in cells):
-            for _ in range(plan.repeats(context)):
+            for _ in range(plan.repeats):
                 for method in [m for c, m in cells if c == context]:
                     bar.at((method, f"{context} tokens"), 0, 1)
                     started = time.perf_counter()
@@ -119,7 +118,7 @@ def _measure(plan: Plan, cells, group, store: Store, show, bar, bandwidth: list)
                     bar.done((method, f"{context} tokens"))
             for method in [m for c, m in cells if c == context and m in about]:
                 repeats = found.get((context, method))
-                if repeats and len(repeats) == plan.repeats(context):
+                if repeats and len(repeats) == plan.repeats:
                     _save(plan, store, context, method, repeats, about[method], bandwidth[0])
     finally:
         for worker in timed.values():

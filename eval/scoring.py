@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvlab.decode import Stepper
 
-from .batching import LOGITS, TAIL, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
+from .batching import LOGITS, TAIL, TOKENS, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
 from .prefill import shared
 
 
@@ -188,8 +188,14 @@ class Scorer:
             texts = [row for _, row in part]
             lasting = {name: cache for name, cache in self.caches.items() if not cache.recompute}
             passing = {name: cache for name, cache in self.caches.items() if cache.recompute}
-            found = self._window(lasting, texts, prefilled) | self._window(passing, texts, 1.0)
+            found = self._window(lasting, texts, prefilled) | {name: [] for name in passing}
+            few = max(1, TOKENS // len(texts[0][0]))  # rows at a time, where nothing is decoded
+            for start in range(0, len(texts) if passing else 0, few):
+                for name, scores in self._window(passing, texts[start : start + few], 1.0).items():
+                    found[name] += scores
             for name, scores in found.items():
+                if name in self.errors:
+                    continue
                 for (index, _), score in zip(part, scores, strict=True):
                     answers[name][index] = score
             self.advance(len(part))

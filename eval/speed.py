@@ -32,9 +32,7 @@ from kvlab.models import source_of
 
 STEPS = 16  # tokens decoded per repeat
 STEPS_RECOMPUTE = 3  # the same for `recompute`, where each step costs a prefill
-REPEATS = 3
-REPEATS_LONG = 2  # at contexts above LONG
-LONG = 512
+REPEATS = 2
 CONTEXTS = {"model": (256, 512, 1024, 2048), "wide": (1024, 2048, 4096, 8192, 16384)}
 BASELINES = {
     "hf-dynamic": "transformers' DynamicCache through generate (sdpa)",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import kvlab
+from eval import prefill
 from eval.accuracy import KVLabLM
 from eval.prefill import shared
 from kvlab.decode import Stepper
@@ -13,8 +14,10 @@ from kvlab.decode import Stepper
 METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]
 
 
+@pytest.mark.parametrize("rows_at_once", [1, 2, 3])
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_filled_cache_is_a_prefilled_one(loaded, padded):
+def test_a_filled_cache_is_a_prefilled_one(loaded, padded, rows_at_once, monkeypatch):
+    monkeypatch.setattr(prefill, "TOKENS", 40 * rows_at_once)
     model = loaded[0]
     torch.manual_seed(0)
     ids, mask = torch.randint(0, 400, (3, 40)), None
