@@ -13,6 +13,7 @@ import shlex
 import sys
 from pathlib import Path
 
+from . import workers
 from .machine import Problem, one_line
 from .workers import Failed
 
@@ -136,6 +137,8 @@ def settings_of(arguments):
 
 def work(arguments, command: str) -> int:
     """Do what was asked; returns the exit code."""
+    if arguments.command in ("all", "accuracy") and arguments.jobs is None and arguments.model is None:
+        workers.get_ready()
     from . import report
     from .results import Store, write_json
     from .show import Show

@@ -26,7 +26,7 @@ class Plan:
         self.threads = 1 if not self.wide and settings.small() else cores()
         self.together = self.wide or settings.small()
         self.methods = [*settings.methods, *baselines()]
-        self.contexts = CONTEXTS[settings.suite][:: 3 if settings.limit else 1]
+        self.contexts = CONTEXTS[settings.suite][: 1 if settings.limit else None]
 
     @property
     def repeats(self) -> int:

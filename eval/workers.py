@@ -17,6 +17,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
 from .machine import one_line
@@ -61,6 +62,12 @@ def keep_memory() -> None:
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own
         libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def get_ready() -> None:
+    """Start the fork server: it imports what workers need while this process still looks at its arguments."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
 
 
 def _serve(connection, setup, options, threads) -> None:
