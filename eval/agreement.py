@@ -27,20 +27,21 @@ from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
 DECODED = 24  # predictions scored per story
+STORIES = 48  # at most
 
 
 def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Tensor:
     """Stories long enough -> token ids `[stories, prompt + DECODED - 1]`.
 
     A model with a context shorter than PROMPT + DECODED gets a shorter prompt. Texts that are too
-    short are left out, and so are those beyond `limit`.
+    short are left out, and so are those beyond `limit` (default: STORIES).
     """
     length = min(PROMPT + DECODED - 1, longest)
     encoded = [tokenizer.encode(text)[:length] for text in texts]
     fitting = [ids for ids in encoded if len(ids) == length]
     if not fitting or length <= DECODED:
         raise ValueError(f"agreement: no story has {length} tokens for this model's tokenizer")
-    return torch.tensor(fitting[:limit])
+    return torch.tensor(fitting[: limit or STORIES])
 
 
 @torch.inference_mode()

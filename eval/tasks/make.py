@@ -16,7 +16,7 @@ from kvlab.workshop import corpus, words
 
 DATA = Path(__file__).resolve().parent / "data"
 CHECKPOINT = Path(corpus.__file__).parent / "checkpoint"
-ROWS = {"recall": 96, "needle": 60, "chain": 60}  # whole turns of the kinds below; the time decides
+ROWS = {"recall": 96, "needle": 48, "chain": 60}  # whole turns of the kinds below; the time decides
 RECALL_FACTS = (14, 18, 22)  # facts of a document, in turn
 NEEDLE_SENTENCES = (15, 30, 60)  # sentences of prose around four facts, in turn
 CHAIN_FACTS, CHAIN_SENTENCES = 8, 6
