@@ -125,7 +125,7 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
 
     def score(lm, task, limit):
         asked.append((lm.method, task.task_name))
-        if task.task_name == "chain" and len(asked) == 3:
+        if task.task_name == "recall" and len(asked) == 3:
             raise KeyboardInterrupt
         return true_score(lm, task, limit)
 
@@ -138,7 +138,7 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     asked.clear()
     monkeypatch.setattr(accuracy, "score", lambda *args: asked.append(args[1].task_name) or true_score(*args))
     assert main(["accuracy", *base]) == 0
-    assert asked == ["chain", "chain"]
+    assert asked == ["recall", "recall"]
     assert "2 of 4 accuracy cells are kept" in capsys.readouterr().err
     after = cells(tmp_path)
     assert len(after) == 4
