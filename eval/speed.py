@@ -125,9 +125,18 @@ def tensor_bytes(cache) -> int:
         for value in vars(layer).values():
             for item in value if isinstance(value, tuple | list) else (value,):
                 if isinstance(item, torch.Tensor):
-                    storage = item.untyped_storage()
-                    found[storage.data_ptr()] = storage.nbytes()
+                    for part in plain(item):
+                        storage = part.untyped_storage()
+                        found[storage.data_ptr()] = storage.nbytes()
     return sum(found.values())
+
+
+def plain(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that one is made of: itself, or those inside a subclass, as quanto's packed ones."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        return [tensor]
+    inside = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for one in inside for part in plain(one)]
 
 
 class Ours:
