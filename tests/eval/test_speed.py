@@ -129,3 +129,14 @@ def test_baselines_are_those_whose_package_is_there(monkeypatch):
     monkeypatch.setattr(speed, "version", version)
     assert speed.baselines() == [name for name in speed.BASELINES if name != "hf-hqq"]
     assert speed.PACKAGES.keys() <= speed.QUANTIZED.keys() <= speed.BASELINES.keys()
+
+
+def test_a_tensor_made_of_others_counts_as_those():
+    class Packed:
+        data, scale = torch.zeros(8), torch.zeros(2)
+
+        def __tensor_flatten__(self):
+            return ["data", "scale"], None
+
+    assert [part.nbytes for part in speed.plain(Packed())] == [32, 8]
+    assert speed.plain(Packed.data) == [Packed.data]
