@@ -89,13 +89,13 @@ def _rounded(form: Int, smooth: float | None, sinks: int) -> dict:
 
 @method("int8")
 def _int8(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
-    """Keys and values as 8-bit integers with a scale per token and group of channels, or per `axis`."""
+    """Keys and values as 8-bit integers with a scale per token and group of channels, or per axis."""
     return _rounded(Int(8, group, axis, symmetric, scale, nonfinite), smooth, sinks)
 
 
 @method("int4")
 def _int4(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
-    """Keys and values as 4-bit integers, two per byte, with a scale per token and group, or per `axis`."""
+    """Keys and values as 4-bit integers, two per byte, with a scale per token and group, or per axis."""
     return _rounded(Int(4, group, axis, symmetric, scale, nonfinite), smooth, sinks)
 
 
@@ -119,7 +119,7 @@ def _kivi4(group=32, recent=32, nonfinite="refuse"):
 
 @method("fp8")
 def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse"):
-    """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless `axis` names what shares one."""
+    """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless axis names what shares one."""
     return {"store": Float8(format, axis, group, scale, nonfinite)}
 
 
