@@ -116,6 +116,12 @@ class Link:
         ready = self._mark()
         return self._submit(lambda: self._to_host(parts, ready), "host", **about)
 
+    def drain(self) -> None:
+        """Wait until nothing is under way, or its worker is gone. Results stay for those who asked."""
+        for transfer in list(self.records):
+            while not transfer._done.wait(0.2) and transfer._worker.is_alive():
+                pass
+
     def release(self, parts: tuple[Tensor, ...]) -> None:
         """The tensors of a finished fetch are used no more."""
         self.staging.give_back(parts)

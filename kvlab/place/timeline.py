@@ -72,12 +72,14 @@ class Timeline:
         self._before = "ffn" if what == "attention" else outside
 
     def end(self, links) -> None:
-        """Recording ends: add what the links carried meanwhile, and let time start at 0."""
+        """Recording ends: add all that was asked of the links meanwhile, also what arrives only now (the last
+        write, a prefetch for a step that never came), and let time start at 0."""
         if not self.spans:
             return
         origin = self.spans[0].start
         starts = [min(s.start for s in self.spans if s.step == step) for step in range(self._step + 1)]
         for link in links:
+            link.drain()
             for done in [t for t in link.records if t.submitted >= origin and t.finished]:
                 step = bisect.bisect(starts, done.submitted) - 1
                 lane = f"to {done.toward}"

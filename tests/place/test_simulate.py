@@ -1,5 +1,6 @@
 """The simulator, against schedules worked out by hand and against what the modelled link recorded."""
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -9,10 +10,12 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
-from kvlab.place import ModelledLink
+from kvlab.place import Host, ModelledLink
 from kvlab.place import simulate as simulator
+from kvlab.place.link import Link
 from kvlab.place.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
 from kvlab.place.timeline import record
+from kvlab.store.static import Roomy
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
 A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
@@ -130,6 +133,25 @@ def test_the_work_of_a_recorded_run(spec):
         assert {w.write for row in found for w in row} == {2 * 2 * 8 * 4}
     again = simulate(found, ModelledLink(1e12, latency=0))
     assert again.seconds == pytest.approx(spent + again.total("stall"))
+
+
+def test_a_recording_ends_when_its_transfers_have():
+    """The last write may arrive long after the last step; it is in the timeline all the same."""
+
+    class Late(Link):
+        def _to_host(self, parts, ready):
+            time.sleep(0.1)
+            return super()._to_host(parts, ready)
+
+    model = tiny("llama")
+    cache = kvlab.KVCache(model, store=Roomy(), place=Host(link=Late()))
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(20))
+    with record(model, cache) as timeline:
+        stepper.feed(prompt(1))
+    writes = [span for span in timeline.transfers if span.lane == "to host"]
+    assert [span.layer for span in writes] == [0, 1, 2, 3]
+    assert writes[-1].end > timeline.compute[-1].end
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
