@@ -36,13 +36,12 @@ def _half(bits):
 
 
 @njit(inline="always", fastmath=True)
-def _value(kind, code, high):
-    """The number that a code stands for, without its scale; `high`: of an int4 byte, the upper half."""
+def _value(kind, code):
+    """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
     if kind == INT8:
         return np.float32(code)
-    if kind == INT4:
-        nibble = np.int32(code) >> 4 if high else np.int32(code) & 15
-        return np.float32(np.int32(nibble - 8))
+    if kind == INT4:  # numba widens what it adds to 64 bits; cut back at once, 16 of them fit a register
+        return np.float32(np.int32(np.int32(np.int32(code) & 15) - 8))
     bits = np.int32(code)
     if kind == E4M3:
         normal = np.int32(((bits & 127) << 20) + (120 << 23)).view(np.float32)
@@ -51,6 +50,12 @@ def _value(kind, code, high):
         normal = np.int32(((bits & 127) << 21) + (112 << 23)).view(np.float32)
         size = normal if bits & 124 else np.float32(np.int32(bits & 3)) * np.float32(2.0**-16)
     return -size if bits & 128 else size
+
+
+@njit(inline="always", fastmath=True)
+def _upper(code):
+    """The number that the upper half of an int4 byte stands for."""
+    return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
 
 
 @njit(fastmath=True)
@@ -71,44 +76,70 @@ def _exp(x):
 
 
 @njit(inline="always", fastmath=True)
-def _scale(kind, scales, group):
-    return np.float32(1.0) if kind >= E4M3 else _half(scales[group])
+def _scale(kind, group, head_dim, scales, channel):
+    """What a channel's code is multiplied by within a sum; a scale of the whole vector waits for its end."""
+    return _half(scales[channel // group]) if kind < E4M3 and group < head_dim else np.float32(1.0)
 
 
 @njit(inline="always", fastmath=True)
-def _dot(kind, group, piece, quads, q, code, scales, high):
-    """Query times one token's K, or its half. Four pieces that share a scale are summed side by side."""
-    score, start = np.float32(0.0), 4 * piece * quads if high else 0
-    for quad in range(quads):
-        c0 = quad * 4 * piece
+def _dot(kind, group, head_dim, q, code, scales):
+    """Query times one token's K. Four pieces of codes side by side, with both halves of int4's, so that a
+    byte is loaded once and the lanes of a register are added up once."""
+    width = head_dim // 2 if kind == INT4 else head_dim
+    piece = min(group, width // 4)  # codes that share a scale
+    score = np.float32(0.0)
+    for c0 in range(0, width, 4 * piece):
         c1, c2, c3 = c0 + piece, c0 + 2 * piece, c0 + 3 * piece
-        q0, q1, q2, q3 = start + c0, start + c1, start + c2, start + c3
-        d0 = d1 = d2 = d3 = np.float32(0.0)
+        s0, s1 = _scale(kind, group, head_dim, scales, c0), _scale(kind, group, head_dim, scales, c1)
+        s2, s3 = _scale(kind, group, head_dim, scales, c2), _scale(kind, group, head_dim, scales, c3)
+        if kind == INT4:
+            u0, u1, u2, u3 = width + c0, width + c1, width + c2, width + c3
+            z0, z1 = _scale(kind, group, head_dim, scales, u0), _scale(kind, group, head_dim, scales, u1)
+            z2, z3 = _scale(kind, group, head_dim, scales, u2), _scale(kind, group, head_dim, scales, u3)
+        d = np.float32(0.0)
         for j in range(piece):
-            d0 += q[q0 + j] * _value(kind, code[c0 + j], high)
-            d1 += q[q1 + j] * _value(kind, code[c1 + j], high)
-            d2 += q[q2 + j] * _value(kind, code[c2 + j], high)
-            d3 += q[q3 + j] * _value(kind, code[c3 + j], high)
-        score += d0 * _scale(kind, scales, q0 // group) + d1 * _scale(kind, scales, q1 // group)
-        score += d2 * _scale(kind, scales, q2 // group) + d3 * _scale(kind, scales, q3 // group)
-    return score
+            b0, b1, b2, b3 = code[c0 + j], code[c1 + j], code[c2 + j], code[c3 + j]
+            d += s0 * (q[c0 + j] * _value(kind, b0)) + s1 * (q[c1 + j] * _value(kind, b1))
+            d += s2 * (q[c2 + j] * _value(kind, b2)) + s3 * (q[c3 + j] * _value(kind, b3))
+            if kind == INT4:
+                d += z0 * (q[u0 + j] * _upper(b0)) + z1 * (q[u1 + j] * _upper(b1))
+                d += z2 * (q[u2 + j] * _upper(b2)) + z3 * (q[u3 + j] * _upper(b3))
+        score += d
+    return score * _half(scales[0]) if kind < E4M3 and group == head_dim else score
 
 
 @njit(inline="always", fastmath=True)
-def _add(kind, group, piece, quads, total, weight, code, scales, high):
-    """Add one token's V, or its half, times its weight, to `total`."""
-    start = 4 * piece * quads if high else 0
-    for quad in range(quads):
-        c0 = quad * 4 * piece
-        c1, c2, c3 = c0 + piece, c0 + 2 * piece, c0 + 3 * piece
-        t0, t1, t2, t3 = start + c0, start + c1, start + c2, start + c3
-        w0, w1 = weight * _scale(kind, scales, t0 // group), weight * _scale(kind, scales, t1 // group)
-        w2, w3 = weight * _scale(kind, scales, t2 // group), weight * _scale(kind, scales, t3 // group)
-        for j in range(piece):
-            total[t0 + j] += w0 * _value(kind, code[c0 + j], high)
-            total[t1 + j] += w1 * _value(kind, code[c1 + j], high)
-            total[t2 + j] += w2 * _value(kind, code[c2 + j], high)
-            total[t3 + j] += w3 * _value(kind, code[c3 + j], high)
+def _weight(kind, group, weight, scales, channel):
+    """A token's weight times its scale for a channel."""
+    return weight * _half(scales[channel // group]) if kind < E4M3 else weight
+
+
+@njit(inline="always", fastmath=True)
+def _add(kind, group, head_dim, total, weights, codes, scales, at, last):
+    """Add the V of four tokens, each times its weight, to `total`, which so is loaded and stored once.
+
+    weights: of token `at` and the next three; 0 for those beyond `last`, which is read in their place.
+    """
+    width = head_dim // 2 if kind == INT4 else head_dim
+    piece = min(group, width)
+    t1, t2, t3 = min(at + 1, last), min(at + 2, last), min(at + 3, last)
+    a, b, c, d = codes[at], codes[t1], codes[t2], codes[t3]
+    for start in range(0, width, piece):
+        wa = _weight(kind, group, weights[0], scales[at], start)
+        wb = _weight(kind, group, weights[1], scales[t1], start)
+        wc = _weight(kind, group, weights[2], scales[t2], start)
+        wd = _weight(kind, group, weights[3], scales[t3], start)
+        if kind == INT4:
+            xa = _weight(kind, group, weights[0], scales[at], width + start)
+            xb = _weight(kind, group, weights[1], scales[t1], width + start)
+            xc = _weight(kind, group, weights[2], scales[t2], width + start)
+            xd = _weight(kind, group, weights[3], scales[t3], width + start)
+        for j in range(start, start + piece):
+            total[j] += wa * _value(kind, a[j]) + wb * _value(kind, b[j])
+            total[j] += wc * _value(kind, c[j]) + wd * _value(kind, d[j])
+            if kind == INT4:
+                total[width + j] += xa * _upper(a[j]) + xb * _upper(b[j])
+                total[width + j] += xc * _upper(c[j]) + xd * _upper(d[j])
 
 
 @cache
@@ -120,16 +151,13 @@ def compiled(kind: int, head_dim: int, group: int):
     splits first..last-1 and writes each one's `[group of heads, head_dim + 2]` (weighted sum of V, sum of
     weights, largest score) into parts `[splits, heads per KV head, head_dim + 2]`.
     """
-    width = head_dim // 2 if kind == INT4 else head_dim
-    piece = min(group, width // 4)  # codes that share a scale
-    quads = width // (4 * piece)
 
     @njit(nogil=True, fastmath=True, cache=True)
     def kernel(query, keys, key_scales, values, value_scales, allowed, count, first, last, parts):
         kv_heads = keys.shape[1]
         share = query.shape[1] // kv_heads
         splits = (count + SPLIT - 1) // SPLIT
-        scores = np.empty(BLOCK, np.float32)
+        scores = np.empty(BLOCK + 3, np.float32)
         total = np.empty(head_dim, np.float32)
         for item in range(first, last):
             b, h = item // (kv_heads * splits), item // splits % kv_heads
@@ -144,10 +172,7 @@ def compiled(kind: int, head_dim: int, group: int):
                 for at in range(start, end, BLOCK):
                     size = min(BLOCK, end - at)
                     for t in range(size):
-                        score = _dot(kind, group, piece, quads, q, k[at + t], ks[at + t], False)
-                        if kind == INT4:
-                            score += _dot(kind, group, piece, quads, q, k[at + t], ks[at + t], True)
-                        scores[t] = score
+                        scores[t] = _dot(kind, group, head_dim, q, k[at + t], ks[at + t])
                     if allowed.shape[2]:
                         for t in range(size):
                             if not allowed[b, masked, at + t]:
@@ -165,10 +190,9 @@ def compiled(kind: int, head_dim: int, group: int):
                         scores[t] = _exp(scores[t] - most)
                     for t in range(size):
                         weight += scores[t]
-                    for t in range(size):
-                        _add(kind, group, piece, quads, total, scores[t], v[at + t], vs[at + t], False)
-                        if kind == INT4:
-                            _add(kind, group, piece, quads, total, scores[t], v[at + t], vs[at + t], True)
+                    scores[size : size + 3] = 0.0
+                    for t in range(0, size, 4):
+                        _add(kind, group, head_dim, total, scores[t : t + 4], v, vs, at + t, end - 1)
                 parts[item, s, :head_dim] = total
                 parts[item, s, head_dim] = weight
                 parts[item, s, head_dim + 1] = most
