@@ -22,7 +22,7 @@ help: ## list the targets
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo "The first target you run sets up $(VENV) (about two minutes, 2 GB)."
+	@echo "The first target you run sets up $(VENV) (two to three minutes, 2 GB)."
 
 demo: $(READY) ## run every method on the built-in model and write a report
 	$(PY) -m eval all --out results/demo
@@ -112,7 +112,7 @@ $(READY):
 	    "(on Debian and Ubuntu: apt install python3-venv)." >&2; \
 	  exit 1; \
 	fi; \
-	echo "Setting up $(VENV) with $$("$$found" --version) (once, about two minutes) ..."; \
+	echo "Setting up $(VENV) with $$("$$found" --version) (once, two to three minutes) ..."; \
 	"$$found" -m venv $(VENV); \
 	$(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
 	$(PY) -m kvlab.kernels; \
