@@ -5,7 +5,7 @@ import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-import kvlab.cache
+import kvlab.layer
 from kvlab.arithmetic import count_flops
 from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
@@ -36,8 +36,8 @@ def llama(kv_heads: int = 2):
 @pytest.fixture()
 def calls(monkeypatch):
     """A list that grows by one entry for every call of a kernel."""
-    made, attend = [], kvlab.cache.attend_packed
-    monkeypatch.setattr(kvlab.cache, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
+    made, attend = [], kvlab.layer.attend_packed
+    monkeypatch.setattr(kvlab.layer, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
     return made
 
 
@@ -59,7 +59,7 @@ def test_logits_are_those_without_kernels(name, fork, calls, monkeypatch):
     fork = None if fork is None else torch.tensor(fork)
     found = decoded(model, FITTING[name], prompts, fork)
     assert len(calls) == 5 * model.config.num_hidden_layers
-    monkeypatch.setattr(kvlab.cache, "fits", lambda *_: False)
+    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
     expected = decoded(model, FITTING[name], prompts, fork)
     assert (found - expected).norm() < 0.02 * expected.norm()
     assert len(calls) == 5 * model.config.num_hidden_layers
@@ -71,7 +71,7 @@ def test_the_flops_of_a_step_are_those_without_kernels(calls, monkeypatch):
         stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
         stepper.feed(prompt(23))
         counts.append(count_flops(lambda: stepper.feed(prompt(1))))  # noqa: B023
-        monkeypatch.setattr(kvlab.cache, "fits", lambda *_: False)
+        monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
     assert counts[0] == counts[1] and len(calls) == model.config.num_hidden_layers
 
 
