@@ -163,23 +163,22 @@ def bits_figure(rows: list[dict]):
 
 
 def drift_figure(rows: list[dict]):
-    """Perplexity along a long text."""
+    """Perplexity along a long text, over that of the full cache on the same tokens."""
     figure, (panel,) = plots.canvas(6.4, 3.6)
-    looks = {"full": ("k", "-"), "int8": (plots.GREEN, "-"), "int4": (plots.VERMILLION, "-")}
-    for name in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == name and row["metric"] == "perplexity"]
-        colour, _ = looks[name.partition(",")[0]]
+    colours = {"int8": plots.GREEN, "int4": plots.VERMILLION}
+    curves: dict[str, dict[int, float]] = {}
+    for row in rows:
+        if row["metric"] == "perplexity":
+            curves.setdefault(row["method"], {})[row["tokens"]] = row["value"]
+    full = curves.pop("full")
+    for name, curve in curves.items():
         line = "--" if "re-quantized" in name else ":" if "per token" in name else "-"
+        excess = [100 * (value / full[tokens] - 1) for tokens, value in curve.items()]
         panel.plot(
-            [r["tokens"] for r in mine],
-            [r["value"] for r in mine],
-            line,
-            marker="o",
-            color=colour,
-            ms=4,
-            label=name,
+            list(curve), excess, line, marker="o", ms=4, color=colours[name.partition(",")[0]], label=name
         )
-    panel.set(xlabel="tokens decoded", ylabel=f"perplexity of the last {LAST} tokens")
+    panel.axhline(0, color=plots.INK, lw=1)
+    panel.set(xlabel="tokens decoded", ylabel=f"perplexity of {LAST} tokens,\n% above the full cache's")
     panel.grid(True)
     panel.legend(frameon=False, fontsize=8.5)
     return figure
