@@ -18,7 +18,7 @@ window_start = Exercise(
             lambda appended, spare: appended
         ),
         "off by one: with `spare` free rows the window can stand at spare + 1 places": (
-            lambda appended, spare: appended % spare if spare else 0
+            lambda appended, spare: appended % spare  # and so an error where nothing is spare
         ),
         "that is the number of copies; the start is what remains": (
             lambda appended, spare: appended // (spare + 1)

@@ -120,9 +120,11 @@ def _try(function: Callable, case: tuple):
 
 def _difference(cases, given, wanted, tolerance: float) -> str:
     """What the first wrong case shows: an error, another shape, or another value."""
-    for number, (one, other) in enumerate(zip(given, wanted), 1):
+    for number, (case, one, other) in enumerate(zip(cases, given, wanted), 1):
         if same(one, other, tolerance):
             continue
+        asked = ", ".join(repr(part) for part in case)
+        asked = f" ({asked})" if len(asked) <= 40 else ""  # not for tensors
         if isinstance(one, Exception):
             return f"it stops with {type(one).__name__}: {one}"
         if isinstance(other, Tensor) and isinstance(one, Tensor) and one.shape != other.shape:
@@ -130,7 +132,7 @@ def _difference(cases, given, wanted, tolerance: float) -> str:
         if isinstance(other, Tensor) and isinstance(one, Tensor):
             worst = (one.double() - other.double()).abs().max().item()
             return f"case {number} of {len(cases)}: the largest difference is {worst:.3g}"
-        return f"case {number} of {len(cases)}: got {_short(one)}, expected {_short(other)}"
+        return f"case {number} of {len(cases)}{asked}: got {_short(one)}, expected {_short(other)}"
     return "the results differ"
 
 
