@@ -11,6 +11,7 @@ The recipe, in the order in which it matters:
 4. *Stay alike*: once grown, a small penalty keeps the inputs of successive blocks alike from a
    quarter of the depth on (`unlike`), as they are in large models by themselves.
 5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
+6. *Balance* (OPT only, at the export): `balance.py` rewrites W_q and W_k without changing what they say.
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
 included, is in one file that is replaced atomically: stop the run at any point, start the same
@@ -30,6 +31,7 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer
 
 from kvlab.workshop import corpus
+from kvlab.workshop.balance import balance, documents
 from kvlab.workshop.circuit import CONTEXT, build, grow
 from kvlab.workshop.examine import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
 from kvlab.workshop.rows import LEVELS, Rows
@@ -234,6 +236,8 @@ def main(given=None) -> None:
     keep()
     print(f"{step} steps, {tokens} tokens, {used / 60:.1f} minutes\n{table(model, tokenizer, valid)}")
     if args.export:
+        if args.arch == "opt":
+            balance(model, [tokenizer(text)["input_ids"] for text in documents()])
         print("sha256", export(model, tokenizer, args.export))
 
 
