@@ -111,16 +111,25 @@ def test_tokenizer_has_a_token_for_every_word_of_the_lists(stories):
     assert tokenizer.decode(tokenizer("Ünlikely 🐟")["input_ids"]) == "Ünlikely 🐟"
 
 
-def test_export_loads_without_a_network(stories, tmp_path, monkeypatch):
+@pytest.mark.parametrize("arch", ["llama", "opt"])
+def test_export_loads_without_a_network(arch, stories, tmp_path, monkeypatch):
+    balanced, balance = [], train.balance
+    monkeypatch.setattr(
+        train, "balance", lambda model, rows: balanced.append(len(rows)) or balance(model, rows)
+    )
     monkeypatch.setattr(train, "table", lambda *_: "")
     folder = tmp_path / "model"
-    more = ["--steps", "2", "--grow-at", "0", "--export", str(folder)]
+    more = ["--arch", arch, "--steps", "2", "--grow-at", "0", "--export", str(folder)]
     train.main(command(stories, tmp_path / "run", *more))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert model.config.num_hidden_layers == 8 and model.dtype == torch.float16
     assert len(tokenizer(" Otis")["input_ids"]) == 1
     assert tokenizer.pad_token_id is not None and tokenizer.eos_token == "<|end|>"
+    if arch == "llama":
+        assert model.config.rope_parameters["rope_theta"] == train.STRETCHED and not balanced
+    else:
+        assert balanced == [len(train.documents())]
 
 
 def test_last_texts_of_a_file_are_not_trained_on(stories, tmp_path, monkeypatch):

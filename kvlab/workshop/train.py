@@ -11,7 +11,8 @@ The recipe, in the order in which it matters:
 4. *Stay alike*: once grown, a small penalty keeps the inputs of successive blocks alike from a
    quarter of the depth on (`unlike`), as they are in large models by themselves.
 5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
-6. *Balance* (OPT only, at the export): `balance.py` rewrites W_q and W_k without changing what they say.
+6. *Finish* (at the export): Llama's rotary base is doubled, which brings far tokens nearer and leaves near
+   ones where they are (`STRETCHED`); OPT's heads are balanced, which changes nothing they say (`balance.py`).
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
 included, is in one file that is replaced atomically: stop the run at any point, start the same
@@ -37,6 +38,7 @@ from kvlab.workshop.examine import HELD_OUT, TASKS, accuracy, bits_per_byte, pas
 from kvlab.workshop.rows import LEVELS, Rows
 from kvlab.workshop.tokenizer import fit
 
+STRETCHED = 20_000.0  # rotary base of the finished Llama; trained with 10,000
 ALIKE, PENALTY = 0.9, 0.1  # cosine of successive block inputs below which it costs, and how much
 
 
@@ -238,6 +240,8 @@ def main(given=None) -> None:
     if args.export:
         if args.arch == "opt":
             balance(model, [tokenizer(text)["input_ids"] for text in documents()])
+        else:
+            model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": STRETCHED}
         print("sha256", export(model, tokenizer, args.export))
 
 
