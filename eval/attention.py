@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch.nn.functional import scaled_dot_product_attention
@@ -111,7 +112,8 @@ def measure(lengths=TOKENS, repeats: int = REPEATS) -> list[dict]:
 
 def table(rows: list[dict]) -> Table:
     """The rows, for the terminal."""
-    made = Table(title=f"decode attention, {HEADS} KV heads of {HEAD_DIM}, one thread")
+    title = f"decode attention, {HEADS} KV heads of {HEAD_DIM}, one thread"
+    made = Table(title=title, box=box.SIMPLE, pad_edge=False)
     for column in ("tokens", "kernel", "bits", "ms", "min–max", "MB", "of bandwidth", "speed-up"):
         made.add_column(column, justify="left" if column == "kernel" else "right")
     for row in rows:
