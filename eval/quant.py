@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import kvlab
@@ -27,6 +28,7 @@ from kvlab.store import Growing, Int
 from .machine import Problem, machine
 from .offload.figures import save
 from .offload.quality import answered, perplexity, questions
+from .plots import label_above
 from .results import stored_rows, write_json
 from .taskset import stories
 
@@ -137,28 +139,34 @@ def drift(model, tokenizer, methods, limit: int | None) -> Iterator[Row]:
 
 
 def bits_figure(rows: list[dict]):
-    """Accuracy and perplexity against true bits per value."""
-    figure, axes = plots.canvas(9.6, 4.0, 2)
+    """Accuracy, and below it perplexity, against true bits per value."""
+    figure = Figure(figsize=(7.2, 6.4), layout="constrained")
+    panels = figure.subplots(2, 1, sharex=True)
     found: dict[str, dict] = {}
     for row in rows:
         found.setdefault(row["method"], {})[row["metric"]] = row["value"]
-    for panel, metric in zip(axes, ("accuracy", "perplexity"), strict=True):
+    for panel, metric in zip(panels, ("accuracy", "perplexity"), strict=True):
         for method, one in found.items():
             colour, marker, _ = plots.style(method)
             panel.plot(one["bits per value"], one[metric], marker, color=colour, mec=plots.INK, mew=0.5, ms=7)
-            panel.annotate(
-                method,
-                (one["bits per value"], one[metric]),
-                xytext=(4, 4),
-                textcoords="offset points",
-                fontsize=7,
-            )
-        panel.set_xscale("log", base=2)
-        panel.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
-        panel.set(xlabel="bits per value, scales and windows included", ylabel=metric)
         panel.grid(True)
-    axes[0].set_ylabel("questions answered, %")
-    axes[1].set_yscale("log")
+    upper, lower = panels
+    upper.margins(y=0.2)
+    upper.set(ylabel="questions answered, %", xscale="log", xlim=(1.9, 40))
+    lower.set(ylabel="perplexity", xlabel="bits per value, scales and windows included", yscale="log")
+    lower.set_xticks([2, 4, 8, 16, 32], ["2", "4", "8", "16", "32"])
+    lower.minorticks_off()
+    values = [one["perplexity"] for one in found.values()]
+    steps = [step for step in range(0, 2000, 10) if min(values) - 10 < step < max(values) + 10]
+    lower.set_yticks(steps, map(str, steps))
+    place = upper.transData + upper.transAxes.inverted()
+    label_above(
+        upper,
+        [
+            (*place.transform((one["bits per value"], one["accuracy"])), method)
+            for method, one in sorted(found.items(), key=lambda item: item[1]["bits per value"])
+        ],
+    )
     return figure
 
 
