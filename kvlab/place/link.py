@@ -117,10 +117,13 @@ class Link:
         return self._submit(lambda: self._to_host(parts, ready), "host", **about)
 
     def drain(self) -> None:
-        """Wait until nothing is under way, or its worker is gone. Results stay for those who asked."""
+        """Wait until nothing is under way, a worker is gone or `timeout` is over. Results stay for those who
+        asked."""
+        until = time.perf_counter() + self.timeout
         for transfer in list(self.records):
-            while not transfer._done.wait(0.2) and transfer._worker.is_alive():
-                pass
+            while not transfer._done.wait(min(0.2, self.timeout)):
+                if not transfer._worker.is_alive() or time.perf_counter() > until:
+                    return
 
     def release(self, parts: tuple[Tensor, ...]) -> None:
         """The tensors of a finished fetch are used no more."""
