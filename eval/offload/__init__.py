@@ -17,7 +17,12 @@ EXPERIMENTS = (
     "similarity", "recall", "sensitivity", "latency", "breakdown", "link", "pool", "bandwidth", "accuracy",
 )  # fmt: skip
 FILE = "offload.json"
-SOURCES = {"insight": ("similarity", "recall"), "quality": ("sensitivity", "pool", "accuracy")}
+SOURCES = {  # which module holds an experiment
+    "insight": ("similarity", "recall"),
+    "quality": ("sensitivity", "pool", "accuracy"),
+    "timing": ("latency", "breakdown", "bandwidth"),
+    "walltime": ("link",),
+}
 
 
 @dataclass
@@ -31,7 +36,7 @@ class Settings:
     limit: int | None = None  # documents
     tokens: int | None = None
     layers: int | None = None
-    repeats: int = 3
+    repeats: int = 5
     line: Callable[[str], None] = print
 
     @property
@@ -66,10 +71,10 @@ class Settings:
 
 def experiment(name: str):
     """The function of an experiment."""
-    from . import insight, quality, timing
+    from importlib import import_module
 
-    module = insight if name in SOURCES["insight"] else quality if name in SOURCES["quality"] else timing
-    return getattr(module, name)
+    module = next(module for module, names in SOURCES.items() if name in names)
+    return getattr(import_module(f".{module}", __package__), name)
 
 
 def run(names: list[str], settings: Settings, line=print) -> list[dict]:

@@ -17,7 +17,7 @@ from .. import agreement
 from ..prefill import shared
 from ..taskset import stories
 from .rows import MEASURED, MODELLED, Row
-from .timing import steps
+from .walltime import steps
 
 DOCUMENTS = 100
 FACTS, FILLER = 12, 24  # facts in a document, sentences of prose between them

@@ -1,28 +1,18 @@
-"""Experiments with time: wall time over the modelled link, and what the simulator says of larger machines."""
+"""Experiments with time that play a schedule: what the simulator says of larger models and machines."""
 
 from __future__ import annotations
 
-import statistics
-import time
-
-import torch
-
-import kvlab
-from kvlab import plots
 from kvlab.arithmetic import (
     MACHINES,
     SHAPES,
     kv_bytes,
-    kv_bytes_per_token,
     prefill_flops,
     required_bandwidth,
 )
 from kvlab.models import Anatomy
 from kvlab.place import ModelledLink, simulate
-from kvlab.place.machines import fill_random, measured_layer_seconds
-from kvlab.place.timeline import record
+from kvlab.place.machines import measured_layer_seconds
 
-from .figures import save
 from .rows import MEASURED, MODELLED, SIMULATED, Row
 
 SPEEDUPS = {  # document 001, OPT-13B, batch 8: times faster than FlexGen
@@ -38,101 +28,6 @@ LONGCHAT = {
     16384: (3026.89, 68.35, 2.59, 114.52), 32768: (7640.90, 112.46, 2.05, 139.08),
 }  # fmt: skip
 LINKS = {"PCIe 3": 16e9, "PCIe 4": 28e9, "PCIe 5": 64e9, "NVLink-C2C": 450e9}
-LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", "infinigen:budget=0.1")
-WIDE_LAYERS, WIDE_TOKENS = 16, 8192
-BOUND = 6  # the link of experiment `link`: a layer's transfer takes so many times its computation
-
-
-def wide_model(layers: int = WIDE_LAYERS, context: int = WIDE_TOKENS + 64):
-    """The speed suite's wider random-weight Llama with more layers: of its 4, InfiniGen reads 2 whole."""
-    from transformers import LlamaForCausalLM
-
-    from ..speed import wide_config
-
-    config = wide_config()
-    config.num_hidden_layers, config.max_position_embeddings, config.vocab_size = layers, context, 512
-    torch.manual_seed(0)
-    return kvlab.prepare(LlamaForCausalLM(config).eval())
-
-
-def filled(model, method: str, tokens: int):
-    """A cache of the method holding random K and V of `tokens` tokens."""
-    length = ":" if ":" not in method else ","
-    spec = f"static{length}length={tokens + 48}" if method == "full" else method
-    cache = kvlab.make_cache(model, spec)
-    fill_random(model, cache, tokens)
-    return cache
-
-
-@torch.no_grad()
-def steps(model, cache, count: int) -> list[float]:
-    """Milliseconds of each of `count` decode steps; the tokens do not matter."""
-    ids, times = torch.zeros(1, 1, dtype=torch.long, device=model.device), []
-    for _ in range(count):
-        begun = time.perf_counter()
-        model(ids, past_key_values=cache)
-        times.append((time.perf_counter() - begun) * 1e3)
-    return times
-
-
-def link(settings) -> list[Row]:
-    """6. Wall time over a modelled link to which whole-layer offloading is bound, beside the ideal."""
-    tokens = settings.tokens or WIDE_TOKENS
-    model = wide_model(settings.layers or WIDE_LAYERS, tokens + 64)
-    count, name = settings.repeats, "link"
-    ideal = statistics.median(steps(model, filled(model, "full", tokens), count + 2)[2:])
-    per_layer = ideal / 1e3 / len(model.model.layers)
-    size = kv_bytes_per_token(Anatomy(model).shape, 32) / len(model.model.layers) * tokens
-    bandwidth = size / (BOUND * per_layer)
-    rows = [
-        Row(name, "ideal: all on the device", ideal, "ms/token", MEASURED, tokens),
-        Row(name, "bandwidth of the link", bandwidth / 1e9, "GB/s", MODELLED, tokens),
-    ]
-    found = {}
-    for method in LINKED:
-        spec = f"{method}{',' if ':' in method else ':'}link="
-        fast = filled(model, f"{spec}1e12", tokens)
-        steps(model, fast, 2)
-        with record(model, fast) as timeline:
-            steps(model, fast, count)
-        del fast
-        plain = ModelledLink(bandwidth)
-        over = plain.paged(65536, 2e-6) if method == "uvm" else plain
-        predicted = simulate.simulate(simulate.works(timeline), over)
-        cache = filled(model, f"{spec}{bandwidth}", tokens)
-        steps(model, cache, 2)
-        with record(model, cache) as timeline:
-            measured = statistics.mean(steps(model, cache, count))
-        del cache
-        keep_timeline(timeline, method, settings.out)
-        found[method] = measured
-        outside = measured - timeline.seconds * 1e3 / count
-        expected = predicted.seconds * 1e3 / count + outside
-        rows += [
-            Row(name, method, measured, "ms/token", MODELLED, tokens),
-            Row(name, method, expected, "ms/token", SIMULATED, tokens),
-            Row(name, f"{method}: simulated over measured", expected / measured, "times", SIMULATED, tokens),
-            Row(name, f"{method}: over the ideal", measured / ideal, "times", MODELLED, tokens),
-        ]
-        if method.startswith("infinigen"):
-            rows[-1] = rows[-1].beside(1.52)
-        rows += [
-            Row(name, f"{method}: {what}", timeline.total(what) * 1e3 / count, "ms/token", MODELLED, tokens)
-            for what in ("project", "selection", "stall", "attention", "ffn")
-        ]
-    speedup = found["offload"] / found["infinigen:budget=0.1"]
-    rows.append(Row(name, "infinigen: faster than offload", speedup, "times", MODELLED, tokens))
-    return rows
-
-
-def keep_timeline(timeline, method: str, out) -> None:
-    """A picture and a trace file of a recorded run's last step."""
-    stem = out / f"offload-timeline-{method.partition(':')[0].replace('+', '-')}"
-    step = timeline.steps(max(span.step for span in timeline.compute))
-    step.save(stem.with_suffix(".json"))
-    save(plots.gantt(step, title=method), stem)
-
-
 MACHINE = MACHINES["A6000-PCIe3"]
 SYSTEMS = [system for system in simulate.SYSTEMS if system != "topk"]
 

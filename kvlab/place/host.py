@@ -59,9 +59,9 @@ class Host(Device):
     link: what carries the bytes. None: on a CUDA model the store's tensors are CPU tensors and are copied
     when they are needed; on a CPU model the host is the accounting's. A `Link`, or what names one (see
     `machines.link_named`): transfers run on the link's own threads, beside the model, in the stored form.
-    What is certain to be needed is asked for when the layer before begins to attend; new tokens are written
-    back while the step goes on. `stats()` counts the tensors as host bytes, and every byte fetched or
-    written back as moved.
+    What is certain to be needed is asked for when the layer before begins to attend, or right behind the
+    rehearsed choice of the layer before; new tokens are written back while the step goes on. `stats()`
+    counts the tensors as host bytes, and every byte fetched or written back as moved.
     """
 
     on_host = True
@@ -143,6 +143,7 @@ class Host(Device):
                 self.fetch.foresee(layer, query)
         if self.link is not None and self.fetch.guessed is not None:
             self._ask(layer, self.fetch.guessed, "prefetch")
+            layer.following.place.look_ahead(layer.following)
 
     def look_ahead(self, layer) -> None:
         if self.link is not None and layer.lengths and self.fetch.certain and self._ahead is None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..answer import slot_index
 from .staging import Staging
@@ -277,10 +278,11 @@ class CudaLink(Link):
 
 
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, into: tuple[Tensor, ...]) -> None:
-    """Copy the given slots (None: all) of every part into the first slots of its target."""
+    """Copy the given slots (None: all) of every part into its target, which has one slot more. What that one
+    then holds is undefined: a gather of as many rows as the target has needs no copy of its own."""
     for part, target in zip(parts, into, strict=True):
         if slots is None:
             target[:, :, : part.shape[2]].copy_(part)
-            continue
-        flat, index = slot_index(part, slots)
-        target[:, :, : slots.shape[2]] = flat.index_select(0, index).view(*slots.shape, -1)
+        else:
+            flat, index = slot_index(part, pad(slots, (0, 1)))
+            torch.index_select(flat, 0, index, out=target.flatten(0, 2))

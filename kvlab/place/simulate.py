@@ -9,8 +9,9 @@ from ..arithmetic import LAUNCHES, Machine, Shape
 from .link import Link, ModelledLink
 from .timeline import Span, Timeline
 
-# When a layer's fetch is asked for: while the layer before is about to attend; by a rehearsal, when the layer
-# before begins; when the layer has its query; not at all, since everything is on the device.
+# When a layer's fetch is asked for: while the layer before is about to attend, or right behind that layer's
+# rehearsal; by a rehearsal, when the layer before begins; when the layer has its query; not at all, since
+# everything is on the device.
 AHEAD, REHEARSED, NEEDED, NEVER = "ahead", "rehearsed", "needed", "never"
 
 
@@ -55,6 +56,11 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
         compute("stall", layer, written.pop(layer, now) - now)  # the store must hold what is to be read
         due[layer] = carry("to device", what, layer, work.fetch)
 
+    def look_ahead(step: int, layer: int) -> None:
+        after = _after(steps, step, layer)
+        if after is not None and after[1].ask == AHEAD and after[0] not in due:
+            ask(*after, "prefetch")
+
     for step, layers in enumerate(steps):
         if step == 0 and layers[0].ask == AHEAD:
             ask(0, layers[0], "prefetch")
@@ -62,10 +68,9 @@ def simulate(steps: list[list[Work]], link: Link) -> Timeline:
             if layer + 1 < len(layers) and layers[layer + 1].ask == REHEARSED:
                 compute("selection", layer + 1, layers[layer + 1].selection)
                 ask(layer + 1, layers[layer + 1], "prefetch")
+                look_ahead(step, layer + 1)
             compute("project", layer, work.project)
-            after = _after(steps, step, layer)
-            if after is not None and after[1].ask == AHEAD and after[0] not in due:
-                ask(*after, "prefetch")
+            look_ahead(step, layer)
             if work.ask != NEVER and layer not in due:  # a model of one layer has nobody to ask ahead
                 compute("selection", layer, work.selection)
                 ask(layer, work, "fetch")

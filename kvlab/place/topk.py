@@ -5,6 +5,7 @@ Source: Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention", 
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,12 +20,23 @@ def most_important(importance: Tensor, counts: list[int]) -> Tensor:
     importance `[batch, kv_heads, slots]`, -inf (or below any weight) where there is nothing.
     """
     most = min(max(counts), importance.shape[-1])
-    slots = importance.topk(most, dim=-1).indices
+    slots = _largest(importance, most)
     if min(counts) >= most:
         return slots
+    slots = slots.gather(-1, importance.gather(-1, slots).argsort(-1, descending=True))
     rank = torch.arange(most, device=slots.device)
     limit = torch.tensor(counts, device=slots.device).view(-1, 1, 1)
     return slots.masked_fill(rank >= limit, -1)
+
+
+def _largest(importance: Tensor, count: int) -> Tensor:
+    """Where the `count` largest of the last dimension are, in any order. On a CPU by numpy, which partitions
+    several times as fast as torch's topk."""
+    if importance.device.type != "cpu":
+        return importance.topk(count, dim=-1, sorted=False).indices
+    slots = importance.shape[-1]
+    split = np.argpartition(importance.detach().numpy(), min(slots - count, slots - 1), axis=-1)
+    return torch.from_numpy(split[..., slots - count :])
 
 
 class TopK(Fetch):

@@ -10,7 +10,7 @@ from tiny import prompt, tiny
 import kvlab
 from eval import offload
 from eval.__main__ import main
-from eval.offload import figures, insight, quality, timing
+from eval.offload import figures, insight, quality, timing, walltime
 from eval.offload.rows import Row
 from kvlab.arithmetic import SHAPES, kv_bytes
 from kvlab.models import calibration_ids
@@ -69,9 +69,9 @@ def test_simulated_latencies_obey_the_link(quick):
 
 
 def test_the_link_experiment_at_a_small_size(tmp_path):
-    rows = [row.json() for row in timing.link(settings(tmp_path, tokens=96, layers=3, repeats=2))]
+    rows = [row.json() for row in walltime.link(settings(tmp_path, tokens=96, layers=3, repeats=2))]
     found = values(rows)
-    for method in timing.LINKED:
+    for method in walltime.LINKED:
         assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
         kinds = {row["kind"] for row in rows if row["system"] == method}
         assert kinds == {"modelled", "simulated"}

@@ -5,6 +5,8 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
@@ -14,6 +16,7 @@ from kvlab.place import Device, Host, InfiniGen, TopK
 from kvlab.place.fold import fold, is_folded
 from kvlab.place.infinigen import VARIANTS
 from kvlab.place.skew import _Recorder, skew, skewing_matrices
+from kvlab.place.topk import most_important
 
 
 class Watch(Host):
@@ -45,6 +48,24 @@ def truly_best(seen, row, head, count, pad):
         scores = torch.tensor([-math.inf if slot < pad else score for slot, score in enumerate(scores)])
         weights += scores.softmax(0)
     return set(weights.topk(count).indices.tolist())
+
+
+@given(
+    counts=st.lists(st.integers(0, 9), min_size=1, max_size=3), heads=st.integers(1, 3),
+    slots=st.integers(1, 9), kinds=st.integers(1, 9), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, kinds, seed):
+    """Of equal ones, any."""
+    generator = torch.Generator().manual_seed(seed)
+    importance = torch.randint(kinds, (len(counts), heads, slots), generator=generator).float().log()
+    found = most_important(importance, counts)
+    assert found.shape == (len(counts), heads, min(max(counts), slots))
+    for row, count in enumerate(counts):
+        for head in range(heads):
+            chosen = [slot for slot in found[row, head].tolist() if slot >= 0]
+            assert len(set(chosen)) == len(chosen) == min(count, slots)
+            best = sorted(importance[row, head].tolist(), reverse=True)[: len(chosen)]
+            assert sorted(importance[row, head, chosen].tolist(), reverse=True) == best
 
 
 @pytest.mark.parametrize("family", FAMILIES)

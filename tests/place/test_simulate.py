@@ -71,6 +71,16 @@ def test_a_rehearsal_hides_the_same_transfer():
     assert timeline.seconds == 2 * (3 * 6 + 2 * 0.5)
 
 
+def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
+    whole, chosen = Work(1.0, 2.0, 3.0, 0.0, AHEAD, 30), Work(1.0, 2.0, 3.0, 0.5, REHEARSED, 5)
+    inward = simulate([[whole, chosen, chosen]] * 2, LINK).transfers
+    # At 0 layer 0 and, half a second later, layer 1; block 1 begins at 30 + 2 + 3 and chooses for block 2.
+    assert [(s.step, s.layer, s.submitted, s.start) for s in inward] == [
+        (0, 0, 0, 0), (0, 1, 0.5, 30), (0, 2, 35.5, 35.5), (0, 0, 35.5, 40.5),
+        (1, 1, 48, 70.5), (1, 2, 76, 76),
+    ]  # fmt: skip
+
+
 def test_a_layer_is_not_read_before_its_last_token_is_written():
     timeline = simulate([layers(AHEAD, 1, write=100, count=2)] * 2, LINK)
     second = [s for s in timeline.transfers if s.what == "prefetch" and s.layer == 0][1]

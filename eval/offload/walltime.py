@@ -1,0 +1,182 @@
+"""Experiment `link`: wall time over a modelled link, every method and the ideal in turn."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+import kvlab
+from kvlab import plots
+from kvlab.arithmetic import kv_bytes_per_token
+from kvlab.models import Anatomy
+from kvlab.place import simulate
+from kvlab.place.machines import fill_random
+from kvlab.place.timeline import COMPUTE, Timeline, record
+
+from .figures import save
+from .rows import MEASURED, MODELLED, SIMULATED, Row
+
+IDEAL = "full"
+LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", "infinigen:budget=0.1")
+WIDE_LAYERS, WIDE_TOKENS = 16, 8192
+BOUND = 6  # a layer's transfer takes so many times its computation, as measured in the same round
+FAST = 1e12  # bytes per second: nobody waits for this link
+BURST = 3  # steps of one method that are counted before the next one has its turn
+
+
+def wide_model(layers: int, context: int):
+    """The speed suite's wider random-weight Llama with more layers: of its 4, InfiniGen reads 2 whole."""
+    from transformers import LlamaForCausalLM
+
+    from ..speed import wide_config
+
+    config = wide_config()
+    config.num_hidden_layers, config.max_position_embeddings, config.vocab_size = layers, context, 512
+    torch.manual_seed(0)
+    return kvlab.prepare(LlamaForCausalLM(config).eval())
+
+
+def filled(model, method: str, tokens: int):
+    """A cache of the method holding random K and V of `tokens` tokens."""
+    cache = kvlab.make_cache(model, method)
+    fill_random(model, cache, tokens)
+    return cache
+
+
+@torch.no_grad()
+def steps(model, cache, count: int) -> list[float]:
+    """Milliseconds of each of `count` decode steps; the tokens do not matter."""
+    ids, times = torch.zeros(1, 1, dtype=torch.long, device=model.device), []
+    for _ in range(count):
+        begun = time.perf_counter()
+        model(ids, past_key_values=cache)
+        times.append((time.perf_counter() - begun) * 1e3)
+    return times
+
+
+def burst(model, cache) -> tuple[list[float], Timeline]:
+    """Milliseconds of `BURST` steps, and their timeline. A step before them is not counted: what it waits for
+    was asked for before somebody else had his turn. Nothing is under way afterwards."""
+    steps(model, cache, 1)
+    with record(model, cache) as timeline:
+        times = steps(model, cache, BURST)
+    return times, timeline
+
+
+@dataclass
+class Found:
+    """What the rounds found of one method."""
+
+    rounds: list[list[float]] = field(default_factory=list)  # ms of the counted steps
+    simulated: list[float] = field(default_factory=list)  # ms/token, one prediction per round
+    timelines: list[Timeline] = field(default_factory=list)  # one per round
+
+    @property
+    def steps(self) -> list[float]:
+        """ms of every counted step."""
+        return [time for times in self.rounds for time in times]
+
+    @property
+    def median(self) -> float:
+        """ms/token."""
+        return statistics.median(self.steps)
+
+    def over(self, other: Found) -> float:
+        """How many times as long as the other method: the median of the rounds."""
+        return statistics.median(sum(a) / sum(b) for a, b in zip(self.rounds, other.rounds, strict=True))
+
+    def predicted(self) -> float:
+        """Simulated over measured: the median of the rounds."""
+        pairs = zip(self.simulated, self.rounds, strict=True)
+        return statistics.median(played / statistics.mean(times) for played, times in pairs)
+
+    def part(self, what: str) -> float:
+        """ms/token spent on it: the median of the rounds."""
+        return statistics.median(timeline.total(what) * 1e3 / BURST for timeline in self.timelines)
+
+
+def one_turn(model, cache, found: Found, bandwidth: float = FAST) -> None:
+    """One method's turn of a round: over its link, and before that over one too fast to wait for, whose parts
+    the simulator puts together again."""
+    link = cache.layers[0].place.link  # which all layers share
+    if link is not None:
+        link.bandwidth = FAST
+        parts = simulate.works(burst(model, cache)[1])
+        link.bandwidth = bandwidth
+    times, timeline = burst(model, cache)
+    found.rounds.append(times)
+    found.timelines.append(timeline)
+    if link is not None:
+        outside = sum(times) - timeline.seconds * 1e3  # the layers' share is predicted
+        played = simulate.simulate(parts, link).seconds * 1e3
+        found.simulated.append((played + outside) / BURST)
+
+
+def link(settings) -> list[Row]:
+    """6. Wall time over a modelled link to which whole-layer offloading is bound, beside the ideal.
+
+    Every method holds its cache throughout (9 GB in all), and all take turns. Every round begins with the
+    ideal, and sets the link's bandwidth by it: so the rounds of a noisy machine can be compared.
+    """
+    tokens, layers = settings.tokens or WIDE_TOKENS, settings.layers or WIDE_LAYERS
+    context = tokens + 8 + 2 * (BURST + 1) * settings.repeats
+    model = wide_model(layers, context)
+    size = kv_bytes_per_token(Anatomy(model).shape, 32) / layers * tokens
+    caches = {IDEAL: filled(model, f"static:length={context}", tokens)}
+    for method in LINKED:
+        caches[method] = filled(model, f"{method}{',' if ':' in method else ':'}link={FAST}", tokens)
+    found, bandwidths = {method: Found() for method in caches}, []
+    one_turn(model, caches[IDEAL], Found())  # the first steps pay for what is made once
+    for _ in range(settings.repeats):
+        one_turn(model, caches[IDEAL], found[IDEAL])
+        per_layer = statistics.median(found[IDEAL].rounds[-1]) / 1e3 / layers
+        bandwidths.append(size / (BOUND * per_layer))
+        for method in LINKED:
+            one_turn(model, caches[method], found[method], bandwidths[-1])
+    for method in LINKED:
+        keep_timeline(found[method].timelines[-1], method, settings.out)
+    return rows_of(found, statistics.median(bandwidths), tokens)
+
+
+def rows_of(found: dict[str, Found], bandwidth: float, tokens: int) -> list[Row]:
+    """Medians, the quickest and slowest step, and how the methods compare."""
+    name, ideal = "link", found[IDEAL]
+    rows = [
+        Row(name, "ideal: all on the device", ideal.median, "ms/token", MEASURED, tokens),
+        *spread(name, "ideal", ideal, MEASURED, tokens),
+        Row(name, "bandwidth of the link", bandwidth / 1e9, "GB/s", MODELLED, tokens),
+    ]
+    for method in LINKED:
+        runs = found[method]
+        played = statistics.median(runs.simulated)
+        rows += [
+            Row(name, method, runs.median, "ms/token", MODELLED, tokens),
+            *spread(name, method, runs, MODELLED, tokens),
+            Row(name, method, played, "ms/token", SIMULATED, tokens),
+            Row(name, f"{method}: simulated over measured", runs.predicted(), "times", SIMULATED, tokens),
+            Row(name, f"{method}: over the ideal", runs.over(ideal), "times", MODELLED, tokens),
+        ]
+        if method.startswith("infinigen"):
+            rows[-1] = rows[-1].beside(1.52)
+        rows += [
+            Row(name, f"{method}: {what}", runs.part(what), "ms/token", MODELLED, tokens) for what in COMPUTE
+        ]
+    speedup = found["offload"].over(found[LINKED[-1]])
+    return [*rows, Row(name, "infinigen: faster than offload", speedup, "times", MODELLED, tokens)]
+
+
+def spread(name: str, system: str, runs: Found, kind: str, tokens: int) -> list[Row]:
+    """The quickest and the slowest step."""
+    ends = {"quickest": min(runs.steps), "slowest": max(runs.steps)}
+    return [Row(name, f"{system}: {end}", value, "ms/token", kind, tokens) for end, value in ends.items()]
+
+
+def keep_timeline(timeline: Timeline, method: str, out) -> None:
+    """A picture and a trace file of a recorded run's last step."""
+    stem = out / f"offload-timeline-{method.partition(':')[0].replace('+', '-')}"
+    step = timeline.steps(max(span.step for span in timeline.compute))
+    step.save(stem.with_suffix(".json"))
+    save(plots.gantt(step, title=method), stem)
