@@ -16,7 +16,6 @@ from .attention import attend, own_positions, prefill, visible
 from .kernels import attend_packed, fits
 from .models import Anatomy
 from .padding import Padding
-from .place import Device
 
 
 class Layer(CacheLayerMixin):
@@ -141,22 +140,21 @@ class Layer(CacheLayerMixin):
         self._append(keys, values, mask)
         self.place.append(self, keys)
         with self.marked("attention"):
-            if type(self.place) is Device and not self.watches and fits(self.store, query):
-                allowed, _ = self._visibility(1, None, window)
-                out, received = attend_packed(query, self.store, scaling, allowed), None
-            else:
-                out, received = self._read_and_attend(query, scaling, window)
+            out, received = self._read_and_attend(query, scaling, window)
             self._observe_and_evict(received)
         self._busy, self.fetched = False, None
         return out
 
     def _read_and_attend(self, query: Tensor, scaling: float, window: int | None):
         """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
-        held_keys, held_values, slots = self.place.read(self, query, scaling)
+        held, slots = self.place.read(self, query, scaling)
         self.fetched = slots
         allowed, asked = self._visibility(query.shape[2], slots, window)
-        watch = self._watched(query, asked) if self.watches else None
-        out, received = attend(query, held_keys, held_values, scaling, allowed, watch)
+        if not self.watches and fits(held, query):
+            out, received = attend_packed(query, held, scaling, allowed), None
+        else:
+            watch = self._watched(query, asked) if self.watches else None
+            out, received = attend(query, *held.read(query.device), scaling, allowed, watch)
         self.place.finish(self)
         if self.watches and slots is not None:
             received = self._to_all_slots(received, slots)

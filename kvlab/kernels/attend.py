@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ..attention import attend
+from ..store.excerpt import Excerpt
 from ..store.float8 import Float8
 from ..store.format import Int
 from ..store.growing import Growing
 from ..store.static import Roomy, Static
 
-BUFFERS = (Growing, Static, Roomy)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
+BUFFERS = (Growing, Static, Roomy, Excerpt)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 executed = 0  # FLOPs of all calls so far: torch's counter does not see them
 

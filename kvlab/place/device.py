@@ -45,9 +45,9 @@ class Device(Answer):
         """Called when the previous layer is about to attend: time to ask for what is needed for certain."""
 
     def read(self, layer, query: Tensor, scaling: float):
-        """What this step attends to: (keys, values, slots); slots None means all that is stored."""
-        keys, values = layer.store.read(query.device)
-        return keys, values, None
+        """What this step attends to, as it is stored: (held, slots), where `held` is the store or an
+        `Excerpt` of it, and slots None means all that is stored."""
+        return layer.store, None
 
     def finish(self, layer) -> None:
         """Called when what `read` returned has been attended to."""

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..store.excerpt import Excerpt
 from .device import Device
 from .link import Transfer
 from .machines import link_named
@@ -164,19 +165,18 @@ class Host(Device):
             return super().read(layer, query, scaling)
         layer.moved_bytes += self._bytes(layer, [newest] * len(layer.lengths))
         if self.link is not None:
-            keys, values, slots = self._receive(layer, slots)
-        elif slots is None:
-            layer.moved_bytes += self._bytes(layer, [held - newest for held in layer.rows_held])
-            keys, values, slots = super().read(layer, query, scaling)
+            held, slots = self._receive(layer, slots)
         else:
-            layer.moved_bytes += self._bytes(layer, slots)
-        if newest > 1:
-            self.fetch.extend(layer, query, keys)
+            past = [rows - newest for rows in layer.rows_held]
+            layer.moved_bytes += self._bytes(layer, past if slots is None else slots)
+            held = layer.store
+        if newest > 1:  # no slots were chosen
+            held = Excerpt.of_numbers(*held.read(query.device))
+            self.fetch.extend(layer, query, held.keys[0])
         if slots is not None:
             slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
-            if self.link is None:
-                keys, values = layer.store.read_slots(slots, query.device)
-        return keys, values, slots
+            held = layer.store.pick(slots) if self.link is None else held
+        return held, slots
 
     def _ask(self, layer, slots: Tensor | None, why: str) -> None:
         """Let the link fetch past tokens, with room for the newest one."""
@@ -188,7 +188,7 @@ class Host(Device):
         self._ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
 
     def _receive(self, layer, slots: Tensor | None):
-        """Keys and values of the fetched tokens and the newest ones, on the device; and the slots fetched."""
+        """The fetched tokens and the newest ones, on the device; and the slots fetched."""
         if self._ahead is None:
             self._ask(layer, slots, "fetch")
         self._write_back(layer, [self.arriving] * len(layer.lengths))
@@ -203,7 +203,7 @@ class Host(Device):
         else:
             parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
         count = len(self._new[0])
-        return *layer.store.decode(parts[:count], parts[count:], parts[0].device), slots
+        return layer.store.excerpt(parts[:count], parts[count:]), slots
 
     def finish(self, layer) -> None:
         if self._staged is not None:

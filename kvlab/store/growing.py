@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..answer import Answer, gather_slots
+from .excerpt import Excerpt
 from .format import Exact
 from .sinks import ExactSinks
 
@@ -93,25 +94,22 @@ class Growing(Answer):
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""
-        keys, values = self.decode(*self.parts(), device)
+        keys, values = self.excerpt(*self.parts()).read(device)
         if self.exact is not None:
             self.exact.restore(keys, values)
         return keys, values
 
-    def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        """K and V of the given slots `[batch, kv_heads, n]`, gathered in their stored form."""
-        keys = tuple(gather_slots(part, slots) for part in self.keys)
-        values = tuple(gather_slots(part, slots) for part in self.values)
-        return self.decode(keys, values, device)
+    def pick(self, slots: Tensor) -> Excerpt:
+        """The given slots `[batch, kv_heads, n]`, gathered in their stored form."""
+        return self.excerpt(*(tuple(gather_slots(part, slots) for part in parts) for parts in self.parts()))
+
+    def excerpt(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Excerpt:
+        """K and V in this store's form that are held in other tensors."""
+        return Excerpt(keys, values, self.format, self.value_format, self.plain, self.dtype)
 
     def parts(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """All of K and V in their stored form: what a link carries."""
         return self._used(self.keys), self._used(self.values)
-
-    def decode(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...], device: torch.device):
-        """Numbers again, on `device`."""
-        keys, values = (tuple(part.to(device) for part in parts) for parts in (keys, values))
-        return self.format.decode(keys, self.dtype), self.value_format.decode(values, self.dtype)
 
     def select_rows(self, rows: Tensor) -> None:
         super().select_rows(rows)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..answer import gather_slots
 from .format import Exact, Int, pack, unpack
 from .growing import Growing, naming
 
@@ -129,10 +128,6 @@ class Kivi(Growing):
         numbers = [n.to(device, self.dtype).index_select(2, block) for n in self.blocks]
         values = self.value_format.decode(tuple(part.to(device) for part in self.values), self.dtype)
         return _joined((self.format.dequantize(codes, numbers), values), recent)
-
-    def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        keys, values = self.read(device)
-        return gather_slots(keys, slots), gather_slots(values, slots)
 
     def crop(self, length: int) -> None:
         if length < self.written:

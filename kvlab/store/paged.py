@@ -192,10 +192,6 @@ class Paged(Growing):
             found.append(gathered.transpose(1, 2).flatten(2, 3)[:, :, : self.used])
         return tuple(found)
 
-    def read_slots(self, slots: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-        keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
-        return self.decode(keys, values, device)
-
     def select_rows(self, rows: Tensor) -> None:
         if self.table is None:
             return

@@ -68,12 +68,12 @@ class Reads:
         plain = layer.place.read
 
         def read(layer, query, scaling):
-            keys, values, slots = plain(layer, query, scaling)
+            held, slots = plain(layer, query, scaling)
             positions = layer.slot_positions  # as they are before the keep evicts
             if slots is not None:
                 positions = positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
             self.positions = positions
-            return keys, values, slots
+            return held, slots
 
         layer.place.read = read
 

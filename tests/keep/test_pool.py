@@ -59,12 +59,12 @@ class Watching(Host):
     """Notes the original positions of what each step read."""
 
     def read(self, layer, query, scaling):
-        keys, values, slots = super().read(layer, query, scaling)
+        held, slots = super().read(layer, query, scaling)
         positions = layer.slot_positions
         self.read_positions = (
             positions if slots is None else positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
         )
-        return keys, values, slots
+        return held, slots
 
 
 @given(

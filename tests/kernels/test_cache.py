@@ -9,8 +9,8 @@ import kvlab.layer
 from kvlab.arithmetic import count_flops
 from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
-from kvlab.place import Host, TopK
-from kvlab.store import Float8, Growing, Int, Static
+from kvlab.place import Host, InfiniGen, Link, TopK
+from kvlab.store import Float8, Growing, Int, Roomy, Static
 
 FITTING = {
     "int8": {"store": Int(8)},
@@ -18,12 +18,15 @@ FITTING = {
     "fp8": {"store": Float8()},
     "static": {"store": Static(40, Int(8))},
     "sinks": {"store": Int(8), "keep": Sinks(9)},
+    "topk": {"store": Int(8), "place": Host(TopK(9))},
+    "offload": {"store": Roomy(Int(4)), "place": Host(link=Link())},
+    "infinigen": {"store": Roomy(Int(8)), "place": Host(InfiniGen(9), Link())},
 }
 OTHERS = {
     "full": {},
     "int2": {"store": Int(2)},
     "h2o": {"store": Int(8), "keep": H2O(9)},
-    "host": {"store": Int(8), "place": Host(TopK(9))},
+    "host": {"place": Host(TopK(9))},
     "exact sinks": {"store": Growing(Int(8), sinks=2)},
 }
 

@@ -27,10 +27,10 @@ class Watch(Host):
         self.seen = {}
 
     def read(self, layer, query, scaling):
-        keys, values, slots = super().read(layer, query, scaling)
+        held, slots = super().read(layer, query, scaling)
         full, _ = layer.store.read(query.device)
         self.seen = {"slots": slots, "query": query, "keys": full, "scaling": scaling}
-        return keys, values, slots
+        return held, slots
 
 
 def chosen(seen, row, head):

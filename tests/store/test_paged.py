@@ -78,7 +78,7 @@ def test_blocks_are_taken_when_they_are_needed():
         held.append(store.pool.used)
     assert held == [1, 1, 1, 1, 2, 2, 2, 2, 3]
     slots = torch.tensor([[[0, 8], [7, 3]]])
-    keys, _ = store.read_slots(slots, CPU)
+    keys, _ = store.pick(slots).read(CPU)
     assert torch.equal(keys, gather_slots(store.read(CPU)[0], slots))
 
 

@@ -209,7 +209,7 @@ def test_gathering_packed_rows_is_gathering_numbers(settings, tokens, kept, more
     store.append(x[:, :, :tokens], x[:, :, :tokens] * 2)
     before = store.read(x.device)[0].clone()
     slots = torch.randint(0, tokens, (2, 2, kept), generator=generator)
-    fetched = store.read_slots(slots, x.device)[0]
+    fetched = store.pick(slots).read(x.device)[0]
     store.keep_slots(slots)
     store.append(x[:, :, tokens:], x[:, :, tokens:] * 2)
     after = store.read(x.device)[0]
