@@ -36,7 +36,7 @@ class Settings:
     limit: int | None = None  # documents
     tokens: int | None = None
     layers: int | None = None
-    repeats: int = 5
+    repeats: int = 7
     line: Callable[[str], None] = print
 
     @property

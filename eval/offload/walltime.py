@@ -24,7 +24,7 @@ LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", "i
 WIDE_LAYERS, WIDE_TOKENS = 16, 8192
 BOUND = 6  # a layer's transfer takes so many times its computation, as measured in the same round
 FAST = 1e12  # bytes per second: nobody waits for this link
-BURST = 3  # steps of one method that are counted before the next one has its turn
+BURST = 2  # steps of one method that are counted before the next one has its turn
 
 
 def wide_model(layers: int, context: int):
@@ -119,14 +119,15 @@ def link(settings) -> list[Row]:
     """6. Wall time over a modelled link to which whole-layer offloading is bound, beside the ideal.
 
     Every method holds its cache throughout (9 GB in all), and all take turns. Every round begins with the
-    ideal, and sets the link's bandwidth by it: so the rounds of a noisy machine can be compared.
+    ideal, and sets the link's bandwidth by it: so the rounds of a noisy machine can be compared. InfiniGen
+    comes right after it.
     """
     tokens, layers = settings.tokens or WIDE_TOKENS, settings.layers or WIDE_LAYERS
     context = tokens + 8 + 2 * (BURST + 1) * settings.repeats
     model = wide_model(layers, context)
     size = kv_bytes_per_token(Anatomy(model).shape, 32) / layers * tokens
     caches = {IDEAL: filled(model, f"static:length={context}", tokens)}
-    for method in LINKED:
+    for method in reversed(LINKED):
         caches[method] = filled(model, f"{method}{',' if ':' in method else ':'}link={FAST}", tokens)
     found, bandwidths = {method: Found() for method in caches}, []
     one_turn(model, caches[IDEAL], Found())  # the first steps pay for what is made once
@@ -134,7 +135,7 @@ def link(settings) -> list[Row]:
         one_turn(model, caches[IDEAL], found[IDEAL])
         per_layer = statistics.median(found[IDEAL].rounds[-1]) / 1e3 / layers
         bandwidths.append(size / (BOUND * per_layer))
-        for method in LINKED:
+        for method in reversed(LINKED):
             one_turn(model, caches[method], found[method], bandwidths[-1])
     for method in LINKED:
         keep_timeline(found[method].timelines[-1], method, settings.out)
