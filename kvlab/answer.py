@@ -20,9 +20,10 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
     return flat.index_select(0, index).unflatten(0, (batch, heads, count))
 
 
-def slot_index(tensor: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
-    the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`. No copy where strides allow."""
+    the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the
+    tensor's). No copy where strides allow."""
     by_row, by_head, by_slot = tensor.stride()[:3]
     batch, heads = tensor.shape[:2]
     inner = math.prod(tensor.shape[3:])
@@ -36,7 +37,7 @@ def slot_index(tensor: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
         flat = tensor.flatten(0, 2)
     row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * by_row
     head = torch.arange(heads, device=slots.device).view(1, -1, 1) * by_head
-    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(tensor.device)
+    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(device or tensor.device)
 
 
 class Answer:

@@ -37,13 +37,6 @@ def _union(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
 VARIANTS = {"paper": _sum, "official-speed": _query, "official-accuracy": _union}
 
 
-def _by_group(x: Tensor, matrices: Tensor) -> Tensor:
-    """x `[batch, heads, tokens, head_dim]` by the matrix `[(batch,) kv_heads, head_dim, n]` of its KV head,
-    fp32."""
-    grouped = x.float().unflatten(1, (matrices.shape[-3], -1)).flatten(2, 3)
-    return (grouped @ matrices).reshape(*x.shape[:3], -1)
-
-
 class InfiniGen(TopK):
     """Rehearse layer i's attention at layer i-1 on a few columns of K, and fetch what looks important.
 
@@ -60,8 +53,8 @@ class InfiniGen(TopK):
     variant: "paper", or one of `VARIANTS` after the official code. calibration: token ids `[1, tokens]` for
     the skewing, by default those of `models.calibration_ids`.
     In a model that `fold` has changed, queries and keys come out skewed; in others they are rotated at run
-    time (the same numbers; the matrices belong to the model and are not counted as cache bytes, their chosen
-    columns, which differ from row to row, are). The mean count is rounded up.
+    time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
+    count is rounded up.
     """
 
     def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
@@ -78,7 +71,6 @@ class InfiniGen(TopK):
         self.columns: Tensor | None = None  # [batch, kv_heads, r]: the chosen columns, -1: one fewer
         self.guessed = None  # [batch, kv_heads, n]: slots to fetch at the coming step
         self._keys = Roomy()  # the chosen columns of K A
-        self._narrow: Tensor | None = None  # [batch, kv_heads, head_dim, r]: the chosen columns of A
         self._open = False  # more of the prompt may come; then the sums of |Q~| so far, [batch, kv_heads, d]
         self._sums: Tensor | None = None
 
@@ -103,17 +95,14 @@ class InfiniGen(TopK):
         if self._skew is None:
             return x.float()
         matrix = self._skew[self._layer].to(x.device)
-        return _by_group(x, matrix)
+        grouped = x.float().unflatten(1, (len(matrix), -1)).flatten(2, 3)
+        return (grouped @ matrix).reshape(x.shape)
 
     def _take_columns(self, x: Tensor) -> Tensor:
         """The chosen columns of `[batch, heads or kv_heads, tokens, head_dim]`, zero where there is none."""
         columns = self.columns.repeat_interleave(x.shape[1] // self.columns.shape[1], dim=1).unsqueeze(2)
         taken = x.gather(3, columns.clamp(min=0).expand(-1, -1, x.shape[2], -1))
         return taken if self.variant != "official-accuracy" else taken.masked_fill(columns < 0, 0.0)
-
-    def _partial(self, x: Tensor) -> Tensor:
-        """The chosen columns of x A: x by these columns of A, where the model does not skew by itself."""
-        return self._take_columns(x.float()) if self._narrow is None else _by_group(x, self._narrow)
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.full:
@@ -125,11 +114,11 @@ class InfiniGen(TopK):
         if self._open:  # the prompt goes on
             self._choose(layer, query, keys)
         elif not self.full:
-            self._keys.add((self._partial(keys[:, :, -query.shape[2] :]),), ())
+            self._keys.add((self._take_columns(self._skewed(keys[:, :, -query.shape[2] :])),), ())
 
     def append(self, layer, keys: Tensor) -> None:
         if not self.full and keys.shape[2] == 1:  # more than one: see `extend`
-            self._keys.add((self._partial(keys),), ())
+            self._keys.add((self._take_columns(self._skewed(keys)),), ())
 
     def _choose(self, layer, query: Tensor, keys: Tensor) -> None:
         """Choose columns by all queries and keys of the prompt so far: these queries, and all keys."""
@@ -143,9 +132,6 @@ class InfiniGen(TopK):
         self.columns = VARIANTS[self.variant](queried, keyed, count)
         self._keys = Roomy()
         self._keys.add((self._take_columns(keys),), ())
-        if self._skew is not None:
-            matrix = self._skew[self._layer].to(keys.device)
-            self._narrow = self._take_columns(matrix.expand(len(keys), -1, -1, -1))
         self._open, self._sums = layer.more, queried if layer.more else None
 
     def select_rows(self, rows: Tensor) -> None:
@@ -163,7 +149,7 @@ class InfiniGen(TopK):
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
         if not self.full and self.partial is not None:
             asked = query() if self.variant == "paper" else query(norm=self._layer - 1)
-            guess = self._partial(asked)
+            guess = self._take_columns(self._skewed(asked))
             scores = true_scores(guess, self.partial, layer.scaling, layer.some_empty)
             counts = self._how_many(scores, self.caps(layer, appended=0))
             self.guessed = most_important(group_importance(scores, self.partial.shape[1]), counts)

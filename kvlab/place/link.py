@@ -231,52 +231,6 @@ class ModelledLink(Link):
         return ModelledLink(self.bandwidth, fault, page, self.timeout)
 
 
-class CudaLink(Link):
-    """A real link: rows are gathered into pinned memory by the worker and copied on a stream of its own.
-
-    It waits for events, never for the whole device, so that copies overlap the model's kernels. Written for
-    a GPU; where no GPU is present, making one raises ValueError.
-    """
-
-    def __init__(self, device="cuda", timeout: float = 60.0):
-        super().__init__(timeout)
-        self.device = torch.device(device)
-        if self.device.type != "cuda" or not torch.cuda.is_available():
-            raise ValueError(f"device={str(device)!r}: a CudaLink needs a CUDA device")
-        self.staging = Staging(pinned=True)
-        self._inward, self._outward = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-
-    def _to_device(self, staged):
-        with torch.cuda.stream(self._inward):
-            arrived = tuple(part.to(self.device, non_blocking=True) for part in staged)
-            event = torch.cuda.Event()
-            event.record()
-        event.synchronize()
-        self.staging.give_back(staged)
-        return arrived
-
-    def release(self, parts) -> None:
-        for (
-            part
-        ) in parts:  # freed on the model's stream: its memory may serve the copy stream only afterwards
-            part.record_stream(torch.cuda.current_stream(self.device))
-
-    def _mark(self):
-        return torch.cuda.current_stream(self.device).record_event()
-
-    def _to_host(self, parts, ready):
-        with torch.cuda.stream(self._outward):
-            self._outward.wait_event(ready)
-            hosted = tuple(torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts)
-            for target, source in zip(hosted, parts, strict=True):
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._outward)
-            event = torch.cuda.Event()
-            event.record()
-        event.synchronize()
-        return hosted
-
-
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, into: tuple[Tensor, ...]) -> None:
     """Copy the given slots (None: all) of every part into its target, which has one slot more. What that one
     then holds is undefined: a gather of as many rows as the target has needs no copy of its own."""

@@ -9,7 +9,8 @@ import weakref
 import torch
 
 from ..arithmetic import MACHINES, layer_seconds
-from .link import CudaLink, Link, ModelledLink
+from .cuda import CudaLink
+from .link import Link, ModelledLink
 
 _measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {(tokens, batch): seconds}
 

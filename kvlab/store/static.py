@@ -59,7 +59,9 @@ class Static(Growing):
         self.used = end
 
     def _allocate(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(part.new_empty((*part.shape[:2], self.capacity, part.shape[3])) for part in parts)
+        """Empty buffers like these parts; pinned where these are, so that a GPU can read them."""
+        shapes = [(*part.shape[:2], self.capacity, part.shape[3]) for part in parts]
+        return tuple(p.new_empty(s, pin_memory=p.is_pinned()) for p, s in zip(parts, shapes, strict=True))
 
     def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(part[:, :, : self.used] for part in parts)

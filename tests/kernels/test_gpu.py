@@ -1,13 +1,10 @@
 """The Triton kernel against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
 import importlib.util
-import os
 
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 if importlib.util.find_spec("triton") is None:
     pytest.skip(
         "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True

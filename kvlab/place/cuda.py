@@ -1,0 +1,116 @@
+"""CudaLink: a real link, over pinned memory and streams of its own, in the faster of two ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+
+import torch
+from torch import Tensor
+
+from .link import Link, Transfer
+from .staging import Staging
+
+HOST, DEVICE = "host", "device"  # who gathers
+TRIES = 4  # transfers of either way before one is chosen
+
+
+class CudaLink(Link):
+    """A link to a GPU. It waits for events, never for the whole device, so that transfers overlap the model's
+    kernels.
+
+    Rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
+    whose kernel reads them where they lie in pinned memory (needs triton). Both are tried, and the faster is
+    kept: `trial` tells what was found. Written for a GPU; where none is present, making one raises
+    ValueError.
+    """
+
+    def __init__(self, device="cuda", timeout: float = 60.0):
+        super().__init__(timeout)
+        self.device = torch.device(device)
+        if self.device.type != "cuda" or not torch.cuda.is_available():
+            raise ValueError(f"device={str(device)!r}: a CudaLink needs a CUDA device")
+        self.staging = Staging(pinned=True)
+        self._inward, self._outward = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        self.trial = Trial(HOST, DEVICE) if importlib.util.find_spec("triton") else Trial(HOST)
+
+    def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
+        if not all(part.is_pinned() for part in parts):
+            return super().fetch(parts, slots, **about)
+        way = self.trial.next()
+        if way == HOST:
+            transfer = super().fetch(parts, slots, **about)
+        else:
+            chosen = slots if slots is None else slots.to(self.device)
+            ready = self._mark()
+            transfer = self._submit(lambda: self._gather(parts, chosen, ready), "device", **about)
+        self.trial.note(way, transfer)
+        return transfer
+
+    def _gather(self, parts: tuple[Tensor, ...], slots: Tensor | None, ready) -> tuple[Tensor, ...]:
+        from .zero_copy import gather
+
+        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
+            self._inward.wait_event(ready)
+            arrived = gather(parts, slots, self.device)
+            event = torch.cuda.Event()
+            event.record()
+        event.synchronize()
+        return arrived
+
+    def _to_device(self, staged):
+        with torch.cuda.stream(self._inward):
+            arrived = tuple(part.to(self.device, non_blocking=True) for part in staged)
+            event = torch.cuda.Event()
+            event.record()
+        event.synchronize()
+        self.staging.give_back(staged)
+        return arrived
+
+    def release(self, parts) -> None:
+        for part in parts:  # freed on the model's stream: the copy stream may have its memory only afterwards
+            part.record_stream(torch.cuda.current_stream(self.device))
+
+    def _mark(self):
+        return torch.cuda.current_stream(self.device).record_event()
+
+    def _to_host(self, parts, ready):
+        with torch.cuda.stream(self._outward):
+            self._outward.wait_event(ready)
+            hosted = tuple(torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts)
+            for target, source in zip(hosted, parts, strict=True):
+                target.copy_(source, non_blocking=True)
+                source.record_stream(self._outward)
+            event = torch.cuda.Event()
+            event.record()
+        event.synchronize()
+        return hosted
+
+
+class Trial:
+    """Finds the faster of several ways of doing a transfer: each has `TRIES` in turn, then the best is kept.
+
+    The first transfer of every way is not counted: it pays for what is made once.
+    """
+
+    def __init__(self, *ways: str):
+        self.tried: dict[str, list[Transfer]] = {way: [] for way in ways}
+        self.best: str | None = None
+
+    def next(self) -> str:
+        """The way to take now."""
+        if self.best is None and all(len(self._done(way)) > TRIES for way in self.tried):
+            self.best = min(self.tried, key=self.seconds_per_byte)
+        return self.best or min(self.tried, key=lambda way: len(self.tried[way]))
+
+    def note(self, way: str, transfer: Transfer) -> None:
+        """A transfer takes this way."""
+        if self.best is None and transfer.bytes:
+            self.tried[way].append(transfer)
+
+    def seconds_per_byte(self, way: str) -> float:
+        """Median of the tries."""
+        return statistics.median((t.finished - t.started) / t.bytes for t in self._done(way)[1:])
+
+    def _done(self, way: str) -> list[Transfer]:
+        return [transfer for transfer in self.tried[way] if transfer.finished and transfer.error is None]
