@@ -234,14 +234,12 @@ class Layer(CacheLayerMixin):
 
     def _visibility(self, queries: int, slots: Tensor | None, window: int | None):
         """(allowed, positions of the queries) for `attend`; None where everything is allowed or asked."""
-        if self._positions is None and queries == 1 and slots is None and window is None:
+        plain = self._positions is None and queries == 1 and window is None
+        if plain and (slots is None or bool((slots >= 0).all())):
             return None, None
         positions = self.slot_positions if self._positions is None else self._positions
         asked = positions[:, 0, -queries:]
         if slots is not None:
-            complete = bool((slots >= 0).all()) and self._positions is None
-            if complete and window is None:
-                return None, asked
             gathered = gather_slots(positions.expand(*slots.shape[:2], -1), slots)
             positions = gathered.masked_fill(slots < 0, -1)
         return visible(asked, positions, window), asked

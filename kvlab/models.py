@@ -250,4 +250,4 @@ def _rotate(query: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     turned, rest = query[..., : cos.shape[-1]], query[..., cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat([-second, first], dim=-1) * sin
-    return torch.cat([turned, rest], dim=-1)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned

@@ -159,11 +159,11 @@ class InfiniGen(TopK):
         if self.alpha == math.inf:
             return caps
         near = scores > scores.amax(-1, keepdim=True) - self.alpha
-        wanted = near.sum(-1).float().mean(-1)
+        wanted = near.sum(-1)  # [batch, heads]
         if self.variant != "paper":  # the official code: one count for all rows
-            wanted = wanted.mean().expand(len(caps))
-        wanted = wanted.ceil().int().tolist()
-        return [max(1, min(pair)) for pair in zip(caps, wanted, strict=True)]
+            wanted = wanted.flatten().expand(len(caps), -1)
+        means = [math.ceil(sum(heads) / len(heads)) for heads in wanted.tolist()]
+        return [max(1, min(pair)) for pair in zip(caps, means, strict=True)]
 
     def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
         guessed, self.guessed = self.guessed, None

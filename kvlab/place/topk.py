@@ -93,7 +93,7 @@ def true_scores(query: Tensor, keys: Tensor, scaling: float, positions: Tensor |
     batch, heads = query.shape[:2]
     kv_heads = keys.shape[1]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
-    scores = (grouped @ keys.transpose(-1, -2)).float() * scaling
+    scores = (grouped @ keys.transpose(-1, -2)).float().mul_(scaling)
     if positions is not None:
         scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
     return scores.flatten(1, 2)
