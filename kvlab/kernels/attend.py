@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -20,6 +21,7 @@ from ..store.static import Roomy, Static
 
 BUFFERS = (Growing, Static, Roomy, Excerpt)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
+TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
 executed = 0  # FLOPs of all calls so far: torch's counter does not see them
 
 
@@ -34,12 +36,15 @@ def fits(store, query: Tensor) -> bool:
 
     It can for one fp32 query on the CPU, a head dimension that is a multiple of 32, and symmetric int8 or
     int4 with a scale per group of channels, or 8-bit floats without scale. Smaller heads gain nothing.
+    On a GPU it can where triton is there, for what `gpu.supports`.
     """
-    if query.shape[2] != 1 or query.dtype != torch.float32 or query.device.type != "cpu":
+    if query.shape[2] != 1 or type(store) not in BUFFERS or not store.plain:
         return False
-    if query.shape[3] % 32:
+    if on_gpu(query):
+        return _fits_gpu(store, query)
+    if query.dtype != torch.float32 or query.device.type != "cpu" or query.shape[3] % 32:
         return False
-    if type(store) not in BUFFERS or not store.plain or _layout(store, query.shape[3]) is None:
+    if _layout(store, query.shape[3]) is None:
         return False
     return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
 
@@ -50,13 +55,15 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
     allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None. Only where `fits`. Equal to `reference` to 1e-5
     relative. On more than one thread the splits are shared out; the result does not change by that.
     """
+    global executed
+    executed += 4 * query.numel() * store.length
+    if on_gpu(query):
+        return _attend_gpu(query, store, scaling, allowed)
     from . import cpu
 
-    global executed
     batch, heads, _, head_dim = query.shape
     kv_heads, count = store.keys[0].shape[1], store.length
     kernel = cpu.compiled(*_layout(store, head_dim))
-    executed += 4 * query.numel() * count
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
     arrays = (query[:, :, 0] * scaling).contiguous().numpy(), *_numpy(store.keys), *_numpy(store.values), mask
     splits = -(-count // cpu.SPLIT)
@@ -104,6 +111,64 @@ def _numpy(parts: tuple[Tensor, ...]):
     yield parts[0].numpy()
     scales = parts[1] if len(parts) > 1 else parts[0][..., :0]
     yield scales.view(torch.uint16 if len(parts) > 1 else torch.uint8).numpy()
+
+
+# On a GPU.
+
+_trusted: dict[tuple, bool] = {}  # (device, dtype, format, head dimension) -> the kernel agreed at first use
+
+
+def on_gpu(query: Tensor) -> bool:
+    return query.is_cuda
+
+
+def _fits_gpu(store, query: Tensor) -> bool:
+    if not _triton() or any(part.device != query.device for part in store.keys):
+        return False
+    from . import gpu
+
+    same = _kind(store.format) == _kind(store.value_format)
+    known = _trusted.get(_case(store, query), True)
+    return same and known and query.dtype in gpu.TYPES and gpu.supports(store.format, query.shape[3])
+
+
+def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
+    """By the Triton kernel. The first time that it meets a format on a device it is held against the
+    reference: one that does not compile there, or says something else, is named and not used again."""
+    from . import gpu
+
+    def kernel() -> Tensor:
+        return gpu.attend(query, *store.parts(), store.format, scaling, allowed)
+
+    case = _case(store, query)
+    if case in _trusted:
+        return kernel()
+    right = reference(query, store, scaling, allowed)
+    try:
+        off = float((kernel() - right).float().norm() / right.float().norm())
+        _trusted[case] = off < TOLERANCE
+        why = f"it is {off:.2g} off the reference"
+    except Exception as error:
+        _trusted[case], why = False, f"{type(error).__name__}: {error}"
+    if not _trusted[case]:
+        warnings.warn(f"kvlab decodes without its kernel for {case[2:]} on {case[0]}: {why}", stacklevel=2)
+    return right
+
+
+def _case(store, query: Tensor) -> tuple:
+    return query.device, query.dtype, _kind(store.format), query.shape[3]
+
+
+def _kind(form) -> tuple:
+    """What tells two formats apart in the eyes of a kernel."""
+    scales = getattr(form, "scales", None)
+    shared = None if scales is None else (scales.axis, scales.group, scales.dtype)
+    return type(form).__name__, getattr(form, "bits", None) or getattr(form, "format", None), shared
+
+
+@cache
+def _triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 @cache

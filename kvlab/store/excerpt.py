@@ -31,6 +31,10 @@ class Excerpt:
         """Slots."""
         return self.keys[0].shape[2]
 
+    def parts(self) -> tuple[Parts, Parts]:
+        """K and V in their stored form."""
+        return self.keys, self.values
+
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]` each."""
         keys, values = (tuple(part.to(device) for part in parts) for parts in (self.keys, self.values))

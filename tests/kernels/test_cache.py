@@ -1,5 +1,10 @@
 """A cache decodes through the kernels where they fit, and says the same as without them."""
 
+import importlib
+import importlib.util
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tiny import left_padded, prompt, tiny
@@ -11,6 +16,8 @@ from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float8, Growing, Int, Roomy, Static
+
+packed = importlib.import_module("kvlab.kernels.attend")
 
 FITTING = {
     "int8": {"store": Int(8)},
@@ -87,3 +94,45 @@ def test_what_kernels_cannot_do_goes_without(name, calls):
 def test_kernels_are_compiled_ahead():
     model = llama(4)
     assert compile_for(model, "int8") and compile_for(model, "fp8") and not compile_for(model, "full")
+
+
+# On a GPU, or what stands in for one: the kernel of `kernels/gpu.py` in Triton's interpreter, or a fake.
+
+
+@pytest.fixture()
+def as_on_a_gpu(monkeypatch):
+    monkeypatch.setattr(packed, "on_gpu", lambda query: True)
+    monkeypatch.setattr(packed, "_trusted", {})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
+@pytest.mark.parametrize("name", ["int8", "int4", "static", "offload"])
+def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monkeypatch):
+    model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
+    found = decoded(model, FITTING[name], prompts)
+    assert len(calls) == 5 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
+    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    expected = decoded(model, FITTING[name], prompts)
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def refuse(*_):
+    raise RuntimeError("no such instruction")
+
+
+@pytest.mark.parametrize(
+    "kernel, says", [(lambda query, *_: 2 * query, "off the reference"), (refuse, "no such inst")]
+)
+def test_a_kernel_that_is_wrong_on_this_gpu_is_named_and_not_used_again(
+    kernel, says, as_on_a_gpu, calls, monkeypatch
+):
+    fake = SimpleNamespace(attend=kernel, supports=lambda *_: True, TYPES=[torch.float32])
+    monkeypatch.setitem(sys.modules, "kvlab.kernels.gpu", fake)
+    monkeypatch.setattr(kvlab.kernels, "gpu", fake, raising=False)
+    monkeypatch.setattr(packed, "_triton", lambda: True)
+    model, prompts = llama(), [prompt(23, seed=1)]
+    with pytest.warns(UserWarning, match=says) as warned:
+        found = decoded(model, FITTING["int8"], prompts)
+    assert len(warned) == len(calls) == 1
+    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    assert torch.equal(found, decoded(model, FITTING["int8"], prompts))
