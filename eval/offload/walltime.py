@@ -6,6 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 
+import psutil
 import torch
 
 import kvlab
@@ -16,6 +17,7 @@ from kvlab.place import simulate
 from kvlab.place.machines import fill_random
 from kvlab.place.timeline import COMPUTE, Timeline, record
 
+from ..machine import Problem
 from .figures import save
 from .rows import MEASURED, MODELLED, SIMULATED, Row
 
@@ -120,12 +122,13 @@ def link(settings) -> list[Row]:
 
     Every method holds its cache throughout (9 GB in all), and all take turns. Every round begins with the
     ideal, and sets the link's bandwidth by it: so the rounds of a noisy machine can be compared. InfiniGen
-    comes right after it.
+    comes right after it. Raises Problem where memory does not suffice.
     """
     tokens, layers = settings.tokens or WIDE_TOKENS, settings.layers or WIDE_LAYERS
     context = tokens + 8 + 2 * (BURST + 1) * settings.repeats
     model = wide_model(layers, context)
     size = kv_bytes_per_token(Anatomy(model).shape, 32) / layers * tokens
+    check_memory(7.5 * layers * size)  # of all that is held at once, five are whole caches
     caches = {IDEAL: filled(model, f"static:length={context}", tokens)}
     for method in reversed(LINKED):
         caches[method] = filled(model, f"{method}{',' if ':' in method else ':'}link={FAST}", tokens)
@@ -140,6 +143,16 @@ def link(settings) -> list[Row]:
     for method in LINKED:
         keep_timeline(found[method].timelines[-1], method, settings.out)
     return rows_of(found, statistics.median(bandwidths), tokens)
+
+
+def check_memory(needed: float) -> None:
+    """Problem where less than `needed` bytes are free: better than being killed half-way."""
+    free = psutil.virtual_memory().available
+    if free < needed:
+        raise Problem(
+            f"experiment link holds all caches at once and needs {needed / 1e9:.1f} GB of memory, but "
+            f"{free / 1e9:.1f} are free; what is done is kept, --experiments names others"
+        )
 
 
 def rows_of(found: dict[str, Found], bandwidth: float, tokens: int) -> list[Row]:

@@ -79,6 +79,15 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
     assert list(tmp_path.glob("offload-timeline-*.json"))
 
 
+def test_too_little_memory_is_one_line_and_loses_nothing(quick, tmp_path, monkeypatch, capsys):
+    (tmp_path / "offload.json").write_text(json.dumps(quick[1]))
+    monkeypatch.setattr(walltime, "WIDE_TOKENS", 96)
+    monkeypatch.setattr(walltime.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
+    assert main(["offload", "--experiments", "link", "--out", str(tmp_path)]) == 2
+    assert "needs 0.1 GB of memory, but 0.0 are free" in capsys.readouterr().err
+    assert json.loads((tmp_path / "offload.json").read_text()) == quick[1]
+
+
 def test_the_tables_of_similarity_and_recall():
     model = tiny("opt")
     given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
