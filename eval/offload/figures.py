@@ -127,15 +127,12 @@ def breakdown(rows):
 
 def link(rows):
     values = {
-        row["system"].partition(":budget")[0]: row["value"]
+        row["system"].partition(":budget")[0].replace("ideal", "full"): round(row["value"])
         for row in rows
-        if row["unit"] == "ms/token"
-        and ": " not in row["system"].removeprefix("ideal: ")
-        and row["kind"] != "simulated"
+        if row["unit"] == "ms/token" and ": " not in row["system"] and row["kind"] != "simulated"
     }
-    values = {name.partition(":")[0].replace("ideal", "full"): value for name, value in values.items()}
     return plots.bars(
-        values, x=f"ms/token at {rows[0]['tokens']} tokens over the modelled link (full: the ideal)"
+        values, x=f"ms/token at {rows[0]['tokens']:,} tokens over the modelled link (full: the ideal)"
     )
 
 

@@ -159,7 +159,7 @@ def rows_of(found: dict[str, Found], bandwidth: float, tokens: int) -> list[Row]
     """Medians, the quickest and slowest step, and how the methods compare."""
     name, ideal = "link", found[IDEAL]
     rows = [
-        Row(name, "ideal: all on the device", ideal.median, "ms/token", MEASURED, tokens),
+        Row(name, "ideal", ideal.median, "ms/token", MEASURED, tokens),
         *spread(name, "ideal", ideal, MEASURED, tokens),
         Row(name, "bandwidth of the link", bandwidth / 1e9, "GB/s", MODELLED, tokens),
     ]

@@ -75,7 +75,10 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
         assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
         kinds = {row["kind"] for row in rows if row["system"] == method}
         assert kinds == {"modelled", "simulated"}
-    assert figures.link(rows) is not None
+    bars = figures.link(rows).axes[0]
+    drawn = [label.get_text() for label in bars.get_yticklabels()]
+    assert drawn == ["full", *(method.partition(":")[0] for method in walltime.LINKED)]
+    assert bars.patches[0].get_width() == round(found["ideal", 96])
     assert list(tmp_path.glob("offload-timeline-*.json"))
 
 
