@@ -85,3 +85,8 @@ def left_padded(prompts: list[torch.Tensor]):
         ids[row, longest - one.shape[1] :] = one
         mask[row, longest - one.shape[1] :] = 1
     return ids, mask
+
+
+def linked(spec: str, bandwidth="1e9") -> str:
+    """A method's name with a link of so many bytes per second."""
+    return f"{spec}{',' if ':' in spec else ':'}link={bandwidth}"

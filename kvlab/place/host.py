@@ -9,12 +9,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
-from ..store.excerpt import Excerpt
+from ..store.excerpt import Excerpt, Parts
 from .device import Device
 from .link import Transfer
 from .machines import link_named
-
-Parts = tuple[Tensor, ...]  # a tensor in its stored form: codes, scales, ...
 
 
 class Fetch(Device):

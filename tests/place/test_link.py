@@ -1,25 +1,22 @@
-"""The link: what it carries, in which order, what it costs, and what happens when it breaks."""
+"""The link: what it carries, in which order, and what it costs."""
 
 import gc
 import threading
-import time
 from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FAMILIES, left_padded, prompt, tiny
+from tiny import left_padded, linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
 from kvlab.models import Anatomy
-from kvlab.place import Host, Link, LinkError, ModelledLink, TopK, Whole, like
+from kvlab.place import Host, Link, ModelledLink, Whole, like
 from kvlab.place.link import gather
 from kvlab.place.machines import link_named
 from kvlab.place.staging import Staging
-from kvlab.place.timeline import record
-from kvlab.store import Static
 
 PAIRS = [  # the same system with a link and without
     ("offload", "full"),
@@ -30,10 +27,6 @@ PAIRS = [  # the same system with a link and without
     ("topk:budget=0.3", "topk:budget=0.3"),
     ("infinigen:budget=0.4,alpha=0.5", "infinigen:budget=0.4,alpha=0.5"),
 ]
-
-
-def linked(spec, bandwidth="1e9"):
-    return f"{spec}{',' if ':' in spec else ':'}link={bandwidth}"
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -60,83 +53,6 @@ def test_records_add_up_to_the_bytes_moved(spec):
     assert sum(r.bytes for r in (*written, *fetched)) == sum(trace.moved_bytes)
     assert [r.layer for r in written] == list(range(4)) * 4  # the prompt and three steps
     assert {r.toward for r in written} == {"host"} and {r.toward for r in fetched} == {"device"}
-
-
-def steps_of(spec, steps=3):
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, linked(spec, "2e7"))
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(60))
-    with record(model, cache) as timeline:
-        for step in range(steps):
-            stepper.feed(prompt(1, seed=step))
-    return timeline
-
-
-def attention_of(timeline, step, layer):
-    return [s for s in timeline.compute if (s.what, s.step, s.layer) == ("attention", step, layer)]
-
-
-@pytest.mark.parametrize("spec, first", [("offload", 1), ("infinigen:budget=0.4,alpha=inf", 2)])
-def test_transfers_for_the_next_layer_are_under_way_during_this_one(spec, first):
-    """Asked for before this layer attends; waited for only when the next one does."""
-    timeline = steps_of(spec)
-    for step in range(3):
-        for layer in range(first, 4):
-            attends = attention_of(timeline, step, layer - 1)
-            ffn = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("ffn", step, layer - 1)]
-            (transfer,) = [
-                t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer)
-            ]
-            assert transfer.submitted <= attends[-1].start < attends[-1].end <= ffn[-1].start
-            stalls = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
-            assert min(s.start for s in stalls) >= ffn[-1].end
-
-
-def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
-    """Not while the last layer attends: what the link is to carry longest, it begins as early as it may."""
-    timeline = steps_of("infinigen:budget=0.4")
-    for step in range(2):
-        begins = min(s.start for s in timeline.compute if (s.step, s.layer) == (step, 2))
-        attends = attention_of(timeline, step, 2)
-        last, first = [
-            next(t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer))
-            for layer in (3, 0)
-        ]
-        assert begins <= last.submitted <= first.submitted <= attends[0].start
-
-
-def test_top_k_must_choose_before_it_can_fetch():
-    timeline = steps_of("topk:budget=0.4")
-    for step in range(3):
-        for layer in range(4):
-            (chosen,) = [
-                s for s in timeline.compute if (s.what, s.step, s.layer) == ("selection", step, layer)
-            ]
-            (transfer,) = [
-                t for t in timeline.transfers if t.what == "fetch" and (t.step, t.layer) == (step, layer)
-            ]
-            (wait,) = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
-            assert chosen.end <= transfer.submitted <= wait.start and transfer.end <= wait.end
-
-
-def test_write_back_is_not_waited_for_in_its_own_step():
-    timeline = steps_of("offload")
-    for write in [t for t in timeline.transfers if t.what == "write"]:
-        (attends,) = attention_of(timeline, write.step, write.layer)[-1:]
-        assert write.submitted <= attends.start
-
-
-def test_compute_spans_follow_each_other_without_gap_or_overlap():
-    for spec in ("offload", "topk", "infinigen"):
-        timeline = steps_of(spec)
-        for step in range(3):
-            spans = [s for s in timeline.compute if s.step == step]
-            assert all(a.end == b.start for a, b in pairwise(spans))
-            assert {s.layer for s in spans} == {0, 1, 2, 3}
-        part = timeline.steps(1)
-        assert part.seconds == pytest.approx(sum(s.seconds for s in timeline.compute if s.step == 1))
-        assert min(s.start for s in part.compute) == 0
 
 
 def test_lanes_serve_in_order_and_never_faster_than_the_link():
@@ -286,88 +202,6 @@ def test_a_cuda_link_changes_no_number(spec, same):
     model.cpu()
 
 
-# What can go wrong.
-
-
-class Breaking(ModelledLink):
-    """A link that breaks at the n-th fetch: its work is replaced by `fault`."""
-
-    def __init__(self, at, fault, **settings):
-        super().__init__(1e9, **settings)
-        self.at, self.fault, self.count = at, fault, 0
-
-    def _submit(self, work, toward, **about):
-        self.count += toward == "device"
-        broken = toward == "device" and self.count == self.at
-        return super()._submit(self.fault if broken else work, toward, **about)
-
-
-def die():
-    raise SystemExit
-
-
-def fail():
-    raise OSError("no such page")
-
-
-def dawdle():
-    time.sleep(0.5)
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(
-    "fault, settings, says",
-    [
-        (die, {}, "the link's worker is gone; the prefetch of layer 2 .* never arrived"),
-        (fail, {}, r"the prefetch of layer 2 \(\d+ bytes toward the device\) failed: no such page"),
-        (dawdle, {"timeout": 0.05}, "the prefetch of layer 2 .* took longer than the timeout of 0.05 s"),
-    ],
-)
-def test_a_broken_link_says_so_and_a_reset_cache_starts_over(fault, settings, says):
-    model, ids = tiny("llama"), prompt(20)
-    right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    link = Breaking(7, fault, **settings)
-    cache = kvlab.KVCache(model, place=Host(Whole(), link))
-    with pytest.raises(LinkError, match=says):
-        kvlab.decode(model, ids, cache, 6)
-    with pytest.raises(RuntimeError, match="broke off: start again with"):
-        kvlab.Stepper(model, cache).feed(prompt(1))  # never a token from half a step
-    time.sleep(0.5 if fault is dawdle else 0)
-    cache.reset()
-    assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
-
-
-@pytest.mark.parametrize("layer", [0, 2, 3])
-def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
-    model, ids = tiny("llama"), prompt(20)
-    right = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 6)
-    cache = kvlab.make_cache(model, "offload:link=1e8")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids)
-    waits, plain = [], kvlab.place.Transfer.wait
-
-    def wait(self):
-        if self.toward == "device" and self.layer == layer and not waits:
-            waits.append(self)
-            raise KeyboardInterrupt
-        return plain(self)
-
-    monkeypatch.setattr(kvlab.place.Transfer, "wait", wait)
-    with pytest.raises(KeyboardInterrupt):
-        stepper.feed(prompt(1))
-    with pytest.raises(RuntimeError, match="broke off"):
-        stepper.feed(prompt(1))
-    cache.reset()
-    assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
-
-
-def test_a_host_buffer_that_is_full_says_so():
-    model = tiny("llama")
-    cache = kvlab.KVCache(model, store=Static(22), place=Host(TopK(0.5), 1e9))
-    with pytest.raises(ValueError, match="static: 23 tokens do not fit into a buffer of length=22"):
-        kvlab.decode(model, prompt(20), cache, 6)
-
-
 def test_links_are_shared_by_layers_and_end_with_their_cache():
     before = set(threading.enumerate())
     model = tiny("llama")
@@ -389,18 +223,3 @@ def test_links_are_shared_by_layers_and_end_with_their_cache():
     place.link = link
     kvlab.decode(model, prompt(9), kvlab.KVCache(model, place=place), 3)
     assert link.records
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_timelines_of_every_family_and_of_a_cache_without_a_link(family, tmp_path):
-    model = tiny(family)
-    cache = kvlab.make_cache(model, "full")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(9))
-    with record(model, cache) as timeline:
-        stepper.feed(prompt(1))
-    assert timeline.total("attention") > 0 and timeline.total("stall") == 0 and not timeline.transfers
-    timeline.save(tmp_path / "trace.json")
-    assert (tmp_path / "trace.json").read_text().startswith('{"traceEvents": [')
-    with pytest.raises(ValueError, match="step=1: the timeline holds no such step"):
-        timeline.steps(1)

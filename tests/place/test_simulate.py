@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import prompt, tiny
+from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
@@ -124,9 +124,7 @@ def test_whatever_the_work(asks, fetch, write, steps, parts):
 def test_the_work_of_a_recorded_run(spec):
     """Asks, bytes and compute times come out as the run had them."""
     model = tiny("llama")
-    cache = kvlab.make_cache(
-        model, spec if spec == "full" else f"{spec}{',' if ':' in spec else ':'}link=1e12"
-    )
+    cache = kvlab.make_cache(model, spec if spec == "full" else linked(spec, "1e12"))
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(40))
     with record(model, cache) as timeline:

@@ -1,0 +1,101 @@
+"""Timelines of decode steps: what is asked for when, and that every moment belongs to something."""
+
+from itertools import pairwise
+
+import pytest
+from tiny import FAMILIES, linked, prompt, tiny
+
+import kvlab
+from kvlab.place.timeline import record
+
+
+def steps_of(spec, steps=3):
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, linked(spec, "2e7"))
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(60))
+    with record(model, cache) as timeline:
+        for step in range(steps):
+            stepper.feed(prompt(1, seed=step))
+    return timeline
+
+
+def attention_of(timeline, step, layer):
+    return [s for s in timeline.compute if (s.what, s.step, s.layer) == ("attention", step, layer)]
+
+
+@pytest.mark.parametrize("spec, first", [("offload", 1), ("infinigen:budget=0.4,alpha=inf", 2)])
+def test_transfers_for_the_next_layer_are_under_way_during_this_one(spec, first):
+    """Asked for before this layer attends; waited for only when the next one does."""
+    timeline = steps_of(spec)
+    for step in range(3):
+        for layer in range(first, 4):
+            attends = attention_of(timeline, step, layer - 1)
+            ffn = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("ffn", step, layer - 1)]
+            (transfer,) = [
+                t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer)
+            ]
+            assert transfer.submitted <= attends[-1].start < attends[-1].end <= ffn[-1].start
+            stalls = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
+            assert min(s.start for s in stalls) >= ffn[-1].end
+
+
+def test_a_whole_layer_is_asked_for_right_behind_the_last_rehearsal():
+    """Not while the last layer attends: what the link is to carry longest, it begins as early as it may."""
+    timeline = steps_of("infinigen:budget=0.4")
+    for step in range(2):
+        begins = min(s.start for s in timeline.compute if (s.step, s.layer) == (step, 2))
+        attends = attention_of(timeline, step, 2)
+        last, first = [
+            next(t for t in timeline.transfers if t.what == "prefetch" and (t.step, t.layer) == (step, layer))
+            for layer in (3, 0)
+        ]
+        assert begins <= last.submitted <= first.submitted <= attends[0].start
+
+
+def test_top_k_must_choose_before_it_can_fetch():
+    timeline = steps_of("topk:budget=0.4")
+    for step in range(3):
+        for layer in range(4):
+            (chosen,) = [
+                s for s in timeline.compute if (s.what, s.step, s.layer) == ("selection", step, layer)
+            ]
+            (transfer,) = [
+                t for t in timeline.transfers if t.what == "fetch" and (t.step, t.layer) == (step, layer)
+            ]
+            (wait,) = [s for s in timeline.compute if (s.what, s.step, s.layer) == ("stall", step, layer)]
+            assert chosen.end <= transfer.submitted <= wait.start and transfer.end <= wait.end
+
+
+def test_write_back_is_not_waited_for_in_its_own_step():
+    timeline = steps_of("offload")
+    for write in [t for t in timeline.transfers if t.what == "write"]:
+        (attends,) = attention_of(timeline, write.step, write.layer)[-1:]
+        assert write.submitted <= attends.start
+
+
+def test_compute_spans_follow_each_other_without_gap_or_overlap():
+    for spec in ("offload", "topk", "infinigen"):
+        timeline = steps_of(spec)
+        for step in range(3):
+            spans = [s for s in timeline.compute if s.step == step]
+            assert all(a.end == b.start for a, b in pairwise(spans))
+            assert {s.layer for s in spans} == {0, 1, 2, 3}
+        part = timeline.steps(1)
+        assert part.seconds == pytest.approx(sum(s.seconds for s in timeline.compute if s.step == 1))
+        assert min(s.start for s in part.compute) == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_timelines_of_every_family_and_of_a_cache_without_a_link(family, tmp_path):
+    model = tiny(family)
+    cache = kvlab.make_cache(model, "full")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(9))
+    with record(model, cache) as timeline:
+        stepper.feed(prompt(1))
+    assert timeline.total("attention") > 0 and timeline.total("stall") == 0 and not timeline.transfers
+    timeline.save(tmp_path / "trace.json")
+    assert (tmp_path / "trace.json").read_text().startswith('{"traceEvents": [')
+    with pytest.raises(ValueError, match="step=1: the timeline holds no such step"):
+        timeline.steps(1)
