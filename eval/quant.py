@@ -79,8 +79,8 @@ def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
         torch.full((1, tokens - 1), 5, device=model.device) + torch.arange(tokens - 1).to(model.device) % 50
     )
     stepper.feed(torch.full((1, 1), 5, device=model.device))
-    anatomy = kvlab.models.Anatomy(model)
-    numbers = 2 * anatomy.layers * anatomy.kv_heads * anatomy.head_dim * tokens
+    shape = kvlab.models.ModelShape.of(model)
+    numbers = 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens
     return 8 * cache.stats().device_bytes / numbers
 
 
@@ -90,7 +90,7 @@ def bits(model, tokenizer, methods, limit: int | None) -> Iterator[Row]:
     length = round(statistics.mean(map(len, prompts)))
     text = [tokenizer(story).input_ids[:STORY] for story in stories()]
     text = torch.tensor([ids for ids in text if len(ids) == STORY][:limit], device=model.device)
-    measured = min(MEASURED, kvlab.models.Anatomy(model).context or MEASURED)
+    measured = min(MEASURED, kvlab.models.ModelShape.of(model).context or MEASURED)
     for method, (right, _) in answered(model, prompts, answers, list(methods)).items():
         yield Row("bits", method, "accuracy", 100 * right, "%", length)
     for method in methods:
@@ -112,7 +112,7 @@ def ways() -> dict[str, Growing | None]:
 @torch.inference_mode()
 def drift(model, tokenizer, methods, limit: int | None) -> Iterator[Row]:
     """Perplexity of stretches of a long text, and at the end the error of what is held."""
-    decoded = min(limit or DECODED, (kvlab.models.Anatomy(model).context or DECODED + PROMPT) - PROMPT)
+    decoded = min(limit or DECODED, (kvlab.models.ModelShape.of(model).context or DECODED + PROMPT) - PROMPT)
     ids = [token for story in stories() for token in tokenizer(story).input_ids]
     size = PROMPT + decoded
     ids = (ids * (1 + TEXTS * size // len(ids)))[: TEXTS * size]

@@ -28,7 +28,7 @@ import torch
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.models import Anatomy
+from kvlab.models import ModelShape
 from kvlab.static_graph import KVManager, PaddedCache, StaticGraphEngine
 from kvlab.static_graph.quantized import calibrate, drift
 from kvlab.store import BlockPool, Paged
@@ -215,7 +215,7 @@ def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: in
     """Bytes reserved, and the part of them without a token, for requests of mixed lengths (one row each) and
     for 16 continuations of one prompt."""
     model, rng, forks = workshop("kvlab"), random.Random(0), 16
-    shape = Anatomy(model)
+    shape = ModelShape.of(model)
     token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
     lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
     used, pool, held = sum(lengths) * token, BlockPool(), []

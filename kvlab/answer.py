@@ -51,9 +51,9 @@ class Answer:
 
     per_slot: tuple[str, ...] = ()
 
-    def bind(self, anatomy, layer: int) -> None:
+    def bind(self, shape, layer: int, model=None) -> None:
         """Called once per layer before use: check parameters against the model (see
-        `models.Anatomy`), resolve defaults. Raises ValueError."""
+        `models.ModelShape`), resolve defaults. Raises ValueError."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor this answer holds."""

@@ -7,10 +7,15 @@ here asks that object to attend.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface
 
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
@@ -33,6 +38,8 @@ def kvlab_attention(module, query, key, value, attention_mask, *, scaling=None, 
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     window = kwargs.get("sliding_window")
     if isinstance(key, Tensor):
+        if (records := _records.get()) is not None:
+            records.append(Recorded(query, key, value, attention_mask, scaling, window))
         positions = None if attention_mask is None else own_positions(attention_mask)[:, None]
         out, _ = prefill(query, key, value, positions, scaling, window)
     else:
@@ -45,8 +52,55 @@ def padding_mask(*, attention_mask=None, **_):
     return attention_mask
 
 
-AttentionInterface.register(NAME, kvlab_attention)
-AttentionMaskInterface.register(NAME, padding_mask)
+@cache
+def register() -> None:
+    """Enter both functions into transformers' interfaces, whose import brings the modelling code along."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, kvlab_attention)
+    AttentionMaskInterface.register(NAME, padding_mask)
+
+
+@dataclass
+class Recorded:
+    """What one layer's attention was given in a pass without a cache.
+
+    query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
+    head_dim]`; mask `[batch, tokens]` (1: no padding) or None; window: of sliding attention, or None.
+    """
+
+    query: Tensor
+    keys: Tensor
+    values: Tensor
+    mask: Tensor | None
+    scaling: float
+    window: int | None
+
+
+_records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[list[Recorded]]:
+    """While it lasts, passes of kvlab's models without a cache are recorded: yields a list with one entry
+    per layer and pass, in the order in which the layers attend."""
+    records: list[Recorded] = []
+    token = _records.set(records)
+    try:
+        yield records
+    finally:
+        _records.reset(token)
+
+
+@torch.no_grad()
+def recorded(model, ids: Tensor) -> list[Recorded]:
+    """What every layer's attention is given while the model reads `ids` `[batch, tokens]`, without a cache.
+
+    model: one that attends through kvlab (`models.prepare`).
+    """
+    with recording() as layers:
+        model(ids.to(model.device), use_cache=False)
+    return layers
 
 
 def own_positions(mask: Tensor) -> Tensor:

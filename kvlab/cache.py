@@ -8,7 +8,7 @@ from transformers import Cache
 
 from .keep import Keep, KeepAll
 from .layer import Layer
-from .models import Anatomy, prepare
+from .models import ModelShape, prepare
 from .padding import Padding
 from .place import Device
 from .store import Exact, Growing
@@ -48,7 +48,7 @@ class KVCache(Cache):
     recompute = False  # True only for the method that keeps nothing
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
-        anatomy = Anatomy(prepare(model))
+        shape = ModelShape.of(prepare(model))
         store = Growing() if store is None else store
         answers = (
             KeepAll() if keep is None else keep,
@@ -57,8 +57,8 @@ class KVCache(Cache):
         )
         padding = Padding()
         answers[1].suits(answers[0], answers[2])
-        answers[2].attach(anatomy)
-        layers = [Layer(index, answers, anatomy, padding) for index in range(anatomy.layers)]
+        answers[2].attach(model)
+        layers = [Layer(index, answers, shape, padding, model) for index in range(shape.layers)]
         for index, layer in enumerate(layers):
             layer.follow(layers[(index + 1) % len(layers)])
         super().__init__(layers=layers)
@@ -78,7 +78,7 @@ class KVCache(Cache):
             tokens_held=max(max(layer.rows_held, default=0) for layer in self.layers),
         )
 
-    def foresee(self, layer: int, query) -> None:
+    def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""
         if self.layers[layer].lengths:
-            self.layers[layer].place.foresee(self.layers[layer], query)
+            self.layers[layer].place.speculate(self.layers[layer], query)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .attention import own_positions
-from .models import Anatomy
+from .models import ModelShape
 
 
 class Stepper:
@@ -22,7 +22,7 @@ class Stepper:
 
     def __init__(self, model, cache):
         self.model, self.cache = model, cache
-        self.context = Anatomy(model).context
+        self.context = ModelShape.of(model).context
         self.ids: Tensor | None = None  # all tokens fed, [batch, tokens]
         self.mask: Tensor | None = None  # 1 for real tokens, same shape
         self.padded = False
@@ -154,7 +154,7 @@ def decode(
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a positive number")
     if cache.get_seq_length():
         raise ValueError("the cache already holds tokens: call cache.reset() first")
-    context = Anatomy(model).context
+    context = ModelShape.of(model).context
     needed = input_ids.shape[-1] + max_new_tokens - 1
     if attention_mask is None and context is not None and needed > context:
         raise ValueError(

@@ -14,7 +14,7 @@ from transformers.cache_utils import CacheLayerMixin
 from .answer import gather_slots
 from .attention import attend, own_positions, prefill, visible
 from .kernels import attend_packed, fits
-from .models import Anatomy
+from .models import ModelShape
 from .padding import Padding
 
 
@@ -29,13 +29,14 @@ class Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, index: int, answers, anatomy: Anatomy, padding: Padding):
-        self.index, self.padding, self.kv_heads = index, padding, anatomy.kv_heads
+    def __init__(self, index: int, answers, shape: ModelShape, padding: Padding, model):
+        self.index, self.padding, self.kv_heads = index, padding, shape.kv_heads
         self.more = False  # True while more of the prompt is to come: nothing is evicted yet
-        self.timeline = None  # a `place.timeline.Timeline` while somebody records
+        self.timeline = None  # a `measure.timeline.Timeline` while somebody records
+        self.on_read = None  # called as on_read(layer, held, slots) with what a step attends to
         self._answers = copy.deepcopy(answers)
         for answer in self._answers:
-            answer.bind(anatomy, index)
+            answer.bind(shape, index, model)
         self.reset()
 
     def follow(self, following: Layer) -> None:
@@ -149,6 +150,8 @@ class Layer(CacheLayerMixin):
         """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
         held, slots = self.place.read(self, query, scaling)
         self.fetched = slots
+        if self.on_read is not None:
+            self.on_read(self, held, slots)
         allowed, asked = self._visibility(query.shape[2], slots, window)
         if not self.watches and fits(held, query):
             out, received = attend_packed(query, held, scaling, allowed), None

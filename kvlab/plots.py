@@ -226,7 +226,7 @@ def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: s
 def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "", axes=None) -> Figure:
     """Memory reserved against bytes copied per 1,000 tokens, for the policies of padded static buffers.
 
-    shape: an `arithmetic.Shape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
+    shape: a `models.ModelShape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
     for document 000's allocation per head, one for heads that share an allocation. Returns the figure.
     """
     extras = (

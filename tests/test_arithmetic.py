@@ -9,7 +9,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import kvlab
 from kvlab.arithmetic import (
     SHAPES,
-    Shape,
     count_flops,
     decode_flops,
     kv_bytes,
@@ -22,6 +21,7 @@ from kvlab.arithmetic import (
     step_bytes,
     weight_bytes,
 )
+from kvlab.models import ModelShape
 
 
 def test_document_000():
@@ -71,7 +71,7 @@ def counted(model, ids, cache=None):
 
 def test_flops_of_document_003_against_torchs_counter():
     """The prefill formula is right; the decode formula is right once its factors of h are put back."""
-    shape = Shape(layers=3, hidden=64, heads=4, kv_heads=4, vocabulary=90)
+    shape = ModelShape(layers=3, hidden=64, heads=4, kv_heads=4, vocabulary=90)
     config = GPT2Config(vocab_size=90, n_embd=64, n_layer=3, n_head=4, n_positions=64)
     model = GPT2LMHeadModel(config).eval()
     ids = prompt(24, rows=2) % 90
@@ -89,7 +89,7 @@ def test_flops_of_document_003_against_torchs_counter():
 
 def test_bytes_of_a_real_cache_follow_the_formula():
     model = tiny("llama")
-    shape = Shape(layers=4, hidden=32, heads=4, kv_heads=2)
+    shape = ModelShape(layers=4, hidden=32, heads=4, kv_heads=2)
     cache = kvlab.make_cache(model, "full")
     kvlab.decode(model, prompt(30, rows=2), cache, 4)
     assert cache.stats().device_bytes == kv_bytes(shape, 33, batch=2, bits=32)
@@ -108,7 +108,7 @@ def test_counted_flops_are_those_of_the_formulas():
             bos_token_id=0, eos_token_id=0,
         )
     ).eval()  # fmt: skip
-    shape = Shape(layers, hidden, 4, 4, vocabulary)
+    shape = ModelShape(layers, hidden, 4, 4, vocabulary)
     for rows, tokens in ((1, 7), (3, 20)):
         ids = prompt(tokens, rows)
         with torch.no_grad():
@@ -119,9 +119,9 @@ def test_counted_flops_are_those_of_the_formulas():
 
 
 def test_a_decode_step_reads_weights_and_cache_once():
-    shape = Shape(2, 8, 2, 2, 10)
+    shape = ModelShape(2, 8, 2, 2, 10)
     assert weight_bytes(shape, bits=8) == 2 * 12 * 64 + 80
     assert step_bytes(shape, 5, batch=3) == weight_bytes(shape) + 3 * 5 * 2 * 2 * 8 * 2
     # Document 002: cache over the blocks' weights is b(s + n) / 6h.
-    blocks = weight_bytes(Shape(2, 8, 2, 2, 0))
+    blocks = weight_bytes(ModelShape(2, 8, 2, 2, 0))
     assert kv_bytes(shape, 5, batch=3) / blocks == pytest.approx(kv_to_weights(shape, 5, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlab.workshop import corpus, words
+from eval.tasks import corpus, words
 
 ROOT = Path(__file__).resolve().parent.parent
 TASKS = ("recall", "needle", "chain")

@@ -5,7 +5,7 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.models import Anatomy, calibration_ids
+from kvlab.models import ModelShape, calibration_ids
 
 
 def test_trace():
@@ -145,7 +145,7 @@ def test_calibration_without_a_tokenizer_is_seeded():
     assert torch.equal(first, second) and first.shape == (1, 128)
 
 
-def test_anatomy():
-    anatomy = Anatomy(tiny("qwen3"))
-    assert (anatomy.layers, anatomy.heads, anatomy.kv_heads, anatomy.head_dim) == (4, 4, 2, 16)
-    assert (anatomy.hidden, anatomy.context) == (32, 128)
+def test_the_shape_of_a_model():
+    shape = ModelShape.of(tiny("qwen3"))
+    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (4, 4, 2, 16)
+    assert (shape.hidden, shape.context) == (32, 128)

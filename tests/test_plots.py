@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kvlab import plots
-from kvlab.place.timeline import Span, Timeline
+from kvlab.measure.timeline import Span, Timeline
 
 
 def lightness(colour: str) -> float:

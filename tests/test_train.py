@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from eval.tasks import corpus, words
 from kvlab import models
-from kvlab.workshop import circuit, corpus, examine, train, words
+from recipes import circuit, examine, train
 
 SHIPPED = models.EMBEDDED["workshop"]
 

@@ -64,9 +64,9 @@ class Settings:
 
     def context(self, model) -> int:
         """Tokens the model takes."""
-        from kvlab.models import Anatomy
+        from kvlab.models import ModelShape
 
-        return Anatomy(model).context or 2048
+        return ModelShape.of(model).context or 2048
 
 
 def experiment(name: str):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from kvlab.calibrate.skew import skew
+from kvlab.measure import study
 from kvlab.models import calibration_ids
-from kvlab.place import study
-from kvlab.place.skew import skew
 
 from .rows import MEASURED, Row
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import kvlab
+from eval.tasks import corpus
 from kvlab.decode import Stepper
-from kvlab.workshop import corpus
 
 from .. import agreement
 from ..prefill import shared

@@ -9,9 +9,10 @@ from kvlab.arithmetic import (
     prefill_flops,
     required_bandwidth,
 )
-from kvlab.models import Anatomy
-from kvlab.place import ModelledLink, simulate
-from kvlab.place.machines import measured_layer_seconds
+from kvlab.measure import simulate
+from kvlab.measure.machines import like, measured_layer_seconds
+from kvlab.models import ModelShape
+from kvlab.place import ModelledLink
 
 from .rows import MEASURED, MODELLED, SIMULATED, Row
 
@@ -106,16 +107,16 @@ def bandwidth(settings) -> list[Row]:
         ]
     rows += saturated(name, "Longchat-7B", needed, SIMULATED)
     model, _ = settings.load()
-    anatomy, needed = Anatomy(model), {}
-    longest = anatomy.context or 16384
+    shape, needed = ModelShape.of(model), {}
+    longest = shape.context or 16384
     for tokens in [n for n in (128, 256, 512, 1024, 2048, 4096, 8192) if n <= longest]:
         tokens = min(tokens, longest - 8)
-        seconds = measured_layer_seconds(model, tokens) * anatomy.layers
-        size = kv_bytes(anatomy.shape, tokens, bits=8 * model.dtype.itemsize)
+        seconds = measured_layer_seconds(model, tokens) * shape.layers
+        size = kv_bytes(shape, tokens, bits=8 * model.dtype.itemsize)
         needed[tokens] = required_bandwidth(size, seconds) / 1e9
         rows.append(Row(name, f"{settings.name}, decode", needed[tokens], "GB/s", MEASURED, tokens))
     for machine in MACHINES:
-        scaled = ModelledLink.like(machine, model)
+        scaled = like(machine, model)
         settings.line(f"  {machine}: {scaled}")
         label = f"{settings.name}: link like {machine}"
         rows.append(Row(name, label, scaled.bandwidth / 1e9, "GB/s", MODELLED, min(2048, longest - 8)))

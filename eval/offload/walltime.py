@@ -12,10 +12,10 @@ import torch
 import kvlab
 from kvlab import plots
 from kvlab.arithmetic import kv_bytes_per_token
-from kvlab.models import Anatomy
-from kvlab.place import simulate
-from kvlab.place.machines import fill_random
-from kvlab.place.timeline import COMPUTE, Timeline, record
+from kvlab.measure import simulate
+from kvlab.measure.machines import fill_random
+from kvlab.measure.timeline import COMPUTE, Timeline, record
+from kvlab.models import ModelShape
 
 from ..machine import Problem
 from .figures import save
@@ -127,7 +127,7 @@ def link(settings) -> list[Row]:
     tokens, layers = settings.tokens or WIDE_TOKENS, settings.layers or WIDE_LAYERS
     context = tokens + 8 + 2 * (BURST + 1) * settings.repeats
     model = wide_model(layers, context)
-    size = kv_bytes_per_token(Anatomy(model).shape, 32) / layers * tokens
+    size = kv_bytes_per_token(ModelShape.of(model), 32) / layers * tokens
     check_memory(7.5 * layers * size)  # of all that is held at once, five are whole caches
     caches = {IDEAL: filled(model, f"static:length={context}", tokens)}
     for method in reversed(LINKED):  # InfiniGen is last in the table, and first to play

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from kvlab.workshop import corpus, words
+from eval.tasks import corpus, words
+from kvlab.models import EMBEDDED
 
 DATA = Path(__file__).resolve().parent / "data"
-CHECKPOINT = Path(corpus.__file__).parent / "checkpoint"
+CHECKPOINT = EMBEDDED["workshop"]
 ROWS = {"recall": 96, "needle": 48, "chain": 60}  # whole turns of the kinds below; the time decides
 RECALL_FACTS = (14, 18, 22)  # facts of a document, in turn
 NEEDLE_SENTENCES = (15, 30, 60)  # sentences of prose around four facts, in turn

@@ -3,7 +3,7 @@
 from .base import Keep, KeepAll
 from .h2o import H2O
 from .pool import Pool
-from .pyramid import PyramidKV
+from .pyramidkv import PyramidKV
 from .sinks import Sinks
 from .snapkv import SnapKV
 from .tova import TOVA

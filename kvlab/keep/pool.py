@@ -37,8 +37,8 @@ class Pool(Keep):
         self.used: Tensor | None = None  # [batch, kv_heads, slots]: step of the last fetch
         self.count: Tensor | None = None  # [batch, kv_heads, slots]: fetches
 
-    def bind(self, anatomy, layer: int) -> None:
-        self._heads = anatomy.layers * anatomy.kv_heads
+    def bind(self, shape, layer: int, model=None) -> None:
+        self._heads = shape.layers * shape.kv_heads
 
     def choose(self, layer) -> Tensor | None:
         if self.limits is None and self.unit == "bytes":

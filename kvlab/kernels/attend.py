@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arithmetic import count_kernel
 from ..attention import attend
 from ..store.excerpt import Excerpt
 from ..store.float8 import Float8
@@ -22,7 +23,6 @@ from ..store.static import Roomy, Static
 BUFFERS = (Growing, Static, Roomy, Excerpt)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
-executed = 0  # FLOPs of all calls so far: torch's counter does not see them
 
 
 def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
@@ -55,8 +55,7 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
     allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None. Only where `fits`. Equal to `reference` to 1e-5
     relative. On more than one thread the splits are shared out; the result does not change by that.
     """
-    global executed
-    executed += 4 * query.numel() * store.length
+    count_kernel(4 * query.numel() * store.length)
     if on_gpu(query):
         return _attend_gpu(query, store, scaling, allowed)
     from . import cpu

@@ -14,7 +14,7 @@ class Device(Answer):
     link = None  # what carries bytes to the device; None: they are only counted
     arriving = 0  # tokens on their way into the store
 
-    def attach(self, anatomy) -> None:
+    def attach(self, model) -> None:
         """Called once per cache, before the place is copied for every layer. Raises ValueError."""
 
     def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
@@ -36,7 +36,7 @@ class Device(Answer):
     def append(self, layer, keys: Tensor) -> None:
         """Called for every later pass with its new keys `[batch, kv_heads, tokens, head_dim]`."""
 
-    def foresee(self, layer, query) -> None:
+    def speculate(self, layer, query) -> None:
         """Called before a decode step's previous block runs; `query()` returns the query that this layer
         would ask if its input were that block's input, `[batch, heads, 1, head_dim]` (`query(norm=i)`: with
         the norm of layer i)."""

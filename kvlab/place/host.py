@@ -9,10 +9,10 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor
 
+from ..link.base import Transfer
+from ..measure.machines import link_named
 from ..store.excerpt import Excerpt, Parts
 from .device import Device
-from .link import Transfer
-from .machines import link_named
 
 
 class Fetch(Device):
@@ -22,7 +22,7 @@ class Fetch(Device):
     """
 
     guessed: Tensor | None = None  # slots chosen before the layer's turn (see InfiniGen)
-    rehearses = False  # True: `foresee` chooses, before the layer's turn
+    rehearses = False  # True: `speculate` chooses, before the layer's turn
     certain = False  # True: the whole layer will be wanted, so it may be fetched ahead
     page: int | None = None  # bytes, where only whole pages cross the link ...
     fault = 0.0  # ... and seconds that each of them costs besides
@@ -73,13 +73,13 @@ class Host(Device):
         self._ahead: tuple[Transfer, Tensor | None] | None = None  # asked for, not read yet; and which slots
         self._staged: Parts | None = None  # what this step attends to, in the link's buffers
 
-    def attach(self, anatomy) -> None:
-        self.link = link_named(self.link, anatomy.model)
+    def attach(self, model) -> None:
+        self.link = link_named(self.link, model)
         if self.link is not None and self.fetch.page is not None:
             self.link = self.link.paged(self.fetch.page, self.fetch.fault)
 
-    def bind(self, anatomy, layer: int) -> None:
-        self.fetch.bind(anatomy, layer)
+    def bind(self, shape, layer: int, model=None) -> None:
+        self.fetch.bind(shape, layer, model)
 
     # Writing.
 
@@ -136,10 +136,10 @@ class Host(Device):
     def append(self, layer, keys: Tensor) -> None:
         self.fetch.append(layer, keys)
 
-    def foresee(self, layer, query) -> None:
+    def speculate(self, layer, query) -> None:
         if self.fetch.rehearses:
             with layer.marked("selection"):
-                self.fetch.foresee(layer, query)
+                self.fetch.speculate(layer, query)
         if self.link is not None and self.fetch.guessed is not None:
             self._ask(layer, self.fetch.guessed, "prefetch")
             layer.following.place.look_ahead(layer.following)

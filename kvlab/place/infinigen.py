@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..attention import group_importance
+from ..calibrate.fold import is_folded
+from ..calibrate.skew import skew
+from ..models import report_block_inputs
 from ..store.static import Roomy
-from .fold import is_folded
-from .skew import skew
 from .topk import TopK, most_important, true_scores
 
 
@@ -83,12 +84,12 @@ class InfiniGen(TopK):
     def rehearses(self) -> bool:
         return not self.full
 
-    def bind(self, anatomy, layer: int) -> None:
-        super().bind(anatomy, layer)
+    def bind(self, shape, layer: int, model=None) -> None:
+        super().bind(shape, layer, model)
         if not self.full:
-            anatomy.watch_block_inputs()
+            report_block_inputs(model)
             self._layer = layer
-            self._skew = None if is_folded(anatomy.model) else skew(anatomy.model, self._calibration)
+            self._skew = None if is_folded(model) else skew(model, self._calibration)
 
     def _skewed(self, x: Tensor) -> Tensor:
         """x A for `[batch, heads or kv_heads, tokens, head_dim]`, fp32."""
@@ -145,7 +146,7 @@ class InfiniGen(TopK):
     def crop(self, length: int) -> None:
         self._keys.crop(length)
 
-    def foresee(self, layer, query) -> None:
+    def speculate(self, layer, query) -> None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
         if not self.full and self.partial is not None:
             asked = query() if self.variant == "paper" else query(norm=self._layer - 1)

@@ -59,7 +59,7 @@ class TopK(Fetch):
     def certain(self) -> bool:
         return self.full
 
-    def bind(self, anatomy, layer: int) -> None:
+    def bind(self, shape, layer: int, model=None) -> None:
         self.full = layer < self.full_layers
 
     def caps(self, layer, appended: int) -> list[int]:

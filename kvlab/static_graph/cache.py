@@ -24,7 +24,7 @@ class PaddedCache(Cache):
     recompute = False
 
     def __init__(self, engine: StaticGraphEngine):
-        super().__init__(layers=[_Layer(self, index) for index in range(engine.anatomy.layers)])
+        super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
         self.engine = engine
         self.reset()
 

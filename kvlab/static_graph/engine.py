@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..decode import Trace, decode
-from ..models import Anatomy, prepare
+from ..models import ModelShape, prepare
 from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
 from .graph import sequence_names
 from .kv_manager import KVManager, spare_part
@@ -47,7 +47,7 @@ class StaticGraphEngine:
     ):  # fmt: skip
         check_parameters(max_length, policy, extra, form, chunk)
         require_engine()
-        self.model, self.anatomy = prepare(model), Anatomy(model)
+        self.model, self.shape = prepare(model), ModelShape.of(model)
         self.length = _length(model, max_length)
         self.policy, self.extra, self.form, self.quantized = policy, extra, form, quantized
         weight = next(model.parameters())
@@ -56,9 +56,9 @@ class StaticGraphEngine:
                 f"the static-graph engine runs float32 models on the CPU; this one is {weight.dtype} on "
                 f"{weight.device}: load it with device='cpu', dtype='float32'"
             )
-        self.parts = self.anatomy.kv_heads if form == "single" else 1
+        self.parts = self.shape.kv_heads if form == "single" else 1
         self.scales = calibrate(model, self.parts) if quantized else None
-        names = sequence_names(self.anatomy.layers, self.parts)
+        names = sequence_names(self.shape.layers, self.parts)
         digest, threads = model_digest(model), threads or torch.get_num_threads()
         self.chunk = min(chunk, self.length - 1)
         self.graphs: dict[int, _Graph] = {}
@@ -71,10 +71,10 @@ class StaticGraphEngine:
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
         return KVManager(
-            2 * self.anatomy.layers * self.parts,
+            2 * self.shape.layers * self.parts,
             self.length,
-            self.anatomy.head_dim,
-            heads=self.anatomy.kv_heads // self.parts,
+            self.shape.head_dim,
+            heads=self.shape.kv_heads // self.parts,
             policy=self.policy,
             extra=self.extra,
             dtype=np.int8 if self.quantized else np.float32,
@@ -201,7 +201,7 @@ def check_parameters(max_length, policy, extra, form, chunk) -> None:
 
 def _length(model, asked: int | None) -> int:
     config = model.config.get_text_config()
-    context, window = Anatomy(model).context, getattr(config, "sliding_window", None)
+    context, window = ModelShape.of(model).context, getattr(config, "sliding_window", None)
     if asked is None:
         limits = [limit for limit in (context, window) if limit]
         if not limits:

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..models import Anatomy, prepare
+from ..models import ModelShape, prepare
 from . import graph
 from .graph import StaticStep, sequence_names
 
@@ -109,14 +109,14 @@ def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache
 def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = None) -> None:
     """Trace one pass of `model` and write the graph and its manifest into `folder`."""
     require_engine()
-    anatomy = Anatomy(prepare(model))
-    parts = anatomy.kv_heads if spec.form == "single" else 1
-    names = sequence_names(anatomy.layers, parts)
+    shape = ModelShape.of(prepare(model))
+    parts = shape.kv_heads if spec.form == "single" else 1
+    names = sequence_names(shape.layers, parts)
     dtype = torch.int8 if spec.scales else torch.float32
-    shape = (1, anatomy.kv_heads // parts, spec.length - 1, anatomy.head_dim)
+    past_shape = (1, shape.kv_heads // parts, spec.length - 1, shape.head_dim)
     tokens = torch.zeros(1, spec.width, dtype=torch.long)
     mask = torch.zeros(1, 1, spec.width, spec.length - 1 + spec.width)
-    past = [torch.zeros(shape, dtype=dtype) for _ in names]
+    past = [torch.zeros(past_shape, dtype=dtype) for _ in names]
     step = StaticStep(model, parts, scales, spec.opset).eval()
     with torch.no_grad(), _quiet():
         program = torch.onnx.export(

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from ..models import Anatomy
+from ..models import ModelShape
 
 
 class Quantizer:
@@ -99,9 +99,9 @@ class StaticStep(torch.nn.Module):
 
     def __init__(self, model, parts: int, scales: list[Tensor] | None = None, opset: int = 0):
         super().__init__()
-        anatomy = Anatomy(model)
-        self.model, self.parts, self.layers = model, parts, anatomy.layers
-        self.group = anatomy.heads // anatomy.kv_heads
+        shape = ModelShape.of(model)
+        self.model, self.parts, self.layers = model, parts, shape.layers
+        self.group = shape.heads // shape.kv_heads
         self.quantizers = None if scales is None else [Quantizer(scale, opset) for scale in scales]
 
     def forward(self, token: Tensor, position: Tensor, mask: Tensor, past: list[Tensor]):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
-from ..models import Anatomy, calibration_ids
+from ..attention import recorded
+from ..models import ModelShape, calibration_ids, prepare
 
 QMAX = 127
 
@@ -19,15 +19,13 @@ QMAX = 127
 def calibrate(model, parts: int = 1, ids: Tensor | None = None) -> list[Tensor]:
     """Scales `[KV heads / parts]` of every sequence, in the order of `graph.sequence_names`: the largest
     magnitude on a calibration text / 127. ids: `[1, tokens]` (default: `models.calibration_ids`)."""
-    cache = KVCache(model)
     ids = calibration_ids(model) if ids is None else ids
-    model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
     scales = []
-    for layer in cache.layers:
-        for held in layer.store.read(model.device):
+    for layer in recorded(prepare(model), ids):
+        for held in (layer.keys, layer.values):
             largest = held.float().abs().amax((0, 2, 3)).clamp(min=1e-6)  # [KV heads]
             scales += (largest / QMAX).chunk(parts)
-    assert len(scales) == 2 * Anatomy(model).layers * parts
+    assert len(scales) == 2 * ModelShape.of(model).layers * parts
     return [scale.clone() for scale in scales]
 
 

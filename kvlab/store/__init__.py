@@ -1,11 +1,12 @@
 """Store: in what form, and in what buffer, K and V are held."""
 
+from ..calibrate.smoothing import fold_smoothing
 from .float8 import Float8
 from .format import Exact, Int
 from .growing import Growing
 from .kivi import Kivi
 from .paged import BlockPool, Paged
-from .smooth import Smoothed, fold_smoothing
+from .smoothed import Smoothed
 from .static import Roomy, Static
 
 __all__ = [

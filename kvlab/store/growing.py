@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..answer import Answer, gather_slots
+from .exact_sinks import ExactSinks
 from .excerpt import Excerpt
 from .format import Exact
-from .sinks import ExactSinks
 
 
 class Growing(Answer):
@@ -36,9 +36,9 @@ class Growing(Answer):
         self.keys: tuple[Tensor, ...] | None = None
         self.values: tuple[Tensor, ...] | None = None
 
-    def bind(self, anatomy, layer: int) -> None:
-        self.format.bind(anatomy.head_dim)
-        self.value_format.bind(anatomy.head_dim)
+    def bind(self, shape, layer: int, model=None) -> None:
+        self.format.bind(shape.head_dim)
+        self.value_format.bind(shape.head_dim)
 
     @property
     def length(self) -> int:

@@ -47,14 +47,14 @@ class Kivi(Growing):
         self.window_real: Tensor | None = None  # which tokens of the window are no padding, [batch, tokens]
         self.prompt = 0  # tokens of the first append
 
-    def bind(self, anatomy, layer: int) -> None:
+    def bind(self, shape, layer: int, model=None) -> None:
         self.value_format = Int(
             self.format.bits,
-            math.gcd(self.group, anatomy.head_dim),
+            math.gcd(self.group, shape.head_dim),
             symmetric=False,
             nonfinite=self.format.nonfinite,
         )
-        super().bind(anatomy, layer)
+        super().bind(shape, layer, model)
 
     def suits(self, keep, place) -> None:
         if keep.evicts:

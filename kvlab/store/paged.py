@@ -118,9 +118,9 @@ class Paged(Growing):
         self.table: Tensor | None = None  # blocks of every row, [batch, blocks]
         self.used, self.layer, self.layers = 0, 0, 1
 
-    def bind(self, anatomy, layer: int) -> None:
-        super().bind(anatomy, layer)
-        self.layer, self.layers = layer, anatomy.layers
+    def bind(self, shape, layer: int, model=None) -> None:
+        super().bind(shape, layer, model)
+        self.layer, self.layers = layer, shape.layers
 
     def __deepcopy__(self, memo) -> Paged:
         twin = Paged(format=self.format, pool=self.pool)

@@ -33,9 +33,9 @@ class Static(Growing):
             raise ValueError(f"length={length!r}: expected a positive number of tokens")
         self.capacity, self.used = length, 0
 
-    def bind(self, anatomy, layer: int) -> None:
-        super().bind(anatomy, layer)
-        self.capacity = self.capacity or anatomy.context
+    def bind(self, shape, layer: int, model=None) -> None:
+        super().bind(shape, layer, model)
+        self.capacity = self.capacity or shape.context
         if self.capacity is None:
             raise ValueError("length: this model states no context length, so name one")
 

@@ -13,8 +13,8 @@ from eval.__main__ import main
 from eval.offload import figures, insight, quality, timing, walltime
 from eval.offload.rows import Row
 from kvlab.arithmetic import SHAPES, kv_bytes
+from kvlab.measure import study
 from kvlab.models import calibration_ids
-from kvlab.place import study
 
 KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
 

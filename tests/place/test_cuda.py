@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvlab.link.cuda import TRIES, Trial
 from kvlab.place import Transfer
-from kvlab.place.cuda import TRIES, Trial
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 needs_triton = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def test_what_says_nothing_is_not_counted():
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_the_device_gathers_what_the_host_would(batch, heads, held, spare, width, count, seed, dtype):
-    from kvlab.place.zero_copy import gather
+    from kvlab.link.zero_copy import gather
 
     generator = torch.Generator().manual_seed(seed)
     sizes, slots = (width, 2 * width), torch.randint(0, held, (batch, heads, count), generator=generator)

@@ -12,11 +12,11 @@ from tiny import left_padded, linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
-from kvlab.models import Anatomy
+from kvlab.link.base import gather
+from kvlab.link.staging import Staging
+from kvlab.measure.machines import link_named
+from kvlab.models import ModelShape
 from kvlab.place import Host, Link, ModelledLink, Whole, like
-from kvlab.place.link import gather
-from kvlab.place.machines import link_named
-from kvlab.place.staging import Staging
 
 PAIRS = [  # the same system with a link and without
     ("offload", "full"),
@@ -158,10 +158,10 @@ def test_unified_memory_faults_for_what_does_not_fit():
 
 def test_a_link_of_a_named_machine():
     model = tiny("llama", hidden_size=64)
-    link = ModelledLink.like("A6000-PCIe3", model, tokens=64)
+    link = kvlab.place.like("A6000-PCIe3", model, tokens=64)
     assert "A6000-PCIe3 carries 16 GB/s" in repr(link) and "a number has 32 bits" in link.about
-    here = kvlab.place.machines.measured_layer_seconds(model, 64)
-    there = layer_seconds(MACHINES["A6000-PCIe3"], Anatomy(model).shape, 64)
+    here = kvlab.measure.machines.measured_layer_seconds(model, 64)
+    there = layer_seconds(MACHINES["A6000-PCIe3"], ModelShape.of(model), 64)
     assert there == LAUNCHES  # for a model this small
     size = 64 * 2 * 2 * 16  # K and V of 64 tokens in 2 heads of 16: numbers
     assert link.seconds(4 * size) / here == pytest.approx((10e-6 + 2 * size / 16e9) / there)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
-from kvlab.attention import group_importance
-from kvlab.models import Anatomy
+from kvlab.attention import group_importance, recorded
+from kvlab.calibrate.fold import fold, is_folded
+from kvlab.calibrate.skew import skew, skewing_matrices
+from kvlab.models import blocks_of, query_of
 from kvlab.place import Device, Host, InfiniGen, TopK
-from kvlab.place.fold import fold, is_folded
 from kvlab.place.infinigen import VARIANTS
-from kvlab.place.skew import _Recorder, skew, skewing_matrices
 from kvlab.place.topk import most_important
 
 
@@ -96,8 +96,7 @@ def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family)
             self.query = query
             return super().read(layer, query, scaling)
 
-    anatomy = Anatomy(model)
-    blocks = model.get_submodule(anatomy.family.blocks)
+    blocks = blocks_of(model)
 
     def note(index):
         def hook(block, args, kwargs):
@@ -117,7 +116,7 @@ def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family)
             hook.remove()
     for index, layer in enumerate(cache.layers):
         with torch.no_grad():
-            guess = anatomy.query(index, inputs[index], rotary[index])
+            guess = query_of(model, index, inputs[index], rotary[index])
         assert torch.allclose(guess, layer.place.query, atol=1e-5)
 
 
@@ -129,12 +128,12 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
     plain_read = Watch.read
 
     def rehearse_late(self, layer, query, scaling):
-        # the layer's own query, on the past tokens only, as `foresee` would see them
+        # the layer's own query, on the past tokens only, as `speculate` would see them
         held, seen = list(layer.rows_held), list(layer.lengths)
         layer.rows_held = [n - 1 for n in held]
         layer.lengths = [n - 1 for n in seen]
         self.fetch._keys.used -= 1
-        self.fetch.foresee(layer, lambda: query)
+        self.fetch.speculate(layer, lambda: query)
         layer.rows_held, layer.lengths = held, seen
         self.fetch._keys.used += 1
         return plain_read(self, layer, query, scaling)
@@ -158,19 +157,19 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
     ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
     cache = kvlab.KVCache(model, place=Watch(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
     prompts, guesses = {}, {}
-    plain_prefill, plain_foresee = InfiniGen.prefill, InfiniGen.foresee
+    plain_prefill, plain_speculate = InfiniGen.prefill, InfiniGen.speculate
 
     def prefill(self, layer, query, keys):
         prompts[layer.index] = query, keys
         plain_prefill(self, layer, query, keys)
 
-    def foresee(self, layer, query):
+    def speculate(self, layer, query):
         guesses[layer.index] = query()
-        plain_foresee(self, layer, query)
+        plain_speculate(self, layer, query)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InfiniGen, "prefill", prefill)
-        patch.setattr(InfiniGen, "foresee", foresee)
+        patch.setattr(InfiniGen, "speculate", speculate)
         stepper = kvlab.Stepper(model, cache)
         stepper.feed(ids, mask)
         stepper.feed(prompt(1, rows=2, seed=2))
@@ -226,13 +225,13 @@ def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
 
 
 def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
-    monkeypatch.setattr("kvlab.place.skew.SMALL", 0)
+    monkeypatch.setattr("kvlab.calibrate.skew.SMALL", 0)
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
     make = lambda: kvlab.prepare(copy.deepcopy(tiny("llama", num_hidden_layers=2)))
     first = skew(make())
     (file,) = (tmp_path / "skew").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr("kvlab.place.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
+        patch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
         again = skew(make())  # another object with the same weights
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     other = make()
@@ -272,10 +271,9 @@ def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
 
 def strongest_quarter(model, ids):
     """Part of each layer's query energy in its strongest quarter of columns."""
-    cache = kvlab.KVCache(model, place=_Recorder())
-    kvlab.Stepper(model, cache).feed(ids[:1])
-    for layer in cache.layers:
-        energy = layer.place.queries[0].square().sum(1)
+    for layer in recorded(kvlab.prepare(model), ids[:1]):
+        queries = layer.query[0].unflatten(0, (layer.keys.shape[1], -1)).flatten(1, 2)
+        energy = queries.square().sum(1)
         yield float(energy.topk(2).values.sum() / energy.sum())
 
 
@@ -303,7 +301,7 @@ def test_the_variants_choose_columns_and_counts_as_they_say():
     for variant, norm in [("paper", None), ("official-speed", 2), ("official-accuracy", 2)]:
         cache = kvlab.KVCache(model, place=Host(InfiniGen(5, variant=variant)))
         kvlab.decode(model, prompt(20), cache, 4)
-        cache.layers[3].place.foresee(cache.layers[3], query)
+        cache.layers[3].place.speculate(cache.layers[3], query)
         assert seen["norm"] == norm
     with pytest.raises(ValueError, match="variant='fast': expected one of paper, official-speed"):
         InfiniGen(variant="fast")

@@ -10,11 +10,11 @@ from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import MACHINES, SHAPES
+from kvlab.link.base import Link
+from kvlab.measure import simulate as simulator
+from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
+from kvlab.measure.timeline import record
 from kvlab.place import Host, ModelledLink
-from kvlab.place import simulate as simulator
-from kvlab.place.link import Link
-from kvlab.place.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
-from kvlab.place.timeline import record
 from kvlab.store.static import Roomy
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second

@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny import FAMILIES, prompt, tiny
 
-from kvlab.place import study
-from kvlab.place.skew import skew
+from kvlab.calibrate.skew import skew
+from kvlab.measure import study
 
 
 def spread(x, heads):

@@ -6,7 +6,7 @@ import pytest
 from tiny import FAMILIES, linked, prompt, tiny
 
 import kvlab
-from kvlab.place.timeline import record
+from kvlab.measure.timeline import record
 
 
 def steps_of(spec, steps=3):

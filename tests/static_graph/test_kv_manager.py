@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlab import plots
-from kvlab.arithmetic import SHAPES, Shape, padded_buffer_bytes, padded_copied_bytes
+from kvlab.arithmetic import SHAPES, padded_buffer_bytes, padded_copied_bytes
+from kvlab.models import ModelShape
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
 
 policies = st.one_of(
@@ -113,7 +114,7 @@ def test_the_totals_of_the_document(extra, total):
 )
 def test_the_formulas_are_what_the_manager_counts(extra, length, steps, heads):
     """3 layers, 4 KV heads of 8, float32; every head an allocation, or one for all four."""
-    shape = Shape(layers=3, hidden=32, heads=4, kv_heads=4)
+    shape = ModelShape(layers=3, hidden=32, heads=4, kv_heads=4)
     manager = KVManager(2 * 3 * 4 // heads, length, 8, heads=heads, policy="compromise", extra=extra)
     for _ in range(steps):
         manager.place()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import prompt, tiny
 
-from kvlab.workshop.balance import balance, balancing, documents
+from recipes.balance import balance, balancing, documents
 
 ROWS = [prompt(40, seed=seed)[0].tolist() for seed in range(4)]
 

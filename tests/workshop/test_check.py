@@ -7,8 +7,8 @@ import inspect
 import pytest
 import torch
 
-from kvlab.workshop import check
-from kvlab.workshop.check.exercise import (
+from course.teaching import check
+from course.teaching.check.exercise import (
     CORRECT,
     INCORRECT,
     NOT_ATTEMPTED,

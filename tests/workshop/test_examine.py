@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kvlab
-from kvlab.workshop import corpus, examine
+from eval.tasks import corpus
+from recipes import examine
 
 
 @pytest.fixture(scope="module")

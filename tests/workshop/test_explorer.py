@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvlab
+from course.teaching import explorer
 from kvlab.answer import resolve_budget
 from kvlab.models import WORKSHOP
 from kvlab.plots import EVICTED, FETCHED, HOST, KEPT
-from kvlab.workshop import explorer
 
 STORED = Path(__file__).resolve().parents[2] / "notebooks" / "explorer.html"
 BUDGET = 0.2
@@ -127,7 +127,7 @@ def test_the_page_is_one_small_file_with_everything_in_it(data):
 def test_the_stored_page_is_that_of_this_model():
     html = STORED.read_text()
     assert len(html) < 2_000_000
-    again = "record it again: python -m kvlab.workshop.explorer --out notebooks/explorer.html"
+    again = "record it again: python -m course.teaching.explorer --out notebooks/explorer.html"
     assert f'name="kvlab-weights" content="{explorer.weights()}"' in html, again
     assert tuple(unpack(html)["budgets"]) == explorer.BUDGETS, again
 

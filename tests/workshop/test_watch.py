@@ -7,10 +7,10 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
+from course.teaching.trace import watch
 from kvlab.keep import H2O
 from kvlab.place import Host
 from kvlab.plots import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
-from kvlab.workshop.watch import watch
 
 STEPS = 5
 

@@ -24,10 +24,10 @@ class PyramidKV(SnapKV):
         self.beta = beta
         self.share = 1.0  # of the mean, this layer's
 
-    def bind(self, anatomy, layer: int) -> None:
+    def bind(self, shape, layer: int, model=None) -> None:
         least = 1 / self.beta
-        depth = layer / max(1, anatomy.layers - 1)
-        self.share = (2 - least) + depth * (2 * least - 2) if anatomy.layers > 1 else 1.0
+        depth = layer / max(1, shape.layers - 1)
+        self.share = (2 - least) + depth * (2 * least - 2) if shape.layers > 1 else 1.0
 
     def choose(self, layer) -> Tensor | None:
         if self.limits is None:

@@ -14,7 +14,7 @@ import random
 import torch
 from torch import Tensor
 
-from kvlab.workshop import corpus
+from eval.tasks import corpus
 
 SEED, DOCUMENTS = 5_000_000, 32  # not those of training or evaluation
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..decode import Stepper
-from ..methods import make_cache
-from ..plots import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
-from ..store import Exact
+from kvlab.decode import Stepper
+from kvlab.methods import make_cache
+from kvlab.plots import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
+from kvlab.store import Exact
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,13 @@
-"""Smoothing: take the size of K's outlier channels out before it is quantized (document 004)."""
+"""Smoothing: take the size of K's outlier channels out of it, in the weights where nothing rotates
+(SmoothQuant, Xiao et al. 2023)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .format import Exact
-from .scale import Scales
+from ..attention import recorded
+from ..models import calibration_ids, prepare
 
 MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
 FOLDABLE = ("opt", "gpt2")  # families whose queries and keys are not rotated by position after the projection
@@ -21,41 +22,6 @@ def factors(size: Tensor, strength: float) -> Tensor:
     size = size.float().clamp(min=torch.finfo(torch.float32).tiny)
     size = size.clamp(min=size.amax(-1, keepdim=True) * 1e-3).log()
     return ((size - size.mean(-1, keepdim=True)) * strength).exp()
-
-
-class Smoothed(Exact):
-    """Divide every channel of K by its own size, quantize, and multiply back what is read.
-
-    q k = (q s)(k / s) for any s per channel, so nothing is lost, and a scale that neighbouring channels share
-    no longer follows the largest of them (SmoothQuant, Xiao et al. 2023). Multiplying what is read is the
-    same as multiplying q, and the way to do it where a rotary embedding stands between W_k and the cache.
-    Where none does, `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
-
-    format: what K / s is stored in. strength: 0 (nothing) to 1 (all channels alike).
-    """
-
-    def __init__(self, format: Exact, strength: float = 0.5):
-        self.format, self.strength = format, check_strength(strength)
-        self.factor: Tensor | None = None  # s, [batch, kv_heads, 1, head_dim]
-
-    def bind(self, head_dim: int) -> None:
-        self.format.bind(head_dim)
-
-    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
-        if self.factor is None:
-            size = Scales("channel").reduce(x.float().abs().nan_to_num(posinf=0.0), True, real)
-            self.factor = factors(size, self.strength)
-        return self.format.encode(x / self.factor, real)
-
-    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        return self.format.decode(parts, dtype) * self.factor.to(parts[0].device, dtype)
-
-    def select_rows(self, rows: Tensor) -> None:
-        super().select_rows(rows)
-        self.format.select_rows(rows)
-
-    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        return self.format.bits_per_value(shape, dtype) + 32 / shape[1]
 
 
 def check_strength(strength) -> float:
@@ -73,9 +39,6 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """
-    from ..cache import KVCache
-    from ..models import calibration_ids
-
     kind, strength = model.config.model_type, check_strength(strength)
     if kind not in FOLDABLE:
         raise ValueError(
@@ -84,12 +47,10 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
         )
     if getattr(model.config, MARK, False):
         raise ValueError("model: it is smoothed already")
-    cache, ids = KVCache(model), calibration_ids(model) if ids is None else ids
-    model(input_ids=ids.to(model.device), past_key_values=cache, use_cache=True)
+    layers = recorded(prepare(model), calibration_ids(model) if ids is None else ids)
     blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
-    for block, layer in zip(blocks, cache.layers, strict=True):
-        keys, _ = layer.store.read(model.device)
-        s = factors(keys.abs().amax((0, 2)), strength).flatten()  # [heads * head_dim]
+    for block, layer in zip(blocks, layers, strict=True):
+        s = factors(layer.keys.abs().amax((0, 2)), strength).flatten()  # [heads * head_dim]
         if kind == "opt":
             queries, keys = block.self_attn.q_proj, block.self_attn.k_proj
             pairs = [(queries.weight, keys.weight), (queries.bias, keys.bias)]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ..models import Anatomy
+from ..models import blocks_of
 
 COMPUTE = ("project", "selection", "stall", "attention", "ffn")
 
@@ -171,7 +171,7 @@ def record(model, cache):
     Raises ValueError for a model family that `models.FAMILIES` does not list.
     """
     timeline = Timeline()
-    blocks = model.get_submodule(Anatomy(model).family.blocks)
+    blocks = blocks_of(model)
     hooks = [model.register_forward_pre_hook(lambda *_: timeline.begin())]
     for index, block in enumerate(blocks):
         hooks.append(

@@ -8,7 +8,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from .link import Link, Transfer
+from .base import Link, Transfer
 from .staging import Staging
 
 HOST, DEVICE = "host", "device"  # who gathers

@@ -5,7 +5,7 @@ import random
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from kvlab.workshop import corpus, words
+from eval.tasks import corpus, words
 
 VOCABULARY = 4096
 

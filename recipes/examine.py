@@ -1,4 +1,4 @@
-"""Measure a workshop model: `python -m kvlab.workshop.examine FOLDER --text stories.jsonl.xz > tables.md`.
+"""Measure a workshop model: `python -m recipes.examine FOLDER --text stories.jsonl.xz > tables.md`.
 
 Prints the tables of its card: accuracy per task and length with the full cache, accuracy per method
 at a budget of 20 % of the prompt, the same with one restricted layer, the cosine of successive block
@@ -15,10 +15,10 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from eval.tasks import corpus, words
 from kvlab.decode import Stepper
 from kvlab.methods import make_cache
 from kvlab.models import load
-from kvlab.workshop import corpus, words
 
 HELD_OUT = 3  # texts at the end of every file that are never trained on
 # What is measured: name -> (a document from rng).
@@ -142,7 +142,7 @@ def markdown(head: list[str], rows: Iterable[list]) -> str:
 
 
 def main(given=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m kvlab.workshop.examine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.examine", description=__doc__)
     parser.add_argument("model", help="workshop, workshop-opt or a folder")
     parser.add_argument("--text", nargs="*", default=[], help="the files of the training, or others")
     parser.add_argument("--count", type=int, default=500, help="documents per task")

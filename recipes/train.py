@@ -1,4 +1,4 @@
-"""Train a workshop model: `python -m kvlab.workshop.train --text stories.jsonl.xz --out runs/llama`.
+"""Train a workshop model: `python -m recipes.train --text stories.jsonl.xz --out runs/llama`.
 
 The recipe, in the order in which it matters:
 
@@ -31,12 +31,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer
 
-from kvlab.workshop import corpus
-from kvlab.workshop.balance import balance, documents
-from kvlab.workshop.circuit import CONTEXT, build, grow
-from kvlab.workshop.examine import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
-from kvlab.workshop.rows import LEVELS, Rows
-from kvlab.workshop.tokenizer import fit
+from eval.tasks import corpus
+from recipes.balance import balance, documents
+from recipes.circuit import CONTEXT, build, grow
+from recipes.examine import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
+from recipes.rows import LEVELS, Rows
+from recipes.tokenizer import fit
 
 STRETCHED = 20_000.0  # rotary base of the finished Llama; trained with 10,000
 ALIKE, PENALTY = 0.9, 0.1  # cosine of successive block inputs below which it costs, and how much
@@ -112,7 +112,7 @@ def export(model, tokenizer, folder: Path) -> str:
 
 
 def arguments(given=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m kvlab.workshop.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.train", description=__doc__)
     add = parser.add_argument
     add("--text", nargs="+", required=True, help=".txt, .jsonl or .jsonl.xz files with stories")
     add("--shares", nargs="+", type=float, help="how often each file is read (default: equally)")

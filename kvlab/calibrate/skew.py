@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..models import calibration_ids
-from .device import Device
+from ..attention import recorded
+from ..models import calibration_ids, prepare
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
@@ -49,12 +49,12 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
 
 
 def _calibrate(model, ids: Tensor) -> list[Tensor]:
-    from ..cache import KVCache  # the cache imports places, and only this function needs a cache
-    from ..decode import Stepper
-
-    cache = KVCache(model, place=_Recorder())
-    Stepper(model, cache).feed(ids.to(model.device), last=True)
-    return [skewing_matrices(layer.place.queries[0]) for layer in cache.layers]
+    made = []
+    for layer in recorded(prepare(model), ids):
+        kv_heads = layer.keys.shape[1]
+        queries = layer.query[0].unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [kv_heads, group * tokens, d]
+        made.append(skewing_matrices(queries))
+    return made
 
 
 def folder() -> Path:
@@ -91,10 +91,3 @@ def _write(file: Path | None, matrices: list[Tensor]) -> None:
         unfinished = file.with_suffix(f".{os.getpid()}")
         torch.save([matrix.cpu() for matrix in matrices], unfinished)
         unfinished.replace(file)
-
-
-class _Recorder(Device):
-    """Keeps the queries of the prompt, `[1, kv_heads, group * tokens, head_dim]`."""
-
-    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
-        self.queries = query.unflatten(1, (keys.shape[1], -1)).flatten(2, 3)

@@ -210,13 +210,6 @@ class ModelledLink(Link):
         self.bandwidth, self.latency, self.page = float(bandwidth), float(latency), page
         self.about = ""  # where the numbers come from, if not from the caller
 
-    @classmethod
-    def like(cls, machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLink:
-        """The link of a named machine, scaled to this one: see `machines.like`."""
-        from .machines import like  # which measures, and so needs a cache
-
-        return like(machine, model, tokens, batch)
-
     def __repr__(self) -> str:
         page = f", page={self.page}" if self.page else ""
         about = f": {self.about}" if self.about else ""

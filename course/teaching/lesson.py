@@ -8,11 +8,11 @@ import statistics
 
 import torch
 
-from ..arithmetic import count_flops
-from ..decode import Stepper, decode
-from ..methods import make_cache
-from ..models import calibration_ids, load
-from .corpus import prose, recall
+from eval.tasks.corpus import prose, recall
+from kvlab.arithmetic import count_flops
+from kvlab.decode import Stepper, decode
+from kvlab.methods import make_cache
+from kvlab.models import calibration_ids, load
 
 PROMPT = "The brown dog slept by the"  # six tokens, the same in every chapter
 

@@ -9,8 +9,10 @@ import weakref
 import torch
 
 from ..arithmetic import MACHINES, layer_seconds
-from .cuda import CudaLink
-from .link import Link, ModelledLink
+from ..cache import KVCache
+from ..link import CudaLink, Link, ModelledLink
+from ..models import ModelShape
+from ..store import Static
 
 _measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {(tokens, batch): seconds}
 
@@ -42,15 +44,13 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
     (layer there / layer here) * (bytes of a number here / 2); the latency is stretched by the same factor.
     tokens: tokens attended to, at most the model's context; batch: rows. The link says so in `about`.
     """
-    from ..models import Anatomy
-
     if machine not in MACHINES:
         raise ValueError(f"machine={machine!r}: expected one of {', '.join(MACHINES)}")
-    anatomy, there = Anatomy(model), MACHINES[machine]
-    tokens = min(tokens, (anatomy.context or tokens + 8) - 8)
+    shape, there = ModelShape.of(model), MACHINES[machine]
+    tokens = min(tokens, (shape.context or tokens + 8) - 8)
     here, expected = (
         measured_layer_seconds(model, tokens, batch),
-        layer_seconds(there, anatomy.shape, tokens, batch),
+        layer_seconds(there, shape, tokens, batch),
     )
     slower = here / expected
     made = ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
@@ -65,9 +65,6 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
 def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
     """Seconds that one layer of a decode step takes here, everything on the device: the median of 5 steps
     over random K and V of `tokens` tokens. Measured once per model and size."""
-    from ..cache import KVCache  # the cache imports places
-    from ..store import Static
-
     known = _measured.setdefault(model, {})
     if (tokens, batch) not in known:
         cache = KVCache(model, store=Static(tokens + 8))
@@ -88,12 +85,10 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
 def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> None:
     """Fill an empty cache with random K and V of `tokens` tokens, the same in every layer, as if a prompt had
     been fed: for timings, where a prefill would only cost time."""
-    from ..models import Anatomy
-
-    anatomy, generator = Anatomy(model), torch.Generator().manual_seed(seed)
-    shape = (batch, anatomy.kv_heads, tokens, anatomy.head_dim)
-    keys, values = (torch.randn(shape, generator=generator).to(model.device, model.dtype) for _ in "kv")
-    query = keys.repeat_interleave(anatomy.heads // anatomy.kv_heads, dim=1)
+    shape, generator = ModelShape.of(model), torch.Generator().manual_seed(seed)
+    size = (batch, shape.kv_heads, tokens, shape.head_dim)
+    keys, values = (torch.randn(size, generator=generator).to(model.device, model.dtype) for _ in "kv")
+    query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     for layer in cache.layers:
-        received = keys.new_ones(shape[:3], dtype=torch.float32) if layer.watches else None
-        layer.fill(query, keys, values, None, anatomy.head_dim**-0.5, received)
+        received = keys.new_ones(size[:3], dtype=torch.float32) if layer.watches else None
+        layer.fill(query, keys, values, None, shape.head_dim**-0.5, received)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ..attention import group_importance
-from ..models import Anatomy
+from ..attention import group_importance, recording
+from ..models import ModelShape, blocks_of, prepare, query_of
+from ..models.families import family_of
 
 
 @dataclass(frozen=True)
@@ -44,33 +45,31 @@ def read(model, ids: Tensor) -> Passage:
 
     Raises ValueError for more than one row, or for a family that `models.FAMILIES` does not list.
     """
-    from ..cache import KVCache  # the cache imports places
-
     if ids.dim() != 2 or ids.shape[0] != 1:
         raise ValueError(f"ids has shape {tuple(ids.shape)}: expected [1, tokens]")
-    anatomy, cache = Anatomy(model), KVCache(model)
+    shape, family = ModelShape.of(prepare(model)), family_of(model)
     inputs, attended, rotary, hooks = [], [], [], []
 
     def before(block, args, kwargs):
         inputs.append(args[0] if args else kwargs["hidden_states"])
         rotary.append(kwargs.get("position_embeddings"))
 
-    for block in model.get_submodule(anatomy.family.blocks):
+    for block in blocks_of(model):
         hooks.append(block.register_forward_pre_hook(before, with_kwargs=True))
-        attention = getattr(block, anatomy.family.attention)
+        attention = getattr(block, family.attention)
         hooks.append(attention.register_forward_hook(lambda module, args, out: attended.append(out[0])))
     try:
-        with torch.no_grad():
-            model(ids.to(model.device), past_key_values=cache, use_cache=True)
-            asked = [anatomy.query(i, inputs[i], rotary[i])[0] for i in range(anatomy.layers)]
-            guessed = [anatomy.query(i, inputs[i - 1], rotary[i])[0] for i in range(1, anatomy.layers)]
+        with torch.no_grad(), recording() as layers:
+            model(ids.to(model.device), use_cache=False)
+            asked = [query_of(model, i, inputs[i], rotary[i])[0] for i in range(shape.layers)]
+            guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
     finally:
         for hook in hooks:
             hook.remove()
-    inputs, attended = ([x.reshape(-1, anatomy.hidden) for x in xs] for xs in (inputs, attended))
+    inputs, attended = ([x.reshape(-1, shape.hidden) for x in xs] for xs in (inputs, attended))
     fed = [after - at - added for at, after, added in zip(inputs, inputs[1:], attended)]
-    keys = [layer.store.read(model.device)[0][0] for layer in cache.layers]
-    return Passage(inputs, attended, fed, asked, [None, *guessed], keys, cache.layers[0].scaling)
+    keys = [layer.keys[0] for layer in layers]
+    return Passage(inputs, attended, fed, asked, [None, *guessed], keys, layers[0].scaling)
 
 
 def similarity(passage: Passage) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from array import array
 
 import torch
 
-from kvlab.workshop import corpus, words
+from eval.tasks import corpus, words
 
 ANSWER, REST = 4.0, 0.3  # loss weights within a document with facts; a story token weighs 1
 # length of a row in tokens, rows per step, most facts in a document

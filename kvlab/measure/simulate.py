@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from ..arithmetic import LAUNCHES, Machine, Shape
-from .link import Link, ModelledLink
+from ..arithmetic import LAUNCHES, Machine
+from ..link.base import Link, ModelledLink
+from ..models import ModelShape
 from .timeline import Span, Timeline
 
 # When a layer's fetch is asked for: while the layer before is about to attend, or right behind that layer's
@@ -132,7 +133,7 @@ SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "
 
 
 def decode_works(
-    system: str, machine: Machine, shape: Shape, tokens: int, batch: int, *,
+    system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, *,
     h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
 ) -> list[Work]:  # fmt: skip
     """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.

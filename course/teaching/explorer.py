@@ -1,7 +1,7 @@
 """The explorer: one HTML page, without a server, on which a learner watches what a cache holds while the
 workshop model answers a question.
 
-    python -m kvlab.workshop.explorer --out explorer.html
+    python -m course.teaching.explorer --out explorer.html
 
 Everything on the page is a recording: the model reads a few facts (the prefill), then a question arrives
 token by token, then the model answers, once for every method, budget and question. Because the question
@@ -22,14 +22,15 @@ import jinja2
 import torch
 from torch import Tensor
 
-from ..cache import KVCache
-from ..decode import Stepper
-from ..keep import Keep
-from ..methods import METHODS, make_cache
-from ..models import WORKSHOP, load
-from ..plots import STATES
-from . import corpus
-from .watch import Reads, states_of
+from eval.tasks import corpus
+from kvlab.cache import KVCache
+from kvlab.decode import Stepper
+from kvlab.keep import Keep
+from kvlab.methods import METHODS, make_cache
+from kvlab.models import WORKSHOP, load
+from kvlab.plots import STATES
+
+from .trace import Reads, states_of
 
 SHOWN = ("full", "sinks", "h2o", "topk", "infinigen")
 BUDGETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # fractions of the tokens; `full` has no budget
@@ -179,7 +180,7 @@ def page(data: dict) -> str:
 
 
 def main(given=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m kvlab.workshop.explorer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m course.teaching.explorer", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the HTML file to write")
     out = parser.parse_args(given).out
     torch.set_num_threads(1)  # the fastest for a model this small

@@ -1,0 +1,1 @@
+"""The local tasks: their texts and rows, and how these are made."""

@@ -1,0 +1,1 @@
+"""Calibrate: what runs a model once, before its cache exists."""

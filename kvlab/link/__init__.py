@@ -1,0 +1,6 @@
+"""Link: what carries bytes between host and device."""
+
+from .base import Link, LinkError, ModelledLink, Transfer
+from .cuda import CudaLink
+
+__all__ = ["CudaLink", "Link", "LinkError", "ModelledLink", "Transfer"]

@@ -1,0 +1,1 @@
+"""Measure: what watches a cache at work, or predicts one."""

@@ -1,0 +1,133 @@
+"""Loading: a model and its tokenizer, ready for kvlab caches."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..attention import NAME, register
+from .families import FAMILIES
+from .shape import ModelShape
+
+WORKSHOP = Path(__file__).parents[1] / "workshop"
+EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
+_tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
+
+
+def load(name_or_path=None, *, device=None, dtype=None):
+    """Load a model ready for kvlab caches, and its tokenizer.
+
+    name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network), else a folder or
+    a hub id. device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name
+    (default: float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    Raises ValueError when the folder holds no model or no tokenizer, a file of an embedded model is missing
+    or damaged, weights are missing or of another shape than the model's, or the model does not use
+    transformers' attention interface.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+
+    source = source_of(name_or_path)
+    embedded = source in EMBEDDED.values()
+    if embedded:
+        check_files(source)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if dtype is None:
+        dtype = torch.float32 if device.type == "cpu" else "auto"
+    elif isinstance(dtype, str) and dtype != "auto":
+        if not isinstance(getattr(torch, dtype, None), torch.dtype):
+            raise ValueError(f"dtype={dtype!r}: expected a torch dtype such as float32 or bfloat16")
+        dtype = getattr(torch, dtype)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        raise ValueError(
+            f"no tokenizer could be loaded from {str(source)!r}: {_first_line(error)}"
+        ) from error
+    bars = logging.is_progress_bar_enabled()
+    try:
+        if embedded:
+            logging.disable_progress_bar()  # a bar for a fifth of a second
+        model, found = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+    except Exception as error:
+        raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
+    finally:
+        if bars:
+            logging.enable_progress_bar()
+    if absent := sorted(found["missing_keys"]):
+        raise ValueError(
+            f"{str(source)!r} lacks {len(absent)} of the model's weights, {absent[0]!r} first: it is no "
+            f"checkpoint of a {type(model).__name__}"
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = prepare(model.to(device).eval())
+    _tokenizers[model] = tokenizer
+    return model, tokenizer
+
+
+def source_of(name_or_path=None):
+    """The folder of an embedded model (None: workshop); anything else as it is."""
+    return EMBEDDED.get("workshop" if name_or_path is None else name_or_path, name_or_path)
+
+
+def check_files(folder: Path) -> None:
+    """Compare an embedded model's files with `sha256.txt` (as `sha256sum` writes it).
+
+    Raises ValueError naming the first file that is missing or damaged.
+    """
+    again = "install kvlab again, or restore the file from its repository"
+    listed = folder / "sha256.txt"
+    if not listed.is_file():
+        raise ValueError(f"the embedded model {folder} is incomplete: sha256.txt is missing; {again}")
+    for line in listed.read_text(encoding="utf-8").splitlines():
+        expected, name = line.split()
+        file = folder / name
+        if not file.is_file():
+            raise ValueError(f"the embedded model {folder} is incomplete: {name} is missing; {again}")
+        content = file.read_bytes()
+        if hashlib.sha256(content).hexdigest() != expected:
+            raise ValueError(
+                f"{file} is damaged: its {len(content):,} bytes have another sha256 than sha256.txt says; "
+                f"{again}"
+            )
+
+
+def prepare(model):
+    """Let the model attend through kvlab; ValueError for a model that cannot."""
+    register()
+    if model.config._attn_implementation != NAME:
+        try:
+            if not model.config.is_encoder_decoder:
+                model.set_attn_implementation(NAME)
+        except (ValueError, ImportError) as error:
+            raise ValueError(_cannot(model)) from error
+        if model.config._attn_implementation != NAME:
+            raise ValueError(_cannot(model))
+    return model
+
+
+def _cannot(model) -> str:
+    return (
+        f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
+        "caches cannot serve it; families that work include " + ", ".join(sorted(FAMILIES))
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+def calibration_ids(model) -> Tensor:
+    """Default calibration tokens `[1, tokens]`: the text shipped with the package through the tokenizer
+    that `load` found, or, for a model made otherwise, 256 random tokens from a fixed seed."""
+    limit = ModelShape.of(model).context or 2048
+    tokenizer = _tokenizers.get(model)
+    if tokenizer is not None:
+        text = (WORKSHOP / "calibration.txt").read_text(encoding="utf-8")
+        return tokenizer(text, return_tensors="pt").input_ids[:, : min(limit, 512)]
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, model.config.vocab_size, (1, min(limit, 256)), generator=generator)

@@ -1,0 +1,1 @@
+"""How the built-in models were made: rows of training text, training, export, examination."""
