@@ -109,10 +109,10 @@ def settings_of(arguments):
     from . import run, taskset
 
     for method in methods or []:
-        name, parameters = parse(method)
-        if name in kvlab.METHODS:  # values that no model could take
+        spec = parse(method)
+        if spec.name in kvlab.METHODS:  # values that no model could take
             try:
-                kvlab.METHODS[name].answers(**parameters)
+                spec.method.answers(**spec.parameters)
             except (TypeError, ValueError) as error:
                 raise Problem(f"method {method!r}: {error}") from error
     if arguments.command in ("all", "accuracy"):

@@ -209,15 +209,34 @@ FIRST_WAVE = (
 )  # fmt: skip
 
 
-def parse(spec: str) -> tuple[str, dict[str, object]]:
-    """`"h2o:budget=0.2,recent=0.5"` -> `("h2o", {"budget": 0.2, "recent": 0.5})`.
+@dataclass(frozen=True)
+class Spec:
+    """A method with its parameters, read once from its text and handed on."""
+
+    text: str  # as it was written: the name of its results
+    method: Method
+    parameters: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        """The method's name, without parameters."""
+        return self.method.name
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(spec: str | Spec) -> Spec:
+    """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is handed back.
 
     The name is one of METHODS, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
     Raises ValueError, naming the nearest known names, for anything unknown or malformed.
     """
+    if isinstance(spec, Spec):
+        return spec
     name, _, rest = spec.strip().partition(":")
-    known = _find(name).parameters
-    parameters = {}
+    method, parameters = _find(name), {}
+    known = method.parameters
     for item in filter(None, rest.split(",")):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals or not value:
@@ -228,18 +247,18 @@ def parse(spec: str) -> tuple[str, dict[str, object]]:
                 f"method {name!r} has no parameter {key!r}{_nearest(key, known)}; it has: {allowed}"
             )
         parameters[key] = _value(value)
-    return name, parameters
+    return Spec(spec.strip(), method, parameters)
 
 
-def make_cache(model, spec: str):
+def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
-    name, parameters = parse(spec)
+    spec = parse(spec)
     try:
-        answers = _find(name).answers(**parameters)
+        answers = spec.method.answers(**spec.parameters)
         make = answers.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
         return make(model, **answers)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"method {spec!r}: {error}") from error
+        raise ValueError(f"method {spec.text!r}: {error}") from error
 
 
 def _find(name: str) -> Method:

@@ -15,13 +15,21 @@ def test_the_table():
         assert all(not isinstance(default, type) for default in entry.parameters.values())
 
 
-def test_specs():
-    assert parse("full") == ("full", {})
-    assert parse("h2o:budget=0.2,recent=0.5") == ("h2o", {"budget": 0.2, "recent": 0.5})
-    assert parse(" topk:budget=64 ") == ("topk", {"budget": 64})
-    assert parse("infinigen:alpha=inf")[1]["alpha"] == float("inf")
-    assert parse("static:length=none") == ("static", {"length": None})
-    assert parse("fp8:format=e5m2") == ("fp8", {"format": "e5m2"})
+@pytest.mark.parametrize(
+    "text, name, parameters",
+    [
+        ("full", "full", {}),
+        ("h2o:budget=0.2,recent=0.5", "h2o", {"budget": 0.2, "recent": 0.5}),
+        (" topk:budget=64 ", "topk", {"budget": 64}),
+        ("infinigen:alpha=inf", "infinigen", {"alpha": float("inf")}),
+        ("static:length=none", "static", {"length": None}),
+        ("fp8:format=e5m2", "fp8", {"format": "e5m2"}),
+    ],
+)
+def test_specs(text, name, parameters):
+    spec = parse(text)
+    assert (spec.name, spec.parameters, str(spec)) == (name, parameters, text.strip())
+    assert parse(spec) is spec and spec.method is METHODS[name]
 
 
 @pytest.mark.parametrize(
