@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..arithmetic import LAUNCHES, Machine
-from ..link.base import Link, ModelledLink
+from ..link import Link, ModelledLink
 from ..models import ModelShape
 from .timeline import Span, Timeline
 

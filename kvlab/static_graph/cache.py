@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..cache import Stats
 from .engine import StaticGraphEngine

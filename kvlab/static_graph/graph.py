@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
 

@@ -15,7 +15,7 @@ from kvlab.measure import simulate as simulator
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
 from kvlab.measure.timeline import record
 from kvlab.place import Host, ModelledLink
-from kvlab.store.static import Roomy
+from kvlab.store import Roomy
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
 A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
