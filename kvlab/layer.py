@@ -33,7 +33,7 @@ class Layer(CacheLayerMixin):
         self.index, self.padding, self.kv_heads = index, padding, shape.kv_heads
         self.more = False  # True while more of the prompt is to come: nothing is evicted yet
         self.timeline = None  # a `measure.timeline.Timeline` while somebody records
-        self.on_read = None  # called as on_read(layer, held, slots) with what a step attends to
+        self.on_read = None  # called as on_read(layer, held, slots, query) with what a step attends to
         self._answers = copy.deepcopy(answers)
         for answer in self._answers:
             answer.bind(shape, index, model)
@@ -151,7 +151,7 @@ class Layer(CacheLayerMixin):
         held, slots = self.place.read(self, query, scaling)
         self.fetched = slots
         if self.on_read is not None:
-            self.on_read(self, held, slots)
+            self.on_read(self, held, slots, query)
         allowed, asked = self._visibility(query.shape[2], slots, window)
         if not self.watches and fits(held, query):
             out, received = attend_packed(query, held, scaling, allowed), None
