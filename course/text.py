@@ -16,6 +16,10 @@
 `+++` starts a Markdown cell, so does the text after a code cell. The head becomes the notebook's metadata
 `course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. Cells without a name are
 called c00, c01, ... Outputs are not part of the text.
+
+jupytext does not do this: its formats (tried: MyST and percent, jupytext 1.19.6) carry a cell's tags and, when told
+to, the metadata `course`, but no cell ids. Only an update of a notebook that has them keeps them, so a chapter
+written as text could not name its cells.
 """
 
 from __future__ import annotations

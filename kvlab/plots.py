@@ -114,8 +114,8 @@ def gantt(timeline, *, title: str = "", axes: Axes | None = None, until: float |
     """A timeline as three lanes: what the device computes, what comes to it over the link, what goes back.
 
     timeline: a `measure.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention carries
-    the number of its layer, a transfer that of the layer it is for, where there is room. until: seconds at which
-    the axis ends (default: with the computation). Returns the figure.
+    the number of its layer, a transfer that of the layer it is for, where there is room. until: seconds at
+    which the axis ends (default: with the computation). Returns the figure.
     """
     if not timeline.spans:
         raise ValueError("timeline: it holds no spans")

@@ -1,4 +1,4 @@
-"""The tables of a workshop model's card: `python -m recipes.cards FOLDER --text stories.jsonl.xz > tables.md`.
+"""The tables of a model's card: `python -m recipes.cards FOLDER --text stories.jsonl.xz > tables.md`.
 
 Prints accuracy per task and length with the full cache, accuracy per method
 at a budget of 20 % of the prompt, the same with one restricted layer, the cosine of successive block

@@ -12,8 +12,8 @@ The recipe, in the order in which it matters:
    quarter of the depth on (`unlike`), as they are in large models by themselves.
 5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
 6. *Finish* (at the export): Llama's rotary base is doubled, which brings far tokens nearer and leaves near
-   ones where they are (`STRETCHED`); the scores of OPT's heads are concentrated in few columns, which changes none of them
-   (`concentrate.py`).
+   ones where they are (`STRETCHED`); the scores of OPT's heads are concentrated in few
+   columns, which changes none of them (`concentrate.py`).
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
 included, is in one file that is replaced atomically: stop the run at any point, start the same

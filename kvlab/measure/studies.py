@@ -1,4 +1,4 @@
-"""Study: measure on any model what InfiniGen rests on (Lee et al. 2024, OSDI; document 001).
+"""Studies: what InfiniGen rests on, on any model (Lee et al. 2024, OSDI; Gong, Yi and Zhang 2024).
 
 The inputs of successive blocks are alike; so the query asked with the block input before is close to the
 true one; so the tokens it finds are mostly the right ones, and after skewing a few columns are enough.

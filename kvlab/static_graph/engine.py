@@ -1,4 +1,4 @@
-"""StaticGraphEngine: a language model decoded by an engine without a cache (ONNX Runtime, document 000).
+"""StaticGraphEngine: a language model decoded by an engine without a cache (ONNX Runtime).
 
     engine = StaticGraphEngine(model, max_length=512, policy="double")
     trace = engine.generate(ids, 200)          # the same Trace as kvlab.decode

@@ -24,7 +24,7 @@ def test_a_passage_is_what_transformers_reports(family):
         asked = studies.scores(query, keys, passage.scaling)
         asked = asked.masked_fill(torch.ones(23, 23).triu(1).bool(), -torch.inf).softmax(-1)
         torch.testing.assert_close(asked, weights[0], atol=1e-4, rtol=1e-3)
-    for layer in range(3):  # document 001: the next input is the sum
+    for layer in range(3):  # the residual stream: the next input is the sum
         total = passage.inputs[layer] + passage.attended[layer] + passage.fed[layer]
         torch.testing.assert_close(total, passage.inputs[layer + 1])
     assert len(passage.fed) == 3 and passage.guesses[0] is None
