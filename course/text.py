@@ -17,9 +17,8 @@
 `course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. Cells without a name are
 called c00, c01, ... Outputs are not part of the text.
 
-jupytext does not do this: its formats (tried: MyST and percent, jupytext 1.19.6) carry a cell's tags and, when told
-to, the metadata `course`, but no cell ids. Only an update of a notebook that has them keeps them, so a chapter
-written as text could not name its cells.
+Why not jupytext: its formats (tried: MyST and percent of 1.19.6) carry tags and, when told to, the metadata
+`course`, but no cell ids, so a chapter written as text could not name its cells.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Machine:
     host_memory: float = 100e9  # bytes the host reads from its own memory
 
 
-# NVIDIA's sheets; PCIe 3.0 and 4.0 as Gong, Yi and Zhang (2024) count them (16, 28 GB/s), the rest as specified.
+# NVIDIA's sheets; PCIe 3.0 and 4.0 as in Gong, Yi and Zhang 2024 (16, 28 GB/s), the rest as specified.
 MACHINES = {
     "A6000-PCIe3": Machine(154.8e12, 768e9, 16e9),
     "A100-PCIe4": Machine(312e12, 1935e9, 28e9),
@@ -98,7 +98,7 @@ def padded_copied_bytes(
 
 
 def kv_to_weights(shape: ModelShape, tokens: int, batch: int = 1) -> float:
-    """Cache bytes over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA; allenlu2009 2023)."""
+    """Cache over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA; allenlu2009 2023)."""
     return batch * tokens / (6 * shape.hidden)
 
 

@@ -41,10 +41,10 @@ def record(model, tokenizer, facts: list[int], question: list[int], cache, full:
 
     Row 0 is the prefill, row i the i-th token after it. `fed` and `best` per row: the token fed, and the
     three likeliest next tokens with their probabilities in per cent. `states` and, without `full`, `paid`:
-    per layer, KV head and row one digit per token: its state (an index into `pictures.STATES`), and nine times
-    the square root of the attention it received. `missed`: per layer, KV head and row the per cent of the
-    attention in the recording `full` that falls on tokens this head could not read, as long as both were
-    fed the same tokens.
+    per layer, KV head and row one digit per token: its state (an index into `pictures.STATES`), and nine
+    times the square root of the attention it received. `missed`: per layer, KV head and row the per cent of
+    the attention in the recording `full` that falls on tokens this head could not read, as long as both
+    were fed the same tokens.
     """
     stepper, reads = Stepper(model, cache), [LastRead(layer) for layer in cache.layers]
     layers, heads = len(cache.layers), cache.layers[0].kv_heads

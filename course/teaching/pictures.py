@@ -172,7 +172,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
     """Memory reserved against bytes copied per 1,000 tokens, for the policies of padded static buffers.
 
     shape: a `models.ModelShape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
-    for an allocation per head (QC AI Research, n.d.), one for heads that share an allocation. Returns the figure.
+    for an allocation per head (QC AI Research, n.d.), one for heads that share one. Returns the figure.
     """
     extras = (
         [0, *(2.0**k for k in range(-11, -3)), *(k / 8 for k in range(1, 17))] if extras is None else extras

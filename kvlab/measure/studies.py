@@ -77,11 +77,7 @@ def similarity(passage: Passage) -> dict[str, Tensor]:
 
     Returns {"block input", "attention output", "ffn output"}: `[layers - 1]` each, for layers 1, 2, ...
     """
-    before = {
-        "block input": passage.inputs,
-        "attention output": passage.attended,
-        "ffn output": passage.fed,
-    }
+    before = {"block input": passage.inputs, "attention output": passage.attended, "ffn output": passage.fed}
     return {
         name: torch.stack([
             cosine_similarity(now.float(), then.float(), dim=-1).mean()

@@ -116,9 +116,7 @@ def test_tokenizer_has_a_token_for_every_word_of_the_lists(stories):
 def test_export_loads_without_a_network(arch, stories, tmp_path, monkeypatch):
     concentrated, concentrate = [], train.concentrate
     monkeypatch.setattr(
-        train,
-        "concentrate",
-        lambda model, rows: concentrated.append(len(rows)) or concentrate(model, rows),
+        train, "concentrate", lambda model, rows: concentrated.append(len(rows)) or concentrate(model, rows)
     )
     monkeypatch.setattr(train, "table", lambda *_: "")
     folder = tmp_path / "model"
