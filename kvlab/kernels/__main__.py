@@ -6,7 +6,8 @@ They are kept on disk, so that no first decode step has to wait for the compiler
 import torch
 
 from .. import make_cache
-from ..models import load
+from ..measure.machines import fill_random
+from ..models import ModelShape, load
 from .attend import attend_packed, fits
 
 HELD = 8  # tokens to attend to; any number compiles the same code
@@ -14,14 +15,12 @@ HELD = 8  # tokens to attend to; any number compiles the same code
 
 def compile_for(model, method: str) -> bool:
     """Whether the method decodes through a kernel; if so, it is compiled and on disk now."""
-    cache, config = make_cache(model, method), model.config
-    head_dim = config.hidden_size // config.num_attention_heads
-    store = cache.layers[0].store
-    store.append(*torch.randn(2, 1, config.num_attention_heads, HELD, head_dim))
-    query = torch.randn(1, config.num_attention_heads, 1, head_dim)
-    if not fits(store, query):
+    cache, shape = make_cache(model, method), ModelShape.of(model)
+    fill_random(model, cache, HELD)
+    held, query = cache.layers[0].store, torch.randn(1, shape.heads, 1, shape.head_dim)
+    if not fits(held, query):
         return False
-    attend_packed(query, store, head_dim**-0.5)
+    attend_packed(query, held, shape.head_dim**-0.5)
     return True
 
 

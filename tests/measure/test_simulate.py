@@ -180,7 +180,8 @@ def test_decode_works(system):
 
 
 def test_offloading_is_bound_by_its_link_and_infinigen_much_less():
-    """The slides' argument: 96.9 % of FlexGen's time is transfer; a few tokens, chosen early, hide."""
+    """The argument of Gong, Yi and Zhang (2024): 96.9 % of FlexGen's time is transfer; a few
+    tokens, chosen early, hide."""
     times = {}
     for system in SYSTEMS:
         timeline = simulate([decode_works(system, A6000, OPT, 2048, 8)] * 3, simulator.link_of(A6000, system))
