@@ -143,16 +143,12 @@ def kivi(x: Tensor, prompt: int, bits: int, group: int, recent: int, channels: i
     short. V: so many neighbouring channels of a token do.
     """
     held, written = x.clone(), kivi_written(len(x), prompt, group, recent)
-    end = prompt - recent
-    if channels is not None:
-        held[:written] = integers(x[None, :written], written, bits, "group", channels, symmetric=False)[1][0]
-        return held
-    while end > 0:
-        end -= group
-    while end < written:
-        block = slice(max(0, end), end + group)
-        held[block] = integers(x[None, block], group, bits, "channel", symmetric=False)[1][0]
-        end += group
+    blocks = {}
+    for token in range(written):
+        blocks.setdefault((token - (prompt - recent)) // group, []).append(token)
+    for tokens in blocks.values():
+        axis = "channel" if channels is None else "group"
+        held[tokens] = integers(x[None, tokens], len(tokens), bits, axis, channels, symmetric=False)[1][0]
     return held
 
 

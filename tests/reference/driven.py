@@ -73,7 +73,7 @@ class Row:
 @dataclass
 class Seen:
     """What a layer did in one pass. attended, kept: positions by row and KV head; out `[batch, heads, new,
-    head_dim]`; moved: bytes; norms: whose norm a rehearsal used."""
+    head_dim]`; moved: bytes."""
 
     attended: list[list[list[int]]]
     kept: list[list[list[int]]]
