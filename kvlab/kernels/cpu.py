@@ -6,7 +6,7 @@ numbers in registers, so memory traffic is that of the packed bytes: a quarter o
 int4. A group's scale is applied after its dot product.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
-may be longer than the `count` tokens in use. The layouts are those of `store/format.py`.
+may be longer than the `count` tokens in use. The layouts are those of `store/int.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""H2O against the definition, written again the slow way: full attention matrices, one token at a time."""
+"""H2O in whole models against its definition: full attention matrices, one token at a time."""
 
 import pytest
 import torch
@@ -7,30 +7,9 @@ from transformers import DynamicCache
 
 import kvlab
 from kvlab.keep import H2O
+from kvlab.reference import keep
 
 STEPS = 10
-
-
-class Definition:
-    """One KV head: acc_j is the sum over queries of the weight on j, averaged over its query heads."""
-
-    def __init__(self, tokens, budget, recent):
-        self.held, self.acc = [], {}
-        self.budget = budget if isinstance(budget, int) else max(1, int(budget * tokens + 1e-6))
-        self.recent = max(1, int(self.budget * recent))
-
-    def see(self, position, weights):
-        """A query at `position` put `weights` {token: weight} on the tokens it saw."""
-        self.held.append(position)
-        for token, weight in weights.items():
-            self.acc[token] = self.acc.get(token, 0.0) + weight
-
-    def evict(self):
-        newest = max(self.held)
-        window = [token for token in self.held if token > newest - self.recent]
-        others = sorted((t for t in self.held if t not in window), key=lambda t: (-self.acc[t], t))
-        self.held = sorted(window + others[: max(0, self.budget - len(window))])
-        self.acc = {token: self.acc[token] for token in self.held}
 
 
 def by_definition(model, ids, follow, budget, recent):
@@ -41,17 +20,15 @@ def by_definition(model, ids, follow, budget, recent):
     cache = DynamicCache()
     with torch.no_grad():
         out = model(ids, past_key_values=cache, output_attentions=True)
-    states = [[Definition(tokens, budget, recent) for _ in range(heads)] for _ in range(layers)]
+    limit = keep.budget(budget, tokens)
+    acc = [[{} for _ in range(heads)] for _ in range(layers)]
     for layer, head in ((a, b) for a in range(layers) for b in range(heads)):
         weights = out.attentions[layer][0, head * group : (head + 1) * group].double().mean(0)
-        for query in range(tokens):
-            seen = {key: weights[query, key].item() for key in range(query + 1)}
-            states[layer][head].see(query, seen)
-        states[layer][head].evict()
-    kept = [[[list(state.held) for state in row] for row in states]]
+        acc[layer][head] = keep.h2o({}, dict(enumerate(weights.sum(0).tolist())), limit, recent)
+    kept = [[[list(held) for held in row] for row in acc]]
     for step in range(follow.shape[1]):
         position = tokens + step
-        masked_attention.held = [[set(s.held) | {position} for s in row] for row in states]
+        masked_attention.held = [[{*held, position} for held in row] for row in acc]
         with torch.no_grad():
             out = model(
                 follow[:, step : step + 1],
@@ -61,10 +38,9 @@ def by_definition(model, ids, follow, budget, recent):
             )
         for layer, head in ((a, b) for a in range(layers) for b in range(heads)):
             weights = out.attentions[layer][0, head * group : (head + 1) * group, 0].double().mean(0)
-            state = states[layer][head]
-            state.see(position, {token: weights[token].item() for token in {*state.held, position}})
-            state.evict()
-        kept.append([[list(state.held) for state in row] for row in states])
+            given = {token: weights[token].item() for token in (*acc[layer][head], position)}
+            acc[layer][head] = keep.h2o(acc[layer][head], given, limit, recent)
+        kept.append([[list(held) for held in row] for row in acc])
     masked_attention.held = None
     return kept, out.logits[:, -1].float()
 

@@ -1,4 +1,4 @@
-"""The pool against a plain list, one head at a time, and under pressure for ten thousand steps."""
+"""The pool against its definition, one head at a time, and under pressure for ten thousand steps."""
 
 import math
 
@@ -12,28 +12,24 @@ import kvlab
 from kvlab.attention import attend
 from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
+from kvlab.reference import keep
 from kvlab.store import Roomy
 
 
 class ByHand:
-    """One head's pool, as the definition reads: a list of tokens, oldest first."""
+    """One head's pool: when and how often each token held was fetched."""
 
     def __init__(self, capacity, policy):
         self.capacity, self.policy = capacity, policy
-        self.tokens, self.last, self.fetches = [], {}, {}
+        self.last, self.fetches = {}, {}
 
     def step(self, now, new, fetched):
-        for token in new:
-            self.tokens.append(token)
-            self.fetches[token] = 0
-        for token in self.tokens if fetched is None else [*fetched, *new]:
+        for token in [*self.last, *new] if fetched is None else [*fetched, *new]:
             self.last[token] = now
-            self.fetches[token] += 1
-        older = self.tokens[: (len(self.tokens) + 1) // 2]
-        value = {"fifo": lambda t: t, "lru": self.last.get, "counter": self.fetches.get}[self.policy]
-        ranking = [*sorted(older, key=lambda t: (value(t), t)), *self.tokens[len(older) :]]
-        for victim in ranking[: max(0, len(self.tokens) - self.capacity)]:
-            self.tokens.remove(victim)
+            self.fetches[token] = self.fetches.get(token, 0) + 1
+        self.tokens = keep.pool(self.last, self.fetches, self.policy, self.capacity)
+        self.last = {token: self.last[token] for token in self.tokens}
+        self.fetches = {token: self.fetches[token] for token in self.tokens}
 
 
 class Random(Fetch):

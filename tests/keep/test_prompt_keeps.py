@@ -1,6 +1,4 @@
-"""SnapKV, TOVA and PyramidKV against their definitions, written again one head and one token at a time."""
-
-import math
+"""SnapKV, TOVA and PyramidKV in whole models against their definitions, one head and one token at a time."""
 
 import pytest
 import torch
@@ -10,6 +8,7 @@ import kvlab
 from kvlab.keep import TOVA, PyramidKV, SnapKV
 from kvlab.place import Device
 from kvlab.place.device import DeviceState
+from kvlab.reference import attention, keep
 
 
 class Asked(Device):
@@ -48,30 +47,17 @@ def held(layer, row, head):
     return [p for p in layer.positions[row, head].tolist() if p >= 0]
 
 
-def weights(layer, row, pad, head, at, over):
-    """Softmax weights of the query at position `at` over the positions `over`, mean over the group."""
-    queries, keys = (
-        torch.cat(layer.place.queries, 2)[row, :, pad:],
-        torch.cat(layer.place.keys, 2)[row, head, pad:],
-    )
+def asked(layer, row, pad, head):
+    """Queries `[group, tokens, head_dim]` and keys `[tokens, head_dim]` of a KV head, padding left out."""
+    queries, keys = (torch.cat(parts, 2)[row, :, pad:] for parts in (layer.place.queries, layer.place.keys))
     group = queries.shape[0] // layer.kv_heads
-    total = torch.zeros(len(over))
-    for member in range(head * group, (head + 1) * group):
-        scores = [float(queries[member, at] @ keys[position]) * layer.scaling for position in over]
-        total += torch.tensor(scores).softmax(0) / group
-    return total.tolist()
+    return queries[head * group : (head + 1) * group], keys[head]
 
 
 def snap(layer, row, pad, head, size, budget, window, kernel):
-    votes = [0.0] * size
-    for at in range(max(0, size - window), size):
-        for position, weight in enumerate(weights(layer, row, pad, head, at, range(at + 1))):
-            votes[position] += weight
-    reach = kernel // 2
-    pooled = [max(votes[max(0, p - reach) : p + reach + 1]) for p in range(size)]
-    recent = list(range(size - min(window, budget, size), size))
-    rest = sorted(range(max(0, size - window)), key=lambda p: (-pooled[p], p))
-    return sorted([*recent, *rest[: budget - len(recent)]]) if size > budget else list(range(size))
+    queries, keys = asked(layer, row, pad, head)
+    votes = attention.received(queries[:, :size], keys[:size], layer.scaling, size - window)
+    return keep.snapkv(votes.tolist(), budget, window, kernel)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
@@ -88,14 +74,13 @@ def test_snapkv(family, budget, window, kernel):
 
 def test_pyramidkv_gives_lower_layers_more():
     sizes, window = (40, 21), 3
-    shares = [2 - 1 / 4, 2 - 1 / 4 - 0.5, 2 - 1 / 4 - 1.0, 1 / 4]  # on a line from 1.75 to 0.25
     for step, layer in run(tiny("llama"), PyramidKV(0.4, window, 3, beta=4), sizes, 2):
         for row, size in enumerate(sizes):
-            budget = min(size, max(window, math.floor(int(0.4 * size) * shares[layer.index] + 1e-6)))
+            budget = keep.pyramid(int(0.4 * size), layer.index, 4, window, size, beta=4)
             for head in range(layer.kv_heads):
                 expected = snap(layer, row, 40 - size, head, size, budget, window, 3)
                 assert held(layer, row, head) == [*expected, *range(size, size + step)]
-    assert sum(shares) == 4
+    assert [keep.pyramid(16, layer, 4, window, 40, 4) for layer in range(4)] == [28, 20, 12, 4]
 
 
 def test_tova():
@@ -105,11 +90,12 @@ def test_tova():
         for row, size in enumerate(sizes):
             now = size + step - 1
             before = lists.get((layer.index, row), list(range(size - 1)))
-            every = [*before, now]
-            parts = [weights(layer, row, 24 - size, head, now, every) for head in range(layer.kv_heads)]
-            mean = [sum(part) for part in zip(*parts, strict=True)]
-            ranked = sorted(range(len(before)), key=lambda i: -mean[i])
-            lists[layer.index, row] = sorted([*(before[i] for i in ranked[: budget - 1]), now])
+            every, mean = [*before, now], 0
+            for head in range(layer.kv_heads):
+                queries, keys = asked(layer, row, 24 - size, head)
+                mean = mean + attention.group_weights(queries[:, now], keys[every], layer.scaling)
+            given = dict(zip(every, mean.tolist(), strict=True))
+            lists[layer.index, row] = keep.tova(given, budget)
             for head in range(layer.kv_heads):
                 assert held(layer, row, head) == lists[layer.index, row]
 

@@ -1,10 +1,11 @@
-"""Sinks: the kept set is known in advance, so it is written down."""
+"""Sinks: the kept set is known in advance; and what every keep has in common."""
 
 import pytest
 import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
+from kvlab.reference import keep
 
 
 @pytest.mark.parametrize("budget, sinks", [(10, 4), (6, 0), (4, 4), (2, 4), (0.25, 3), (0.01, 4)])
@@ -16,11 +17,7 @@ def test_kept_set(budget, sinks):
     stepper.feed(ids, mask)
     for step in range(6):
         for row, tokens in enumerate((40, 12, 3)):
-            limit = budget if isinstance(budget, int) else max(1, int(budget * tokens + 1e-6))
-            seen = tokens + step
-            first = min(sinks, limit - 1)
-            window = range(max(first, seen - (limit - first)), seen)
-            expected = list(range(seen)) if seen <= limit else [*range(first), *window]
+            expected = keep.sinks(tokens + step, keep.budget(budget, tokens), sinks)
             for layer in cache.layers:
                 held = layer.positions[row]
                 assert [p for p in held[0].tolist() if p >= 0] == expected

@@ -1,4 +1,4 @@
-"""TopK and InfiniGen against selections written again from the definition."""
+"""TopK and InfiniGen in whole models against the selections of their definitions."""
 
 import copy
 import math
@@ -17,6 +17,7 @@ from kvlab.models import blocks_of, query_of
 from kvlab.place import Host, InfiniGen, TopK
 from kvlab.place.infinigen import VARIANTS
 from kvlab.place.topk import most_important
+from kvlab.reference.place import columns, fetched, guess, how_many, topk
 
 
 def watch(cache) -> dict[int, dict]:
@@ -38,15 +39,11 @@ def chosen(seen, row, head):
 
 
 def truly_best(seen, row, head, count, pad):
-    """The `count` past tokens with the largest attention weight (mean over the group), the slow way."""
-    query, keys = seen["query"][row, :, 0], seen["keys"][row, head]
+    """The `count` past tokens with the largest attention weight (mean over the group), by definition."""
+    query, keys = seen["query"][row, :, 0], seen["keys"][row, head, pad:-1]
     group = query.shape[0] // seen["keys"].shape[1]
-    weights = torch.zeros(keys.shape[0] - 1)
-    for member in range(head * group, (head + 1) * group):
-        scores = [float(query[member] @ key) * seen["scaling"] for key in keys[:-1]]
-        scores = torch.tensor([-math.inf if slot < pad else score for slot, score in enumerate(scores)])
-        weights += scores.softmax(0)
-    return set(weights.topk(count).indices.tolist())
+    best = topk(query[head * group : (head + 1) * group], keys, seen["scaling"], count)
+    return {slot + pad for slot in best}
 
 
 @given(
@@ -176,23 +173,16 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
         seen = steps[index]
         query, keys = prompts[index]
         for row, pad in enumerate((0, 13)):
-            scores, columns = [], []
-            for head in range(2):
-                q = query[row, 2 * head : 2 * head + 2, pad:] @ matrices[index][head]
-                k = keys[row, head, pad:] @ matrices[index][head]
-                size = q.abs().mean(0).sum(0) + k.abs().sum(0)
-                columns.append(size.topk(4).indices)
-            for member in range(4):
-                head = member // 2
-                guess = (guesses[index][row, member, 0] @ matrices[index][head])[columns[head]]
-                past = (seen["keys"][row, head, pad:-1] @ matrices[index][head])[:, columns[head]]
-                scores.append(past @ guess * seen["scaling"])
-            near = [int((s > s.max() - alpha).sum()) for s in scores]
-            count = max(1, min(budget, math.ceil(sum(near) / 4)))
+            scores = []
+            for head, matrix in enumerate(matrices[index]):
+                q, k = query[row, 2 * head : 2 * head + 2, pad:], keys[row, head, pad:]
+                chosen_columns = columns(q @ matrix, k @ matrix, 4)
+                past, asked = seen["keys"][row, head, pad:-1], guesses[index][row, 2 * head : 2 * head + 2, 0]
+                scores.append([guess(q, past, matrix, chosen_columns, seen["scaling"]) for q in asked])
+            count = how_many([member for group in scores for member in group], alpha, budget)
             counts.add(count)
-            for head in range(2):
-                weight = scores[2 * head].softmax(0) + scores[2 * head + 1].softmax(0)
-                expected = {slot + pad for slot in weight.topk(count).indices.tolist()}
+            for head, group in enumerate(scores):
+                expected = {slot + pad for slot in fetched(torch.stack(group), count)}
                 assert chosen(seen, row, head) == expected
     assert steps[0]["slots"] is None and steps[1]["slots"] is None
     assert len(counts) > 1  # the rule, not the cap, decided somewhere

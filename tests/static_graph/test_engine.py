@@ -10,6 +10,7 @@ from tiny import left_padded, prompt, tiny
 from transformers import DynamicCache
 
 import kvlab
+from kvlab.reference.static_graph import requantized
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
 from kvlab.static_graph.engine import chunk_mask
 from kvlab.static_graph.export import model_digest
@@ -146,30 +147,12 @@ def test_scales_are_those_of_the_calibration_text():
     assert ((found - rows).abs() <= scale[:, None, None] / 2 + 1e-6).all()
 
 
-def naive_drift(rows, window):
-    """Requantizing written out with loops over steps, heads and numbers of a plain list."""
-    errors, held = [], [[] for _ in rows]
-    for step in range(rows.shape[1]):
-        wrong = size = 0.0
-        for head, stored in enumerate(held):
-            stored.append(rows[head, step].tolist())
-            del stored[:-window]
-            scale = max(abs(x) for row in stored for x in row) / 127
-            stored[:] = [[round(x / scale) * scale for x in row] for row in stored]
-            exact = rows[head, max(0, step + 1 - window) : step + 1].tolist()
-            for ours, theirs in zip(stored, exact, strict=True):
-                wrong += sum((a - b) ** 2 for a, b in zip(ours, theirs, strict=True))
-                size += sum(b * b for b in theirs)
-        errors.append((wrong / size) ** 0.5)
-    return errors
-
-
 @pytest.mark.parametrize("window", [1, 2, 7, 40])
 def test_drift_equals_a_naive_reference(window):
     rows = torch.randn(2, 40, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     scale = rows.abs().amax((1, 2)) / 127
     fixed, again = drift(rows, scale, window)
-    assert again == pytest.approx(naive_drift(rows, window), rel=1e-3)
+    assert again == pytest.approx(requantized(rows, window), rel=1e-3)
     size = rows[:, -window:].square().mean().sqrt()
     assert 0 < fixed[-1] * size <= scale.max() / 2  # half a step
 

@@ -12,6 +12,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import kvlab
+from kvlab.reference.store import integers
 from kvlab.store import Float8, Int
 
 
@@ -99,32 +100,15 @@ def test_bad_parameters():
         Int(2).check(6)
 
 
-def by_hand(x, bits, group):
-    """Symmetric group quantization of one vector at a time, in Python floats."""
-    out = torch.empty_like(x)
-    for index in torch.cartesian_prod(*(torch.arange(n) for n in x.shape[:3])).tolist():
-        vector = x[tuple(index)]
-        for start in range(0, len(vector), group):
-            part = vector[start : start + group].tolist()
-            exact = max(abs(v) for v in part) / (2 ** (bits - 1) - 1)
-            step = math.ceil(exact / ulp(exact)) * ulp(exact)  # the next fp16 above
-            out[tuple(index)][start : start + group] = torch.tensor([round(v / step) * step for v in part])
-    return out
-
-
-def ulp(value):
-    """Spacing of fp16 numbers around a normal value."""
-    return 2.0 ** (math.floor(math.log2(value)) - 10)
-
-
 class RoundTrip(DynamicLayer):
-    """transformers' own growing layer, except that what it holds has been quantized by hand."""
+    """transformers' own growing layer, except that what it holds has been quantized by definition."""
 
     bits, group = 8, 8
 
     def update(self, key_states, value_states, *args, **kwargs):
         fresh = not self.is_initialized
-        keys, values = (by_hand(x, self.bits, self.group) for x in (key_states, value_states))
+        rounded = lambda row: integers(row, 0, self.bits, group=self.group)[1]
+        keys, values = (torch.stack([rounded(row) for row in x]) for x in (key_states, value_states))
         super().update(keys, values)
         return (key_states, value_states) if fresh else (self.keys, self.values)
 

@@ -11,52 +11,8 @@ from tiny import prompt, started, tiny
 import kvlab
 from kvlab.keep import H2O
 from kvlab.place import Host, ModelledLink, TopK
+from kvlab.reference.store import kivi, kivi_written
 from kvlab.store import Kivi
-
-
-def rounded(values, bits):
-    """A list of numbers after asymmetric quantization with fp16 scale and zero point, in Python floats."""
-    zero = torch.tensor(min(values)).half().item()
-    while zero > min(values):
-        zero = torch.nextafter(torch.tensor(zero).half(), torch.tensor(-torch.inf).half()).item()
-    exact = (max(values) - zero) / (2**bits - 1)
-    step = torch.tensor(exact).half().item()
-    while step < exact:
-        step = torch.nextafter(torch.tensor(step).half(), torch.tensor(torch.inf).half()).item()
-    return [zero + (round((v - zero) / step) if step else 0) * step for v in values]
-
-
-def written_at(tokens, first, group, recent):
-    """How many of a row's tokens are quantized: blocks of `group`, counted from `recent` tokens before the
-    end of the prompt of `first` tokens, as soon as `recent` tokens follow them."""
-    end = first - recent
-    while end + group + recent <= tokens:
-        end += group
-    return max(0, end)
-
-
-def by_hand(x, first, bits, group, recent, share, keys):
-    """One row and head `[tokens, head_dim]` as KIVI holds it after the last token."""
-    out, tokens = x.clone(), len(x)
-    written = written_at(tokens, first, group, recent)
-    if keys:
-        end = first - recent
-        while end > 0:
-            end -= group
-        while end + group <= written:  # one block: tokens from `end` on, those before 0 do not exist
-            block = range(max(end, 0), end + group)
-            for channel in range(x.shape[1]) if block else ():
-                found = rounded([x[t, channel].item() for t in block], bits)
-                for t, value in zip(block, found, strict=True):
-                    out[t, channel] = value
-            end += group
-    else:
-        for t in range(written):
-            for start in range(0, x.shape[1], share):
-                out[t, start : start + share] = torch.tensor(
-                    rounded(x[t, start : start + share].tolist(), bits)
-                )
-    return out
 
 
 def fresh(bits, group, recent, width):
@@ -76,16 +32,13 @@ def test_equals_the_definition(bits, group, recent, seed, first, later, scale):
     for count in later:
         store.append(x[:, :, end : end + count], -x[:, :, end : end + count])
         end += count
-    assert store.length == end and store.written == written_at(end, first, group, recent)
+    assert store.length == end and store.written == kivi_written(end, first, group, recent)
     keys, values = store.read(x.device)
     share = math.gcd(group, 4)
     for row, head in ((0, 1), (1, 0)):
-        want_k = by_hand(x[row, head], first, bits, group, recent, share, True)
-        want_v = by_hand(-x[row, head], first, bits, group, recent, share, False)
-        # fp32 may round a value that lies halfway between two levels the other way
-        for got, want in ((keys[row, head], want_k), (values[row, head], want_v)):
-            near = (got - want).abs() <= 1e-5 * scale * 4
-            assert near.float().mean() > 0.97
+        want_k = kivi(x[row, head], first, bits, group, recent)
+        want_v = kivi(-x[row, head], first, bits, group, recent, share)
+        assert torch.equal(keys[row, head], want_k) and torch.equal(values[row, head], want_v)
     exact = min(end, end - store.written)
     assert torch.equal(keys[:, :, end - exact :], x[:, :, end - exact :])
 

@@ -1,0 +1,57 @@
+"""Attention of one head, by its formula (Vaswani et al. 2017, section 3.2.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def weights(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """Softmax of the scaled dot products: query `[head_dim]`, keys `[tokens, head_dim]` -> `[tokens]`."""
+    scores = keys @ query * scaling
+    size = (scores - scores.max()).exp()
+    return size / size.sum()
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor:
+    """What the head returns, `[head_dim]`: the mean of the values under these weights."""
+    return weights(query, keys, scaling) @ values
+
+
+def seen(at: int, window: int | None = None) -> list[int]:
+    """Positions that the query at position `at` may see: itself and those before, `window` in all."""
+    return [position for position in range(at + 1) if window is None or at - position < window]
+
+
+def causal(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, window=None) -> Tensor:
+    """A prompt that attends to itself, `[tokens, head_dim]` each -> same."""
+    found = []
+    for at, query in enumerate(queries):
+        over = seen(at, window)
+        found.append(attend(query, keys[over], values[over], scaling))
+    return torch.stack(found)
+
+
+def kv_head(head: int, heads: int, kv_heads: int) -> int:
+    """The KV head that a query head reads: neighbours share one (Ainslie et al. 2023, section 2.2)."""
+    return head // (heads // kv_heads)
+
+
+def group_weights(queries: Tensor, keys: Tensor, scaling: float) -> Tensor:
+    """What tokens get from the query heads of one KV head: the mean of the heads' weights, `[tokens]`.
+
+    queries `[group, head_dim]`, keys `[tokens, head_dim]`.
+    """
+    return sum(weights(query, keys, scaling) for query in queries) / len(queries)
+
+
+def received(queries: Tensor, keys: Tensor, scaling: float, first: int = 0, window=None) -> Tensor:
+    """What every token of a prompt got from its queries at positions `first` and later, summed, `[tokens]`.
+
+    queries `[group, tokens, head_dim]`, keys `[tokens, head_dim]`.
+    """
+    total = torch.zeros(len(keys), dtype=keys.dtype)
+    for at in range(max(0, first), len(keys)):
+        over = seen(at, window)
+        total[over] += group_weights(queries[:, at], keys[over], scaling)
+    return total

@@ -1,0 +1,83 @@
+"""Keep: which tokens one KV head holds. Where two tokens are equally good, the older one stays."""
+
+from __future__ import annotations
+
+
+def budget(part: float | int, tokens: int) -> int:
+    """Tokens that may be held: a count as it is, or a fraction below 1 of the prompt's, at least one."""
+    return part if part > 1 else max(1, int(part * tokens + 1e-6))
+
+
+def sinks(tokens: int, budget: int, first: int) -> list[int]:
+    """StreamingLLM (Xiao et al. 2023, section 3.2): the first tokens, and the newest ones.
+
+    tokens: seen so far. At least one of the budget is for the newest token.
+    """
+    if tokens <= budget:
+        return list(range(tokens))
+    first = min(first, budget - 1)
+    return [*range(first), *range(tokens - (budget - first), tokens)]
+
+
+def h2o(acc: dict[int, float], given: dict[int, float], budget: int, recent: float) -> dict[int, float]:
+    """H2O (Zhang et al. 2023, section 4): one pass, from what tokens got before it to what is held after it.
+
+    acc: position -> attention received so far, for the tokens held. given: position -> what this pass's
+    queries gave, for these and the new ones. recent: part of the budget that is for the newest tokens.
+    Returns acc of the tokens that stay: the newest, and those outside that window that got most.
+    """
+    acc = {token: acc.get(token, 0.0) + weight for token, weight in given.items()}
+    window = max(1, int(budget * recent))
+    newest = [token for token in acc if token > max(acc) - window]
+    others = [token for token in acc if token not in newest]
+    heavy = sorted(others, key=lambda token: (-acc[token], token))[: budget - len(newest)]
+    return {token: acc[token] for token in sorted([*heavy, *newest])}
+
+
+def snapkv(votes: list[float], budget: int, window: int, kernel: int) -> list[int]:
+    """SnapKV (Li et al. 2024, listing 1): once, after the prompt.
+
+    votes: what every token of the prompt got from its last `window` queries. A token counts as much as the
+    best of the `kernel` around it; the window itself stays, its newest tokens where the budget is smaller.
+    """
+    tokens, reach = len(votes), kernel // 2
+    pooled = [max(votes[max(0, token - reach) : token + reach + 1]) for token in range(tokens)]
+    newest = list(range(max(0, tokens - min(window, budget)), tokens))
+    earlier = sorted(range(max(0, tokens - window)), key=lambda token: (-pooled[token], token))
+    return sorted([*newest, *earlier[: max(0, budget - len(newest))]])
+
+
+def pyramid(mean: int, layer: int, layers: int, window: int, tokens: int, beta: float) -> int:
+    """PyramidKV (Cai et al. 2024, section 4.1): the budget of a layer, from the mean over layers.
+
+    The highest layer gets mean / beta, the lowest what makes the mean right, the others lie on the line
+    between; never less than the window, nor more than the prompt's `tokens`.
+    """
+    least = mean / beta
+    most = 2 * mean - least
+    share = most + (least - most) * layer / (layers - 1) if layers > 1 else mean
+    return min(tokens, max(window, int(share + 1e-6)))
+
+
+def tova(weights: dict[int, float], budget: int) -> list[int]:
+    """TOVA (Oren et al. 2024, section 3.2): after every pass, for all heads of a layer alike.
+
+    weights: position -> weight that the newest query gave, mean over the layer's heads. The newest stays.
+    """
+    earlier = sorted(weights)[:-1]
+    best = sorted(earlier, key=lambda token: (-weights[token], token))[: budget - 1]
+    return sorted([*best, max(weights)])
+
+
+def pool(last: dict[int, int], count: dict[int, int], policy: str, capacity: int) -> list[int]:
+    """InfiniGen's pool (Lee et al. 2024, section 4.4): victims leave from the older half, worst first.
+
+    last: position -> pass of its last fetch, count: position -> fetches, for every token held. policy:
+    "fifo" (the oldest leaves), "lru" (the longest unused), "counter" (the least used); ties: the oldest.
+    Where more must leave than the older half, the others follow by age.
+    """
+    value = {"fifo": lambda token: token, "lru": last.get, "counter": count.get}[policy]
+    held = sorted(count)
+    half = (len(held) + 1) // 2
+    victims = sorted(held[:half], key=lambda token: (value(token), token)) + held[half:]
+    return sorted(victims[max(0, len(held) - capacity) :])

@@ -1,0 +1,89 @@
+"""Place: which tokens held on the host a step fetches, and what that moves."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .attention import group_weights
+
+
+def best(importance: Tensor, count: int) -> list[int]:
+    """Where the `count` largest numbers of `[tokens]` are; of equal ones, any."""
+    order = sorted(range(len(importance)), key=lambda token: -float(importance[token]))
+    return sorted(order[:count])
+
+
+def topk(queries: Tensor, keys: Tensor, scaling: float, count: int) -> list[int]:
+    """Top-k attention (Gupta et al. 2021, section 2): the past tokens that this step's queries weigh most.
+
+    queries `[group, head_dim]`, the query heads of one KV head; keys `[past tokens, head_dim]`.
+    """
+    return best(group_weights(queries, keys, scaling), count)
+
+
+def skew(queries: Tensor) -> Tensor:
+    """InfiniGen (Lee et al. 2024, section 4.2): A = V of Q = U S V^T, so that (Q A)(K A)^T = Q K^T.
+
+    queries `[tokens, head_dim]` of one KV head on a calibration text (its query heads one after the other)
+    -> `[head_dim, head_dim]`, orthogonal; the first columns of Q A are the largest.
+    """
+    return torch.linalg.svd(queries).Vh.T
+
+
+def columns(queries: Tensor, keys: Tensor, count: int, variant: str = "paper") -> list[int]:
+    """InfiniGen, section 4.3: the columns of skewed Q and K that the guess is made of, after the prompt.
+
+    queries `[group, tokens, head_dim]`, keys `[tokens, head_dim]`, skewed. "paper": the largest sums over the
+    prompt of |Q| (mean over the group) + |K|. After the official code: "official-speed": of |Q| alone;
+    "official-accuracy": the `count` best of |Q| and those of |K| together.
+    """
+    asked, held = queries.abs().mean(0).sum(0), keys.abs().sum(0)
+    if variant == "official-speed":
+        return best(asked, count)
+    if variant == "official-accuracy":
+        return sorted({*best(asked, count), *best(held, count)})
+    return best(asked + held, count)
+
+
+def how_many(scores: list[Tensor], alpha: float, cap: int) -> int:
+    """InfiniGen, section 4.3: tokens to fetch, one number for all heads: the mean over the heads, rounded up,
+    of how many guessed scores come within `alpha` of the head's best; at most `cap`, at least 1.
+
+    scores: `[past tokens]` of every query head.
+    """
+    near = [sum(float(s) > float(head.max()) - alpha for s in head) for head in scores]
+    return max(1, min(cap, math.ceil(sum(near) / len(near))))
+
+
+def guess(query: Tensor, keys: Tensor, skewing: Tensor, chosen: list[int], scaling: float) -> Tensor:
+    """InfiniGen: the scores that one query head is guessed to give, `[past tokens]`, by the chosen columns.
+
+    query `[head_dim]`: what the layer would ask if its input were that of the block before it; keys
+    `[past tokens, head_dim]`; skewing: A `[head_dim, head_dim]` of the KV head.
+    """
+    return (keys @ skewing)[:, chosen] @ (query @ skewing)[chosen] * scaling
+
+
+def fetched(scores: Tensor, count: int) -> list[int]:
+    """InfiniGen: what one KV head fetches, by the guessed scores `[group, past tokens]` of its query heads:
+    the tokens with the largest weights, mean over the group."""
+    return best(scores.softmax(-1).mean(0), count)
+
+
+def token_bytes(head_dim: int, bits: float, scales: int = 0) -> int:
+    """Bytes of one token's K and V in one KV head, with so many fp16 scales for each of the two."""
+    return int(2 * (head_dim * bits / 8 + 2 * scales))
+
+
+def moved(slots: int, new: int, kv_heads: int, size: int) -> int:
+    """Bytes that a step moves in one layer and row: `slots` fetched in all KV heads together, and the new
+    tokens written back. size: of one token in one head."""
+    return (slots + new * kv_heads) * size
+
+
+def resident(held: int, memory: int, touched: bool) -> bool:
+    """Unified memory: nothing moves while all that is held fits, once a step has touched it."""
+    return touched and held <= memory

@@ -1,0 +1,163 @@
+"""Store: how numbers are written down. Codes are computed in fp32, so that they compare bit by bit."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+FLOATS = {"e4m3": (4, 3, 448.0), "e5m2": (5, 2, 57344.0)}  # bits of exponent, of fraction; largest value
+
+
+def half_up(number: float) -> float:
+    """The smallest fp16 number that is not below this one."""
+    half = torch.tensor(number).half()
+    return float(half if half.float() >= number else torch.nextafter(half, torch.tensor(math.inf).half()))
+
+
+def groups(shape, axis: str, group: int | None = None) -> list[list[tuple[int, int, int]]]:
+    """Every set of values that share a scale, as (head, token, channel), in one row's K or V.
+
+    shape: KV heads, tokens, head dimension. axis: "group": `group` neighbouring channels of a token's vector,
+    "token": the vector, "channel": one channel of a head over all tokens, "tensor": everything.
+    """
+    heads, tokens, width = shape
+    found = {}
+    for h in range(heads):
+        for t in range(tokens):
+            for c in range(width):
+                named = {"group": (h, t, c // (group or width)), "token": (h, t), "channel": (h, c)}
+                found.setdefault(named.get(axis), []).append((h, t, c))
+    return list(found.values())
+
+
+def integer_scale(values: Tensor, bits: int, symmetric: bool = True, rounded=half_up):
+    """(scale, zero) of values that share them: the step between levels, and the value of the lowest level.
+
+    Symmetric: as many levels below 0 as above, no zero. `rounded` up (zero: down), so that all values lie
+    within the levels (Jacob et al. 2018, section 2.1). rounded: how a scale is written down.
+    """
+    if symmetric:
+        return rounded(float(values.abs().max() / (2 ** (bits - 1) - 1))), None
+    zero = -rounded(-float(values.min()))
+    return rounded(float((values.max() - zero) / (2**bits - 1))), zero
+
+
+def integer_codes(values: Tensor, bits: int, scale: float, zero: float | None) -> Tensor:
+    """The nearest level, half to even; -2 ** (bits - 1) is the lowest, and what lies beyond is clipped."""
+    scale = scale or 1.0  # all values are 0, or all are `zero`
+    if zero is None:
+        most = 2 ** (bits - 1) - 1
+        return torch.round(values / scale).clamp(-most, most)
+    return torch.round((values - zero) / scale).clamp(0, 2**bits - 1) - 2 ** (bits - 1)
+
+
+def integer_numbers(codes: Tensor, bits: int, scale: float, zero: float | None) -> Tensor:
+    """The values of the levels."""
+    return codes * scale if zero is None else (codes + 2 ** (bits - 1)) * scale + zero
+
+
+def integers(x: Tensor, first: int, bits: int, axis="group", group=None, symmetric=True, rounded=half_up):
+    """Codes and numbers of one row's K or V, `[kv_heads, tokens, head_dim]` each.
+
+    first: tokens of the prompt, which fix a scale that is shared over tokens.
+    """
+    codes, numbers = torch.zeros_like(x), torch.zeros_like(x)
+    for members in groups(x.shape, axis, group):
+        all_of_them = tuple(zip(*members, strict=True))
+        decide = [member for member in members if member[1] < first] or members
+        numbers_of = integer_scale(x[tuple(zip(*decide, strict=True))], bits, symmetric, rounded)
+        codes[all_of_them] = integer_codes(x[all_of_them], bits, *numbers_of)
+        numbers[all_of_them] = integer_numbers(codes[all_of_them], bits, *numbers_of)
+    return codes, numbers
+
+
+def pack(codes: list[int], bits: int) -> list[int]:
+    """4- or 2-bit codes of a vector in bytes: byte i holds codes i, i + n, i + 2n, ..., lowest bits first,
+    n being the number of bytes; each as a number from 0 on."""
+    size = len(codes) * bits // 8
+    packed = []
+    for i in range(size):
+        byte = 0
+        for place in range(8 // bits):
+            byte += (codes[i + place * size] + 2 ** (bits - 1)) << (bits * place)
+        packed.append(byte)
+    return packed
+
+
+@functools.cache
+def float8_value(byte: int, form: str) -> float:
+    """What the bits of e4m3 or e5m2 mean (Micikevicius et al. 2022, table 1): sign, exponent, fraction."""
+    exponent_bits, fraction_bits, _ = FLOATS[form]
+    bias, sign = 2 ** (exponent_bits - 1) - 1, -1.0 if byte >= 128 else 1.0
+    exponent, fraction = byte % 128 >> fraction_bits, byte % 2**fraction_bits / 2**fraction_bits
+    if exponent == 0:
+        return sign * fraction * 2.0 ** (1 - bias)
+    return sign * (1 + fraction) * 2.0 ** (exponent - bias)
+
+
+def float8_byte(number: float, form: str) -> int:
+    """The byte whose value is nearest, the even one of two; beyond the largest value, the largest."""
+    values = [float8_value(byte, form) for byte in range(128)]  # above the largest: infinity or NaN
+    allowed = [byte for byte in range(128) if values[byte] <= FLOATS[form][2]]
+    best = min(allowed, key=lambda byte: (abs(values[byte] - abs(number)), byte % 2))
+    return best + (128 if math.copysign(1, number) < 0 else 0)
+
+
+def floats(x: Tensor, first: int, form: str, axis: str | None = None, group=None, rounded=half_up):
+    """Bytes and numbers of one row's K or V, as in `integers`; axis None: without a scale.
+
+    A scale brings the largest value of what shares it to the format's largest.
+    """
+    codes, numbers = torch.zeros_like(x), torch.zeros_like(x)
+    for members in groups(x.shape, axis or "group", group):
+        all_of_them = tuple(zip(*members, strict=True))
+        decide = [member for member in members if member[1] < first] or members
+        largest = float(x[tuple(zip(*decide, strict=True))].abs().max() / FLOATS[form][2])
+        scale = (rounded(largest) if axis else 1.0) or 1.0
+        found = [float8_byte(number, form) for number in (x[all_of_them] / scale).tolist()]
+        codes[all_of_them] = torch.tensor(found, dtype=x.dtype)
+        values = torch.tensor([float8_value(byte, form) for byte in found], dtype=x.dtype)
+        numbers[all_of_them] = values * scale
+    return codes, numbers
+
+
+def kivi_written(tokens: int, prompt: int, group: int, recent: int) -> int:
+    """KIVI: how many of a row's `tokens` are quantized, the rest being held as they are.
+
+    Blocks of `group` tokens, counted from `recent` tokens before the end of the prompt, as soon as `recent`
+    tokens follow them.
+    """
+    end = prompt - recent
+    while end + group + recent <= tokens:
+        end += group
+    return max(0, end)
+
+
+def kivi(x: Tensor, prompt: int, bits: int, group: int, recent: int, channels: int | None = None) -> Tensor:
+    """KIVI (Liu et al. 2024, section 3.2): one head's K or V `[tokens, head_dim]` as it is held.
+
+    K (channels None): a block of tokens shares a scale and a zero channel by channel; the oldest block may be
+    short. V: so many neighbouring channels of a token do.
+    """
+    held, written = x.clone(), kivi_written(len(x), prompt, group, recent)
+    blocks = {}
+    for token in range(written):
+        blocks.setdefault((token - (prompt - recent)) // group, []).append(token)
+    for tokens in blocks.values():
+        axis = "channel" if channels is None else "group"
+        held[tokens] = integers(x[None, tokens], len(tokens), bits, axis, channels, symmetric=False)[1][0]
+    return held
+
+
+def smoothing(keys: Tensor, strength: float) -> Tensor:
+    """SmoothQuant's factors for K (Xiao et al. 2023, section 4), `[head_dim]`: what divides each channel.
+
+    keys `[tokens, head_dim]` of the prompt. A channel's factor is (its largest magnitude / the geometric mean
+    of all) ^ strength; a channel below a thousandth of the largest counts as that.
+    """
+    size = [float(channel.abs().max()) for channel in keys.T]
+    logs = [math.log(max(channel, max(size) / 1000)) for channel in size]
+    return torch.tensor([math.exp(strength * (log - sum(logs) / len(logs))) for log in logs])

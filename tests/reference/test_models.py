@@ -1,0 +1,131 @@
+"""Whole models that attend by the definition, one head and one query at a time, beside kvlab's caches."""
+
+import pytest
+import torch
+from reference.driven import model_of
+from tiny import left_padded, prompt
+from transformers import AttentionInterface, AttentionMaskInterface
+
+import kvlab
+from kvlab.attention import padding_mask, recorded
+from kvlab.models import calibration_ids
+from kvlab.reference import attention, static_graph, store
+from kvlab.static_graph.kv_manager import POLICIES, KVManager
+
+LENGTH = 23  # S of the static graph
+SPECS = ["full", "static:length=90", "paged:block=7", "recompute", "offload", "offload:link=1e12", "uvm"]
+SETTINGS = {"window": None, "scales": None}
+
+
+def by_definition(module, query, key, value, attention_mask, *, scaling, **kwargs):
+    """The attention function: `[batch, heads, tokens, head_dim]`; no row may be padded."""
+    out = torch.empty_like(query).transpose(1, 2)
+    if SETTINGS["scales"] is not None:
+        key, value = (
+            torch.stack([rounded(x, s) for x, s in zip(side.unbind(1), scales, strict=True)], 1)
+            for side, scales in zip((key, value), SETTINGS["scales"][module.layer_idx], strict=True)
+        )
+    for row in range(query.shape[0]):
+        for head in range(query.shape[1]):
+            mine = attention.kv_head(head, query.shape[1], key.shape[1])
+            one = query[row, head], key[row, mine], value[row, mine]
+            out[row, :, head] = attention.causal(*one, scaling, SETTINGS["window"])
+    return out, None
+
+
+def rounded(x, scale):
+    return store.integer_codes(x, 8, scale, None) * scale
+
+
+@pytest.fixture(scope="module")
+def naive():
+    """Logits of all tokens `[rows, tokens]`, by the definition."""
+    AttentionInterface.register("definition", by_definition)
+    AttentionMaskInterface.register("definition", padding_mask)
+
+    def logits(model, ids, window=None, scales=None):
+        SETTINGS.update(window=window, scales=scales)
+        model.set_attn_implementation("definition")
+        try:
+            with torch.no_grad():
+                return model(ids, use_cache=False).logits
+        finally:
+            kvlab.prepare(model)
+
+    return logits
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of(2, 20)
+
+
+def fed(model, cache, prompts, follow):
+    """Logits of every token of each row, through a cache."""
+    stepper = kvlab.Stepper(model, cache)
+    ids, mask = left_padded(prompts)
+    found = [stepper.feed(ids, None if bool(mask.all()) else mask)]
+    found += [stepper.feed(follow[:, i : i + 1]) for i in range(follow.shape[1])]
+    logits = torch.cat(found, 1)
+    return [logits[row, ids.shape[1] - one.shape[1] :] for row, one in enumerate(prompts)]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_what_gives_nothing_up(model, naive, spec):
+    prompts, follow = [prompt(21), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
+    rows = fed(model, kvlab.make_cache(model, spec), prompts, follow)
+    for row, (one, found) in enumerate(zip(prompts, rows, strict=True)):
+        expected = naive(model, torch.cat([one, follow[row : row + 1]], 1))[0]
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+def scales_of(model):
+    """Of every layer's K and V: a scale for each KV head, by the calibration text."""
+    return [
+        [[float(head.abs().max() / 127) for head in side[0]] for side in (layer.keys, layer.values)]
+        for layer in recorded(model, calibration_ids(model))
+    ]
+
+
+@pytest.mark.parametrize("more", ["policy=ring,chunk=7", "policy=compromise,form=single,chunk=1"])
+def test_a_static_graph_sees_the_newest_tokens(model, naive, more):
+    """S tokens at every step, far past S, in a padded batch."""
+    prompts, follow = [prompt(19), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
+    rows = fed(model, kvlab.make_cache(model, f"padded:length={LENGTH},{more}"), prompts, follow)
+    for row, (one, found) in enumerate(zip(prompts, rows, strict=True)):
+        expected = naive(model, torch.cat([one, follow[row : row + 1]], 1), LENGTH)[0]
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_an_int8_static_graph_rounds_every_row_once(model, naive):
+    cache = kvlab.make_cache(model, f"padded:length={LENGTH},quantized=true,chunk=1")
+    ids, follow = prompt(8), prompt(40, seed=2)
+    (found,) = fed(model, cache, [ids], follow)
+    expected = naive(model, torch.cat([ids, follow], 1), LENGTH, scales_of(model))[0]
+    # A last digit of fp32 can turn into a whole step of int8, so a few numbers may differ by more.
+    assert (found - expected).abs().median() < 1e-5
+    assert (found - naive(model, torch.cat([ids, follow], 1), LENGTH)[0]).abs().median() > 1e-3
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("length", [2, 8, 13])
+def test_the_rows_that_an_engine_reads(policy, length):
+    """After every append, by address: the position in every row of the window."""
+    manager = KVManager(1, length, 1, policy=policy)
+    rows = static_graph.ring if policy == "ring" else static_graph.window
+    for appended in range(41):
+        expected = rows(appended, length)
+        assert manager.positions().tolist() == expected
+        for row, position in enumerate(expected):
+            assert position < 0 or manager.past[0, 0, row, 0] == position
+        assert [bool(x == 0) for x in manager.mask] == [*(position >= 0 for position in expected), True]
+        manager.place()
+        manager.commit()
+        manager.past[0, 0, rows(appended + 1, length).index(appended), 0] = appended
+
+
+def test_definitions_by_hand():
+    assert static_graph.window(2, 5) == [-1, -1, 0, 1] and static_graph.window(6, 5) == [2, 3, 4, 5]
+    assert static_graph.ring(2, 5) == [0, 1, -1, -1] and static_graph.ring(6, 5) == [4, 5, 2, 3]
+    errors = static_graph.requantized(torch.tensor([[[127.0, 1.4]], [[127.0, -0.4]]]), 3)
+    assert errors[0] == pytest.approx((0.32 / (2 * 127**2 + 1.4**2 + 0.4**2)) ** 0.5)

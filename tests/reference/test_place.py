@@ -1,0 +1,296 @@
+"""Every fetch against its definition: what is fetched at each of forty steps, outputs, bytes moved."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from reference.driven import KV_HEADS, Driven, check, keep_all
+from reference.test_keep import by_h2o, by_pool, by_topk
+from tiny import prompt
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+import kvlab
+from kvlab.attention import recorded
+from kvlab.models import calibration_ids
+from kvlab.reference import keep, place
+
+MIXED = (1,) * 9 + (4,) + (1,) * 27
+
+
+def skewing(model) -> list[list[torch.Tensor]]:
+    """A of every layer and KV head, from the calibration text."""
+    found = []
+    for layer in recorded(model, calibration_ids(model)):
+        queries = layer.query[0].unflatten(0, (layer.keys.shape[1], -1)).flatten(1, 2)
+        found.append([place.skew(head.float()) for head in queries])
+    return found
+
+
+def chosen_columns(row, matrices, ratio, variant="paper"):
+    """Those of every KV head, by the prompt's queries and keys."""
+    found, count = [], max(1, round(ratio * row.keys.shape[2]))
+    for head, matrix in enumerate(matrices):
+        queries, keys = row.query[row.group(head), : row.prompt], row.keys[head, : row.prompt]
+        found.append(place.columns(queries @ matrix, keys @ matrix, count, variant))
+    return found
+
+
+def guesses(row, at, held, matrices, columns):
+    """Scores `[group, past tokens]` that the query heads of every KV head are guessed to give."""
+    found = []
+    for head, matrix in enumerate(matrices):
+        past = row.keys[head, held[head]]
+        asked = row.asked[row.group(head), at]
+        found.append(torch.stack([place.guess(q, past, matrix, columns[head], row.scaling) for q in asked]))
+    return found
+
+
+def by_infinigen(matrices, budget, alpha, ratio, variant="paper", everybody=None):
+    """everybody(step's position): scores of all rows' heads, where one count serves all of them."""
+
+    def start(row):
+        columns = chosen_columns(row, matrices, ratio, variant)
+
+        def fetch(new, held):
+            (at,) = new
+            scores = guesses(row, at, held, matrices, columns)
+            cap = min(keep.budget(budget, at + 1), len(held[0])) if budget != 1 else len(held[0])
+            heads = [head for group in scores for head in group]
+            count = cap
+            if alpha != math.inf:
+                count = place.how_many(heads if everybody is None else everybody(row, at), alpha, cap)
+            return [
+                [past[i] for i in place.fetched(group, count)]
+                for past, group in zip(held, scores, strict=True)
+            ]
+
+        return fetch
+
+    return start
+
+
+def everything(row):
+    return lambda new, held: held
+
+
+@pytest.mark.parametrize("link", ["", ",link=1e12"])
+@pytest.mark.parametrize("budget", [0.2, 7, 1000])
+def test_topk(budget, link):
+    run = Driven(f"topk:budget={budget},full_layers=1{link}", passes=MIXED, layers=2).run()
+    check(run, keep_all, layer=0)
+    check(run, keep_all, by_topk(budget), layer=1)
+
+
+@pytest.mark.parametrize("head_dim", [80, 96])
+def test_topk_at_other_head_dimensions(head_dim):
+    check(Driven("topk:budget=5", (29, 12), head_dim=head_dim).run(), keep_all, by_topk(5))
+    check(Driven("topk:budget=5", (29, 12), head_dim=head_dim, group=1).run(), keep_all, by_topk(5))
+
+
+@pytest.mark.parametrize("spec, budget, alpha, ratio, head_dim", [
+    ("infinigen:budget=9,alpha=0.4,ratio=0.3", 9, 0.4, 0.3, 20),
+    ("infinigen:budget=0.6,alpha=1.5,ratio=0.17,link=1e12", 0.6, 1.5, 0.17, 20),
+    ("infinigen:budget=0.2,alpha=inf", 0.2, math.inf, 0.3, 80),
+    ("infinigen:budget=1,alpha=0.7,ratio=1", 1, 0.7, 1, 96),
+])  # fmt: skip
+def test_infinigen(spec, budget, alpha, ratio, head_dim):
+    run = Driven(spec, (31, 9), MIXED, layers=3, head_dim=head_dim).run()
+    matrices = skewing(run.model)
+    counts = set()
+    for layer in range(2):
+        check(run, keep_all, layer=layer)
+    check(run, keep_all, by_infinigen(matrices[2], budget, alpha, ratio), layer=2)
+    for seen in run.seen[1:]:
+        counts |= {len(head) for row in seen[2].attended for head in row}
+    assert len(counts) > 3  # neither the cap nor everything
+    assert run.norms == {(2, None)}
+
+
+@pytest.mark.parametrize("variant", ["official-speed", "official-accuracy"])
+def test_infinigen_after_the_official_code(variant):
+    spec = f"infinigen:budget=9,alpha=0.5,ratio=0.25,variant={variant}"
+    run = Driven(spec, (31, 9), layers=3).run()
+    (matrices,), rows = skewing(run.model)[2:], run.rows(2)
+    columns = [chosen_columns(row, matrices, 0.25, variant) for row in rows]
+
+    def everybody(row, at):
+        step, found = at - row.prompt, []
+        for other, mine in zip(rows, columns, strict=True):
+            now = other.prompt + step
+            scores = guesses(other, now, [list(range(now))] * KV_HEADS, matrices, mine)
+            found += [head for group in scores for head in group]
+        return found
+
+    check(run, keep_all, by_infinigen(matrices, 9, 0.5, 0.25, variant, everybody), layer=2)
+    assert run.norms == {(2, 1)}  # the norm of the layer before
+
+
+@pytest.mark.parametrize("policy", ["fifo", "lru", "counter"])
+def test_infinigen_with_a_pool(policy):
+    spec = f"infinigen:budget=5,alpha=0.6,full_layers=1,pool=0.7,victim={policy}"
+    run = Driven(spec, (31, 9), MIXED, layers=2).run()
+    matrices = skewing(run.model)
+    check(run, by_pool(0.7, policy), layer=0)
+    check(run, by_pool(0.7, policy), by_infinigen(matrices[1], 5, 0.6, 0.3), layer=1)
+
+
+def test_infinigen_in_a_whole_model():
+    """The query is rebuilt from the input of the block before; three layers really choose."""
+    budget, alpha, ratio, layers = 9, 0.3, 0.35, 4
+    run = Driven(layers=layers, head_dim=20)  # for its model's shape
+    model, ids, follow = run.model, prompt(31, rows=2), prompt(40, rows=2, seed=3)
+    cache = kvlab.make_cache(model, f"infinigen:budget={budget},alpha={alpha},ratio={ratio},full_layers=1")
+    inputs, fetched, keys = {}, {}, {}
+
+    def note(index):
+        def hook(block, args, kwargs):
+            inputs[index] = args[0] if args else kwargs["hidden_states"], kwargs["position_embeddings"]
+
+        return hook
+
+    def on_read(layer, held, slots, query):
+        fetched[layer.index] = slots
+        keys[layer.index] = layer.store.read(torch.device("cpu"))[0][:, :, :-1]
+
+    blocks = model.model.layers
+    hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
+    matrices, asked_by = skewing(model), recorded(model, ids)
+    for layer in cache.layers:
+        layer.on_read = on_read
+    stepper, counts = kvlab.Stepper(model, cache), set()
+    stepper.feed(ids)
+    try:
+        for step in range(40):
+            stepper.feed(follow[:, step : step + 1])
+            assert fetched[0] is None
+            for index in range(1, layers):
+                hidden, (cos, sin) = inputs[index - 1]
+                block = blocks[index]
+                with torch.no_grad():
+                    query = block.self_attn.q_proj(block.input_layernorm(hidden))
+                query = query.unflatten(-1, (6, 20)).transpose(1, 2)
+                query, _ = apply_rotary_pos_emb(query, query, cos, sin)
+                old = asked_by[index]
+                for row in range(2):
+                    groups = (
+                        old.query[row].unflatten(0, (KV_HEADS, 3)),
+                        query[row, :, 0].unflatten(0, (KV_HEADS, 3)),
+                    )
+                    scores = []
+                    for head, matrix in enumerate(matrices[index]):
+                        columns = place.columns(groups[0][head] @ matrix, old.keys[row, head] @ matrix, 7)
+                        past = keys[index][row, head]
+                        scores.append(
+                            [place.guess(q, past, matrix, columns, old.scaling) for q in groups[1][head]]
+                        )
+                    count = place.how_many([s for group in scores for s in group], alpha, budget)
+                    counts.add(count)
+                    for head, group in enumerate(scores):
+                        found = sorted(slot for slot in fetched[index][row, head].tolist() if slot >= 0)
+                        assert found == [*place.fetched(torch.stack(group), count), 31 + step]
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert len(counts) > 3
+
+
+@pytest.mark.xfail(strict=True, reason="what is out of the sliding window is fetched all the same")
+@pytest.mark.parametrize("method", ["topk", "infinigen"])
+def test_nothing_is_fetched_that_the_window_hides(method):
+    more = ",alpha=inf,full_layers=1" if method == "infinigen" else ",full_layers=1"
+    run = Driven(f"{method}:budget=4{more}", (31,), window=9, layers=2).run()
+    for step, seen in enumerate(run.seen[1:]):
+        at = 31 + step
+        assert all(position > at - 9 for head in seen[1].attended[0] for position in head)
+
+
+FIXED = 2 * 20 * 4  # bytes of K and V of one token and head, fp32
+
+
+@pytest.mark.parametrize("spec, size", [
+    ("offload", FIXED),
+    ("offload:link=1e12", FIXED),
+    ("offload+int4", place.token_bytes(20, 4, 1)),
+    ("offload+int4:group=5,link=1e12", place.token_bytes(20, 4, 4)),
+    ("uvm:memory=0", FIXED),
+])  # fmt: skip
+def test_bytes_of_those_that_fetch_everything(spec, size):
+    sizes = (31, 9)
+    run = Driven(spec, sizes, layers=2).run()
+    for step, seen in enumerate(run.seen):
+        for found in seen:
+            past = [] if step == 0 else [(tokens + step - 1) * KV_HEADS for tokens in sizes]
+            new = sizes if step == 0 else (1, 1)
+            expected = sum(place.moved(slots, 0, KV_HEADS, size) for slots in past)
+            assert found.moved == expected + sum(place.moved(0, n, KV_HEADS, size) for n in new)
+
+
+@pytest.mark.parametrize("spec", ["topk:budget=0.2", "infinigen:budget=9,alpha=0.4,full_layers=1,link=1e12"])
+def test_bytes_of_those_that_choose(spec):
+    """What was fetched, the newest token left out, and what was written back."""
+    run = Driven(spec, (31, 9), layers=2).run()
+    for seen in run.seen[1:]:
+        for found in seen:
+            slots = sum(len(head) - 1 for row in found.attended for head in row)
+            assert found.moved == place.moved(slots, 2, KV_HEADS, FIXED)
+
+
+@pytest.mark.parametrize(
+    "spec, budget, memory", [("uvm+h2o:budget=11,memory=0.5", 11, 15), ("uvm:memory=40", 99, 40)]
+)
+def test_unified_memory(spec, budget, memory):
+    """What fits is fetched once; H2O holds what it would hold anywhere."""
+    run = Driven(spec, (31,)).run()
+    check(run, by_h2o(11, 0.5) if "h2o" in spec else keep_all)
+    touched = False
+    for step, (found,) in enumerate(run.seen[1:], 1):
+        held = min(31 + step - 1, budget)
+        there = place.resident(held + 1, memory, touched)
+        touched = held + 1 <= memory
+        assert found.moved == (0 if there else place.moved(held * KV_HEADS, 1, KV_HEADS, FIXED))
+
+
+@pytest.mark.parametrize("spec", ["offload+h2o:budget=11", "offload+h2o:budget=11,link=1e12"])
+def test_h2o_on_a_host(spec):
+    run = Driven(spec, layers=2).run()
+    for layer in range(2):
+        check(run, by_h2o(11, 0.5), layer=layer)
+    for found in run.seen[15]:  # both rows are full
+        assert found.moved == place.moved(2 * 11 * KV_HEADS, 2, KV_HEADS, FIXED)
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="the only layer is fetched ahead, then evicts")
+def test_h2o_over_a_link_in_a_model_of_one_layer():
+    check(Driven("offload+h2o:budget=11,link=1e12").run(), by_h2o(11, 0.5))
+
+
+@pytest.mark.parametrize("spec", ["offload:link=1e12", "uvm:link=1e12"])
+def test_a_link_in_a_model_of_one_layer(spec):
+    check(Driven(spec).run(), keep_all)
+
+
+def test_definitions_by_hand():
+    keys = torch.tensor([[1.0, 0], [0, 1], [3, 0], [0, -2]])
+    assert place.topk(torch.tensor([[1.0, 0]]), keys, 1.0, 2) == [0, 2]
+    assert place.topk(torch.tensor([[1.0, 0], [0, -2.0]]), keys, 1.0, 2) == [2, 3]
+    queries = torch.tensor([[[5.5, 4, 0, 0, 1, -3]], [[5.5, -4, 0, 0, 1, 3]]])
+    held = torch.tensor([[0.0, 0, -3, 0.5, 0, 1], [0, 0, 3, -0.5, 0, 1]])
+    sets = {v: place.columns(queries, held, 2, v) for v in ("paper", "official-speed", "official-accuracy")}
+    assert sets == {"paper": [0, 2], "official-speed": [0, 1], "official-accuracy": [0, 1, 2, 5]}
+    scores = [torch.tensor([0.0, -1, -9, -9]), torch.tensor([0.0, -1, -1, -1.5])]
+    assert place.how_many(scores, 2.0, 4) == 3 and place.how_many(scores, 1.0, 4) == 1
+    assert place.how_many(scores, 2.0, 2) == 2 and place.how_many(scores, 1.5, 9) == 3
+    assert place.fetched(torch.tensor([[0.0, 5, 0, 4], [9, 0, 0, 8.0]]), 2) == [0, 1]
+    assert place.token_bytes(64, 4, 2) == 72 and place.moved(30, 1, 2, 72) == 32 * 72
+    assert not place.resident(5, 9, False) and place.resident(9, 9, True) and not place.resident(10, 9, True)
+
+
+@given(head_dim=st.sampled_from([4, 10, 15]), tokens=st.sampled_from([20, 45]), seed=st.integers(0, 9))
+def test_skewing_keeps_every_score_and_sorts_the_columns(head_dim, tokens, seed):
+    queries, keys = torch.randn(2, tokens, head_dim, generator=torch.Generator().manual_seed(seed))
+    a = place.skew(queries)
+    assert torch.allclose((queries @ a) @ (keys @ a).T, queries @ keys.T, atol=1e-4)
+    size = (queries @ a).norm(dim=0)
+    assert (size[:-1] >= size[1:] - 1e-4).all()
