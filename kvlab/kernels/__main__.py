@@ -5,19 +5,21 @@ They are kept on disk, so that no first decode step has to wait for the compiler
 
 import torch
 
-from .. import make_cache
-from ..measure.machines import fill_random
 from ..models import ModelShape, load
+from ..store.exact import Exact
+from ..store.float8 import Float8
+from ..store.growing import Growing, GrowingState
+from ..store.int import Int
 from .attend import attend_packed, fits
 
 HELD = 8  # tokens to attend to; any number compiles the same code
 
 
-def compile_for(model, method: str) -> bool:
-    """Whether the method decodes through a kernel; if so, it is compiled and on disk now."""
-    cache, shape = make_cache(model, method), ModelShape.of(model)
-    fill_random(model, cache, HELD)
-    held, query = cache.layers[0].store, torch.randn(1, shape.heads, 1, shape.head_dim)
+def compile_for(shape: ModelShape, form: Exact) -> bool:
+    """Whether a format is decoded through a kernel; if so, it is compiled and on disk now."""
+    held = GrowingState(Growing(form))
+    held.append(*torch.randn(2, 1, shape.kv_heads, HELD, shape.head_dim))
+    query = torch.randn(1, shape.heads, 1, shape.head_dim)
     if not fits(held, query):
         return False
     attend_packed(query, held, shape.head_dim**-0.5)
@@ -25,9 +27,9 @@ def compile_for(model, method: str) -> bool:
 
 
 def main() -> None:
-    model, _ = load()
-    for method in ("int8", "int4", "fp8"):
-        compile_for(model, method)
+    shape = ModelShape.of(load()[0])
+    for form in (Int(8), Int(4), Float8()):
+        compile_for(shape, form)
 
 
 if __name__ == "__main__":
