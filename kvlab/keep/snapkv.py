@@ -47,10 +47,10 @@ class SnapKV(Keep):
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
-        votes = layer.state.votes.masked_fill(positions < 0, 0.0)
-        pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
         lengths = torch.tensor(layer.lengths, device=positions.device).view(-1, 1, 1)
         recent = positions >= lengths - self.window
+        votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
+        pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(recent, self.window + 1 + positions, pooled)
 

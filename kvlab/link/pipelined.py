@@ -70,23 +70,27 @@ class PipelinedState(HostState):
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         self._write_back(layer, layer.rows_held)
-        if layer.following is not None:
-            layer.following.place.prefetch(layer.following)
+        self._prefetch_next(layer)
         super().prefill(layer, query, keys)
 
     def speculate(self, layer, query) -> None:
         chosen = self.speculated(layer, query)
         if chosen is not None:
             self._ask(layer, chosen, "prefetch")
-            layer.following.place.prefetch(layer.following)
+            self._prefetch_next(layer)
+
+    def _prefetch_next(self, layer) -> None:
+        """Let the next layer ask ahead; a model's only layer waits for what its keep evicts now."""
+        following = layer.following
+        if following is not None and following is not layer:
+            following.place.prefetch(following)
 
     def prefetch(self, layer) -> None:
         if layer.lengths and self.policy.fetch.whole(layer.index) and self.ahead is None:
             self._ask(layer, None, "prefetch")
 
     def read(self, layer, query: Tensor):
-        if layer.following is not None:
-            layer.following.place.prefetch(layer.following)
+        self._prefetch_next(layer)
         slots, newest = self.select(layer, query), query.shape[2]
         if self.policy.fetch.on_device(self.view(layer)):
             if self.new is not None:
