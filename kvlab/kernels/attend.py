@@ -94,11 +94,9 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
         return None
     codes, scales = parts
     groups = scales.shape[3]
-    group, width = head_dim // groups, codes.shape[3]
-    regular = codes.shape[:3] == scales.shape[:3] and group * groups == head_dim
-    if not regular or width % (4 * min(group, width // 4)):
+    if codes.shape[:3] != scales.shape[:3] or head_dim % groups:
         return None
-    return {8: 0, 4: 1}[form.bits], head_dim, group
+    return {8: 0, 4: 1}[form.bits], head_dim, head_dim // groups
 
 
 def _numpy(parts: tuple[Tensor, ...]):
