@@ -1,0 +1,56 @@
+"""The study `static-graph` for the eye: measured.json, and its tables in Markdown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..core.results import write_json
+
+ENGINES = {
+    "ms/token": lambda r: f"{r['ms']:.2f}",
+    "times generate": lambda r: f"{r['ratio']:.2f}",
+    "same 200 tokens": lambda r: "yes" if r["equal"] else "no",
+    "managing": lambda r: f"{r['manage']:.1%}" if "manage" in r else "",
+}
+COLUMNS = {  # experiment -> {title: what the column shows of a row}
+    "engines-512": ENGINES,
+    "managing": {
+        "step, ms": lambda r: f"{r['step_ms']:.1f}",
+        "managing, ms": lambda r: f"{r['manage_ms']:.3f}",
+        "share": lambda r: f"{r['share']:.2%}",
+        "copied per step": lambda r: f"{r['copied_bytes']:,} B",
+        "reserved": lambda r: f"{r['reserved_bytes'] / 1e6:.1f} MB",
+    },
+    "prompt": {"ms": lambda r: f"{r:.0f}"},
+    "memory": {
+        "formula": lambda r: f"{r['predicted'] / 1e6:.1f} MB",
+        "process grew by": lambda r: f"{r['grown'] / 1e6:.1f} MB",
+        "ratio": lambda r: f"{r['grown'] / r['predicted']:.3f}",
+    },
+    "drift": {
+        f"step {step:,}": lambda r, step=step: f"{r[str(step)]:.2%}" for step in (1, 10, 100, 300, 700, 1500)
+    },
+    "requests": {
+        "reserved": lambda r: f"{r['reserved'] / 1e6:.1f} MB",
+        "beyond one place per token": lambda r: f"{1 - r['used'] / r['reserved']:.1%}",
+    },
+    "engines-2048": ENGINES,
+}
+
+
+def write(cells: dict[str, dict], out: Path, show) -> None:
+    """Write OUT/measured.json, {experiment: {threads, rows}}, and print a table for each experiment."""
+    measured = {
+        name: {"threads": cell["machine"]["threads"], "rows": cell["rows"]} for name, cell in cells.items()
+    }
+    write_json(out / "measured.json", measured)
+    for name, found in measured.items():
+        print(f"\n{name}, {found['threads']} thread\n\n{table(found['rows'], COLUMNS[name])}", flush=True)
+
+
+def table(rows: dict, columns: dict) -> str:
+    """Markdown: one line for each row, a column for each (title: function of the row)."""
+    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
+    for name, row in rows.items():
+        lines.append(f"| {name} | " + " | ".join(show(row) for show in columns.values()) + " |")
+    return "\n".join(lines)
