@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 def parser() -> Parser:
     """A sub-command for each measurement, an option for each of its fields; everything has a default."""
     made = Parser(prog="python -m eval", description="Accuracy, agreement and speed of KV-cache methods.")
-    commands = made.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = made.add_subparsers(dest="command", required=True, metavar="command")
     for name, (about, kinds) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for option, owner in {

@@ -45,15 +45,22 @@ def digest(paths: Iterable[Path | str]) -> str:
     return total.hexdigest()[:12]
 
 
-def syntax(source: str) -> bytes:
-    """A module's syntax tree as bytes, without comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+@cache
+def tree(source: str) -> ast.Module:
+    """A module's syntax tree, without comments and docstrings."""
+    parsed = ast.parse(source)
+    for node in ast.walk(parsed):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             first = node.body[0] if node.body else None
             if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
                 node.body = node.body[1:]
-    return ast.dump(tree).encode()
+    return parsed
+
+
+@cache
+def syntax(source: str) -> bytes:
+    """The same as bytes."""
+    return ast.dump(tree(source)).encode()
 
 
 @cache
@@ -83,7 +90,7 @@ def imports(name: str, path: Path) -> list[str]:
     """All that a module may import, at its top or inside functions; `from a import b` counts as a and a.b."""
     package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
     found = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
