@@ -107,10 +107,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
 def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) -> dict:
     top1, kl = (torch.cat(column).tolist() for column in zip(*rows, strict=True))
     return {
-        "metrics": [
-            summary("top1", top1, higher_is_better=True),
-            summary("kl", kl, higher_is_better=False),
-        ],
+        "metrics": [summary("top1", top1, higher_is_better=True), summary("kl", kl, higher_is_better=False)],
         "values": {"top1": top1, "kl": kl},
         "bytes": meter.means(),
         "seconds": seconds,

@@ -6,13 +6,7 @@ Yi and Zhang 2024): on an A6000 behind PCIe 3, beside FlexGen, which is `offload
 
 from __future__ import annotations
 
-from kvlab.arithmetic import (
-    MACHINES,
-    SHAPES,
-    kv_bytes,
-    prefill_flops,
-    required_bandwidth,
-)
+from kvlab.arithmetic import MACHINES, SHAPES, kv_bytes, prefill_flops, required_bandwidth
 from kvlab.measure import simulate
 from kvlab.measure.machines import like, measured_layer_seconds
 from kvlab.models import ModelShape
