@@ -22,7 +22,7 @@ from torch import Tensor
 import kvlab
 from kvlab.decode import Stepper
 
-from .batching import TAIL, TOKENS_LONG, Meter
+from .batching import TAIL, TOKENS_LONG, Meter, metric_row
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
@@ -119,10 +119,5 @@ def summary(metric: str, values: list[float], higher_is_better: bool) -> dict:
     count = len(values)
     mean = math.fsum(values) / count
     spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1)) if count > 1 else None
-    return {
-        "metric": metric,
-        "value": mean,
-        "stderr": None if spread is None else spread / math.sqrt(count),
-        "n": count,
-        "higher_is_better": higher_is_better,
-    }
+    stderr = None if spread is None else spread / math.sqrt(count)
+    return metric_row(metric, mean, stderr, count, higher_is_better)

@@ -88,3 +88,8 @@ def pack(
         groups[-1].append(item)
         held += rows(item)
     return groups
+
+
+def metric_row(metric: str, value: float, stderr: float | None, n: int, higher_is_better: bool) -> dict:
+    """One metric of a cell."""
+    return {"metric": metric, "value": value, "stderr": stderr, "n": n, "higher_is_better": higher_is_better}

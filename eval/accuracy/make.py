@@ -17,6 +17,7 @@ from kvlab.decode import Stepper
 
 from ..core.errors import Failed, describe
 from . import agreement, taskset
+from .batching import metric_row
 from .lm import KVLabLM
 
 CHOICE = "multiple_choice"
@@ -95,15 +96,7 @@ def score(lm: KVLabLM, task, limit: int | None) -> dict:
         if not isinstance(stderr, float):
             stderr = jackknife(task.aggregation()[metric], items)
         label = metric if chosen == "none" else key
-        metrics.append(
-            {
-                "metric": label,
-                "value": float(found[key]),
-                "stderr": stderr,
-                "n": len(items),
-                "higher_is_better": better.get(metric, True),
-            }
-        )
+        metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items
     choices = [len(task.doc_to_choice(row["doc"])) for row in samples if task.OUTPUT_TYPE == CHOICE]
     return {

@@ -85,7 +85,7 @@ def files(name: str) -> list[Path]:
     if name not in local_names():
         return []
     data = [STORIES] if name == "prose" else sorted((FOLDER / "data").glob("*.jsonl"))
-    return [*FOLDER.glob("*.yaml"), FOLDER / "lookups.py", FOLDER / "texts.py", *data]
+    return [*FOLDER.glob("*.yaml"), FOLDER / "rows.py", *data]
 
 
 def stories() -> list[str]:

@@ -230,7 +230,7 @@ class Study(Measurement):
     """
 
     makers: ClassVar[dict[str, str]]
-    reporter: ClassVar[str]  # the module whose write(cells, out, show) shows the study
+    reporter: ClassVar[str]  # "module:function", called with (cells, folder, show)
 
     experiments: tuple[str, ...] = option(
         lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
@@ -272,4 +272,5 @@ class Study(Measurement):
         return {name: cell for name, cell in cells.items() if cell is not None}
 
     def write(self, store, show) -> None:
-        import_module(self.reporter).write(self.found(store), store.out, show)
+        module, _, function = self.reporter.partition(":")
+        getattr(import_module(module), function)(self.found(store), store.out, show)

@@ -11,7 +11,7 @@ from kvlab.measure.timeline import Span, Timeline
 
 from ..studies.offload.simulated import LINKS
 from .plots import save
-from .rows import write_rows
+from .studies import write_rows
 from .tables import method_name
 
 
@@ -64,31 +64,23 @@ def curves(axes, found: dict, **labels) -> None:
     axes.legend(frameon=False, fontsize=8.5)
 
 
-def similarity(rows):
+def per_model(rows, pattern: str, **labels):
+    """A panel for each model; `pattern` is that of what follows the model's name."""
     names = systems(rows)
     figure, columns = plots.canvas(4.2 * len(names), 3.2, len(names))
     for axes, name in zip(columns, names, strict=True):
-        found = series(rows, rf"{re.escape(name)}: (?P<label>[\w ]+), layer (?P<x>\d+)")
-        curves(
-            axes, found, title=name, xlabel="layer", ylabel="cosine with the block's input", ylim=(-0.2, 1.02)
-        )
+        curves(axes, series(rows, rf"{re.escape(name)}: {pattern}"), title=name, **labels)
     return figure
+
+
+def similarity(rows):
+    labels = {"xlabel": "layer", "ylabel": "cosine with the block's input", "ylim": (-0.2, 1.02)}
+    return per_model(rows, r"(?P<label>[\w ]+), layer (?P<x>\d+)", **labels)
 
 
 def recall(rows):
-    names = systems(rows)
-    figure, columns = plots.canvas(4.2 * len(names), 3.2, len(names))
-    for axes, name in zip(columns, names, strict=True):
-        found = series(rows, rf"{re.escape(name)}: (?P<label>plain|skewed), ratio (?P<x>[\d.]+), mean")
-        curves(
-            axes,
-            found,
-            title=name,
-            xlabel="part of the columns",
-            ylabel="true top tenth found",
-            ylim=(0, 1.02),
-        )
-    return figure
+    labels = {"xlabel": "part of the columns", "ylabel": "true top tenth found", "ylim": (0, 1.02)}
+    return per_model(rows, r"(?P<label>plain|skewed), ratio (?P<x>[\d.]+), mean", **labels)
 
 
 def sensitivity(rows):
@@ -183,13 +175,6 @@ def accuracy(rows):
 
 
 FIGURES = {
-    "similarity": similarity,
-    "recall": recall,
-    "sensitivity": sensitivity,
-    "latency": latency,
-    "breakdown": breakdown,
-    "link": link,
-    "pool": pool,
-    "bandwidth": bandwidth,
-    "accuracy": accuracy,
+    function.__name__: function
+    for function in (similarity, recall, sensitivity, latency, breakdown, link, pool, bandwidth, accuracy)
 }

@@ -1,4 +1,4 @@
-"""The report's figures and its page."""
+"""The report as a page that stands by itself, with its plots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFINITIONS = {
 
 
 def draw(board: Board, out: Path, several: bool) -> list[dict]:
-    """Draw a board's figures; returns [{path, svg, title, about, model}]."""
+    """Draw a board's plots; returns [{path, svg, title, about, model}]."""
     made, suffix = [], f"-{Path(board.model).name}" if several and not board.tasks else ""
 
     def add(name: str, title: str, about: str, make) -> None:

@@ -1,4 +1,4 @@
-"""The report's figures: accuracy against bytes held and moved, milliseconds against context.
+"""The report's plots: accuracy against bytes held and moved, milliseconds against context.
 
 Okabe-Ito colours, a marker of its own for every method, labels beside the points: readable in grey
 and without a legend. Every figure is drawn once and returned as SVG text (also for the page, which

@@ -10,7 +10,7 @@ from kvlab import plots
 
 from ..studies.quant import LAST
 from .plots import label_above, save
-from .rows import write_rows
+from .studies import write_rows
 
 
 def write(cells: dict[str, dict], out: Path, show) -> None:

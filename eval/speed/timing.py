@@ -20,7 +20,7 @@ from itertools import pairwise
 import torch
 
 import kvlab
-from kvlab.arithmetic import read_bandwidth
+from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
 from kvlab.models import ModelShape
 
 from .baselines import BASELINES, QUANTIZED
@@ -121,11 +121,7 @@ def setup(options: dict, report: Callable) -> Callable:
             return {
                 "longest": longest,
                 "weight_bytes": weight_bytes(timed.model),
-                "token_bytes": 2
-                * shape.layers
-                * shape.kv_heads
-                * shape.head_dim
-                * timed.model.dtype.itemsize,
+                "token_bytes": kv_bytes_per_token(shape, 8 * timed.model.dtype.itemsize),
                 "device": str(timed.model.device),
             }
         return timed.measure(job)

@@ -44,7 +44,7 @@ class Offload(ModelStudy):
 
     name = home = "offload"
     about = "what InfiniGen claims and rests on, measured or simulated (offload.json and figures)"
-    reporter = "eval.report.offload"
+    reporter = "eval.report.offload:write"
     threads = 1  # the link's threads have the other cores
     makers = {
         "similarity": "eval.studies.offload.rehearsal",
@@ -76,7 +76,7 @@ class Quant(ModelStudy, OfMethods):
 
     name = home = "quant"
     about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
-    reporter = "eval.report.quant"
+    reporter = "eval.report.quant:write"
     makers = {"bits": "eval.studies.quant", "drift": "eval.studies.quant"}
 
     methods: tuple[str, ...] = option("methods of the experiment bits", (
@@ -98,7 +98,7 @@ class StaticGraph(Study):
     name = "static-graph"
     home = "static_graph"
     about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
-    reporter = "eval.report.static_graph"
+    reporter = "eval.report.studies:write_static_graph"
     parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
     makers = dict.fromkeys(parts, "eval.studies.static_graph")
 
@@ -139,6 +139,6 @@ class Attention(Measurement):
         return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
 
     def write(self, store, show) -> None:
-        from ..report import attention
+        from ..report.studies import write_attention
 
-        attention.write([store.load(cell) for cell in self.cells()], store.out)
+        write_attention([store.load(cell) for cell in self.cells()], store.out)

@@ -22,7 +22,7 @@ from kvlab.models import ModelShape
 from kvlab.store import Growing, Int
 
 from ..accuracy.taskset import stories
-from .questions import answered, held_out, perplexity, questions
+from .questions import answered, held_out, losses, perplexity, questions
 
 DOCUMENTS, STORY = 200, 280  # questions; tokens of a story, of which the first quarter is prompt
 PROMPT, DECODED, TEXTS = 64, 1500, 2  # drift: tokens prefilled, tokens decoded, texts
@@ -32,14 +32,8 @@ LAST = 250  # drift: tokens that a point of the curve averages
 
 def row(experiment: str, method: str, metric: str, value: float, unit: str, tokens: int) -> dict:
     """One row of `quant.json`."""
-    return {
-        "experiment": experiment,
-        "method": method,
-        "metric": metric,
-        "value": value,
-        "unit": unit,
-        "tokens": tokens,
-    }
+    names = ("experiment", "method", "metric", "value", "unit", "tokens")
+    return dict(zip(names, (experiment, method, metric, value, unit, tokens), strict=True))
 
 
 class Requantized(Growing):
@@ -110,13 +104,9 @@ def drift(study) -> Iterator[dict]:
     exact = None
     for name, store in ways().items():
         cache = kvlab.KVCache(model, store=store)
-        stepper = Stepper(model, cache)
-        logits, losses = stepper.feed(ids[:, :PROMPT], last=True), []
-        for column in range(PROMPT, size):
-            losses.append(-logits.log_softmax(-1).gather(1, ids[:, column : column + 1]).mean().item())
-            logits = stepper.feed(ids[:, column : column + 1], last=True)
+        nats = losses(Stepper(model, cache), ids, PROMPT)
         for end in range(min(LAST, decoded), decoded + 1, LAST):
-            value = math.exp(statistics.mean(losses[max(0, end - LAST) : end]))
+            value = math.exp(statistics.mean(nats[max(0, end - LAST) : end]))
             yield row("drift", name, "perplexity", value, "", end)
         held = cache.layers[0].store.read(ids.device)  # what the first layer stores depends on no other layer
         exact = held if exact is None else exact

@@ -61,12 +61,19 @@ def answered(
 @torch.inference_mode()
 def perplexity(model, ids: Tensor, method: str) -> float:
     """Of all but the first quarter of ids `[rows, tokens]`, every token predicted through the cache."""
-    stepper, first = Stepper(model, kvlab.make_cache(model, method)), ids.shape[1] // 4
-    logits, total = stepper.feed(ids[:, :first], last=True), 0.0
+    found = losses(Stepper(model, kvlab.make_cache(model, method)), ids, ids.shape[1] // 4)
+    return math.exp(sum(found) / len(found))
+
+
+@torch.inference_mode()
+def losses(stepper: Stepper, ids: Tensor, first: int) -> list[float]:
+    """Mean loss over the rows of every token from `first` on, each predicted through the cache, in nats."""
+    logits, found = stepper.feed(ids[:, :first], last=True), []
     for column in range(first, ids.shape[1]):
-        total -= logits.log_softmax(-1).gather(1, ids[:, column : column + 1]).mean().item()
-        logits = stepper.feed(ids[:, column : column + 1], last=True)
-    return math.exp(total / (ids.shape[1] - first))
+        token = ids[:, column : column + 1]
+        found.append(-logits.log_softmax(-1).gather(1, token).mean().item())
+        logits = stepper.feed(token, last=True)
+    return found
 
 
 def held_out(model, tokenizer, tokens: int, limit: int | None) -> Tensor:

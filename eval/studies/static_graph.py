@@ -22,6 +22,7 @@ import psutil
 import torch
 
 import kvlab
+from kvlab.arithmetic import kv_bytes_per_token
 from kvlab.decode import Stepper
 from kvlab.models import ModelShape
 from kvlab.static_graph import KVManager, PaddedCache, StaticGraphEngine
@@ -195,7 +196,7 @@ def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: in
     for 16 continuations of one prompt."""
     model, rng, forks = workshop("kvlab"), random.Random(0), 16
     shape = ModelShape.of(model)
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * 4
+    token = int(kv_bytes_per_token(shape, 32))
     lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
     used, pool, held = sum(lengths) * token, BlockPool(), []
     for tokens in lengths:  # one layer of each; the others are alike

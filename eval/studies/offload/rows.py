@@ -12,17 +12,12 @@ def row(
     unit: str,
     kind: str,
     tokens: int | None = None,
-    published: float | None = None,
+    published=None,
 ) -> dict:
     """kind: measured (this machine, real data), modelled (wall time here over a modelled link) or simulated
     (no data; computation from a roofline or from measured parts). published: the source's number for the
     same quantity, on its own model and hardware, or None."""
     return {
-        "experiment": experiment,
-        "system": system,
-        "tokens": tokens,
-        "value": value,
-        "unit": unit,
-        "kind": kind,
-        "published": published,
-    }
+        "experiment": experiment, "system": system, "tokens": tokens, "value": value, "unit": unit,
+        "kind": kind, "published": published,
+    }  # fmt: skip
