@@ -216,7 +216,8 @@ def run(measurement: Measurement, store, show) -> int:
 def record(cell: Cell, found: dict, threads: int | None) -> dict:
     """A cell as it is stored: names, configuration, the numbers found, and what they stand on."""
     found = dict(found)
-    stands_on = {"versions": versions(), "commit": commit(), "machine": machine(found.pop("device"), threads)}
+    where = machine(found.pop("device"), found.pop("threads", threads))
+    stands_on = {"versions": versions(), "commit": commit(), "machine": where}
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {**vars(cell), **found, "made": made, **stands_on}
 

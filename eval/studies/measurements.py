@@ -9,6 +9,8 @@ from ..core.digests import code_digest, digest, method_digest, model_digest
 from ..core.errors import Problem
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
 
+LENGTHS = (2048, 8192, 32768)  # tokens attended to by the study attention
+
 
 @dataclass(kw_only=True)
 class ModelStudy(Study, OnModel):
@@ -33,9 +35,11 @@ class ModelStudy(Study, OnModel):
         return self._loaded[name]
 
     def make(self, cell: Cell) -> dict:
+        import torch
+
         found = super().make(cell)
         devices = [str(model.device) for model, _ in self._loaded.values()]
-        return {"device": devices[0] if devices else "cpu"} | found
+        return {"device": devices[0] if devices else "cpu", "threads": torch.get_num_threads()} | found
 
 
 @dataclass(kw_only=True)
@@ -127,7 +131,7 @@ class Attention(Measurement):
     limit: int | None = option("the shortest length and few repeats only", type=count)
 
     def cells(self) -> list[Cell]:
-        lengths, repeats = ((2048,), 3) if self.limit else ((2048, 8192, 32768), 15)
+        lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
         config = {"code": code_digest(self.maker), "repeats": repeats, "threads": 1}
         return [
             Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths

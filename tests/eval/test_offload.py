@@ -57,7 +57,7 @@ def test_other_experiments_are_kept_and_strangers_are_left_out(quick, tmp_path):
     assert run(tmp_path, "breakdown") == rows
     for path in (tmp_path / "cells").glob("*.json"):
         cell = json.loads(path.read_text())
-        assert cell["versions"]["torch"] and cell["commit"] and cell["config"]["code"]
+        assert cell["versions"]["torch"] and "commit" in cell and cell["config"]["code"]
         if cell["task"] == "offload:latency":
             cell["config"]["model"] = "of long ago"
             path.write_text(json.dumps(cell))
