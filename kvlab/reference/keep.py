@@ -27,9 +27,9 @@ def h2o(acc: dict[int, float], given: dict[int, float], budget: int, recent: flo
     Returns acc of the tokens that stay: the newest, and those outside that window that got most.
     """
     acc = {token: acc.get(token, 0.0) + weight for token, weight in given.items()}
-    window = max(1, int(budget * recent))
-    newest = [token for token in acc if token > max(acc) - window]
-    others = [token for token in acc if token not in newest]
+    first = max(acc) + 1 - max(1, int(budget * recent))
+    newest = [token for token in acc if token >= first]
+    others = [token for token in acc if token < first]
     heavy = sorted(others, key=lambda token: (-acc[token], token))[: budget - len(newest)]
     return {token: acc[token] for token in sorted([*heavy, *newest])}
 
@@ -39,6 +39,7 @@ def snapkv(votes: list[float], budget: int, window: int, kernel: int) -> list[in
 
     votes: what every token of the prompt got from its last `window` queries. A token counts as much as the
     best of the `kernel` around it; the window itself stays, its newest tokens where the budget is smaller.
+    The listing pools the votes of earlier tokens only: then those of the window are to be given as 0.
     """
     tokens, reach = len(votes), kernel // 2
     pooled = [max(votes[max(0, token - reach) : token + reach + 1]) for token in range(tokens)]

@@ -67,6 +67,7 @@ INTEGERS = [  # spec, what the definition is asked; at head dimensions that its 
     (20, "int2:symmetric=false,group=4", {"bits": 2, "symmetric": False, "group": 4}),
     (96, "int4:symmetric=false,group=12", {"bits": 4, "symmetric": False, "group": 12}),
     (20, "int4:symmetric=false,scale=fp32", {"bits": 4, "symmetric": False, "rounded": float}),
+    (20, "offload+int4:group=5,link=1e12", {"bits": 4, "group": 5}),
 ]
 
 
