@@ -91,7 +91,7 @@ def test_topk_at_other_head_dimensions(head_dim):
 
 @pytest.mark.parametrize("spec, budget, alpha, ratio, head_dim", [
     ("infinigen:budget=9,alpha=0.4,ratio=0.3", 9, 0.4, 0.3, 20),
-    ("infinigen:budget=0.6,alpha=1.5,ratio=0.17,link=1e12", 0.6, 1.5, 0.17, 20),
+    ("infinigen:budget=0.6,alpha=1.5,ratio=0.18,link=1e12", 0.6, 1.5, 0.18, 20),
     ("infinigen:budget=0.2,alpha=inf", 0.2, math.inf, 0.3, 80),
     ("infinigen:budget=1,alpha=0.7,ratio=1", 1, 0.7, 1, 96),
 ])  # fmt: skip

@@ -86,7 +86,7 @@ def check_format(run: Driven, quantize, bits: int | None = None) -> None:
     check_outputs(run, lambda x, prompt, side: whole(sides[prompt][side], prompt)[1][:, : x.shape[1]])
 
 
-@pytest.mark.parametrize("head_dim, spec, how", INTEGERS)
+@pytest.mark.parametrize("head_dim, spec, how", INTEGERS, ids=[spec for _, spec, _ in INTEGERS])
 def test_integers(head_dim, spec, how):
     run = Driven(spec, SIZES, LATER, head_dim=head_dim).run()
     check_format(run, lambda x, prompt: store.integers(x, prompt, **how), how["bits"])
@@ -111,10 +111,28 @@ FLOATS = [
 ]
 
 
-@pytest.mark.parametrize("head_dim, spec, how", FLOATS)
+@pytest.mark.parametrize("head_dim, spec, how", FLOATS, ids=[spec for _, spec, _ in FLOATS])
 def test_floats(head_dim, spec, how):
     run = Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run()
     check_format(run, lambda x, prompt: store.floats(x, prompt, **how))
+
+
+@pytest.mark.parametrize("spec, quantize", [
+    ("int8:axis=channel", lambda x, prompt: store.integers(x, prompt, 8, "channel")),
+    ("int4:axis=channel,symmetric=false", lambda x, prompt: store.integers(x, prompt, 4, "channel", None, 0)),
+    ("fp8:axis=channel", lambda x, prompt: store.floats(x, prompt, "e4m3", "channel")),
+], ids=["int8", "int4", "fp8"])  # fmt: skip
+def test_a_channel_that_was_silent_in_the_prompt(spec, quantize):
+    """Its scale is 0, and so it stays."""
+    run = Driven(spec, (7, 4), (1,) * 5)
+    for x in (*run.keys, *run.values):
+        x[..., :7, 5] = 0.0
+    found = stored(run.run())[2:]
+    for index, row in enumerate(run.rows()):
+        for side, x in enumerate((row.keys, row.values)):
+            numbers = quantize(x, row.prompt)[1]
+            assert torch.equal(found[side][index, :, run.longest - row.prompt :], numbers)
+            assert not numbers[..., 5].any()
 
 
 @pytest.mark.parametrize("form", ["e4m3", "e5m2"])
