@@ -16,6 +16,7 @@ SIZES, LATER = (13, 6), (1,) * 40
 
 def stored(run: Driven, layer: int = 0):
     """(codes of K, of V, numbers of K, of V), `[batch, kv_heads, tokens, ...]`, as the store holds them."""
+    run.cache.stats()  # a link's last token lands
     held = run.cache.layers[layer].store
     (keys, *_), (values, *_) = held.parts()
     return keys, values, *held.read(CPU)
