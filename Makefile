@@ -68,7 +68,7 @@ $(SITE)/.ready: requirements-site.txt | $(READY)
 	touch $@
 
 test-site: $(READY) ## look at every page of the built site in an installed Chromium
-	KVLAB_SITE=build/site/_build/html $(PY) -m pytest tests/test_site.py tests/test_slides.py
+	KVLAB_SITE=build/site/_build/html $(PY) -m pytest tests/course/test_site.py tests/course/test_slides.py
 
 bench: $(READY) ## run the full speed grid on a wider model (about half an hour)
 	$(PY) -m eval speed --suite wide --out results/bench

@@ -28,7 +28,7 @@ PARTS = re.compile(
     r"(?P<code>```.*?```|~~~.*?~~~)|(?P<sign>!?)\[(?P<words>(?:[^\[\]]|\[[^\[\]]*\])*)\]\((?P<to>[^)\s]+)\)|`[^`\n]*`",
     re.S,
 )
-GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/troubleshooting.md")
+GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/sources.md", "docs/troubleshooting.md")
 ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
 EXPLORER = "notebooks/explorer.html"

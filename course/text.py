@@ -16,6 +16,9 @@
 `+++` starts a Markdown cell, so does the text after a code cell. The head becomes the notebook's metadata
 `course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. Cells without a name are
 called c00, c01, ... Outputs are not part of the text.
+
+Why not jupytext: its formats (tried: MyST and percent of 1.19.6) carry tags and, when told to, the metadata
+`course`, but no cell ids, so a chapter written as text could not name its cells.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def settings_of(arguments):
         spec = parse(method)
         if spec.name in kvlab.METHODS:  # values that no model could take
             try:
-                spec.method.answers(**spec.parameters)
+                spec.method.policies(**spec.parameters)
             except (TypeError, ValueError) as error:
                 raise Problem(f"method {method!r}: {error}") from error
     if arguments.command in ("all", "accuracy"):

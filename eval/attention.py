@@ -28,6 +28,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from kvlab import kernels
 from kvlab.arithmetic import read_bandwidth
 from kvlab.store import Float8, Growing, Int
+from kvlab.store.growing import GrowingState
 
 from .machine import machine
 from .results import write_json
@@ -58,8 +59,7 @@ def contestants(tokens: int) -> dict[str, tuple]:
         )
     }
     for name, form in FORMATS.items():
-        store = Growing(form())
-        store.format.bind(HEAD_DIM)
+        store = GrowingState(Growing(form()))
         store.append(keys, values)
         size = sum(part.nbytes for part in (*store.keys, *store.values))
         bits = 8 * size / (2 * keys.numel())

@@ -24,7 +24,7 @@ SHAPES = {
     "Llama-2-7B": ModelShape(32, 4096, 32, 32, 32000),
     "Llama-2-13B": ModelShape(40, 5120, 40, 40, 32000),
     "Llama-33B": ModelShape(60, 6656, 52, 52, 32000),
-    "Llama-70B-MHA": ModelShape(80, 8192, 64, 64, 32000),  # as document 004 counts it
+    "Llama-70B-MHA": ModelShape(80, 8192, 64, 64, 32000),  # as *8-bit KV Cache* (2024) has it
     "Llama-2-70B": ModelShape(80, 8192, 64, 8, 32000),
 }
 
@@ -39,7 +39,7 @@ class Machine:
     host_memory: float = 100e9  # bytes the host reads from its own memory
 
 
-# NVIDIA's sheets; PCIe 3.0 and 4.0 as document 001 counts them (16 and 28 GB/s), the rest as specified.
+# NVIDIA's sheets; PCIe 3.0 and 4.0 as in Gong, Yi and Zhang 2024 (16, 28 GB/s), the rest as specified.
 MACHINES = {
     "A6000-PCIe3": Machine(154.8e12, 768e9, 16e9),
     "A100-PCIe4": Machine(312e12, 1935e9, 28e9),
@@ -72,7 +72,7 @@ def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -
 
 
 def padded_buffer_bytes(shape: ModelShape, length: int, factor: float = 2, bits: float = 16) -> float:
-    """Document 000: 2 (K and V) * l * n_kv * factor * (S - 1) * d * bits / 8.
+    """2 (K and V) * l * n_kv * factor * (S - 1) * d * bits / 8 (QC AI Research, n.d.).
 
     factor * (S - 1) rows are reserved for each K and V sequence: 1 for the window alone, 2 to copy nothing up
     to S tokens, 1 + extra between. When the n_kv heads share an allocation, factor is 1 + extra / n_kv.
@@ -83,11 +83,11 @@ def padded_buffer_bytes(shape: ModelShape, length: int, factor: float = 2, bits:
 def padded_copied_bytes(
     shape: ModelShape, length: int, tokens: int, extra: float = 0, bits: float = 16, heads: int = 1
 ) -> float:
-    """Document 000: bytes copied to append `tokens` tokens to windows of S - 1 rows.
+    """Bytes copied to append `tokens` tokens to windows of S - 1 rows (QC AI Research, n.d.).
 
     extra * (S - 1) spare rows let that many appends move a pointer; the next one copies the window back:
     tokens // (extra * (S - 1) + 1) copies of S - 1 rows for each of the 2 * l * n_kv sequences. extra 0 is a
-    shift at every append, 1 the document's doubled buffer. With `heads` > 1 in one allocation a copy moves
+    shift at every append, 1 their doubled buffer. With `heads` > 1 in one allocation a copy moves
     heads * (S - 1) - 1 rows, and every append writes one row per head.
     """
     rows, copies = length - 1, tokens // (int(extra * (length - 1) + 1e-9) + 1)
@@ -98,7 +98,7 @@ def padded_copied_bytes(
 
 
 def kv_to_weights(shape: ModelShape, tokens: int, batch: int = 1) -> float:
-    """Document 002: cache bytes over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA)."""
+    """Cache over weight bytes of the blocks at equal precision, b(s + n) / 6h (MHA; allenlu2009 2023)."""
     return batch * tokens / (6 * shape.hidden)
 
 
@@ -114,7 +114,7 @@ def step_bytes(shape: ModelShape, held: int, batch: int = 1, bits: float = 16) -
 
 
 def prefill_flops(shape: ModelShape, tokens: int, batch: int = 1) -> float:
-    """Document 003: l(24bsh^2 + 4bs^2h) + 2bshV for a pass over s tokens (full s x s attention, MHA)."""
+    """l(24bsh^2 + 4bs^2h) + 2bshV for a pass over s tokens (full s x s attention, MHA; *KV Cache*, n.d.)."""
     b, s, h = batch, tokens, shape.hidden
     return shape.layers * (24 * b * s * h**2 + 4 * b * s**2 * h) + 2 * b * s * h * shape.vocabulary
 
@@ -122,7 +122,7 @@ def prefill_flops(shape: ModelShape, tokens: int, batch: int = 1) -> float:
 def decode_flops(shape: ModelShape, held: int, batch: int = 1) -> float:
     """One decode step that attends to `held` tokens: l(24bh^2 + 4b held h) + 2bhV.
 
-    Document 003's decode formula drops factors of h; this is the corrected one.
+    The decode formula of *KV Cache* (n.d.) drops factors of h; this is the corrected one.
     """
     b, h = batch, shape.hidden
     return shape.layers * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * shape.vocabulary

@@ -1,16 +1,17 @@
-"""KVCache: three answers (Keep, Store, Place) put together into a cache for transformers models."""
+"""KVCache: three policies (Keep, Store, Place) put together into a cache for transformers models."""
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict, dataclass
 
-from transformers import Cache
+from transformers.cache_utils import Cache
 
 from .keep import Keep, KeepAll
 from .layer import Layer
 from .models import ModelShape, prepare
-from .padding import Padding
 from .place import Device
+from .slots import Padding
 from .store import Exact, Growing
 
 
@@ -42,26 +43,34 @@ class KVCache(Cache):
     Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
     attends to its own K and V as they are; what the store and the keep do to them shows from the next token
     on. A batch may be padded, on either side, by way of `attention_mask`.
-    Raises ValueError when an answer's parameters do not fit the model.
+    Raises ValueError when parameters do not fit the model.
     """
 
     recompute = False  # True only for the method that keeps nothing
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
-        store = Growing() if store is None else store
-        answers = (
-            KeepAll() if keep is None else keep,
-            Growing(store) if isinstance(store, Exact) else store,
-            Device() if place is None else place,
-        )
+        keep, place = keep or KeepAll(), place or Device()
+        store = Growing(store) if store is None or isinstance(store, Exact) else store
+        store.suits(keep, place)
         padding = Padding()
-        answers[1].suits(answers[0], answers[2])
-        answers[2].attach(model)
-        layers = [Layer(index, answers, shape, padding, model) for index in range(shape.layers)]
-        for index, layer in enumerate(layers):
-            layer.follow(layers[(index + 1) % len(layers)])
+        policies = keep, store, place
+        layers = [Layer(index, policies, shape, padding, model) for index in range(shape.layers)]
         super().__init__(layers=layers)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Tell every layer which one attends next."""
+        for index, layer in enumerate(self.layers):
+            layer.follow(self.layers[(index + 1) % len(self.layers)])
+
+    def __deepcopy__(self, memo) -> KVCache:
+        for layer in self.layers:
+            layer.place.flush(layer)  # what is on its way belongs to this cache
+        memo[id(self)] = twin = copy.copy(self)
+        vars(twin).update(copy.deepcopy(vars(self), memo))
+        twin._follow()
+        return twin
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from .cache import KVCache
 from .keep import H2O, TOVA, Keep, Pool, PyramidKV, Sinks, SnapKV
+from .measure.machines import link_named
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .recompute import NoCache
 from .static_graph import PaddedCache, StaticGraphEngine
@@ -19,16 +20,16 @@ from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, St
 
 @dataclass(frozen=True)
 class Method:
-    """A named method: `answers(**parameters)` returns the keep, store and place of a `KVCache`."""
+    """A named method: `policies(**parameters)` returns the keep, store and place of a `KVCache`."""
 
     name: str
     summary: str
-    answers: Callable[..., dict]
+    policies: Callable[..., dict]
 
     @property
     def parameters(self) -> dict[str, object]:
         """Parameter names and their defaults."""
-        signature = inspect.signature(self.answers).parameters.values()
+        signature = inspect.signature(self.policies).parameters.values()
         return {parameter.name: parameter.default for parameter in signature}
 
 
@@ -39,9 +40,9 @@ def method(name: str):
     """Decorator: enter a function `(**parameters) -> {"keep": ..., "store": ..., "place": ...}` into
     METHODS under `name`. Its docstring is the one-sentence summary."""
 
-    def enter(answers):
-        METHODS[name] = Method(name, " ".join((answers.__doc__ or "").split()), answers)
-        return answers
+    def enter(policies):
+        METHODS[name] = Method(name, " ".join((policies.__doc__ or "").split()), policies)
+        return policies
 
     return enter
 
@@ -82,27 +83,22 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
     return {"cache": make}
 
 
-def _rounded(form: Int, smooth: float | None, sinks: int) -> dict:
-    """A format for K and V; smooth: K's channels (see `Smoothed`); sinks: first tokens held as they are."""
-    return {"store": Growing(form if smooth is None else Smoothed(form, smooth), form, sinks)}
+def _integers(bits: int, summary: str) -> None:
+    """Enter int8, int4 or int2."""
+
+    def policies(
+        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0
+    ):
+        form = Int(bits, group, axis, symmetric, scale, nonfinite)
+        return {"store": Growing(form if smooth is None else Smoothed(form, smooth), form, sinks)}
+
+    policies.__doc__ = summary
+    method(f"int{bits}")(policies)
 
 
-@method("int8")
-def _int8(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
-    """Keys and values as 8-bit integers with a scale per token and group of channels, or per axis."""
-    return _rounded(Int(8, group, axis, symmetric, scale, nonfinite), smooth, sinks)
-
-
-@method("int4")
-def _int4(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
-    """Keys and values as 4-bit integers, two per byte, with a scale per token and group, or per axis."""
-    return _rounded(Int(4, group, axis, symmetric, scale, nonfinite), smooth, sinks)
-
-
-@method("int2")
-def _int2(group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0):
-    """Keys and values as 2-bit integers, four per byte: three levels with a scale, four with a zero point."""
-    return _rounded(Int(2, group, axis, symmetric, scale, nonfinite), smooth, sinks)
+_integers(8, "Keys and values as 8-bit integers with a scale per token and group of channels, or per axis.")
+_integers(4, "Keys and values as 4-bit integers, two a byte, with a scale per token and group, or per axis.")
+_integers(2, "Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point.")
 
 
 @method("kivi2")
@@ -154,7 +150,7 @@ def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:
-    """The answers of a method on the host; over a link the host's buffer has room for what comes."""
+    """The policies of a method on the host; over a link the host's buffer has room for what comes."""
     store = Growing(form) if link is None else Roomy(form)
     return {"store": store, "place": Host(fetch, link)} | ({} if keep is None else {"keep": keep})
 
@@ -254,9 +250,12 @@ def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
     spec = parse(spec)
     try:
-        answers = spec.method.answers(**spec.parameters)
-        make = answers.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
-        return make(model, **answers)
+        parameters = dict(spec.parameters)
+        if "link" in parameters:
+            parameters["link"] = link_named(parameters["link"], model)
+        policies = spec.method.policies(**parameters)
+        make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
+        return make(model, **policies)
     except (ValueError, TypeError) as error:
         raise ValueError(f"method {spec.text!r}: {error}") from error
 
@@ -273,7 +272,7 @@ def _import(path: str) -> Method:
     """`module.Class` as a method of its own."""
     module, _, attribute = path.rpartition(".")
     try:
-        answer = getattr(importlib.import_module(module), attribute)
+        policy = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"method {path!r}: {error}") from error
     kinds = (
@@ -283,17 +282,17 @@ def _import(path: str) -> Method:
         (Growing, "store"),
         (Exact, "store"),
     )
-    role = next((role for kind, role in kinds if inspect.isclass(answer) and issubclass(answer, kind)), None)
+    role = next((role for kind, role in kinds if inspect.isclass(policy) and issubclass(policy, kind)), None)
     if role is None:
         raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
 
-    def answers(**parameters):
-        made = answer(**parameters)
+    def policies(**parameters):
+        made = policy(**parameters)
         return {"place": Host(made)} if role == "fetch" else {role: made}
 
-    answers.__signature__ = inspect.signature(answer)
-    summary = (inspect.getdoc(answer) or "").split("\n")[0]
-    return Method(path, summary, answers)
+    policies.__signature__ = inspect.signature(policy)
+    summary = (inspect.getdoc(policy) or "").split("\n")[0]
+    return Method(path, summary, policies)
 
 
 def _nearest(name: str, known) -> str:

@@ -1,8 +1,8 @@
-"""Recompute: no cache at all, the baseline that every cache is measured against (documents 002 and 003)."""
+"""Recompute: no cache at all, the baseline that every cache is measured against."""
 
 from __future__ import annotations
 
-from transformers import Cache
+from transformers.cache_utils import Cache
 
 from .cache import Stats
 from .models import prepare

@@ -12,7 +12,8 @@ The recipe, in the order in which it matters:
    quarter of the depth on (`unlike`), as they are in large models by themselves.
 5. *Decay*: the learning rate falls to zero over the last 30 % of the steps.
 6. *Finish* (at the export): Llama's rotary base is doubled, which brings far tokens nearer and leaves near
-   ones where they are (`STRETCHED`); OPT's heads are balanced, which changes nothing they say (`balance.py`).
+   ones where they are (`STRETCHED`); the scores of OPT's heads are concentrated in few
+   columns, which changes none of them (`concentrate.py`).
 
 Matrices of the blocks are trained by Muon, everything else by AdamW.  All state, the random numbers
 included, is in one file that is replaced atomically: stop the run at any point, start the same
@@ -32,9 +33,9 @@ import torch.nn.functional as F
 from transformers import AutoTokenizer
 
 from eval.tasks import corpus
-from recipes.balance import balance, documents
+from recipes.cards import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
 from recipes.circuit import CONTEXT, build, grow
-from recipes.examine import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
+from recipes.concentrate import concentrate, documents
 from recipes.rows import LEVELS, Rows
 from recipes.tokenizer import fit
 
@@ -131,7 +132,7 @@ def arguments(given=None) -> argparse.Namespace:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--threads", type=int, default=1, help="CPU threads; one is best while batches are small")
     add("--save-every", type=float, default=60, help="seconds between two saved states")
-    add("--examine-every", type=float, default=20, help="minutes between two tables of accuracies")
+    add("--table-every", type=float, default=20, help="minutes between two tables of accuracies")
     add("--seed", type=int, default=1)
     return parser.parse_args(given)
 
@@ -183,7 +184,7 @@ def main(given=None) -> None:
         os.replace(state_file.with_suffix(".new"), state_file)
 
     model.train()
-    saved = shown = examined = clock = time.time()
+    saved = shown = tabled = clock = time.time()
     shown_tokens = tokens
     while step < args.steps and used < args.minutes * 60:
         rows.by(step / (args.longest_by * args.steps))
@@ -232,14 +233,14 @@ def main(given=None) -> None:
         if now - saved > args.save_every:
             keep()
             saved = now
-        if now - examined > args.examine_every * 60:
+        if now - tabled > args.table_every * 60:
             print(table(model, tokenizer, valid), flush=True)
-            examined = clock = time.time()
+            tabled = clock = time.time()
     keep()
     print(f"{step} steps, {tokens} tokens, {used / 60:.1f} minutes\n{table(model, tokenizer, valid)}")
     if args.export:
         if args.arch == "opt":
-            balance(model, [tokenizer(text)["input_ids"] for text in documents()])
+            concentrate(model, [tokenizer(text)["input_ids"] for text in documents()])
         else:
             model.config.rope_parameters = {**model.config.rope_parameters, "rope_theta": STRETCHED}
         print("sha256", export(model, tokenizer, args.export))

@@ -122,6 +122,6 @@ def test_a_decode_step_reads_weights_and_cache_once():
     shape = ModelShape(2, 8, 2, 2, 10)
     assert weight_bytes(shape, bits=8) == 2 * 12 * 64 + 80
     assert step_bytes(shape, 5, batch=3) == weight_bytes(shape) + 3 * 5 * 2 * 2 * 8 * 2
-    # Document 002: cache over the blocks' weights is b(s + n) / 6h.
+    # allenlu2009 2023: cache over the blocks' weights is b(s + n) / 6h.
     blocks = weight_bytes(ModelShape(2, 8, 2, 2, 0))
     assert kv_bytes(shape, 5, batch=3) / blocks == pytest.approx(kv_to_weights(shape, 5, 3))

@@ -1,4 +1,4 @@
-"""What a cache promises whatever its answers: bytes, lengths, forks, beams, crop, reset."""
+"""What a cache promises whatever its policies: bytes, lengths, forks, beams, crop, reset."""
 
 import copy
 
@@ -8,7 +8,8 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, Sinks
-from kvlab.place import Host, InfiniGen, TopK
+from kvlab.place import Host, InfiniGen, ModelledLink, TopK
+from kvlab.policy import State
 from kvlab.store import Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
 CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
@@ -21,7 +22,7 @@ COMPOSED = {
     "fp8 with a scale, paged": lambda: {"store": Paged(format=Float8(axis="tensor"))},
     "int4 per channel on the host, topk": lambda: {
         "store": Roomy(Int(4, axis="channel", symmetric=False)),
-        "place": Host(TopK(0.5), 1e9),
+        "place": Host(TopK(0.5), ModelledLink(1e9)),
     },
     "kivi2": lambda: {"store": Kivi(2, group=4, recent=6)},
     "h2o in smoothed int4 with exact sinks": lambda: {
@@ -64,11 +65,12 @@ def storages(value, seen):
     elif isinstance(value, dict):
         for item in value.values():
             storages(item, seen)
-    elif isinstance(value, tuple):
+    elif isinstance(value, tuple | list):
         for item in value:
             storages(item, seen)
     elif hasattr(value, "__dict__"):
-        storages(vars(value), seen)
+        shared = value.shared if isinstance(value, State) else ()  # the model's own tensors
+        storages({name: item for name, item in vars(value).items() if name not in shared}, seen)
     return seen
 
 
@@ -203,7 +205,7 @@ def test_crop_forgets_or_refuses(spec):
     with pytest.raises(ValueError, match="negative"):
         cache.crop(3)
     cache.crop(0)
-    if cache.layers[0].keep.evicts:
+    if cache.layers[0].keep.policy.evicts:
         with pytest.raises(ValueError, match="evicted"):
             cache.crop(-1)
         return
@@ -261,11 +263,12 @@ def test_lengths_that_transformers_sees():
     assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50
 
 
-def test_caches_do_not_share_state_with_their_answers_or_each_other():
+def test_caches_do_not_share_state_with_their_policies_or_each_other():
     model, keep = tiny("llama"), H2O(0.5)
     one, two = kvlab.KVCache(model, keep=keep), kvlab.KVCache(model, keep=keep)
     kvlab.decode(model, prompt(12), one, 4)
-    assert keep.limits is None and two.get_seq_length() == 0
+    assert one.layers[0].keep.policy is two.layers[0].keep.policy is keep
+    assert two.layers[0].keep.limits is None and two.get_seq_length() == 0
     clone = copy.deepcopy(one)
     clone.reset()
     assert one.get_seq_length() == 15

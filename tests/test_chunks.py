@@ -103,7 +103,7 @@ def test_a_prompt_is_written_out_layer_by_layer():
     waiting = []
 
     def count(*_):
-        waiting.append(sum(layer.place.arriving > 0 for layer in cache.layers))
+        waiting.append(sum(layer.place.uncommitted > 0 for layer in cache.layers))
 
     hooks = [block.register_forward_pre_hook(count) for block in model.model.layers]
     try:

@@ -45,7 +45,7 @@ def test_slots(data, sizes, steps):
                 assert held == sorted(set(held))
                 assert held[-1] == size + steps - 1  # the newest token is always there
                 assert len(held) == layer.rows_held[row] <= size + steps
-        if layer.keep.evicts:
+        if layer.keep.policy.evicts:
             limits = layer.keep.limits
             assert all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True))
     assert cache.get_seq_length() == ids.shape[1] + steps

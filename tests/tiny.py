@@ -1,6 +1,7 @@
 """Tiny random models of every family, made in milliseconds, and ways to run them."""
 
 import functools
+from types import SimpleNamespace
 
 import torch
 from transformers import (
@@ -25,6 +26,7 @@ from transformers import (
 )
 
 import kvlab
+from kvlab.models import ModelShape
 
 VOCABULARY = 96
 COMMON = {
@@ -90,3 +92,9 @@ def left_padded(prompts: list[torch.Tensor]):
 def linked(spec: str, bandwidth="1e9") -> str:
     """A method's name with a link of so many bytes per second."""
     return f"{spec}{',' if ':' in spec else ':'}link={bandwidth}"
+
+
+def started(policy, head_dim: int = 8, kv_heads: int = 2, context: int | None = None):
+    """The state of a keep, store or place for the only layer of a model that is not there."""
+    shape = ModelShape(1, kv_heads * head_dim, kv_heads, kv_heads, 96, head_dim, context)
+    return policy.start(SimpleNamespace(index=0, kv_heads=kv_heads, shape=shape, model=None))

@@ -1,5 +1,5 @@
-"""The explorer: one HTML page, without a server, on which a learner watches what a cache holds while the
-workshop model answers a question.
+"""The explorer: one HTML page, without a server, that shows what a cache holds while the workshop
+model answers a question.
 
     python -m course.teaching.explorer --out explorer.html
 
@@ -23,30 +23,16 @@ import torch
 from torch import Tensor
 
 from eval.tasks import corpus
-from kvlab.cache import KVCache
 from kvlab.decode import Stepper
-from kvlab.keep import Keep
 from kvlab.methods import METHODS, make_cache
 from kvlab.models import WORKSHOP, load
-from kvlab.plots import STATES
 
-from .trace import Reads, states_of
+from .pictures import STATES
+from .trace import LastRead, token_states
 
 SHOWN = ("full", "sinks", "h2o", "topk", "infinigen")
 BUDGETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # fractions of the tokens; `full` has no budget
 FACTS, AFTER, SEEDS = 8, 2, 20  # facts told, tokens decoded after the answer, documents to choose from
-
-
-class Witness(Keep):
-    """Every token stays, and the attention that each received in the last pass is remembered."""
-
-    watches = True
-
-    def __init__(self):
-        super().__init__(budget=1_000_000)
-
-    def observe(self, received: Tensor) -> None:
-        self.received = received
 
 
 @torch.no_grad()
@@ -55,16 +41,16 @@ def record(model, tokenizer, facts: list[int], question: list[int], cache, full:
 
     Row 0 is the prefill, row i the i-th token after it. `fed` and `best` per row: the token fed, and the
     three likeliest next tokens with their probabilities in per cent. `states` and, without `full`, `paid`:
-    per layer, KV head and row one digit per token: its state (an index into `plots.STATES`), and nine times
-    the square root of the attention it received. `missed`: per layer, KV head and row the per cent of the
-    attention in the recording `full` that falls on tokens this head could not read, as long as both were
-    fed the same tokens.
+    per layer, KV head and row one digit per token: its state (an index into `pictures.STATES`), and nine
+    times the square root of the attention it received. `missed`: per layer, KV head and row the per cent of
+    the attention in the recording `full` that falls on tokens this head could not read, as long as both
+    were fed the same tokens.
     """
-    stepper, reads = Stepper(model, cache), [Reads(layer) for layer in cache.layers]
+    stepper, reads = Stepper(model, cache), [LastRead(layer) for layer in cache.layers]
     layers, heads = len(cache.layers), cache.layers[0].kv_heads
     run = {"fed": [], "best": [], "ids": []}
     run |= {name: [[[] for _ in range(heads)] for _ in range(layers)] for name in ("states", "missed")}
-    received = []  # per row: [layers, kv_heads, tokens]
+    received = []  # per row: [layers, kv_heads, tokens], from row 1 on
     coming = [facts, *([token] for token in question)]
     for row in range(1 + len(question) + AFTER):
         ids = coming[row]
@@ -77,22 +63,30 @@ def record(model, tokenizer, facts: list[int], question: list[int], cache, full:
         run["ids"].append(ids)
         run["fed"].append(tokenizer.decode(ids[-1:]))
         run["best"].append([[tokenizer.decode([t]), round(100 * p)] for t, p in zip(top, chance.tolist())])
-        if full is None:
-            received.append(torch.cat([layer.keep.received for layer in cache.layers]).cpu())
+        if full is None and row > 0:
+            received.append(torch.cat(list(map(_received, cache.layers, reads))).cpu())
         alike = row > 0 and (full is None or full["ids"][: row + 1] == run["ids"])
         for i, layer in enumerate(cache.layers):
-            for head, states in enumerate(states_of(layer, reads[i])):
+            for head, states in enumerate(token_states(layer, reads[i])):
                 run["states"][i][head].append(_digits(states))
             if alike and full is not None:
-                for head, part in enumerate(_seen(full["received"][row][i], reads[i].positions[0])):
+                for head, part in enumerate(_seen(full["received"][row - 1][i], reads[i].positions[0])):
                     run["missed"][i][head].append(round(100 * (1 - part)))
     if full is None:
         run["received"] = received
         run["paid"] = [
-            [[_digits((9 * row[i, h].sqrt()).round().int()) for row in received[1:]] for h in range(heads)]
+            [[_digits((9 * row[i, h].sqrt()).round().int()) for row in received] for h in range(heads)]
             for i in range(layers)
         ]
     return run
+
+
+def _received(layer, read: LastRead) -> Tensor:
+    """The attention that every held token received from the last query, mean over the query heads of its KV
+    head, `[batch, kv_heads, tokens]`. For a layer that holds everything."""
+    keys, _ = layer.store.read(read.query.device)
+    query = read.query.unflatten(1, (layer.kv_heads, -1)).squeeze(3)  # [batch, kv_heads, group, head_dim]
+    return (query @ keys.transpose(-1, -2) * layer.scaling).softmax(-1).mean(2)
 
 
 def _seen(received: Tensor, positions: Tensor) -> list[float]:
@@ -129,7 +123,7 @@ def recordings(model, tokenizer) -> dict:
             ids = tokenizer(question["text"]).input_ids
             question["row"] = len(ids)  # after this row the answer is due
             question["at"] = facts.index(tokenizer(question["answer"]).input_ids[0])
-            full = record(model, tokenizer, facts, ids, KVCache(model, keep=Witness()))
+            full = record(model, tokenizer, facts, ids, make_cache(model, "full"))
             question["runs"] = {"full": [full]}
         if all(said(q, q["runs"]["full"][0]) == q["answer"] for q in questions):
             break
@@ -154,7 +148,7 @@ def recordings(model, tokenizer) -> dict:
 
 def _reader(received: list[Tensor], question: dict) -> dict:
     """The head that, with the full cache, looks most at the answer's token when the answer is due."""
-    paid = received[question["row"]][:, :, question["at"]]  # [layers, kv_heads]
+    paid = received[question["row"] - 1][:, :, question["at"]]  # [layers, kv_heads]
     layer, head = divmod(int(paid.argmax()), paid.shape[1])
     return {"layer": layer, "head": head, "percent": round(100 * float(paid[layer, head]))}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvlab.calibrate.skew import skew
-from kvlab.measure import study
+from kvlab.measure import studies
 from kvlab.models import calibration_ids
 
 from .rows import MEASURED, Row
@@ -24,7 +24,7 @@ def similarity(settings) -> list[Row]:
     for name in settings.models:
         model, _ = settings.load(name)
         ids = calibration_ids(model).to(model.device)
-        found = study.similarity(study.read(model, ids))
+        found = studies.similarity(studies.read(model, ids))
         published = PUBLISHED.get(model.config.model_type, (None,) * 3)
         for (part, cosines), known in zip(found.items(), published, strict=True):
             values = cosines.tolist()
@@ -46,12 +46,12 @@ def recall(settings) -> list[Row]:
     for name in settings.models:
         model, _ = settings.load(name)
         ids = calibration_ids(model).to(model.device)
-        passage = study.read(model, ids)
+        passage = studies.read(model, ids)
         for ratio in [r / 10 for r in range(1, 11)]:
             for skewed in (False, True):
                 matrices = skew(model) if skewed else [None] * len(passage.keys)
                 values = [
-                    study.found(passage, layer, SHARE, ratio=ratio, matrix=matrices[layer], last=STEPS)[0]
+                    studies.found(passage, layer, SHARE, ratio=ratio, matrix=matrices[layer], last=STEPS)[0]
                     for layer in range(2, len(passage.keys))
                 ]
                 label = f"{name}: {'skewed' if skewed else 'plain'}, ratio {ratio:g}"

@@ -2,53 +2,70 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from ..answer import Answer, check_fraction_or_count, resolve_budget
+from ..policy import Policy, State, check_fraction_or_count, resolve_budget
 
 
-class Keep(Answer):
+@dataclass(frozen=True)
+class Keep(Policy):
     """Hold on to the `budget` tokens with the highest `score`, row by row and head by head.
 
-    A new method overrides `score`, and sets `watches = True` if it wants to `observe` attention.
+    A new method overrides `score`. One that wants to `observe` attention sets `watches = True` and names in
+    `per_slot` (or `per_row`) what it remembers: `layer.state` then has it, and it follows the tokens.
 
     budget: tokens held; a fraction is of the row's own prompt length, fixed after the prefill; 1 keeps all.
     """
 
-    watches = False  # True: `observe` is called with the attention that every slot received ...
-    last_queries: int | None = None  # ... in the prompt, from so many of its last queries (None: all)
+    budget: float | int = 0.2
 
-    def __init__(self, budget: float | int = 0.2):
-        self.budget = check_fraction_or_count("budget", budget)
-        self.limits: list[int] | None = None  # tokens each row may hold, known after the prefill
+    watches = False  # True: `observe` is called with the attention that every slot received ...
+    last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
+    once = False  # True: the prompt is compressed, and what is written after it stays
+    per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
+    per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
+
+    def __post_init__(self):
+        object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
 
     @property
     def evicts(self) -> bool:
         return self.budget != 1
 
-    def observe(self, received: Tensor) -> None:
+    def start(self, layer) -> State:
+        """`limits`: tokens that each row may hold, known after the prefill, and what the method declares."""
+        return State(self, (*self.per_row, "limits"), self.per_slot)
+
+    def observe(self, layer, received: Tensor) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group."""
 
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
 
-        `layer` offers `slot_positions` `[batch, kv_heads, slots]` (-1: empty), `lengths` (tokens seen per
-        row) and `store.read(device)`.
+        `layer` is a `View`: `slot_positions` `[batch, kv_heads, slots]` (-1: empty), `lengths` (tokens seen
+        per row), `store.read(device)`, `state` and more.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
+
+    def limits(self, layer) -> list[int]:
+        """Tokens that each row may hold after its prompt."""
+        return [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
 
     def choose(self, layer) -> Tensor | None:
         """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer;
         None when nothing has to go."""
-        if self.limits is None:  # the first pass: the prompt
-            self.limits = [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
-        limits = self.limits
+        if layer.state.limits is None:  # the first pass: the prompt
+            layer.state.limits = self.limits(layer)
+        elif self.once:
+            return None
+        limits = layer.state.limits
         if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
             return None
-        positions = layer.slot_positions
-        score = self.score(layer).float()
+        positions, score = layer.slot_positions, self.score(layer).float()
         slots = positions.shape[2]
         if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
             return _all_but_the_lowest(score)  # the usual decode step
@@ -59,11 +76,6 @@ class Keep(Answer):
         stays = (rank < limit) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
-
-    def select_rows(self, rows: Tensor) -> None:
-        super().select_rows(rows)
-        if self.limits is not None:
-            self.limits = [self.limits[row] for row in rows.tolist()]
 
 
 def _all_but_the_lowest(score: Tensor) -> Tensor:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from .base import Keep
 
 
+@dataclass(frozen=True)
 class H2O(Keep):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
@@ -18,27 +21,28 @@ class H2O(Keep):
 
     budget: tokens held, heavy + recent (see `Keep`). recent: part of the budget that is the recent window
     (0.5 in the paper's scripts: equal halves). Under grouped-query attention acc is averaged over the query
-    heads of a group.
+    heads of a group. State: `received`, acc, `[batch, kv_heads, slots]`.
     """
+
+    recent: float = 0.5
 
     watches = True
     per_slot = ("received",)
 
-    def __init__(self, budget: float | int = 0.2, recent: float = 0.5):
-        super().__init__(budget)
-        if not isinstance(recent, int | float) or not 0 <= recent <= 1:
-            raise ValueError(f"recent={recent!r}: expected a part of the budget between 0 and 1")
-        self.recent = recent
-        self.received: Tensor | None = None  # acc, [batch, kv_heads, slots]
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.recent, int | float) or not 0 <= self.recent <= 1:
+            raise ValueError(f"recent={self.recent!r}: expected a part of the budget between 0 and 1")
 
-    def observe(self, received: Tensor) -> None:
-        if self.received is not None:
-            received[..., : self.received.shape[-1]] += self.received
-        self.received = received
+    def observe(self, layer, received: Tensor) -> None:
+        so_far = layer.state.received
+        if so_far is not None:
+            received[..., : so_far.shape[-1]] += so_far
+        layer.state.received = received
 
     def score(self, layer) -> Tensor:
-        device = self.received.device
-        window = torch.tensor([max(1, int(limit * self.recent)) for limit in self.limits], device=device)
-        lengths = torch.tensor(layer.lengths, device=device)
+        received, limits = layer.state.received, layer.state.limits
+        window = torch.tensor([max(1, int(limit * self.recent)) for limit in limits], device=received.device)
+        lengths = torch.tensor(layer.lengths, device=received.device)
         oldest_recent = (lengths - window).view(-1, 1, 1)
-        return torch.where(layer.slot_positions >= oldest_recent, torch.inf, self.received)
+        return torch.where(layer.slot_positions >= oldest_recent, torch.inf, received)

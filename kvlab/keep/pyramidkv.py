@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import dataclass
 
-from ..answer import resolve_budget
+from ..policy import resolve_budget
 from .snapkv import SnapKV
 
 
+@dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """As SnapKV, with a budget that falls from layer to layer in equal steps; its mean is `budget`.
 
@@ -17,23 +18,22 @@ class PyramidKV(SnapKV):
     budget, window, kernel: as in `SnapKV`, the budget being the mean over layers. beta: mean over least.
     """
 
-    def __init__(self, budget: float | int = 0.2, window: int = 16, kernel: int = 5, beta: float = 20):
-        super().__init__(budget, window, kernel)
-        if not isinstance(beta, int | float) or not beta >= 1:
-            raise ValueError(f"beta={beta!r}: expected a number of at least 1")
-        self.beta = beta
-        self.share = 1.0  # of the mean, this layer's
+    beta: float = 20
 
-    def bind(self, shape, layer: int, model=None) -> None:
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.beta, int | float) or not self.beta >= 1:
+            raise ValueError(f"beta={self.beta!r}: expected a number of at least 1")
+
+    def share(self, index: int, layers: int) -> float:
+        """What layer `index` of `layers` holds, as part of the mean."""
         least = 1 / self.beta
-        depth = layer / max(1, shape.layers - 1)
-        self.share = (2 - least) + depth * (2 * least - 2) if shape.layers > 1 else 1.0
+        return (2 - least) + index / (layers - 1) * (2 * least - 2) if layers > 1 else 1.0
 
-    def choose(self, layer) -> Tensor | None:
-        if self.limits is None:
-            means = [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
-            self.limits = [
-                min(tokens, max(self.last_queries, int(mean * self.share + 1e-6)))
-                for mean, tokens in zip(means, layer.lengths, strict=True)
-            ]
-        return super().choose(layer)
+    def limits(self, layer) -> list[int]:
+        share = self.share(layer.index, layer.shape.layers)
+        means = [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
+        return [
+            min(tokens, max(self.window, int(mean * share + 1e-6)))
+            for mean, tokens in zip(means, layer.lengths, strict=True)
+        ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from .base import Keep
 
 
+@dataclass(frozen=True)
 class Sinks(Keep):
     """Keep the first few tokens, which soak up attention, and a window of the most recent ones.
 
@@ -16,15 +19,16 @@ class Sinks(Keep):
     it was computed with.
     """
 
-    def __init__(self, budget: float | int = 0.2, sinks: int = 4):
-        super().__init__(budget)
-        if not isinstance(sinks, int) or sinks < 0:
-            raise ValueError(f"sinks={sinks!r}: expected a number of tokens >= 0")
-        self.sinks = sinks
+    sinks: int = 4
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.sinks, int) or self.sinks < 0:
+            raise ValueError(f"sinks={self.sinks!r}: expected a number of tokens >= 0")
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         # A budget no larger than the sinks still leaves room for the newest token.
-        sinks = [min(self.sinks, limit - 1) for limit in self.limits]
+        sinks = [min(self.sinks, limit - 1) for limit in layer.state.limits]
         first = positions < torch.tensor(sinks, device=positions.device).view(-1, 1, 1)
         return torch.where(first, torch.inf, positions.float())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
@@ -9,6 +11,7 @@ from torch.nn.functional import max_pool1d
 from .base import Keep
 
 
+@dataclass(frozen=True)
 class SnapKV(Keep):
     """After the prompt, keep what its last `window` queries attend to, smoothed over neighbours, and these.
 
@@ -19,33 +22,38 @@ class SnapKV(Keep):
 
     budget: tokens of the prompt held (see `Keep`). window: queries that vote, and that always stay. kernel:
     neighbours that share the largest vote, an odd number of tokens.
+    State: `votes` `[batch, kv_heads, slots]`, until the prompt is compressed.
     """
 
-    watches = True
+    window: int = 16
+    kernel: int = 5
 
-    def __init__(self, budget: float | int = 0.2, window: int = 16, kernel: int = 5):
-        super().__init__(budget)
-        if not isinstance(window, int) or window < 1:
-            raise ValueError(f"window={window!r}: expected a positive number of queries")
-        if not isinstance(kernel, int) or kernel < 1 or kernel % 2 == 0:
-            raise ValueError(f"kernel={kernel!r}: expected an odd number of tokens")
-        self.last_queries, self.kernel = window, kernel
-        self._votes: Tensor | None = None  # [batch, kv_heads, slots], until the prompt is compressed
+    watches = once = True
+    per_slot = ("votes",)
 
-    def observe(self, received: Tensor) -> None:
-        self._votes = received
+    def __post_init__(self):
+        super().__post_init__()
+        if not isinstance(self.window, int) or self.window < 1:
+            raise ValueError(f"window={self.window!r}: expected a positive number of queries")
+        if not isinstance(self.kernel, int) or self.kernel < 1 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel!r}: expected an odd number of tokens")
+
+    @property
+    def last_queries(self) -> int:
+        return self.window
+
+    def observe(self, layer, received: Tensor) -> None:
+        layer.state.votes = received
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
-        votes = self._votes.masked_fill(positions < 0, 0.0)
-        pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
         lengths = torch.tensor(layer.lengths, device=positions.device).view(-1, 1, 1)
-        recent = positions >= lengths - self.last_queries
+        recent = positions >= lengths - self.window
+        votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
+        pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
-        return torch.where(recent, self.last_queries + 1 + positions, pooled)
+        return torch.where(recent, self.window + 1 + positions, pooled)
 
     def choose(self, layer) -> Tensor | None:
-        slots = super().choose(layer) if self.watches else None
-        self.watches, self._votes = False, None  # the prompt is done
-        self.limits = layer.rows_held if slots is None else self.limits
+        slots, layer.state.votes = super().choose(layer), None
         return slots

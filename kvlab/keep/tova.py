@@ -14,24 +14,21 @@ class TOVA(Keep):
     Definition: after every pass the weights of its last query are averaged over all heads of the layer, and
     the tokens with the smallest leave, the same ones in every head, for good. The newest token stays.
 
-    budget: tokens held (see `Keep`).
+    budget: tokens held (see `Keep`). State: `weights` `[batch, kv_heads, slots]`, during a pass.
     """
 
     watches = True
     last_queries = 1
+    per_slot = ("weights",)
 
-    def __init__(self, budget: float | int = 0.2):
-        super().__init__(budget)
-        self._weights: Tensor | None = None  # [batch, kv_heads, slots], during a pass
-
-    def observe(self, received: Tensor) -> None:
-        self._weights = received.mean(1, keepdim=True).expand_as(received)
+    def observe(self, layer, received: Tensor) -> None:
+        layer.state.weights = received.mean(1, keepdim=True).expand_as(received)
 
     def choose(self, layer) -> Tensor | None:
-        slots = super().choose(layer)
-        self._weights = None
+        slots, layer.state.weights = super().choose(layer), None
         return slots
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
-        return self._weights.masked_fill(positions == positions.amax(-1, keepdim=True), torch.inf)
+        newest = positions == positions.amax(-1, keepdim=True)
+        return layer.state.weights.masked_fill(newest, torch.inf)

@@ -5,30 +5,31 @@ They are kept on disk, so that no first decode step has to wait for the compiler
 
 import torch
 
-from .. import make_cache
-from ..models import load
+from ..models import ModelShape, load
+from ..store.exact import Exact
+from ..store.float8 import Float8
+from ..store.growing import Growing, GrowingState
+from ..store.int import Int
 from .attend import attend_packed, fits
 
 HELD = 8  # tokens to attend to; any number compiles the same code
 
 
-def compile_for(model, method: str) -> bool:
-    """Whether the method decodes through a kernel; if so, it is compiled and on disk now."""
-    cache, config = make_cache(model, method), model.config
-    head_dim = config.hidden_size // config.num_attention_heads
-    store = cache.layers[0].store
-    store.append(*torch.randn(2, 1, config.num_attention_heads, HELD, head_dim))
-    query = torch.randn(1, config.num_attention_heads, 1, head_dim)
-    if not fits(store, query):
+def compile_for(shape: ModelShape, form: Exact) -> bool:
+    """Whether a format is decoded through a kernel; if so, it is compiled and on disk now."""
+    held = GrowingState(Growing(form))
+    held.append(*torch.randn(2, 1, shape.kv_heads, HELD, shape.head_dim))
+    query = torch.randn(1, shape.heads, 1, shape.head_dim)
+    if not fits(held, query):
         return False
-    attend_packed(query, store, head_dim**-0.5)
+    attend_packed(query, held, shape.head_dim**-0.5)
     return True
 
 
 def main() -> None:
-    model, _ = load()
-    for method in ("int8", "int4", "fp8"):
-        compile_for(model, method)
+    shape = ModelShape.of(load()[0])
+    for form in (Int(8), Int(4), Float8()):
+        compile_for(shape, form)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,9 @@ from torch import Tensor
 
 from ..arithmetic import count_kernel
 from ..attention import attend
-from ..store.excerpt import Excerpt
 from ..store.float8 import Float8
-from ..store.format import Int
-from ..store.growing import Growing
-from ..store.static import Roomy, Static
+from ..store.int import Int
 
-BUFFERS = (Growing, Static, Roomy, Excerpt)  # stores whose tensors are `[batch, kv_heads, capacity, width]`
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
 
@@ -38,7 +34,7 @@ def fits(store, query: Tensor) -> bool:
     int4 with a scale per group of channels, or 8-bit floats without scale. Smaller heads gain nothing.
     On a GPU it can where triton is there, for what `gpu.supports`.
     """
-    if query.shape[2] != 1 or type(store) not in BUFFERS or not store.plain:
+    if query.shape[2] != 1 or not store.kernel_ready:
         return False
     if on_gpu(query):
         return _fits_gpu(store, query)
@@ -94,15 +90,13 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
     kind = type(form), len(parts)
     if kind == (Float8, 1) and form.scales is None:
         return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
-    if kind != (Int, 2) or form.bits == 2 or not form.plain:
+    if kind != (Int, 2) or form.bits == 2 or not form.kernel_ready:
         return None
     codes, scales = parts
     groups = scales.shape[3]
-    group, width = head_dim // groups, codes.shape[3]
-    regular = codes.shape[:3] == scales.shape[:3] and group * groups == head_dim
-    if not regular or width % (4 * min(group, width // 4)):
+    if codes.shape[:3] != scales.shape[:3] or head_dim % groups:
         return None
-    return {8: 0, 4: 1}[form.bits], head_dim, group
+    return {8: 0, 4: 1}[form.bits], head_dim, head_dim // groups
 
 
 def _numpy(parts: tuple[Tensor, ...]):

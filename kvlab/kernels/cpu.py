@@ -6,12 +6,13 @@ numbers in registers, so memory traffic is that of the packed bytes: a quarter o
 int4. A group's scale is applied after its dot product.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
-may be longer than the `count` tokens in use. The layouts are those of `store/format.py`.
+may be longer than the `count` tokens in use. The layouts are those of `store/int.py`.
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import gcd
 
 import numpy as np
 from numba import njit
@@ -20,22 +21,29 @@ INT8, INT4, E4M3, E5M2 = range(4)  # kinds of codes
 BLOCK = 128  # tokens whose scores are held at a time
 SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
+LANES, SIDES = 16, 8  # of K: codes of a piece where they divide it, pieces side by side at most
+FAST = {
+    "reassoc",
+    "contract",
+    "nsz",
+    "arcp",
+}  # without nnan and ninf, which take NaN and infinity for impossible
 
 
 # Small floats are widened by moving their bits and adding to the exponent. A multiplication would be shorter,
 # but fast math moves its factor out of the sum, where it overflows.
 
 
-@njit(fastmath=True)
+@njit(fastmath=FAST)
 def _half(bits):
-    """The fp16 number, not negative, whose bits are `bits` (uint16), as fp32."""
+    """The fp16 number, finite and not negative, whose bits are `bits` (uint16), as fp32."""
     bits = np.int32(bits)
     if bits < 1024:  # subnormal
         return np.float32(bits) * np.float32(2.0**-24)
     return np.int32((bits << 13) + (112 << 23)).view(np.float32)
 
 
-@njit(inline="always", fastmath=True)
+@njit(inline="always", fastmath=FAST)
 def _value(kind, code):
     """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
     if kind == INT8:
@@ -52,17 +60,18 @@ def _value(kind, code):
     return -size if bits & 128 else size
 
 
-@njit(inline="always", fastmath=True)
+@njit(inline="always", fastmath=FAST)
 def _upper(code):
     """The number that the upper half of an int4 byte stands for."""
     return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
 
 
-@njit(fastmath=True)
+@njit(fastmath=FAST)
 def _exp(x):
     """e^x for x <= 0, to 2e-7 relative: 2^(whole part) by the exponent bits, 2^(rest) by a polynomial."""
-    t = max(x * np.float32(1.4426950408889634), np.float32(-126.0))
-    whole = np.floor(t)
+    low = np.float32(-126.0)
+    t = max(x * np.float32(1.4426950408889634), low)
+    whole = np.floor(max(low, t))  # in this order: t may be NaN, its whole part may not
     f = (t - whole) * np.float32(0.6931471805599453)
     p = np.float32(1 / 5040)
     p = p * f + np.float32(1 / 720)
@@ -75,53 +84,46 @@ def _exp(x):
     return p * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
 
 
-@njit(inline="always", fastmath=True)
-def _scale(kind, group, head_dim, scales, channel):
+@njit(inline="always", fastmath=FAST)
+def _scale(kind, head_dim, group, scales, channel):
     """What a channel's code is multiplied by within a sum; a scale of the whole vector waits for its end."""
     return _half(scales[channel // group]) if kind < E4M3 and group < head_dim else np.float32(1.0)
 
 
-@njit(inline="always", fastmath=True)
-def _dot(kind, group, head_dim, q, code, scales):
-    """Query times one token's K. Four pieces of codes side by side, with both halves of int4's, so that a
-    byte is loaded once and the lanes of a register are added up once."""
+@njit(inline="always", fastmath=FAST)
+def _dot(kind, head_dim, group, piece, sides, q, code, scales):
+    """Query times one token's K.
+
+    The innermost loop is unrolled: `sides` pieces of codes, and both halves of int4's, are added up side by
+    side, so that a byte is loaded once and the lanes of a register are added up once.
+    """
     width = head_dim // 2 if kind == INT4 else head_dim
-    piece = min(group, width // 4)  # codes that share a scale
     score = np.float32(0.0)
-    for c0 in range(0, width, 4 * piece):
-        c1, c2, c3 = c0 + piece, c0 + 2 * piece, c0 + 3 * piece
-        s0, s1 = _scale(kind, group, head_dim, scales, c0), _scale(kind, group, head_dim, scales, c1)
-        s2, s3 = _scale(kind, group, head_dim, scales, c2), _scale(kind, group, head_dim, scales, c3)
-        if kind == INT4:
-            u0, u1, u2, u3 = width + c0, width + c1, width + c2, width + c3
-            z0, z1 = _scale(kind, group, head_dim, scales, u0), _scale(kind, group, head_dim, scales, u1)
-            z2, z3 = _scale(kind, group, head_dim, scales, u2), _scale(kind, group, head_dim, scales, u3)
-        d = np.float32(0.0)
+    for start in range(0, width, sides * piece):
         for j in range(piece):
-            b0, b1, b2, b3 = code[c0 + j], code[c1 + j], code[c2 + j], code[c3 + j]
-            d += s0 * (q[c0 + j] * _value(kind, b0)) + s1 * (q[c1 + j] * _value(kind, b1))
-            d += s2 * (q[c2 + j] * _value(kind, b2)) + s3 * (q[c3 + j] * _value(kind, b3))
-            if kind == INT4:
-                d += z0 * (q[u0 + j] * _upper(b0)) + z1 * (q[u1 + j] * _upper(b1))
-                d += z2 * (q[u2 + j] * _upper(b2)) + z3 * (q[u3 + j] * _upper(b3))
-        score += d
+            for side in range(sides):
+                c = start + side * piece
+                byte = code[c + j]
+                score += _scale(kind, head_dim, group, scales, c) * (q[c + j] * _value(kind, byte))
+                if kind == INT4:
+                    u = width + c
+                    score += _scale(kind, head_dim, group, scales, u) * (q[u + j] * _upper(byte))
     return score * _half(scales[0]) if kind < E4M3 and group == head_dim else score
 
 
-@njit(inline="always", fastmath=True)
+@njit(inline="always", fastmath=FAST)
 def _weight(kind, group, weight, scales, channel):
     """A token's weight times its scale for a channel."""
     return weight * _half(scales[channel // group]) if kind < E4M3 else weight
 
 
-@njit(inline="always", fastmath=True)
-def _add(kind, group, head_dim, total, weights, codes, scales, at, last):
+@njit(inline="always", fastmath=FAST)
+def _add(kind, head_dim, group, piece, total, weights, codes, scales, at, last):
     """Add the V of four tokens, each times its weight, to `total`, which so is loaded and stored once.
 
     weights: of token `at` and the next three; 0 for those beyond `last`, which is read in their place.
     """
     width = head_dim // 2 if kind == INT4 else head_dim
-    piece = min(group, width)
     t1, t2, t3 = min(at + 1, last), min(at + 2, last), min(at + 3, last)
     a, b, c, d = codes[at], codes[t1], codes[t2], codes[t3]
     for start in range(0, width, piece):
@@ -142,6 +144,20 @@ def _add(kind, group, head_dim, total, weights, codes, scales, at, last):
                 total[width + j] += xc * _upper(c[j]) + xd * _upper(d[j])
 
 
+def pieces(kind: int, head_dim: int, group: int) -> tuple[int, int, int]:
+    """How a token's codes are worked through: (piece of V, piece of K, how many pieces of K side by side).
+
+    A piece is so many codes in a row that share a scale, with int4 in the lower and in the upper half of
+    their bytes: where three groups fill two halves, half a group. Pieces divide the codes without a rest.
+    """
+    width = head_dim // 2 if kind == INT4 else head_dim
+    piece = gcd(group, width)
+    short = gcd(piece, LANES)
+    while width // short > SIDES and piece % (2 * short) == 0:
+        short *= 2
+    return piece, short, max(n for n in range(1, SIDES + 1) if width // short % n == 0)
+
+
 @cache
 def compiled(kind: int, head_dim: int, group: int):
     """The kernel for one kind of code, head dimension and group size; compiled once, kept on disk.
@@ -152,7 +168,9 @@ def compiled(kind: int, head_dim: int, group: int):
     weights, largest score) into parts `[splits, heads per KV head, head_dim + 2]`.
     """
 
-    @njit(nogil=True, fastmath=True, cache=True)
+    piece, short, sides = pieces(kind, head_dim, group)
+
+    @njit(nogil=True, fastmath=FAST, cache=True)
     def kernel(query, keys, key_scales, values, value_scales, allowed, count, first, last, parts):
         kv_heads = keys.shape[1]
         share = query.shape[1] // kv_heads
@@ -171,15 +189,13 @@ def compiled(kind: int, head_dim: int, group: int):
                 weight, most = np.float32(0.0), FLOOR
                 for at in range(start, end, BLOCK):
                     size = min(BLOCK, end - at)
-                    for t in range(size):
-                        scores[t] = _dot(kind, group, head_dim, q, k[at + t], ks[at + t])
-                    if allowed.shape[2]:
-                        for t in range(size):
-                            if not allowed[b, masked, at + t]:
-                                scores[t] = FLOOR
                     highest = most
                     for t in range(size):
-                        highest = max(highest, scores[t])
+                        score = _dot(kind, head_dim, group, short, sides, q, k[at + t], ks[at + t])
+                        if allowed.shape[2] and not allowed[b, masked, at + t]:
+                            score = FLOOR
+                        scores[t] = score
+                        highest = max(highest, score)
                     if highest > most:
                         shrink = _exp(most - highest)
                         weight *= shrink
@@ -192,7 +208,8 @@ def compiled(kind: int, head_dim: int, group: int):
                         weight += scores[t]
                     scores[size : size + 3] = 0.0
                     for t in range(0, size, 4):
-                        _add(kind, group, head_dim, total, scores[t : t + 4], v, vs, at + t, end - 1)
+                        four = scores[t : t + 4]
+                        _add(kind, head_dim, group, piece, total, four, v, vs, at + t, end - 1)
                 parts[item, s, :head_dim] = total
                 parts[item, s, head_dim] = weight
                 parts[item, s, head_dim + 1] = most

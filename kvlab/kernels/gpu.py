@@ -5,7 +5,7 @@ registers. Flash-decoding (Dao et al. 2023): `_attend_split` runs through one sp
 (row, KV head) with an online softmax, `_merge` puts the splits of one query head together. The query heads
 of a group share every load. The plain reference is `decode` of the format, then `attention.attend`.
 
-Layouts as in `store/format.py`: codes `[batch, kv_heads, tokens, width]`, where a byte of int4 or int2 holds
+Layouts as in `store/int.py`: codes `[batch, kv_heads, tokens, width]`, where a byte of int4 or int2 holds
 a channel of each half or quarter of the head, and fp16 scales `[batch, kv_heads, tokens, groups]`. Triton
 comes with torch's CUDA builds. With TRITON_INTERPRET=1 the same kernels run on CPU tensors, slowly.
 """

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..answer import slot_index
+from ..policy import slot_index
 
 ROWS = 16  # rows that a program copies
 

@@ -48,10 +48,8 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
         raise ValueError(f"machine={machine!r}: expected one of {', '.join(MACHINES)}")
     shape, there = ModelShape.of(model), MACHINES[machine]
     tokens = min(tokens, (shape.context or tokens + 8) - 8)
-    here, expected = (
-        measured_layer_seconds(model, tokens, batch),
-        layer_seconds(there, shape, tokens, batch),
-    )
+    here = measured_layer_seconds(model, tokens, batch)
+    expected = layer_seconds(there, shape, tokens, batch)
     slower = here / expected
     made = ModelledLink(there.link / slower * model.dtype.itemsize / 2, latency=10e-6 * slower)
     made.about = (

@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from ..arithmetic import LAUNCHES, Machine
-from ..link.base import Link, ModelledLink
+from ..link import Link, ModelledLink
 from ..models import ModelShape
 from .timeline import Span, Timeline
 
@@ -112,19 +112,13 @@ def works(timeline: Timeline) -> list[list[Work]]:
         for layer in range(layers):
             fetch = carried.get(("to device", step, layer)) or carried.get(("to device", step + 1, layer))
             write = carried.get(("to host", step, layer))
-            chosen = seconds["selection", step, layer]
-            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if chosen else AHEAD}
-            row.append(
-                Work(
-                    seconds["project", step, layer],
-                    seconds["attention", step, layer],
-                    seconds["ffn", step, layer],
-                    chosen,
-                    kinds[fetch.what] if fetch else NEVER,
-                    fetch.bytes if fetch else 0,
-                    write.bytes if write else 0,
-                )
+            project, attention, ffn, selection = (
+                seconds[what, step, layer] for what in ("project", "attention", "ffn", "selection")
             )
+            kinds = {"fetch": NEEDED, "prefetch": REHEARSED if selection else AHEAD}
+            ask = kinds[fetch.what] if fetch else NEVER
+            sizes = (span.bytes if span else 0 for span in (fetch, write))
+            row.append(Work(project, attention, ffn, selection, ask, *sizes))
         found.append(row)
     return found
 

@@ -82,19 +82,8 @@ class Timeline:
             link.drain()
             for done in [t for t in link.records if t.submitted >= origin and t.finished]:
                 step = bisect.bisect(starts, done.submitted) - 1
-                lane = f"to {done.toward}"
-                self.spans.append(
-                    Span(
-                        lane,
-                        done.why,
-                        done.layer,
-                        step,
-                        done.started,
-                        done.finished,
-                        done.bytes,
-                        done.submitted,
-                    )
-                )
+                span = Span(f"to {done.toward}", done.why, done.layer, step, done.started, done.finished)
+                self.spans.append(replace(span, bytes=done.bytes, submitted=done.submitted))
         self.spans = [_shift(span, -origin) for span in self.spans]
 
     # Reading.

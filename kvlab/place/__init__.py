@@ -1,12 +1,13 @@
 """Place: where K and V live, and what a decode step fetches."""
 
 from ..calibrate.fold import fold
-from ..link import CudaLink, Link, LinkError, ModelledLink, Transfer
 from .device import Device
-from .host import Fetch, Host, Whole
+from .fetch import Fetch
+from .host import Host
 from .infinigen import InfiniGen
 from .ondemand import OnDemand
 from .topk import TopK
+from .whole import Whole
 
 __all__ = [
     "CudaLink", "Device", "Fetch", "Host", "InfiniGen", "Link", "LinkError", "ModelledLink", "OnDemand",
@@ -15,8 +16,13 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "like":  # it measures this machine with a cache, and caches are made of places
+    """Links carry what hosts hold, and `like` measures this machine with a cache: both import this room."""
+    if name == "like":
         from ..measure.machines import like
 
         return like
+    if name in ("CudaLink", "Link", "LinkError", "ModelledLink", "Transfer"):
+        from .. import link
+
+        return getattr(link, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

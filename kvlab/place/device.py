@@ -4,28 +4,36 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..answer import Answer
+from ..policy import Policy, State
 
 
-class Device(Answer):
+class Device(Policy):
     """Everything stays on the device: nothing crosses a link."""
 
     on_host = False
-    link = None  # what carries bytes to the device; None: they are only counted
-    arriving = 0  # tokens on their way into the store
 
-    def attach(self, model) -> None:
-        """Called once per cache, before the place is copied for every layer. Raises ValueError."""
+    def start(self, layer) -> DeviceState:
+        return DeviceState(self)
+
+
+class DeviceState(State):
+    """What a place does for one layer; a host overrides what it does otherwise."""
+
+    link = None  # what carries bytes to the device; None: they are only counted
+
+    @property
+    def on_host(self) -> bool:
+        return self.policy.on_host
 
     def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
-        """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each; real: see `Growing.append`."""
+        """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each; real: see `GrowingState.append`."""
         layer.store.append(keys, values, real)
 
-    def land(self, layer) -> None:
+    def commit(self, layer) -> None:
         """Make the store hold all that was written."""
 
-    def settle(self, layer) -> None:
-        """`land`, and forget what was prepared for the next read."""
+    def flush(self, layer) -> None:
+        """`commit`, and forget what was prepared for the next read."""
 
     def drop(self) -> None:
         """Called before the layer forgets everything."""
@@ -41,12 +49,12 @@ class Device(Answer):
         would ask if its input were that block's input, `[batch, heads, 1, head_dim]` (`query(norm=i)`: with
         the norm of layer i)."""
 
-    def look_ahead(self, layer) -> None:
+    def prefetch(self, layer) -> None:
         """Called when the previous layer is about to attend: time to ask for what is needed for certain."""
 
-    def read(self, layer, query: Tensor, scaling: float):
-        """What this step attends to, as it is stored: (held, slots), where `held` is the store or an
-        `Excerpt` of it, and slots None means all that is stored."""
+    def read(self, layer, query: Tensor):
+        """What this step attends to, as it is stored: (held, slots), where `held` is the store or a `Packed`
+        of some of it, and slots None means all that is stored."""
         return layer.store, None
 
     def finish(self, layer) -> None:

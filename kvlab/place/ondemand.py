@@ -1,10 +1,14 @@
-"""OnDemand: unified memory, where pages cross the link when they are touched (document 001, "UVM")."""
+"""OnDemand: unified memory, where pages cross the link when they are touched ("UVM" in Lee et al. 2024)."""
 
 from __future__ import annotations
 
-from .host import Fetch
+from dataclasses import dataclass
+
+from ..policy import State
+from .fetch import Fetch
 
 
+@dataclass(frozen=True)
 class OnDemand(Fetch):
     """Everything is fetched at the moment it is read, page by page, and nothing ahead of time.
 
@@ -14,24 +18,33 @@ class OnDemand(Fetch):
 
     memory: tokens (or a fraction of the longest row's prompt) whose K and V the device can hold in every
     layer. page: bytes that cross together (64 KiB: the driver's unit). fault: seconds that a page's fault
-    costs besides its transfer.
+    costs besides its transfer. State: `limit` (tokens, known after the prefill) and `touched` (since they
+    fit).
     """
 
-    def __init__(self, memory: float | int = 0.5, page: int = 65536, fault: float = 2e-6):
-        if not isinstance(memory, int | float) or not memory >= 0:
-            raise ValueError(f"memory={memory!r}: expected tokens, or a fraction of the prompt, 0 or more")
-        if not isinstance(page, int) or page < 1:
-            raise ValueError(f"page={page!r}: expected a positive number of bytes")
-        if not isinstance(fault, int | float) or not fault >= 0:
-            raise ValueError(f"fault={fault!r}: expected seconds, 0 or more")
-        self.memory, self.page, self.fault = memory, page, fault
-        self._limit = 0.0  # tokens, known after the prefill
-        self._there = False  # whether the layer's tokens have been touched since they fit
+    memory: float | int = 0.5
+    page: int = 65536
+    fault: float = 2e-6
+
+    def __post_init__(self):
+        if not isinstance(self.memory, int | float) or not self.memory >= 0:
+            raise ValueError(
+                f"memory={self.memory!r}: expected tokens, or a fraction of the prompt, 0 or more"
+            )
+        if not isinstance(self.page, int) or self.page < 1:
+            raise ValueError(f"page={self.page!r}: expected a positive number of bytes")
+        if not isinstance(self.fault, int | float) or not self.fault >= 0:
+            raise ValueError(f"fault={self.fault!r}: expected seconds, 0 or more")
+
+    def start(self, layer) -> State:
+        state = super().start(layer)
+        state.limit, state.touched = 0.0, False
+        return state
 
     def prefill(self, layer, query, keys) -> None:
-        self._limit = self.memory * max(layer.lengths) if self.memory <= 1 else self.memory
+        layer.state.limit = self.memory * max(layer.lengths) if self.memory <= 1 else self.memory
 
-    def resident(self, layer) -> bool:
-        fits = max(layer.rows_held) <= self._limit
-        there, self._there = self._there, fits
-        return fits and there
+    def on_device(self, layer) -> bool:
+        fits = max(layer.rows_held) <= layer.state.limit
+        touched, layer.state.touched = layer.state.touched, fits
+        return fits and touched

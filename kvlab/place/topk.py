@@ -1,17 +1,17 @@
-"""TopK: fetch only the keys and values with the largest attention weights (document 001, "TopK attention").
-
-Source: Gupta et al. 2021, "Memory-efficient Transformers via Top-k Attention", as told in document 001.
-"""
+"""TopK: fetch only the keys and values with the largest attention weights (Gupta et al. 2021,
+arXiv 2106.06899)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..answer import check_fraction_or_count, resolve_budget
 from ..attention import group_importance
-from .host import Fetch
+from ..policy import check_fraction_or_count, resolve_budget
+from .fetch import Fetch
 
 
 def most_important(importance: Tensor, counts: list[int]) -> Tensor:
@@ -39,6 +39,7 @@ def _largest(importance: Tensor, count: int) -> Tensor:
     return torch.from_numpy(split[..., slots - count :])
 
 
+@dataclass(frozen=True)
 class TopK(Fetch):
     """The oracle: knows the true attention scores of this step before it fetches.
 
@@ -50,17 +51,14 @@ class TopK(Fetch):
     full_layers: the first layers that fetch everything.
     """
 
-    def __init__(self, budget: float | int = 0.2, full_layers: int = 0):
-        self.budget = check_fraction_or_count("budget", budget)
-        self.full_layers = full_layers
-        self.full = False
+    budget: float | int = 0.2
+    full_layers: int = 0
 
-    @property
-    def certain(self) -> bool:
-        return self.full
+    def __post_init__(self):
+        object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
 
-    def bind(self, shape, layer: int, model=None) -> None:
-        self.full = layer < self.full_layers
+    def whole(self, index: int) -> bool:
+        return index < self.full_layers
 
     def caps(self, layer, appended: int) -> list[int]:
         """Most tokens each row may fetch at this step, `appended` of whose new tokens (0 or 1) the layer
@@ -72,14 +70,14 @@ class TopK(Fetch):
             caps.append(past if limit is None else min(limit, past))
         return caps
 
-    def select(self, layer, query: Tensor, scaling: float) -> Tensor | None:
+    def select(self, layer, query: Tensor) -> Tensor | None:
         past = layer.slots - 1
-        if self.full or past < 1:
+        if self.whole(layer.index) or past < 1:
             return None
         host = torch.device("cpu")  # where the keys are
         keys, _ = layer.store.read(host)
         positions = None if layer.some_empty is None else layer.some_empty[..., :-1].to(host)
-        scores = true_scores(query.to(host), keys[:, :, :past], scaling, positions)
+        scores = true_scores(query.to(host), keys[:, :, :past], layer.scaling, positions)
         slots = most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
         return slots.to(query.device)
 

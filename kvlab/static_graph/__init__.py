@@ -1,4 +1,4 @@
-"""Padded static buffers on a real static-graph engine (document 000).
+"""Padded static buffers on a real static-graph engine (QC AI Research, n.d.; docs/sources.md).
 
 from kvlab.static_graph import StaticGraphEngine
 trace = StaticGraphEngine(model, max_length=512, policy="double").generate(ids, 200)

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..cache import Stats
-from .engine import StaticGraphEngine
 from .quantized import quantize
 
 
@@ -18,12 +16,12 @@ class PaddedCache(Cache):
     """The rows of a batch, each with a KV manager of its own; the engine runs them one after the other.
 
     `kvlab.decode` and the harness call `forward` in place of the model. `model.generate` would run the model
-    itself, so there a ValueError says what to use.
+    itself, so there a ValueError says what to use. engine: a `StaticGraphEngine`.
     """
 
     recompute = False
 
-    def __init__(self, engine: StaticGraphEngine):
+    def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
         self.engine = engine
         self.reset()

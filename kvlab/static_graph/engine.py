@@ -1,4 +1,4 @@
-"""StaticGraphEngine: a language model decoded by an engine without a cache (ONNX Runtime, document 000).
+"""StaticGraphEngine: a language model decoded by an engine without a cache (ONNX Runtime).
 
     engine = StaticGraphEngine(model, max_length=512, policy="double")
     trace = engine.generate(ids, 200)          # the same Trace as kvlab.decode
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..decode import Trace, decode
 from ..models import ModelShape, prepare
+from .cache import PaddedCache
 from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
 from .graph import sequence_names
 from .kv_manager import KVManager, spare_part
@@ -105,8 +106,6 @@ class StaticGraphEngine:
 
     def generate(self, ids: Tensor, n: int, attention_mask: Tensor | None = None) -> Trace:
         """Greedy decoding of `n` tokens after `ids` `[batch, tokens]`, row by row; see `kvlab.decode`."""
-        from .cache import PaddedCache
-
         return decode(self.model, ids, PaddedCache(self), n, attention_mask)
 
     def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:

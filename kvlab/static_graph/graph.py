@@ -2,7 +2,7 @@
 
 Every size is fixed. Per layer, and in the single-head form per head, a past K or V is an input
 `[1, heads, S - 1, D]`, the new one an output `[1, heads, width, D]`; inside, the two are concatenated to
-`[1, heads, S - 1 + width, D]` (document 000). A step has width 1, the prompt's graph a wider one.
+`[1, heads, S - 1 + width, D]` (QC AI Research, n.d.). A step has width 1, the prompt's graph a wider one.
 
 The model's own modules run unchanged: a cache layer stands where a cache stands, and attends in a way that
 can be exported.
@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import Cache
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
 

@@ -1,4 +1,4 @@
-"""KV manager: the application's own buffers for an engine that has no cache (document 000).
+"""KV manager: the application's own buffers for an engine that has no cache (QC AI Research, n.d.).
 
 A static graph reads, for every K or V sequence, one contiguous tensor of S - 1 past rows, and writes the new
 token's row. The manager owns that memory and hands out addresses:

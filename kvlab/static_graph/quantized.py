@@ -1,4 +1,4 @@
-"""Quantized buffers: one set of parameters for past and new, and what goes wrong without it (document 000).
+"""Quantized buffers: one set of parameters for past and new, and what goes wrong without it.
 
 The scales are fixed before the first token, per K or V and KV head. So a row is quantized once, when it is
 made; concatenating it with the past and passing both to the next step changes no bit.

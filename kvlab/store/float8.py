@@ -1,87 +1,88 @@
-"""8-bit floating point, with and without a scale."""
+"""Float8: 8-bit floating point, with and without a scale."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .format import Exact
-from .scale import NONFINITE, Scales, clip, refuse, round_up
+from .exact import Exact, Parts
+from .scales import NONFINITE, Scales, admit, round_up
 
 
+@dataclass(frozen=True)
 class Float8(Exact):
     """8-bit floating point: e4m3 (3 bits of fraction, up to 448) or e5m2 (fp16 cut in half).
 
-    Source: document 004. Without a scale, values beyond the format's range become its largest value. With
-    one, the largest value of what shares the scale becomes the format's largest.
+    Source: Micikevicius et al. 2022, arXiv 2209.05433. Without a scale, values beyond the format's range
+    become its largest value. With one, the largest value of what shares the scale becomes the format's
+    largest.
 
     format: "e4m3" or "e5m2". axis: what shares a scale (None: there is none), group, scale (its dtype): see
     `Scales`. nonfinite: "refuse" NaN and infinity (ValueError naming the head), or "clip" them to the largest
-    value and count them in `replaced`.
+    value. Parts: bits and, with an axis, scale.
     """
+
+    format: str = "e4m3"
+    axis: str | None = None
+    group: int | None = None
+    scale: str = "fp16"
+    nonfinite: str = "refuse"
 
     TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
-    def __init__(
-        self,
-        format: str = "e4m3",
-        axis: str | None = None,
-        group: int | None = None,
-        scale: str = "fp16",
-        nonfinite: str = "refuse",
-    ):
-        if format not in self.TYPES:
-            raise ValueError(f"format={format!r}: expected one of {', '.join(self.TYPES)}")
-        if nonfinite not in NONFINITE:
-            raise ValueError(f"nonfinite={nonfinite!r}: expected one of {', '.join(NONFINITE)}")
-        if axis is None and group is not None:
-            axis = "group"
-        self.format, self.nonfinite = format, nonfinite
-        self.scales = None if axis is None else Scales(axis, group, scale)
-        self.replaced = 0  # values stored as the largest one because they were not finite
-        self.fixed: Tensor | None = None  # the scale where the first tokens decide
+    def __post_init__(self):
+        if self.format not in self.TYPES:
+            raise ValueError(f"format={self.format!r}: expected one of {', '.join(self.TYPES)}")
+        if self.nonfinite not in NONFINITE:
+            raise ValueError(f"nonfinite={self.nonfinite!r}: expected one of {', '.join(NONFINITE)}")
+        axis = "group" if self.axis is None and self.group is not None else self.axis
+        object.__setattr__(self, "scales", None if axis is None else Scales(axis, self.group, self.scale))
 
     @property
     def largest(self) -> float:
         return torch.finfo(self.TYPES[self.format]).max
 
     @property
-    def plain(self) -> bool:
-        """Whether the bits are all there is."""
-        return self.scales is None
+    def kernel_ready(self) -> bool:
+        return self.scales is None  # the bits are all there is
 
-    def bind(self, head_dim: int) -> None:
+    @property
+    def fixed_parts(self) -> int:
+        return int(self.scales is not None and self.scales.fixed)
+
+    def check(self, head_dim: int) -> None:
         if self.scales is not None:
             self.scales.check(head_dim)
 
-    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+    def admit(self, x: Tensor) -> tuple[Tensor, int]:
         limit = torch.finfo(x.dtype).max
         if self.scales is not None and self.scales.dtype == torch.float16:
             limit = min(limit, 65504 * self.largest)
-        if self.nonfinite == "refuse":
-            refuse(f"fp8 {self.format}", x, limit)
-        else:
-            x, count = clip(x, limit)
-            self.replaced += count
+        return admit(f"fp8 {self.format}", x, limit, self.nonfinite)
+
+    def write(
+        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
         if self.scales is None:
             return (self._bits(x),)
-        x, scale = x.float(), self.fixed
-        if scale is None:
-            scale = round_up(self.scales.reduce(x.abs(), True, real) / self.largest, self.scales.dtype)
-        if self.scales.fixed:
-            self.fixed = scale
-        bits = self._bits(x / self.scales.spread(scale.float().clamp(min=self.scales.smallest), x))
-        return (bits,) if self.scales.fixed else (bits, scale)
+        x = x.float()
+        scale = fixed[0] if fixed else self._fit(x, real)
+        step = scale.float().clamp(min=self.scales.smallest)
+        return self._bits(x / self.scales.spread(step, x)), scale
+
+    def _fit(self, x: Tensor, real: Tensor | None) -> Tensor:
+        return round_up(self.scales.reduce(x.abs(), True, real) / self.largest, self.scales.dtype)
 
     def _bits(self, x: Tensor) -> Tensor:
         return x.clamp(-self.largest, self.largest).to(self.TYPES[self.format]).view(torch.uint8)
 
-    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
         numbers = self._numbers(parts[0], dtype)
         if self.scales is None:
             return numbers
-        scale = (self.fixed if self.scales.fixed else parts[1]).to(numbers.device, dtype)
-        return numbers * self.scales.spread(scale, numbers)
+        return numbers * self.scales.spread(parts[1].to(numbers.device, dtype), numbers)
 
     def _numbers(self, bits: Tensor, dtype: torch.dtype) -> Tensor:
         if bits.is_cuda:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .format import Exact, Int, pack, unpack
-from .growing import Growing, naming
+from .exact import Exact
+from .growing import Growing, GrowingState, naming
+from .int import Int, pack, unpack
 
 
 class Kivi(Growing):
@@ -26,12 +28,7 @@ class Kivi(Growing):
     common divisor with head_dim). recent: tokens, at least 0. nonfinite: as in `Int`. Cost of what is
     written: bits + 32 / group bits per value. Blocks cannot lose single tokens: an evicting keep, and a host
     that fetches tokens, are refused (ValueError).
-    State: codes `keys` and `values` `[batch, kv_heads, written, width]` (V's with their scales), `blocks`:
-    scale and zero point `[batch, kv_heads, blocks, head_dim]`, and the window.
     """
-
-    per_slot = ()  # see crop
-    plain = False
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
         for name, value, least in (("group", group, 1), ("recent", recent, 0)):
@@ -42,19 +39,12 @@ class Kivi(Growing):
             Int(bits, group, symmetric=False, nonfinite=nonfinite),
         )
         self.group, self.recent = group, recent
-        self.blocks: tuple[Tensor, ...] = ()
-        self.window: tuple[Tensor, ...] = ()  # K and V, [batch, kv_heads, tokens, head_dim]
-        self.window_real: Tensor | None = None  # which tokens of the window are no padding, [batch, tokens]
-        self.prompt = 0  # tokens of the first append
 
-    def bind(self, shape, layer: int, model=None) -> None:
-        self.value_format = Int(
-            self.format.bits,
-            math.gcd(self.group, shape.head_dim),
-            symmetric=False,
-            nonfinite=self.format.nonfinite,
-        )
-        super().bind(shape, layer, model)
+    def start(self, layer) -> KiviState:
+        head_dim = layer.shape.head_dim
+        values = replace(self.values, group=math.gcd(self.group, head_dim))
+        self.format.check(head_dim)
+        return KiviState(self, values)
 
     def suits(self, keep, place) -> None:
         if keep.evicts:
@@ -64,6 +54,33 @@ class Kivi(Growing):
             )
         if place.on_host:
             raise ValueError("kivi: keys are written in blocks of tokens, which a host cannot fetch singly")
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        """As in `Growing`, after a prompt of that many tokens, the window included."""
+        heads, tokens, width = shape
+        written = max(0, tokens - self.recent)
+        if written == 0:
+            return Exact().bits_per_value(shape, dtype)
+        keys = self.format.bits + 32 * math.ceil(written / self.group) / written
+        values = replace(self.values, group=math.gcd(self.group, width))
+        both = keys + values.bits_per_value((heads, written, width))
+        return (both / 2 * written + dtype.itemsize * 8 * (tokens - written)) / tokens
+
+
+class KiviState(GrowingState):
+    """Codes: keys and values `[batch, kv_heads, written, width]` (V's with their scales), blocks: scale and
+    zero point of K `[batch, kv_heads, blocks, head_dim]`. The window: K and V `[batch, kv_heads, tokens,
+    head_dim]`, and window_real `[batch, tokens]`: which of them are no padding (None: all)."""
+
+    per_slot = ()  # see crop
+    per_row = ("keys", "values", "blocks", "window", "window_real", *GrowingState.per_row)
+    kernel_ready = False
+
+    def __init__(self, policy: Kivi, values: Int):
+        super().__init__(policy)
+        self.value_format = values
+        self.group, self.recent = policy.group, policy.recent
+        self.prompt = 0  # tokens of the first append
 
     @property
     def length(self) -> int:
@@ -78,9 +95,9 @@ class Kivi(Growing):
         batch, tokens = keys.shape[0], keys.shape[2]
         self.dtype = keys.dtype
         with naming("keys"):
-            keys = self.format.allowed(keys)
+            keys = self._admitted(self.format, keys)
         with naming("values"):
-            values = self.value_format.allowed(values)
+            values = self._admitted(self.value_format, values)
         if not self.window:
             self.prompt, self.window = tokens, (keys.clone(), values.clone())
         else:
@@ -95,6 +112,11 @@ class Kivi(Growing):
         end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
         if end > self.written:
             self._write(end - self.written)
+
+    def _admitted(self, form: Int, x: Tensor) -> Tensor:
+        x, replaced = form.admit(x)
+        self.replaced += replaced
+        return x.to(self.dtype)
 
     def _write(self, count: int) -> None:
         """Quantize the oldest `count` tokens of the window: whole blocks, but for a short first one."""
@@ -111,7 +133,7 @@ class Kivi(Growing):
         numbers = self.format.fit(lined, None if real is None else real.reshape(-1, self.group))
         codes = self.format.quantize(lined, numbers).unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         numbers = tuple(n.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2) for n in numbers)
-        self.blocks = numbers if not self.blocks else _joined(self.blocks, numbers)
+        self.blocks = numbers if self.blocks is None else _joined(self.blocks, numbers)
         self.blocks = tuple(n.contiguous() for n in self.blocks)
         self.add((pack(codes[:, :, missing:], self.format.bits),), self.value_format.encode(values))
         self.window = tuple(side[:, :, count:].clone() for side in self.window)
@@ -138,16 +160,6 @@ class Kivi(Growing):
         self.window = tuple(side[:, :, : length - self.written].clone() for side in self.window)
         if self.window_real is not None:
             self.window_real = self.window_real[:, : length - self.written].clone()
-
-    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        """As in `Growing`, after a prompt of that many tokens, the window included."""
-        heads, tokens, width = shape
-        written = max(0, tokens - self.recent)
-        if written == 0:
-            return Exact().bits_per_value(shape, dtype)
-        keys = self.format.bits + 32 * math.ceil(written / self.group) / written
-        values = self.value_format.bits_per_value((heads, written, width))
-        return ((keys + values) / 2 * written + dtype.itemsize * 8 * (tokens - written)) / tokens
 
 
 def _joined(old, new) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Paged: blocks of 16 tokens from one pool, a block table per row (document 002's reading list)."""
+"""Paged: blocks of 16 tokens from one pool, a block table per row (Kwon et al. 2023)."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..answer import gather_slots
-from .format import Exact
-from .growing import Growing
+from ..policy import gather_slots
+from .exact import Exact, Parts
+from .growing import Growing, GrowingState
 
 
 class BlockPool:
@@ -99,8 +99,6 @@ class Paged(Growing):
     buffer of its own and cannot be paged. pool: share one with other caches. Raises ValueError when full.
     """
 
-    per_slot = ()  # blocks are shared; see keep_slots and crop
-
     def __init__(
         self,
         blocks: int | None = None,
@@ -112,20 +110,30 @@ class Paged(Growing):
             raise ValueError(
                 f"format={type(format).__name__}: expected a format, which writes each token by itself"
             )
-        self.format = Exact() if format is None else format
-        self.value_format = copy.deepcopy(self.format)
+        super().__init__(format)
         self.pool = BlockPool(blocks, block) if pool is None else pool
-        self.table: Tensor | None = None  # blocks of every row, [batch, blocks]
-        self.used, self.layer, self.layers = 0, 0, 1
 
-    def bind(self, shape, layer: int, model=None) -> None:
-        super().bind(shape, layer, model)
-        self.layer, self.layers = layer, shape.layers
+    def start(self, layer) -> PagedState:
+        super().start(layer)
+        return PagedState(self, layer)
 
-    def __deepcopy__(self, memo) -> Paged:
-        twin = Paged(format=self.format, pool=self.pool)
-        twin.__dict__.update(self.__dict__)
-        twin.format, twin.value_format = copy.deepcopy((self.format, self.value_format), memo)
+
+class PagedState(GrowingState):
+    """table `[batch, blocks]`: the blocks of every row in the pool."""
+
+    per_slot = ()  # blocks are shared; see keep_slots and crop
+    per_row = ("table", *GrowingState.per_row)
+    kernel_ready = False
+
+    def __init__(self, policy: Paged, layer):
+        super().__init__(policy)
+        self.pool, self.used = policy.pool, 0
+        self.layer, self.layers = layer.index, layer.shape.layers
+
+    def __deepcopy__(self, memo) -> PagedState:
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            setattr(twin, name, copy.deepcopy(value, memo))
         if self.table is not None:
             self.pool.hold(self.table.flatten().tolist())
         return twin
@@ -139,17 +147,17 @@ class Paged(Growing):
         return self.used
 
     @property
-    def keys(self) -> tuple[Tensor, ...] | None:
+    def keys(self) -> Parts | None:
         return None if self.table is None else self.pool.parts[: len(self.pool.parts) // 2]
 
     @property
-    def values(self) -> tuple[Tensor, ...] | None:
+    def values(self) -> Parts | None:
         return None if self.table is None else self.pool.parts[len(self.pool.parts) // 2 :]
 
     def tensors(self) -> Iterator[Tensor]:
         if self.table is not None:
-            yield from (*self.pool.parts, self.table)
-            yield from (*self.format.tensors(), *self.value_format.tensors())
+            yield from self.pool.parts
+            yield from super().tensors()
 
     def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
         parts = (*keys, *values)
@@ -184,7 +192,10 @@ class Paged(Growing):
             pooled[where, :, offset] = part.transpose(1, 2).flatten(0, 1)
         self.used += tokens
 
-    def _used(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def parts(self) -> tuple[Parts, Parts]:
+        return self._gathered(self.keys), self._gathered(self.values)
+
+    def _gathered(self, parts: Parts) -> Parts:
         batch, count = self.table.shape
         found = []
         for part in parts:  # [blocks, kv_heads, block, width] -> [batch, kv_heads, slots, width]
@@ -193,12 +204,11 @@ class Paged(Growing):
         return tuple(found)
 
     def select_rows(self, rows: Tensor) -> None:
-        if self.table is None:
-            return
-        self.follow("select_rows", rows)
-        old, self.table = self.table, self.table.index_select(0, rows.to(self.table.device))
-        self.pool.hold(self.table.flatten().tolist())
-        self.pool.release(old.flatten().tolist())
+        old = self.table
+        super().select_rows(rows)
+        if old is not None:
+            self.pool.hold(self.table.flatten().tolist())
+            self.pool.release(old.flatten().tolist())
 
     def keep_slots(self, slots: Tensor) -> None:
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())

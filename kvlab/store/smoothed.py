@@ -1,15 +1,18 @@
-"""Smoothing: take the size of K's outlier channels out before it is quantized (document 004)."""
+"""Smoothed: take the size of K's outlier channels out before it is quantized (Xiao et al. 2023)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..calibrate.smoothing import check_strength, factors
-from .format import Exact
-from .scale import Scales
+from .exact import Exact, Parts
+from .scales import Scales
 
 
+@dataclass(frozen=True)
 class Smoothed(Exact):
     """Divide every channel of K by its own size, quantize, and multiply back what is read.
 
@@ -18,28 +21,34 @@ class Smoothed(Exact):
     same as multiplying q, and the way to do it where a rotary embedding stands between W_k and the cache.
     Where none does, `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
 
-    format: what K / s is stored in. strength: 0 (nothing) to 1 (all channels alike).
+    format: what K / s is stored in. strength: 0 (nothing) to 1 (all channels alike). Parts: the format's, and
+    s, `[batch, kv_heads, 1, head_dim]`.
     """
 
-    def __init__(self, format: Exact, strength: float = 0.5):
-        self.format, self.strength = format, check_strength(strength)
-        self.factor: Tensor | None = None  # s, [batch, kv_heads, 1, head_dim]
+    format: Exact
+    strength: float = 0.5
 
-    def bind(self, head_dim: int) -> None:
-        self.format.bind(head_dim)
+    def __post_init__(self):
+        object.__setattr__(self, "strength", check_strength(self.strength))
 
-    def encode(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
-        if self.factor is None:
+    @property
+    def fixed_parts(self) -> int:
+        return self.format.fixed_parts + 1
+
+    def check(self, head_dim: int) -> None:
+        self.format.check(head_dim)
+
+    def write(
+        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        *inner, factor = fixed or (None,)
+        if factor is None:
             size = Scales("channel").reduce(x.float().abs().nan_to_num(posinf=0.0), True, real)
-            self.factor = factors(size, self.strength)
-        return self.format.encode(x / self.factor, real)
+            factor = factors(size, self.strength)
+        return *self.format.encode(x / factor, real, tuple(inner)), factor
 
-    def decode(self, parts: tuple[Tensor, ...], dtype: torch.dtype) -> Tensor:
-        return self.format.decode(parts, dtype) * self.factor.to(parts[0].device, dtype)
-
-    def select_rows(self, rows: Tensor) -> None:
-        super().select_rows(rows)
-        self.format.select_rows(rows)
+    def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
+        return self.format.decode(parts[:-1], dtype) * parts[-1].to(parts[0].device, dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         return self.format.bits_per_value(shape, dtype) + 32 / shape[1]

@@ -99,6 +99,12 @@ def test_an_exercise_is_correct_and_has_two_hints_and_a_solution(name):
                 assert f"<summary>{part}" in around, cell.id
 
 
+@pytest.mark.parametrize("name", BOOKS)
+def test_sources_are_cited_by_name(name):
+    """By authors and year, as docs/sources.md lists them: nobody can open a text by our number for it."""
+    assert not re.search(r"(?i)\bdocuments? 00\d|\bthe slides\b", nbformat.writes(BOOKS[name]))
+
+
 def test_the_way_through_text_keeps_every_cell():
     for book in BOOKS.values():
         again = text.to_notebook(text.to_text(book))

@@ -13,7 +13,7 @@ from eval.__main__ import main
 from eval.offload import figures, insight, quality, timing, walltime
 from eval.offload.rows import Row
 from kvlab.arithmetic import SHAPES, kv_bytes
-from kvlab.measure import study
+from kvlab.measure import studies
 from kvlab.models import calibration_ids
 
 KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
@@ -96,7 +96,7 @@ def test_the_tables_of_similarity_and_recall():
     given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
     found = values(row.json() for row in insight.similarity(given))
     tokens = calibration_ids(model).shape[1]
-    parts = study.similarity(study.read(model, calibration_ids(model)))
+    parts = studies.similarity(studies.read(model, calibration_ids(model)))
     assert found["tiny: ffn output, layer 3", tokens] == pytest.approx(parts["ffn output"][2].item())
     mean = parts["block input"][1:].mean().item()
     assert found["tiny: block input, mean from layer 2", tokens] == pytest.approx(mean)

@@ -38,7 +38,7 @@ class Random(Fetch):
     def __init__(self, count, seed=0):
         self.count, self.generator = count, torch.Generator().manual_seed(seed)
 
-    def select(self, layer, query, scaling):
+    def select(self, layer, query):
         past = layer.slots - 1
         shape = (query.shape[0], layer.kv_heads, past)
         noise = torch.rand(shape, generator=self.generator)
@@ -47,20 +47,17 @@ class Random(Fetch):
         slots = noise.topk(min(self.count, past), dim=-1).indices
         return slots.masked_fill(noise.gather(2, slots) < 0, -1)
 
-    def __deepcopy__(self, memo):  # generators do not copy; every layer draws from one stream
-        return self
 
+def watched(cache) -> dict[int, torch.Tensor]:
+    """{layer: original positions of what the last step read}, kept up to date."""
+    found = {}
 
-class Watching(Host):
-    """Notes the original positions of what each step read."""
+    def note(layer, held, slots, query):
+        found[layer.index] = layer.slot_positions if slots is None else layer.table.gathered(slots)
 
-    def read(self, layer, query, scaling):
-        held, slots = super().read(layer, query, scaling)
-        positions = layer.slot_positions
-        self.read_positions = (
-            positions if slots is None else positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
-        )
-        return held, slots
+    for layer in cache.layers:
+        layer.on_read = note
+    return found
 
 
 @given(
@@ -70,7 +67,8 @@ class Watching(Host):
 )  # fmt: skip
 def test_victims_are_those_of_the_definition(policy, capacity, sizes, steps, count, seed):
     model = tiny("llama", num_hidden_layers=2)
-    cache = kvlab.KVCache(model, keep=Pool(capacity, policy), place=Watching(Random(count, seed)))
+    cache = kvlab.KVCache(model, keep=Pool(capacity, policy), place=Host(Random(count, seed)))
+    read_positions = watched(cache)
     ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
     stepper = kvlab.Stepper(model, cache)
     hands = [[[ByHand(capacity, policy) for _ in range(2)] for _ in sizes] for _ in cache.layers]
@@ -82,7 +80,7 @@ def test_victims_are_those_of_the_definition(policy, capacity, sizes, steps, cou
                 for head, hand in enumerate(heads):
                     read = None
                     if step:
-                        read = [p for p in layer.place.read_positions[row, head].tolist() if p >= 0][:-1]
+                        read = [p for p in read_positions[layer.index][row, head].tolist() if p >= 0][:-1]
                     hand.step(step, new, read)
                     held = [p for p in layer.positions[row, head].tolist() if p >= 0]
                     assert held == hand.tokens
@@ -128,9 +126,8 @@ def test_ten_thousand_steps_under_pressure():
     attention over exactly the K and V of the positions that it reports."""
     model = tiny("llama", num_hidden_layers=1)
     link = ModelledLink(1e12, latency=0)
-    cache = kvlab.KVCache(model, keep=Pool(24), store=Roomy(), place=Watching(Random(6)))
-    cache.layers[0]._answers[2].link = link
-    cache.reset()
+    cache = kvlab.KVCache(model, keep=Pool(24), store=Roomy(), place=Host(Random(6), link))
+    read_positions = watched(cache)
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
     queries = torch.randn(1, 4, 10_040, 8, generator=generator)
@@ -139,7 +136,7 @@ def test_ten_thousand_steps_under_pressure():
     for step in range(40, 10_040):
         layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
         out = layer.attend(queries[:, :, step : step + 1], None, 0.5, None)
-        index = layer.place.read_positions.long()
+        index = read_positions[0].long()
         used.add(index.shape[2])
         if step % 20 == 0:
             stats = cache.stats()

@@ -7,14 +7,19 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 from kvlab.keep import TOVA, PyramidKV, SnapKV
 from kvlab.place import Device
+from kvlab.place.device import DeviceState
 from kvlab.reference import attention, keep
 
 
 class Asked(Device):
     """Notes the queries and keys of the prompt and of every step."""
 
-    def __init__(self):
-        self.queries, self.keys = [], []
+    def start(self, layer):
+        return AskedState(self)
+
+
+class AskedState(DeviceState):
+    shared = ("queries", "keys")
 
     def prefill(self, layer, query, keys):
         self.queries, self.keys = [query], [keys]
@@ -22,9 +27,9 @@ class Asked(Device):
     def append(self, layer, keys):
         self.keys.append(keys)
 
-    def read(self, layer, query, scaling):
+    def read(self, layer, query):
         self.queries.append(query)
-        return super().read(layer, query, scaling)
+        return super().read(layer, query)
 
 
 def run(model, keep, sizes, steps):

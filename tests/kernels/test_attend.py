@@ -1,9 +1,12 @@
 """The compiled kernels against plain torch: formats, lengths, masks, groups of heads, buffers, threads."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import started
 
 from eval import attention
 from kvlab import kernels
@@ -21,8 +24,8 @@ FORMATS = {
 
 
 def filled(form, tokens: int, batch=2, kv_heads=2, head_dim=HEAD, buffer=Growing):
-    store = buffer(format=form) if buffer is Growing else buffer(tokens + 5, form)
-    form.bind(head_dim)
+    policy = buffer(format=form) if buffer is Growing else buffer(tokens + 5, form)
+    store = started(policy, head_dim, kv_heads)
     keys, values = torch.randn(2, batch, kv_heads, tokens, head_dim)
     store.append(keys, values)
     return store
@@ -38,11 +41,7 @@ def close(store, query, allowed=None):
 
 def _double(store):
     """The same store, decoding to fp64, so that the reference has no rounding of its own."""
-    copy = Growing(store.format)
-    copy.keys = tuple(part[:, :, : store.length] for part in store.keys)
-    copy.values = tuple(part[:, :, : store.length] for part in store.values)
-    copy.dtype = torch.float64
-    return copy
+    return replace(store.packed(*store.parts()), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", FORMATS)

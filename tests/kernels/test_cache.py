@@ -14,8 +14,9 @@ import kvlab.layer
 from kvlab.arithmetic import count_flops
 from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
+from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Float8, Growing, Int, Roomy, Static
+from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
 
 packed = importlib.import_module("kvlab.kernels.attend")
 
@@ -93,7 +94,8 @@ def test_what_kernels_cannot_do_goes_without(name, calls):
 
 def test_kernels_are_compiled_ahead():
     model = llama(4)
-    assert compile_for(model, "int8") and compile_for(model, "fp8") and not compile_for(model, "full")
+    shape = ModelShape.of(model)
+    assert compile_for(shape, Int(8)) and compile_for(shape, Float8()) and not compile_for(shape, Exact())
 
 
 # On a GPU, or what stands in for one: the kernel of `kernels/gpu.py` in Triton's interpreter, or a fake.

@@ -1,6 +1,7 @@
 """What of a CUDA link can be tried without a GPU: the choice between its ways, and the kernel of one."""
 
 import importlib.util
+from concurrent.futures import Future
 
 import pytest
 import torch
@@ -19,7 +20,8 @@ needs_triton = pytest.mark.skipif(
 
 def carried(size: int, seconds: float, error=None) -> Transfer:
     transfer = Transfer("fetch", 0, size, "device", started=1.0, finished=1.0 + seconds)
-    transfer.error = error
+    transfer.future = Future()
+    transfer.future.set_exception(error) if error else transfer.future.set_result(None)
     return transfer
 
 

@@ -36,11 +36,10 @@ def dawdle():
     time.sleep(0.5)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize(
     "fault, settings, says",
     [
-        (die, {}, "the link's worker is gone; the prefetch of layer 2 .* never arrived"),
+        (die, {}, "the prefetch of layer 2 .* failed: SystemExit"),
         (fail, {}, r"the prefetch of layer 2 \(\d+ bytes toward the device\) failed: no such page"),
         (dawdle, {"timeout": 0.05}, "the prefetch of layer 2 .* took longer than the timeout of 0.05 s"),
     ],
@@ -85,6 +84,6 @@ def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
 
 def test_a_host_buffer_that_is_full_says_so():
     model = tiny("llama")
-    cache = kvlab.KVCache(model, store=Static(22), place=Host(TopK(0.5), 1e9))
+    cache = kvlab.KVCache(model, store=Static(22), place=Host(TopK(0.5), ModelledLink(1e9)))
     with pytest.raises(ValueError, match="static: 23 tokens do not fit into a buffer of length=22"):
         kvlab.decode(model, prompt(20), cache, 6)

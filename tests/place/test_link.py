@@ -219,7 +219,6 @@ def test_links_are_shared_by_layers_and_end_with_their_cache():
             break
     else:
         raise AssertionError("the link's workers outlive the cache")
-    link, place = Link(), Host(Whole())
-    place.link = link
-    kvlab.decode(model, prompt(9), kvlab.KVCache(model, place=place), 3)
+    link = Link()
+    kvlab.decode(model, prompt(9), kvlab.KVCache(model, place=Host(Whole(), link)), 3)
     assert link.records

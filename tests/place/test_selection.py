@@ -14,24 +14,23 @@ from kvlab.attention import group_importance, recorded
 from kvlab.calibrate.fold import fold, is_folded
 from kvlab.calibrate.skew import skew, skewing_matrices
 from kvlab.models import blocks_of, query_of
-from kvlab.place import Device, Host, InfiniGen, TopK
+from kvlab.place import Host, InfiniGen, TopK
 from kvlab.place.infinigen import VARIANTS
 from kvlab.place.topk import most_important
 from kvlab.reference.place import columns, fetched, guess, how_many, topk
 
 
-class Watch(Host):
-    """A host that notes what every step read: {layer: slots} of the last one, and the queries asked."""
+def watch(cache) -> dict[int, dict]:
+    """What the last step read, {layer: slots, query, all keys, scaling}, kept up to date."""
+    seen = {}
 
-    def __init__(self, fetch):
-        super().__init__(fetch)
-        self.seen = {}
-
-    def read(self, layer, query, scaling):
-        held, slots = super().read(layer, query, scaling)
+    def note(layer, held, slots, query):
         full, _ = layer.store.read(query.device)
-        self.seen = {"slots": slots, "query": query, "keys": full, "scaling": scaling}
-        return held, slots
+        seen[layer.index] = {"slots": slots, "query": query, "keys": full, "scaling": layer.scaling}
+
+    for layer in cache.layers:
+        layer.on_read = note
+    return seen
 
 
 def chosen(seen, row, head):
@@ -69,13 +68,14 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
 def test_topk_fetches_the_largest_weights(family):
     model = tiny(family)
     ids, mask = left_padded([prompt(30), prompt(11, seed=1)])
-    cache = kvlab.KVCache(model, place=Watch(TopK(0.2)))
+    cache = kvlab.KVCache(model, place=Host(TopK(0.2)))
+    steps = watch(cache)
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(ids, mask)
     for step in range(3):
         stepper.feed(prompt(1, rows=2, seed=step))
         for layer in cache.layers:
-            seen = layer.place.seen
+            seen = steps[layer.index]
             for row, (tokens, pad) in enumerate([(30, 0), (11, 19)]):
                 count = int(0.2 * (tokens + step + 1))
                 for head in range(layer.kv_heads):
@@ -87,12 +87,6 @@ def test_topk_fetches_the_largest_weights(family):
 def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family):
     """For every layer: LN, W_q, norms, rotary and scale all rebuilt exactly."""
     model, inputs, rotary = tiny(family), {}, {}
-
-    class Asked(Device):
-        def read(self, layer, query, scaling):
-            self.query = query
-            return super().read(layer, query, scaling)
-
     blocks = blocks_of(model)
 
     def note(index):
@@ -104,38 +98,39 @@ def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family)
 
     hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
     try:
-        cache = kvlab.KVCache(model, place=Asked())
+        cache = kvlab.KVCache(model)
+        steps = watch(cache)
         stepper = kvlab.Stepper(model, cache)
         stepper.feed(prompt(12, rows=2))
         stepper.feed(prompt(1, rows=2, seed=1))
     finally:
         for hook in hooks:
             hook.remove()
-    for index, layer in enumerate(cache.layers):
+    for index in range(len(cache.layers)):
         with torch.no_grad():
             guess = query_of(model, index, inputs[index], rotary[index])
-        assert torch.allclose(guess, layer.place.query, atol=1e-5)
+        assert torch.allclose(guess, steps[index]["query"], atol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
 def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, monkeypatch):
     """With ratio 1 and the layer's own query, guessed and true scores are the same numbers."""
     model = tiny(family)
-    cache = kvlab.KVCache(model, place=Watch(InfiniGen(0.3, alpha=math.inf, ratio=1.0, full_layers=0)))
-    plain_read = Watch.read
+    cache = kvlab.KVCache(model, place=Host(InfiniGen(0.3, alpha=math.inf, ratio=1.0, full_layers=0)))
+    steps, plain_select = watch(cache), InfiniGen.select
 
-    def rehearse_late(self, layer, query, scaling):
+    def rehearse_late(self, layer, query):
         # the layer's own query, on the past tokens only, as `speculate` would see them
-        held, seen = list(layer.rows_held), list(layer.lengths)
-        layer.rows_held = [n - 1 for n in held]
-        layer.lengths = [n - 1 for n in seen]
-        self.fetch._keys.used -= 1
-        self.fetch.speculate(layer, lambda: query)
-        layer.rows_held, layer.lengths = held, seen
-        self.fetch._keys.used += 1
-        return plain_read(self, layer, query, scaling)
+        table, partial = cache.layers[layer.index].table, layer.state.partial
+        held, seen = table.rows_held, table.lengths
+        table.rows_held, table.lengths = [n - 1 for n in held], [n - 1 for n in seen]
+        partial.used -= 1
+        self.speculate(layer, lambda: query)
+        table.rows_held, table.lengths = held, seen
+        partial.used += 1
+        return plain_select(self, layer, query)
 
-    monkeypatch.setattr(Watch, "read", rehearse_late)
+    monkeypatch.setattr(InfiniGen, "select", rehearse_late)
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(30, rows=2))
     for step in range(3):
@@ -143,8 +138,8 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
         for layer in cache.layers:
             for row in range(2):
                 for head in range(layer.kv_heads):
-                    best = truly_best(layer.place.seen, row, head, int(0.3 * (31 + step)), 0)
-                    assert chosen(layer.place.seen, row, head) == best
+                    best = truly_best(steps[layer.index], row, head, int(0.3 * (31 + step)), 0)
+                    assert chosen(steps[layer.index], row, head) == best
 
 
 def test_what_infinigen_fetches_is_what_its_definition_says():
@@ -152,7 +147,8 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
     model = tiny("llama")
     alpha, ratio, budget = 0.5, 0.5, 12
     ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
-    cache = kvlab.KVCache(model, place=Watch(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
+    cache = kvlab.KVCache(model, place=Host(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
+    steps = watch(cache)
     prompts, guesses = {}, {}
     plain_prefill, plain_speculate = InfiniGen.prefill, InfiniGen.speculate
 
@@ -162,7 +158,7 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
 
     def speculate(self, layer, query):
         guesses[layer.index] = query()
-        plain_speculate(self, layer, query)
+        return plain_speculate(self, layer, query)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InfiniGen, "prefill", prefill)
@@ -174,7 +170,7 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
     matrices = skew(model)
     counts = set()
     for index in (2, 3):
-        seen = cache.layers[index].place.seen
+        seen = steps[index]
         query, keys = prompts[index]
         for row, pad in enumerate((0, 13)):
             scores = []
@@ -188,7 +184,7 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
             for head, group in enumerate(scores):
                 expected = {slot + pad for slot in fetched(torch.stack(group), count)}
                 assert chosen(seen, row, head) == expected
-    assert cache.layers[0].place.seen["slots"] is None and cache.layers[1].place.seen["slots"] is None
+    assert steps[0]["slots"] is None and steps[1]["slots"] is None
     assert len(counts) > 1  # the rule, not the cap, decided somewhere
 
 
@@ -252,7 +248,7 @@ def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
     assert is_folded(loaded) and not is_folded(plain)
     again = kvlab.decode(loaded, ids, kvlab.make_cache(loaded, spec), 8)
     assert torch.equal(again.logprobs, ready.logprobs)
-    assert kvlab.make_cache(loaded, spec).layers[2].place.fetch._skew is None  # nothing to rotate
+    assert kvlab.make_cache(loaded, spec).layers[2].place.fetch.skew is None  # nothing to rotate
     gathered = [sum(strongest_quarter(model, ids)) for model in (plain, folded)]
     assert gathered[1] > gathered[0]
     with pytest.raises(ValueError, match="folded already"):
@@ -280,8 +276,8 @@ def test_the_variants_choose_columns_and_counts_as_they_say():
     same = torch.cat([keyed, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
     assert (VARIANTS["official-accuracy"](two, same, 2)[1, 0] < 0).sum() == 2  # a smaller union
     scores = torch.tensor([[[0.0, -1, -9, -9]], [[0.0, -1, -1, -1]]])
-    assert InfiniGen(alpha=2.0)._how_many(scores, [4, 4]) == [2, 4]
-    assert InfiniGen(alpha=2.0, variant="official-speed")._how_many(scores, [4, 4]) == [3, 3]
+    assert InfiniGen(alpha=2.0).how_many(scores, [4, 4]) == [2, 4]
+    assert InfiniGen(alpha=2.0, variant="official-speed").how_many(scores, [4, 4]) == [3, 3]
     model, seen = tiny("opt"), {}
 
     def query(norm=None):

@@ -130,7 +130,7 @@ class Driven:
     def _pass(self, layer, new: slice) -> Seen:
         attended = []
 
-        def note(_, held, slots):
+        def note(_, held, slots, query):
             positions = layer.positions
             if slots is not None:
                 positions = positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)

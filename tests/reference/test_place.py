@@ -150,7 +150,7 @@ def test_infinigen_in_a_whole_model():
 
         return hook
 
-    def on_read(layer, held, slots):
+    def on_read(layer, held, slots, query):
         fetched[layer.index] = slots
         keys[layer.index] = layer.store.read(torch.device("cpu"))[0][:, :, :-1]
 

@@ -1,11 +1,11 @@
-"""The KV manager against plain lists of rows, closed formulas, and the totals of document 000."""
+"""The KV manager against plain lists of rows, closed formulas, and the totals of QC AI Research (n.d.)."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlab import plots
+from course.teaching import pictures
 from kvlab.arithmetic import SHAPES, padded_buffer_bytes, padded_copied_bytes
 from kvlab.models import ModelShape
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
@@ -125,7 +125,7 @@ def test_the_formulas_are_what_the_manager_counts(extra, length, steps, heads):
 
 
 def test_the_figure_shows_the_totals_of_the_document():
-    axes = plots.buffers(SHAPES["Llama-7B"], 2048).axes[0]
+    axes = pictures.buffers(SHAPES["Llama-7B"], 2048).axes[0]
     points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[::-1]}
     assert points["double"][0] == 2.146435072 and points["compromise 0.5"][0] == 1.609826304
     assert points["shift"] == pytest.approx((1.073217536, 2047 * 524288 / 1e6))

@@ -22,7 +22,7 @@ def test_integer_error_is_at_most_half_a_step(bits, data):
     group = data.draw(st.sampled_from([4, 8, 20]))
     x = data.draw(numbers(group))
     form = Int(bits, group)
-    form.bind(x.shape[-1])
+    form.check(x.shape[-1])
     codes, scale = form.encode(x)
     back = form.decode((codes, scale), torch.float32)
     step = scale.float().repeat_interleave(group, -1)
@@ -97,7 +97,7 @@ def test_bad_parameters():
     with pytest.raises(ValueError, match="group=5: does not divide the head dimension 8"):
         kvlab.KVCache(tiny("llama"), store=Int(8, 5))
     with pytest.raises(ValueError, match="whole bytes"):
-        Int(2).bind(6)
+        Int(2).check(6)
 
 
 class RoundTrip(DynamicLayer):

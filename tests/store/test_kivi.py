@@ -1,25 +1,22 @@
 """KIVI: what is held, at every step, against a definition written token by token."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import prompt, tiny
+from tiny import prompt, started, tiny
 
 import kvlab
 from kvlab.keep import H2O
-from kvlab.place import Host, TopK
+from kvlab.place import Host, ModelledLink, TopK
 from kvlab.reference.store import kivi, kivi_written
 from kvlab.store import Kivi
 
 
 def fresh(bits, group, recent, width):
-    store = Kivi(bits, group, recent)
-    store.bind(SimpleNamespace(head_dim=width), 0)
-    return store
+    return started(Kivi(bits, group, recent), width)
 
 
 @given(
@@ -92,14 +89,14 @@ def test_stated_bits_are_those_of_the_storages(bits, tokens):
     x = torch.randn(3, 2, tokens, 64)
     store.append(x, x)
     held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors())
-    assert held * 8 == pytest.approx(2 * x.numel() * store.bits_per_value((2, tokens, 64), x.dtype))
+    assert held * 8 == pytest.approx(2 * x.numel() * store.policy.bits_per_value((2, tokens, 64), x.dtype))
 
 
 def test_kivi2_costs_three_bits_plus_the_window():
     store = fresh(2, 32, 32, 128)
     tokens = 32 + 32 * 100
     window = 32 * 16 / tokens
-    assert store.bits_per_value((8, tokens, 128)) == pytest.approx(3.0 * 3200 / tokens + window)
+    assert store.policy.bits_per_value((8, tokens, 128)) == pytest.approx(3.0 * 3200 / tokens + window)
 
 
 def test_channels_that_are_outliers_survive_two_bits():
@@ -107,7 +104,10 @@ def test_channels_that_are_outliers_survive_two_bits():
     x = torch.randn(1, 1, 64, 32, generator=torch.Generator().manual_seed(2))
     x[..., 3] = x[..., 3] * 0.5 + 30
     errors = {}
-    for name, form in (("kivi", fresh(2, 32, 0, 32)), ("token", kvlab.store.Growing(kvlab.store.Int(2)))):
+    for name, form in (
+        ("kivi", fresh(2, 32, 0, 32)),
+        ("token", started(kvlab.store.Growing(kvlab.store.Int(2)))),
+    ):
         form.append(x, x)
         errors[name] = (form.read(x.device)[0] - x).norm().item()
     assert errors["kivi"] < errors["token"] / 2
@@ -130,7 +130,7 @@ def test_refused():
     for answers, says in (
         ({"keep": H2O(0.5)}, "H2O cannot drop single ones"),
         ({"place": Host()}, "a host cannot fetch"),
-        ({"place": Host(TopK(0.5), 1e9)}, "a host cannot fetch"),
+        ({"place": Host(TopK(0.5), ModelledLink(1e9))}, "a host cannot fetch"),
     ):
         with pytest.raises(ValueError, match=says):
             kvlab.KVCache(model, store=Kivi(), **answers)
@@ -142,7 +142,7 @@ def test_refused():
     x[0, 1, 2, 0] = math.nan
     with pytest.raises(ValueError, match="keys: int2: KV head 1 holds NaN"):
         fresh(2, 4, 4, 8).append(x, x)
-    clipped = Kivi(2, 4, 4, "clip")
-    clipped.bind(SimpleNamespace(head_dim=8), 0)
+    clipped = started(Kivi(2, 4, 4, "clip"))
     clipped.append(x, x)
-    assert clipped.format.replaced == 1 and torch.isfinite(clipped.read(x.device)[0]).all()
+    assert clipped.replaced == 2  # in K and in V
+    assert torch.isfinite(clipped.read(x.device)[0]).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import left_padded, prompt, tiny
+from tiny import left_padded, prompt, started, tiny
 
 import kvlab
 from kvlab.keep import H2O
@@ -23,10 +23,8 @@ def test_the_first_tokens_of_every_row_are_exact_and_no_others(sizes, later, sin
     x = torch.randn(len(sizes), 2, total, 8, generator=torch.Generator().manual_seed(total))
     pads = longest - torch.tensor(sizes)
     real = torch.arange(longest)[None] >= pads[:, None]
-    store = buffer(format=Int(2), sinks=sinks)
-    if buffer is Static:
-        store.capacity = total
-    plain, end = Growing(Int(2)), longest
+    store = started(buffer(format=Int(2), sinks=sinks), context=total)
+    plain, end = started(Growing(Int(2))), longest
     for one in (store, plain):
         one.append(x[:, :, :longest], -x[:, :, :longest], real)
     for count in later:
@@ -46,7 +44,7 @@ def test_the_first_tokens_of_every_row_are_exact_and_no_others(sizes, later, sin
 @given(data=st.data())
 def test_exact_tokens_follow_evictions_and_crops(data):
     x = torch.randn(2, 2, 10, 8, generator=torch.Generator().manual_seed(1))
-    store = Growing(Int(2), sinks=4)
+    store = started(Growing(Int(2), sinks=4))
     store.append(x, x)
     picks = [
         sorted(data.draw(st.lists(st.integers(0, 9), min_size=5, max_size=5, unique=True))) for _ in range(4)
@@ -57,7 +55,7 @@ def test_exact_tokens_follow_evictions_and_crops(data):
     for row, head in ((0, 0), (0, 1), (1, 0), (1, 1)):
         for place, token in enumerate(slots[row, head].tolist()):
             assert torch.equal(keys[row, head, place], x[row, head, token]) == (token < 4)
-    cropped = Growing(Int(2), sinks=4)
+    cropped = started(Growing(Int(2), sinks=4))
     cropped.append(x, x)
     cropped.crop(2)
     cropped.append(x[:, :, 5:9], x[:, :, 5:9])  # two of these are now third and fourth
@@ -73,8 +71,9 @@ def test_bits_of_exact_sinks_and_smoothing():
         Growing(Smoothed(Int(4)), Int(4)),
         Growing(Smoothed(Int(2)), sinks=1),
     ):
-        store.append(x, x)
-        held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors())
+        state = started(store)
+        state.append(x, x)
+        held = sum(tensor.untyped_storage().nbytes() for tensor in state.tensors())
         assert held * 8 == pytest.approx(2 * x.numel() * store.bits_per_value((2, 50, 8), x.dtype))
 
 
@@ -96,11 +95,13 @@ def test_padding_and_rows_do_not_move_the_smoothing():
     x[0, :, :4] *= 50
     real = torch.ones(2, 9, dtype=torch.bool)
     real[0, :4] = False
-    together, alone = Smoothed(Int(4)), Smoothed(Int(4))
-    codes = together.encode(x, real)[0]
-    assert torch.equal(codes[:1, :, 4:], alone.encode(x[:1, :, 4:])[0])
+    together, alone = started(Growing(Smoothed(Int(4)))), started(Growing(Smoothed(Int(4))))
+    together.append(x, x, real)
+    alone.append(x[:1, :, 4:], x[:1, :, 4:])
+    assert torch.equal(together.keys[0][:1, :, 4:], alone.keys[0])
     together.select_rows(torch.tensor([1, 0, 0]))
-    assert torch.equal(together.factor[1:2], alone.factor) and len(together.factor) == 3
+    factor = together.fixed_keys[0]
+    assert torch.equal(factor[1:2], alone.fixed_keys[0]) and len(factor) == 3
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FAMILIES, left_padded, prompt, tiny
+from tiny import FAMILIES, left_padded, prompt, started, tiny
 
 import kvlab
-from kvlab.answer import gather_slots
 from kvlab.keep import H2O
 from kvlab.place import Host, TopK
+from kvlab.policy import gather_slots
 from kvlab.store import BlockPool, Float8, Growing, Int, Paged
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ changes = st.one_of(
 @given(st.lists(changes, min_size=1, max_size=12), st.integers(1, 5), st.sampled_from([None, Int(8), Int(4)]))
 def test_whatever_happens_it_holds_what_a_growing_buffer_holds(story, block, form):
     pool = BlockPool(block=block)
-    stores = [(Paged(pool=pool, format=form), Growing(form))]
+    stores = [(started(Paged(pool=pool, format=form), 4), started(Growing(form), 4))]
     for seed, (what, value) in enumerate(story):
         paged, plain = stores[seed % len(stores)]
         batch = 2 if plain.keys is None else plain.keys[0].shape[0]
@@ -71,7 +71,7 @@ def test_whatever_happens_it_holds_what_a_growing_buffer_holds(story, block, for
 
 
 def test_blocks_are_taken_when_they_are_needed():
-    store = Paged(block=4)
+    store = started(Paged(block=4), 3)
     held = []
     for _ in range(9):
         store.append(rows(1, 1, 0), rows(1, 1, 0))
@@ -83,7 +83,7 @@ def test_blocks_are_taken_when_they_are_needed():
 
 
 def test_forks_share_until_one_writes():
-    store, prefix = Paged(block=4), rows(1, 10, 1)
+    store, prefix = started(Paged(block=4), 3), rows(1, 10, 1)
     store.append(prefix, prefix)
     store.select_rows(torch.zeros(16, dtype=torch.long))
     assert store.pool.used == 3  # shared once
@@ -100,7 +100,7 @@ def test_forks_share_until_one_writes():
 def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
     together = rows(1, 8, 5).expand(3, -1, -1, -1)
     own = rows(3, 6, 6)
-    store = Paged(block=4)
+    store = started(Paged(block=4), 3)
     store.append(torch.cat([together, own], 2), torch.cat([together, own], 2))
     assert store.pool.used == 2 + 3 * 2
     assert torch.equal(store.read(CPU)[0], torch.cat([together, own], 2))
@@ -108,11 +108,11 @@ def test_rows_of_a_batch_share_the_blocks_in_which_they_agree():
 
 def test_blocks_come_back():
     pool = BlockPool(6, block=4)
-    first, second = Paged(pool=pool), Paged(pool=pool)
+    first, second = started(Paged(pool=pool), 3), started(Paged(pool=pool), 3)
     first.append(rows(1, 12, 0), rows(1, 12, 0))
     second.append(rows(1, 9, 1), rows(1, 9, 1))
     assert pool.used == 6
-    third = Paged(pool=pool)
+    third = started(Paged(pool=pool), 3)
     with pytest.raises(ValueError, match="1 blocks of 4 tokens are needed and 0 of 6 are free"):
         third.append(rows(1, 1, 2), rows(1, 1, 2))
     assert pool.used == 6 and third.length == 0  # a refusal changes nothing
@@ -193,6 +193,7 @@ def test_bad_parameters(make, says):
 
 def test_a_pool_serves_one_shape():
     pool = BlockPool(block=4)
-    Paged(pool=pool).append(rows(1, 2, 0), rows(1, 2, 0))
+    first = started(Paged(pool=pool), 3)
+    first.append(rows(1, 2, 0), rows(1, 2, 0))
     with pytest.raises(ValueError, match="blocks of another shape"):
-        Paged(pool=pool).append(rows(1, 2, 0, width=5), rows(1, 2, 0, width=5))
+        started(Paged(pool=pool), 5).append(rows(1, 2, 0, width=5), rows(1, 2, 0, width=5))

@@ -8,12 +8,12 @@ import torch
 from drawn import numbers
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import prompt, tiny
+from tiny import prompt, started, tiny
 
 import kvlab
 from kvlab.reference.store import groups
 from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
-from kvlab.store.scale import AXES, DTYPES
+from kvlab.store.scales import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
 INTS = [
@@ -36,7 +36,7 @@ def test_error_is_at_most_half_a_step_of_the_own_group(axis, group, symmetric, d
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64, torch.bfloat16]))
     x = data.draw(numbers(4))[:2, :2, :2].to(dtype)
     form = Int(bits, group, axis, symmetric, scale)
-    form.bind(x.shape[-1])
+    form.check(x.shape[-1])
     back = form.decode(form.encode(x), torch.float64)
     # The step is rounded up: by 2^-11 or, below fp16's normal numbers, to the next multiple of 2^-24.
     coarse, slack = (2**-10, 2**-24) if scale == "fp16" else (2**-22, 1e-37)
@@ -54,7 +54,7 @@ def test_error_is_at_most_half_a_step_of_the_own_group(axis, group, symmetric, d
 @pytest.mark.parametrize("settings", FLOATS, ids=str)
 def test_a_scale_brings_the_largest_value_to_the_formats_largest(settings):
     form = Float8(**settings)
-    form.bind(8)
+    form.check(8)
     x = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(1)) * 3e-3  # too small for e4m3 alone
     back = form.decode(form.encode(x), torch.float32)
     fraction = {"e4m3": 2**-4, "e5m2": 2**-3}[settings["format"]]
@@ -75,8 +75,7 @@ def test_a_scale_brings_the_largest_value_to_the_formats_largest(settings):
 )
 def test_stated_bits_are_the_bits_of_the_storages(form):
     tokens, heads, width, rows = 13, 2, 8, 3
-    store = Growing(form)
-    store.format.bind(width), store.value_format.bind(width)
+    store = started(Growing(form), width)
     x = torch.randn(rows, heads, tokens, width)
     store.append(x[:, :, :9], x[:, :, :9])
     store.append(x[:, :, 9:], x[:, :, 9:])
@@ -98,8 +97,7 @@ def test_the_bytes_asked_for():
 def test_what_is_stored_never_changes(axis, buffer):
     """1,000 appends: the bits and the numbers of every token stay what they were when it came."""
     form = Int(4, axis=axis, symmetric=False)
-    store = Static(1100, form) if buffer is Static else buffer(form)
-    store.format.bind(8), store.value_format.bind(8)
+    store = started(Static(1100, form) if buffer is Static else buffer(form))
     generator = torch.Generator().manual_seed(3)
     kept = []
     for step in range(1001):
@@ -119,17 +117,19 @@ def test_padding_does_not_move_a_fixed_scale(data):
     pads, tokens = data.draw(st.integers(0, 5)), data.draw(st.integers(1, 6))
     x = torch.randn(1, 2, pads + tokens, 4, generator=torch.Generator().manual_seed(pads * 7 + tokens))
     x[:, :, :pads] *= 100
-    padded, alone = Int(4, None, axis, symmetric), Int(4, None, axis, symmetric)
-    codes = padded.encode(x, torch.arange(pads + tokens)[None] >= pads)[0]
-    assert torch.equal(codes[:, :, pads:], alone.encode(x[:, :, pads:])[0])
-    for mine, other in zip(padded.fixed, alone.fixed, strict=True):
+    form = Int(4, None, axis, symmetric)
+    codes, *padded = form.encode(x, torch.arange(pads + tokens)[None] >= pads)
+    alone, *numbers = form.encode(x[:, :, pads:])
+    assert torch.equal(codes[:, :, pads:], alone)
+    assert len(padded) == form.fixed_parts > 0
+    for mine, other in zip(padded, numbers, strict=True):
         assert torch.equal(mine, other)
 
 
 def test_what_comes_later_is_clipped_to_the_fixed_range():
     form = Int(8, axis="channel")
-    form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
-    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2))
+    _, *fixed = form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
+    later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2), fixed=tuple(fixed))
     assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
 
 
@@ -151,10 +151,10 @@ def test_what_cannot_be_stored_is_refused_by_name_or_replaced_and_counted(make, 
         make().encode(x)
     form = make(nonfinite="clip")
     back = form.decode(form.encode(x), torch.float32)
-    assert form.replaced == 1 and torch.isfinite(back).all()
+    assert form.admit(x)[1] == 1 and torch.isfinite(back).all()
     assert abs(back[1, 2, 3, 5]) > 1e6 and (back[1, 2, 3, 5] < 0) == (bad == -math.inf)
     assert torch.allclose(back[0], x[0], rtol=0.01)
-    store = Growing(make())
+    store = started(Growing(make()))
     with pytest.raises(ValueError, match=r"values: .*KV head 2"):
         store.append(torch.ones_like(x), x)
 
@@ -191,8 +191,7 @@ def test_gathering_packed_rows_is_gathering_numbers(settings, tokens, kept, more
     """Rows of any length, picked head by head in their packed form, and tokens appended behind them."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(2, 2, tokens + more, 8, generator=generator)
-    store = Static(30, Int(**settings)) if buffer is Static else buffer(Int(**settings))
-    store.format.bind(8), store.value_format.bind(8)
+    store = started(Static(30, Int(**settings)) if buffer is Static else buffer(Int(**settings)))
     store.append(x[:, :, :tokens], x[:, :, :tokens] * 2)
     before = store.read(x.device)[0].clone()
     slots = torch.randint(0, tokens, (2, 2, kept), generator=generator)

@@ -1,6 +1,6 @@
-"""Balance: write every head's W_q and W_k so that few columns carry most of its scores.
+"""Concentrate: write every head's W_q and W_k so that few columns carry most of its scores.
 
-A head is its scores Q K^T, and (Q M)(K M^-T)^T = Q K^T for every invertible M: training settles the scores
+A head is its scores Q K^T, and (Q M)(K M^-T)^T = Q K^T for every invertible M: training fixes the scores
 and leaves M open. The bias of K is open too: it adds one number to all scores of a query. The model does not
 notice either, but InfiniGen does, since it guesses by some columns of Q and K. Of all pairs with the same
 product, weight decay prefers the one that shares the singular values between W_q and W_k. A short training
@@ -33,15 +33,18 @@ def documents() -> list[str]:
 
 
 @torch.no_grad()
-def balance(model, rows: list[list[int]]):
-    """Balance every head of an OPT model, in place, by the token ids of some texts; returns the model.
+def concentrate(model, rows: list[list[int]]):
+    """Concentrate the scores of every head of an OPT model in few columns, in place, by the token ids of some
+    texts; returns the model.
 
     Over these texts the keys have mean 0, the columns of Q are orthogonal to each other and so are those of
     K, with the same sizes, largest first. Logits are the same up to rounding. Raises ValueError for another
     family: where positions rotate Q and K after the projection, M could not pass through.
     """
     if model.config.model_type != "opt":
-        raise ValueError(f"model: {model.config.model_type!r} cannot be balanced, only opt")
+        raise ValueError(
+            f"model: {model.config.model_type!r} has heads that cannot be concentrated, only opt has"
+        )
     heads = model.config.num_attention_heads
     blocks = model.model.decoder.layers
     seen: dict[tuple[int, str], list[Tensor]] = {}
@@ -62,7 +65,7 @@ def balance(model, rows: list[list[int]]):
         of_key.bias -= keys.mean(0).to(of_key.bias)
         keys = keys - keys.mean(0)
         matrices = [
-            balancing(*pair) for pair in zip(queries.chunk(heads, 1), keys.chunk(heads, 1), strict=True)
+            change_of_basis(*pair) for pair in zip(queries.chunk(heads, 1), keys.chunk(heads, 1), strict=True)
         ]
         for projection, turns in zip((of_query, of_key), zip(*matrices, strict=True), strict=True):
             turn = torch.block_diag(*turns).T  # [hidden, hidden]: a block for each head
@@ -71,7 +74,7 @@ def balance(model, rows: list[list[int]]):
     return model
 
 
-def balancing(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+def change_of_basis(queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     """(M, M^-T) of one head, from its queries and centred keys `[tokens, head_dim]` in fp64."""
     spread = keys.T @ keys / len(keys)
     spread += (

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from eval.tasks import corpus, words
 from kvlab import models
-from recipes import circuit, examine, train
+from recipes import cards, circuit, train
 
 SHIPPED = models.EMBEDDED["workshop"]
 
@@ -114,9 +114,9 @@ def test_tokenizer_has_a_token_for_every_word_of_the_lists(stories):
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
 def test_export_loads_without_a_network(arch, stories, tmp_path, monkeypatch):
-    balanced, balance = [], train.balance
+    concentrated, concentrate = [], train.concentrate
     monkeypatch.setattr(
-        train, "balance", lambda model, rows: balanced.append(len(rows)) or balance(model, rows)
+        train, "concentrate", lambda model, rows: concentrated.append(len(rows)) or concentrate(model, rows)
     )
     monkeypatch.setattr(train, "table", lambda *_: "")
     folder = tmp_path / "model"
@@ -128,9 +128,9 @@ def test_export_loads_without_a_network(arch, stories, tmp_path, monkeypatch):
     assert len(tokenizer(" Otis")["input_ids"]) == 1
     assert tokenizer.pad_token_id is not None and tokenizer.eos_token == "<|end|>"
     if arch == "llama":
-        assert model.config.rope_parameters["rope_theta"] == train.STRETCHED and not balanced
+        assert model.config.rope_parameters["rope_theta"] == train.STRETCHED and not concentrated
     else:
-        assert balanced == [len(train.documents())]
+        assert concentrated == [len(train.documents())]
 
 
 def test_last_texts_of_a_file_are_not_trained_on(stories, tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_unlike_counts_what_the_cosine_lacks_from_a_quarter_of_the_depth_on():
 
 
 def test_table_names_every_task(stories, monkeypatch):
-    monkeypatch.setattr(train, "TASKS", {"recall 4": examine.TASKS["recall 4"]})
+    monkeypatch.setattr(train, "TASKS", {"recall 4": cards.TASKS["recall 4"]})
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
     model = circuit.build("llama", 2, 64, len(tokenizer), "cpu")
     lines = train.table(model, tokenizer, {"stories": ["The baker sang a quiet song."]}, 2).splitlines()

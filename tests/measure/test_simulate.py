@@ -15,7 +15,7 @@ from kvlab.measure import simulate as simulator
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
 from kvlab.measure.timeline import record
 from kvlab.place import Host, ModelledLink
-from kvlab.store.static import Roomy
+from kvlab.store import Roomy
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
 A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
@@ -180,7 +180,8 @@ def test_decode_works(system):
 
 
 def test_offloading_is_bound_by_its_link_and_infinigen_much_less():
-    """The slides' argument: 96.9 % of FlexGen's time is transfer; a few tokens, chosen early, hide."""
+    """The argument of Gong, Yi and Zhang (2024): 96.9 % of FlexGen's time is transfer; a few
+    tokens, chosen early, hide."""
     times = {}
     for system in SYSTEMS:
         timeline = simulate([decode_works(system, A6000, OPT, 2048, 8)] * 3, simulator.link_of(A6000, system))

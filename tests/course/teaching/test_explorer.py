@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM
 
 import kvlab
 from course.teaching import explorer
-from kvlab.answer import resolve_budget
+from course.teaching.pictures import EVICTED, FETCHED, HOST, KEPT
 from kvlab.models import WORKSHOP
-from kvlab.plots import EVICTED, FETCHED, HOST, KEPT
+from kvlab.policy import resolve_budget
 
-STORED = Path(__file__).resolve().parents[2] / "notebooks" / "explorer.html"
+STORED = Path(__file__).resolve().parents[3] / "notebooks" / "explorer.html"
 BUDGET = 0.2
 
 

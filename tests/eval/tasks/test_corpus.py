@@ -8,7 +8,7 @@ import pytest
 
 from eval.tasks import corpus, words
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 TASKS = ("recall", "needle", "chain")
 MAKERS = {
     "named": lambda rng: corpus.recall(rng, 8, "named", questions=3),

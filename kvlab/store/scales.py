@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
-
-from ..answer import Answer
 
 AXES = ("group", "token", "channel", "tensor")
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 NONFINITE = ("refuse", "clip")
 
 
-class Scales(Answer):
+@dataclass(frozen=True)
+class Scales:
     """Which values share a scale, and how it is written down.
 
-    axis: "group": `group` neighbouring channels of one token (document 004's
-    `[batch, tokens, heads, groups, group]`). "token": one token's vector in one KV head. "channel": one
-    channel of one KV head. "tensor": all of K, or all of V, of a layer and row. The scales of the last two
-    run over tokens, so they are fixed by the first tokens that are stored (the prompt); what comes later and
-    lies beyond them is clipped, and nothing is ever re-quantized (document 000).
-    group: channels, for axis="group" (default: all of head_dim). dtype: "fp16" or "fp32".
+    axis: "group": `group` neighbouring channels of one token. "token": one token's vector in one KV head.
+    "channel": one channel of one KV head. "tensor": all of K, or all of V, of a layer and row. The scales of
+    the last two run over tokens, so they are fixed by the first tokens that are stored (the prompt); what
+    comes later and lies beyond them is clipped, and nothing is ever re-quantized.
+    group: channels, for axis="group" (default: all of head_dim). scale: its dtype, "fp16" or "fp32".
     Raises ValueError for anything else.
     """
 
-    def __init__(self, axis: str = "group", group: int | None = None, dtype: str = "fp16"):
-        if axis not in AXES:
-            raise ValueError(f"axis={axis!r}: expected one of {', '.join(AXES)}")
+    axis: str = "group"
+    group: int | None = None
+    scale: str = "fp16"
+
+    def __post_init__(self):
+        if self.axis not in AXES:
+            raise ValueError(f"axis={self.axis!r}: expected one of {', '.join(AXES)}")
+        group = self.group
         if group is not None and (isinstance(group, bool) or not isinstance(group, int) or group < 1):
             raise ValueError(f"group={group!r}: expected a positive number of channels")
-        if group is not None and axis != "group":
-            raise ValueError(f"group={group}: only with axis='group', not {axis!r}")
-        if dtype not in DTYPES:
-            raise ValueError(f"scale={dtype!r}: expected one of {', '.join(DTYPES)}")
-        self.axis, self.group, self.dtype = axis, group, DTYPES[dtype]
+        if group is not None and self.axis != "group":
+            raise ValueError(f"group={group}: only with axis='group', not {self.axis!r}")
+        if self.scale not in DTYPES:
+            raise ValueError(f"scale={self.scale!r}: expected one of {', '.join(DTYPES)}")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return DTYPES[self.scale]
 
     @property
     def fixed(self) -> bool:
@@ -47,10 +55,8 @@ class Scales(Answer):
 
     def check(self, head_dim: int) -> None:
         """ValueError for a group that does not divide the head dimension."""
-        if self.axis == "group":
-            self.group = self.group or head_dim
-            if head_dim % self.group:
-                raise ValueError(f"group={self.group}: does not divide the head dimension {head_dim}")
+        if self.group is not None and head_dim % self.group:
+            raise ValueError(f"group={self.group}: does not divide the head dimension {head_dim}")
 
     def reduce(self, x: Tensor, largest: bool, real: Tensor | None = None) -> Tensor:
         """The largest (or smallest) value of every group of x `[batch, kv_heads, tokens, head_dim]`.
@@ -103,18 +109,16 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x < 0, -size, smaller)
 
 
-def refuse(name: str, x: Tensor, allowed: float) -> None:
-    """ValueError that names the first KV head (dimension 1 of x) that cannot be stored."""
-    bad = ~(x.abs() <= allowed)
-    if bad.any():
-        head = int(bad.any(3).any(2).any(0).nonzero()[0])
-        value = x[bad][0].item()
-        what = f"a value above {allowed:.6g}" if abs(value) < float("inf") else "NaN or infinity"
-        raise ValueError(f"{name}: KV head {head} holds {what}")
-
-
-def clip(x: Tensor, allowed: float) -> tuple[Tensor, int]:
-    """x with infinity, NaN and what is too large as the largest value `allowed`, and how many there were."""
-    bad = ~(x.abs() <= allowed)
-    count = int(bad.sum())
-    return (x.nan_to_num(nan=allowed).clamp(-allowed, allowed) if count else x), count
+def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor, int]:
+    """x and 0 where all values are finite and at most `largest`. Otherwise, by `nonfinite`: "refuse" raises a
+    ValueError that names the first KV head (dimension 1 of x) that cannot be stored; "clip" returns x with
+    infinity, NaN and what is too large as `largest`, and how many there were."""
+    bad = ~(x.abs() <= largest)
+    if not bad.any():
+        return x, 0
+    if nonfinite == "clip":
+        return x.nan_to_num(nan=largest).clamp(-largest, largest), int(bad.sum())
+    head = int(bad.any(3).any(2).any(0).nonzero()[0])
+    finite = abs(x[bad][0].item()) < float("inf")
+    what = f"a value above {largest:.6g}" if finite else "NaN or infinity"
+    raise ValueError(f"{name}: KV head {head} holds {what}")

@@ -1,6 +1,6 @@
-"""Measure a workshop model: `python -m recipes.examine FOLDER --text stories.jsonl.xz > tables.md`.
+"""The tables of a model's card: `python -m recipes.cards FOLDER --text stories.jsonl.xz > tables.md`.
 
-Prints the tables of its card: accuracy per task and length with the full cache, accuracy per method
+Prints accuracy per task and length with the full cache, accuracy per method
 at a budget of 20 % of the prompt, the same with one restricted layer, the cosine of successive block
 inputs, bits per byte of texts kept out of training, and a sample.  Documents come from seeds that
 training does not use.
@@ -90,8 +90,8 @@ def restricted(model, method: str, layer: int):
     """A cache that keeps everything, but for one layer, which is as in `method`."""
     cache = make_cache(model, "full")
     cache.layers[layer] = make_cache(model, method).layers[layer]
-    for one, following in zip(cache.layers, [*cache.layers[1:], cache.layers[0]]):
-        one.follow(following)
+    for one, after in zip(cache.layers, [*cache.layers[1:], cache.layers[0]]):
+        one.follow(after)
     return cache
 
 
@@ -142,7 +142,7 @@ def markdown(head: list[str], rows: Iterable[list]) -> str:
 
 
 def main(given=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.examine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.cards", description=__doc__)
     parser.add_argument("model", help="workshop, workshop-opt or a folder")
     parser.add_argument("--text", nargs="*", default=[], help="the files of the training, or others")
     parser.add_argument("--count", type=int, default=500, help="documents per task")

@@ -1,4 +1,4 @@
-"""Balanced heads: the same logits, and few columns that carry as much of the scores as any could."""
+"""Concentrated heads: the same logits, and few columns that carry as much of the scores as any could."""
 
 import copy
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import prompt, tiny
 
-from recipes.balance import balance, balancing, documents
+from recipes.concentrate import change_of_basis, concentrate, documents
 
 ROWS = [prompt(40, seed=seed)[0].tolist() for seed in range(4)]
 
@@ -28,14 +28,14 @@ def test_logits_stay():
     ids = prompt(30, seed=9)
     with torch.no_grad():
         right = model(ids).logits
-        balanced = balance(other, ROWS)(ids).logits
-    assert torch.allclose(balanced, right, atol=1e-4)
+        concentrated = concentrate(other, ROWS)(ids).logits
+    assert torch.allclose(concentrated, right, atol=1e-4)
     changed = other.model.decoder.layers[1].self_attn.q_proj.weight
     assert not torch.allclose(changed, model.model.decoder.layers[1].self_attn.q_proj.weight, atol=1e-2)
 
 
 def test_columns_are_centred_orthogonal_and_share_their_size():
-    model = balance(copy.deepcopy(tiny("opt")), ROWS)
+    model = concentrate(copy.deepcopy(tiny("opt")), ROWS)
     queries, keys = projected(model, "q_proj").double(), projected(model, "k_proj").double()
     assert keys.mean(0).abs().max() < 1e-5
     for head in range(queries.shape[1]):
@@ -53,7 +53,7 @@ def test_no_other_columns_carry_more_of_the_scores(tokens):
     torch.manual_seed(tokens)
     queries, keys = torch.randn(2, tokens, 8, dtype=torch.float64) @ torch.randn(8, 8, dtype=torch.float64)
     keys = keys - keys.mean(0)
-    of_queries, of_keys = balancing(queries, keys)
+    of_queries, of_keys = change_of_basis(queries, keys)
     assert torch.allclose(of_queries @ of_keys.T, torch.eye(8, dtype=torch.float64), atol=1e-8)
     scores = queries @ keys.T
     best = torch.linalg.svdvals(scores)
@@ -63,8 +63,8 @@ def test_no_other_columns_carry_more_of_the_scores(tokens):
 
 
 def test_other_families_are_refused():
-    with pytest.raises(ValueError, match="'llama' cannot be balanced, only opt"):
-        balance(tiny("llama"), ROWS)
+    with pytest.raises(ValueError, match="'llama' has heads that cannot be concentrated, only opt has"):
+        concentrate(tiny("llama"), ROWS)
 
 
 def test_documents_are_the_same_each_time():

@@ -1,4 +1,4 @@
-"""What `watch` writes down is what the cache holds."""
+"""What `held_by_step` writes down is what the cache holds."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
-from course.teaching.trace import watch
+from course.teaching.pictures import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
+from course.teaching.trace import held_by_step
 from kvlab.keep import H2O
 from kvlab.place import Host
-from kvlab.plots import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED
 
 STEPS = 5
 
@@ -20,7 +20,7 @@ STEPS = 5
 def test_states_agree_with_the_cache_at_the_end(method, layer, head):
     model, ids = tiny("llama"), prompt(17)
     cache = kvlab.make_cache(model, method)
-    seen = watch(model, ids, cache, STEPS, layer=layer, head=head)
+    seen = held_by_step(model, ids, cache, STEPS, layer=layer, head=head)
     trace = kvlab.decode(model, ids, kvlab.make_cache(model, method), STEPS)
     assert torch.equal(seen.generated, trace.tokens[0])
     assert torch.equal(seen.ids, torch.cat([ids[0], trace.tokens[0, :-1]]))
@@ -33,7 +33,7 @@ def test_states_agree_with_the_cache_at_the_end(method, layer, head):
 
 def test_each_kind_of_state_appears_where_it_should():
     model, ids = tiny("llama"), prompt(20)
-    kinds = lambda method: set(watch(model, ids, method, STEPS).states[-1].tolist())
+    kinds = lambda method: set(held_by_step(model, ids, method, STEPS).states[-1].tolist())
     assert kinds("full") == {KEPT}
     assert kinds("int8") == {QUANTIZED}
     assert kinds("h2o:budget=0.5") == {KEPT, EVICTED}
@@ -41,7 +41,7 @@ def test_each_kind_of_state_appears_where_it_should():
 
 
 def test_topk_fetches_its_budget_and_evicts_nothing():
-    seen = watch(tiny("llama"), prompt(20), "topk:budget=4", STEPS)
+    seen = held_by_step(tiny("llama"), prompt(20), "topk:budget=4", STEPS)
     assert [seen.count(FETCHED, step) for step in range(STEPS)] == [0, 4, 4, 4, 4]
     assert seen.count(EVICTED) == 0
     assert seen.count(HOST, 0) == 20
@@ -50,7 +50,7 @@ def test_topk_fetches_its_budget_and_evicts_nothing():
 def test_an_offloaded_keep_shows_both():
     model = tiny("llama")
     cache = kvlab.KVCache(model, keep=H2O(budget=8), place=Host())
-    seen = watch(model, prompt(20), cache, STEPS)
+    seen = held_by_step(model, prompt(20), cache, STEPS)
     assert seen.count(FETCHED) == 8  # all it held; of these one left after the step
     assert seen.count(KEPT) == 1
     assert seen.count(EVICTED) + seen.count(FETCHED) + 1 == 24
@@ -67,4 +67,4 @@ def test_an_offloaded_keep_shows_both():
 )
 def test_wrong_requests_are_named(wrong, message):
     with pytest.raises(ValueError, match=message):
-        watch(**({"model": tiny("llama"), "ids": prompt(9), "method": "full"} | wrong))
+        held_by_step(**({"model": tiny("llama"), "ids": prompt(9), "method": "full"} | wrong))

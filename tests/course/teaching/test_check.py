@@ -8,15 +8,7 @@ import pytest
 import torch
 
 from course.teaching import check
-from course.teaching.check.exercise import (
-    CORRECT,
-    INCORRECT,
-    NOT_ATTEMPTED,
-    Choice,
-    Exercise,
-    Verdict,
-    same,
-)
+from course.teaching.check.exercise import CORRECT, INCORRECT, NOT_ATTEMPTED, Choice, Exercise, Verdict, same
 
 ALL = {name: getattr(check, name) for name in check.__all__}
 FUNCTIONS = {name: one for name, one in ALL.items() if isinstance(one, Exercise)}

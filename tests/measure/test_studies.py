@@ -5,7 +5,7 @@ import torch
 from tiny import FAMILIES, prompt, tiny
 
 from kvlab.calibrate.skew import skew
-from kvlab.measure import study
+from kvlab.measure import studies
 
 
 def spread(x, heads):
@@ -15,24 +15,24 @@ def spread(x, heads):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_passage_is_what_transformers_reports(family):
     ids = prompt(23)
-    passage = study.read(tiny(family), ids)
+    passage = studies.read(tiny(family), ids)
     with torch.no_grad():
         out = tiny(family, "eager")(ids, output_hidden_states=True, output_attentions=True)
     for layer, weights in enumerate(out.attentions):
         torch.testing.assert_close(passage.inputs[layer], out.hidden_states[layer][0], atol=1e-4, rtol=1e-4)
         query, keys = passage.queries[layer], passage.keys[layer]
-        asked = study.scores(query, keys, passage.scaling)
+        asked = studies.scores(query, keys, passage.scaling)
         asked = asked.masked_fill(torch.ones(23, 23).triu(1).bool(), -torch.inf).softmax(-1)
         torch.testing.assert_close(asked, weights[0], atol=1e-4, rtol=1e-3)
-    for layer in range(3):  # document 001: the next input is the sum
+    for layer in range(3):  # the residual stream: the next input is the sum
         total = passage.inputs[layer] + passage.attended[layer] + passage.fed[layer]
         torch.testing.assert_close(total, passage.inputs[layer + 1])
     assert len(passage.fed) == 3 and passage.guesses[0] is None
 
 
 def test_similarity_by_hand():
-    passage = study.read(tiny("llama"), prompt(9))
-    found = study.similarity(passage)
+    passage = studies.read(tiny("llama"), prompt(9))
+    found = studies.similarity(passage)
     assert {name: len(values) for name, values in found.items()} == {
         "block input": 3, "attention output": 3, "ffn output": 3
     }  # fmt: skip
@@ -44,23 +44,23 @@ def test_similarity_by_hand():
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_the_true_query_over_all_columns_finds_everything(family):
     model = tiny(family)
-    passage = study.read(model, prompt(60))
+    passage = studies.read(model, prompt(60))
     matrices = skew(model)
     for layer in range(1, 4):
         for matrix in (None, matrices[layer]):
-            recall, weight = study.found(passage, layer, 0.2, guess=False, matrix=matrix, last=10)
+            recall, weight = studies.found(passage, layer, 0.2, guess=False, matrix=matrix, last=10)
             assert recall == pytest.approx(1.0) and 0.1 < weight <= 1
-        assert study.found(passage, layer, 1.2, last=10)[1] == pytest.approx(1.0)
-        guessed = study.found(passage, layer, 0.2, last=10)
-        turned = study.found(passage, layer, 0.2, last=10, matrix=matrices[layer])
+        assert studies.found(passage, layer, 1.2, last=10)[1] == pytest.approx(1.0)
+        guessed = studies.found(passage, layer, 0.2, last=10)
+        turned = studies.found(passage, layer, 0.2, last=10, matrix=matrices[layer])
         assert guessed == pytest.approx(turned, abs=0.02) and guessed[0] < 1
-        assert study.found(passage, layer, 0.2, ratio=0.25, last=10)[0] < 1
+        assert studies.found(passage, layer, 0.2, ratio=0.25, last=10)[0] < 1
 
 
 @pytest.mark.parametrize("family", ["llama", "opt"])
 def test_found_by_hand(family):
     """Loops over queries and heads, in place of masks and gathers."""
-    passage, layer, last = study.read(tiny(family), prompt(40)), 2, 5
+    passage, layer, last = studies.read(tiny(family), prompt(40)), 2, 5
     query, guess, keys = passage.queries[layer], passage.guesses[layer], passage.keys[layer]
     kv_heads, group, count = keys.shape[0], query.shape[0] // keys.shape[0], 7
     recalls, weights = [], []
@@ -79,11 +79,11 @@ def test_found_by_hand(family):
             recalls.append(len(set(best) & set(chosen)) / count)
             weights.append(true.softmax(-1).mean(0)[chosen].sum().item())
     by_hand = sum(recalls) / len(recalls), sum(weights) / len(weights)
-    assert study.found(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
+    assert studies.found(passage, layer, 7 / 35, ratio=0.5, last=last) == pytest.approx(by_hand, abs=1e-5)
 
 
 def test_errors():
     with pytest.raises(ValueError, match="expected \\[1, tokens\\]"):
-        study.read(tiny("llama"), prompt(5, rows=2))
+        studies.read(tiny("llama"), prompt(5, rows=2))
     with pytest.raises(ValueError, match="layer=0: no block"):
-        study.found(study.read(tiny("llama"), prompt(40)), 0, 0.2)
+        studies.found(studies.read(tiny("llama"), prompt(40)), 0, 0.2)

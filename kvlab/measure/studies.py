@@ -1,4 +1,4 @@
-"""Study: measure on any model what InfiniGen rests on (Lee et al. 2024, OSDI; document 001).
+"""Studies: what InfiniGen rests on, on any model (Lee et al. 2024, OSDI; Gong, Yi and Zhang 2024).
 
 The inputs of successive blocks are alike; so the query asked with the block input before is close to the
 true one; so the tokens it finds are mostly the right ones, and after skewing a few columns are enough.
@@ -77,11 +77,7 @@ def similarity(passage: Passage) -> dict[str, Tensor]:
 
     Returns {"block input", "attention output", "ffn output"}: `[layers - 1]` each, for layers 1, 2, ...
     """
-    before = {
-        "block input": passage.inputs,
-        "attention output": passage.attended,
-        "ffn output": passage.fed,
-    }
+    before = {"block input": passage.inputs, "attention output": passage.attended, "ffn output": passage.fed}
     return {
         name: torch.stack([
             cosine_similarity(now.float(), then.float(), dim=-1).mean()

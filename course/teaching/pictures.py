@@ -1,0 +1,240 @@
+"""The pictures of the course: the life of a cache, matrices, curves, and the sentence under each of them.
+
+They speak the visual language of `kvlab.plots`. Every state of a token also has a mark of its own, so that a
+picture can be read in grey.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from PIL import Image
+from torch import Tensor
+
+from kvlab.arithmetic import kv_bytes_per_token, padded_buffer_bytes, padded_copied_bytes
+from kvlab.plots import (
+    BLUE,
+    GREEN,
+    GRID,
+    INK,
+    ORANGE,
+    OTHERS,
+    SETTINGS,
+    SKY,
+    STYLE,
+    VERMILLION,
+    YELLOW,
+    canvas,
+    style,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class State:
+    """What has become of one token at one step: a name, a colour and a mark that is readable in grey."""
+
+    name: str
+    colour: str
+    mark: str
+
+
+# A cell of a cache picture is an index into STATES.
+NOTHING, KEPT, QUANTIZED, HOST, FETCHED, EVICTED, COMPUTED = range(7)
+STATES = (
+    State("not there yet", "#ffffff", ""),
+    State("kept", BLUE, ""),
+    State("quantized", SKY, "q"),
+    State("on host", YELLOW, "h"),
+    State("fetched", VERMILLION, "f"),
+    State("evicted", GRID, "×"),
+    State("computed now", ORANGE, "c"),
+)
+
+
+def cache_picture(states, *, title: str = "", tokens=None, axes: Axes | None = None) -> Figure:
+    """The life of a cache: one row for each step, one column for each token, coloured by `STATES`.
+
+    states: `[steps, tokens]` integers, indices into `STATES`. tokens: labels under the columns, at most 40
+    of which are written. axes: where to draw (default: a new figure). Returns the figure.
+    Raises ValueError for another number of dimensions or a state that does not exist.
+    """
+    grid = torch.as_tensor(states).long().cpu()
+    if grid.dim() != 2 or grid.numel() == 0:
+        raise ValueError(f"states has shape {tuple(grid.shape)}: expected [steps, tokens], not empty")
+    low, high = int(grid.min()), int(grid.max())
+    if low < 0 or high >= len(STATES):
+        raise ValueError(f"states holds {low}..{high}: expected 0..{len(STATES) - 1}")
+    steps, slots = grid.shape
+    small = slots <= 40 and steps <= 24  # large enough cells for marks and labels
+    if axes is None:
+        height = min(7.5, 1.4 + (0.26 if small else 0.09) * steps + (0.55 if tokens and small else 0))
+        axes = canvas(7.6, height)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        colours = ListedColormap([state.colour for state in STATES])
+        line = {"edgecolors": "white", "linewidth": 0.8} if small else {}
+        axes.pcolormesh(
+            grid.numpy(), cmap=colours, vmin=-0.5, vmax=len(STATES) - 0.5, rasterized=True, **line
+        )
+        axes.invert_yaxis()
+        if small:
+            for (row, column), state in _cells(grid):
+                if STATES[state].mark:
+                    axes.text(
+                        column + 0.5, row + 0.5, STATES[state].mark, ha="center", va="center", fontsize=8
+                    )
+            axes.set_yticks([row + 0.5 for row in range(steps)], range(steps), fontsize=8)
+        if tokens is not None and small:
+            labels = [str(token).replace("\n", "⏎") for token in tokens]
+            places = [column + 0.5 for column in range(len(labels))]
+            axes.set_xticks(places, labels, rotation=90, fontsize=8)
+        axes.set(xlabel="token" if tokens is None or not small else "", ylabel="step", title=title)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        _legend_of_states(axes, grid)
+    return axes.figure
+
+
+def _cells(grid: Tensor):
+    for row, states in enumerate(grid.tolist()):
+        for column, state in enumerate(states):
+            yield (row, column), state
+
+
+def _legend_of_states(axes: Axes, grid: Tensor) -> None:
+    used = [STATES[i] for i in sorted(set(grid.flatten().tolist())) if i != NOTHING]
+    names = [f"{state.name} ({state.mark})" if state.mark else state.name for state in used]
+    patches = [Patch(facecolor=s.colour, edgecolor=INK, linewidth=0.5, label=n) for s, n in zip(used, names)]
+    axes.legend(
+        handles=patches,
+        loc="upper left",
+        bbox_to_anchor=(1.0, 1.0),
+        frameon=False,
+        fontsize=9,
+        handlelength=1,
+    )
+
+
+def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str = "", axes=None, **limits):
+    """A matrix `[rows, columns]` as colours from dark (low) to light (high), with a scale named `colour`.
+
+    limits: vmin, vmax of the scale. The colour map (cividis) is even in grey and for colour-blind readers.
+    Returns the figure.
+    """
+    matrix = torch.as_tensor(values).detach().float().cpu()
+    if matrix.dim() != 2:
+        raise ValueError(f"values has shape {tuple(matrix.shape)}: expected [rows, columns]")
+    if axes is None:
+        axes = canvas(6.4, 3.6)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        image = axes.imshow(matrix.numpy(), cmap="cividis", aspect="auto", interpolation="nearest", **limits)
+        axes.figure.colorbar(image, ax=axes, label=colour, shrink=0.9)
+        axes.set(xlabel=x, ylabel=y, title=title)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+    return axes.figure
+
+
+def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: str = "", axes=None) -> Figure:
+    """Curves over the same `xs`, named in a legend; log: "x", "y" or "xy" for such axes.
+
+    series: name -> values, as many as xs. A method's name brings its colour and marker with it, other names
+    get the next ones.
+    Returns the figure.
+    """
+    if axes is None:
+        axes = canvas(6.8, 3.4)[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        for index, (name, values) in enumerate(series.items()):
+            known = name.partition(":")[0] in STYLE
+            colour, marker, line = style(name) if known else OTHERS[index % len(OTHERS)]
+            axes.plot(xs, values, color=colour, marker=marker, ls=line, ms=6, mec=INK, mew=0.5, label=name)
+        if "x" in log:
+            axes.set_xscale("log", base=2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        if "y" in log:
+            axes.set_yscale("log")
+        axes.grid(True)
+        axes.set_axisbelow(True)
+        axes.set(xlabel=x, ylabel=y, title=title)
+        if len(series) > 1:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    return axes.figure
+
+
+def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "", axes=None) -> Figure:
+    """Memory reserved against bytes copied per 1,000 tokens, for the policies of padded static buffers.
+
+    shape: a `models.ModelShape`; length: S; extras: spare rows as parts of S - 1 (default: 0 to 2). One curve
+    for an allocation per head (QC AI Research, n.d.), one for heads that share one. Returns the figure.
+    """
+    extras = (
+        [0, *(2.0**k for k in range(-11, -3)), *(k / 8 for k in range(1, 17))] if extras is None else extras
+    )
+    axes = canvas(6.8, 3.4)[1][0] if axes is None else axes
+    rows, heads = length - 1, shape.kv_heads
+
+    def at(extra: float, shared: int) -> tuple[float, float]:  # GB reserved, GB copied per 1,000 tokens
+        period = int(extra * rows + 1e-9) + 1  # appends until a copy
+        copied = padded_copied_bytes(shape, length, period, extra, bits, shared) / period * 1e3
+        return padded_buffer_bytes(shape, length, 1 + extra / shared, bits) / 1e9, copied / 1e9
+
+    named = (("shift", 0, "o"), ("compromise 0.5", 0.5, "D"), ("double", 1, "s"))
+    with matplotlib.rc_context(SETTINGS):
+        for name, shared, colour, line in (
+            ("an allocation per head", 1, BLUE, "-"),
+            (f"{heads} heads share one", heads, VERMILLION, "--"),
+        ):
+            xs, ys = zip(*(at(extra, shared) for extra in extras), strict=True)
+            axes.plot(xs, ys, color=colour, ls=line, label=f"compromise, {name}")
+            for policy, extra, marker in named:
+                x, y = at(extra, shared)
+                label = policy if shared == 1 else None
+                axes.plot(x, y, marker, color=colour, ms=7, mec=INK, mew=0.5, label=label)
+        ring = kv_bytes_per_token(shape, bits) * 1e3 / 1e9  # one row per token, once it is full
+        x = padded_buffer_bytes(shape, length, 1, bits) / 1e9
+        axes.plot(x, ring, "*", color=GREEN, ms=10, mec=INK, mew=0.5, label="ring (takes an index)")
+        axes.set_yscale("log")
+        axes.grid(True)
+        axes.set_axisbelow(True)
+        axes.set(xlabel="GB reserved", ylabel="GB copied per 1,000 tokens", title=title)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+    return axes.figure
+
+
+def show(figure: Figure, sentence: str) -> None:
+    """Show a figure in a notebook with the sentence that says what it shows, also as its alternative text.
+
+    The sentence is computed from the data by the caller and printed under the figure; without a notebook it
+    is only printed. Raises ValueError for an empty sentence.
+    """
+    if not sentence.strip():
+        raise ValueError("sentence is empty: say what the figure shows")
+    sentence = " ".join(sentence.split())
+    try:
+        from IPython import get_ipython
+        from IPython.display import display
+    except ImportError:
+        get_ipython = lambda: None
+    if get_ipython() is not None:
+        width, height = (round(inches * 100) for inches in figure.get_size_inches())
+        data = {"image/png": _png(figure), "text/plain": f"Figure: {sentence}"}
+        size = {"alt": sentence, "width": width, "height": height}
+        display(data, raw=True, metadata={"image/png": size})
+    print(sentence)
+
+
+def _png(figure: Figure) -> bytes:
+    """A PNG of at most 256 colours, less than half the size: notebooks are to stay small."""
+    full, small = io.BytesIO(), io.BytesIO()
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(full, format="png", dpi=150, facecolor="white", metadata={"Software": None})
+    image = Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image.save(small, format="png", optimize=True)
+    return small.getvalue()

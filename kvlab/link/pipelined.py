@@ -1,0 +1,147 @@
+"""A host behind a link: transfers run beside the model, and what is certain is asked for ahead of time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..place.synchronous import HostState
+
+
+class PipelinedState(HostState):
+    """What is certain to be needed is asked for when the layer before begins to attend, or right behind the
+    speculative choice of the layer before; new tokens are written back while the step goes on.
+
+    new: K and V of the newest tokens, encoded, on the device, until they are committed. writing: the transfer
+    that carries them to the host. ahead: a transfer that was asked for and not read yet, and its slots (None:
+    all). staged: what this step attends to, in the link's buffers.
+    """
+
+    shared = ("new", "ahead", "staged")
+    writing = None
+
+    @property
+    def link(self):
+        return self.policy.link
+
+    # Writing.
+
+    @property
+    def uncommitted(self) -> int:
+        """Tokens that the store does not hold yet."""
+        return 0 if self.new is None else self.new[0][0].shape[2]
+
+    def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        self.commit(layer)
+        self.new = layer.store.encode(keys, values, real)
+
+    def _write_back(self, layer, rows: list[int]) -> None:
+        keys, values = self.new
+        if self.uncommitted > 1:  # a prompt: the device lets one layer go before the next is written out
+            previous, self.link.uncommitted = self.link.uncommitted, functools.partial(self.commit, layer)
+            previous()
+        size = self.bytes_of(layer, rows)
+        self.writing = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
+
+    def commit(self, layer) -> None:
+        if self.writing is not None:
+            (write, self.writing), count = (self.writing, None), len(self.new[0])
+            parts = write.wait()
+            layer.store.add(parts[:count], parts[count:])
+            self.new = None
+
+    def flush(self, layer) -> None:
+        self.commit(layer)
+        if self.ahead is not None:
+            (transfer, _), self.ahead = self.ahead, None
+            self.link.abandon(transfer)
+
+    def drop(self) -> None:
+        for transfer in (self.writing, self.ahead and self.ahead[0]):
+            if transfer is not None:
+                self.link.abandon(transfer)
+        self.writing = self.ahead = None
+        self.link.staging.clear()
+
+    # Reading.
+
+    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        self._write_back(layer, layer.rows_held)
+        self._prefetch_next(layer)
+        super().prefill(layer, query, keys)
+
+    def speculate(self, layer, query) -> None:
+        chosen = self.speculated(layer, query)
+        if chosen is not None:
+            self._ask(layer, chosen, "prefetch")
+            self._prefetch_next(layer)
+
+    def _prefetch_next(self, layer) -> None:
+        """Let the next layer ask ahead; a model's only layer waits for what its keep evicts now."""
+        following = layer.following
+        if following is not None and following is not layer:
+            following.place.prefetch(following)
+
+    def prefetch(self, layer) -> None:
+        if layer.lengths and self.policy.fetch.whole(layer.index) and self.ahead is None:
+            self._ask(layer, None, "prefetch")
+
+    def read(self, layer, query: Tensor):
+        self._prefetch_next(layer)
+        slots, newest = self.select(layer, query), query.shape[2]
+        if self.policy.fetch.on_device(self.view(layer)):
+            if self.new is not None:
+                layer.store.add(*self.new)
+                self.new = None
+            return layer.store, None
+        layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))
+        held, slots = self._receive(layer, slots)
+        if newest > 1:
+            return self.extended(layer, query, held), None
+        if slots is not None:
+            slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
+        return held, slots
+
+    def _ask(self, layer, slots: Tensor | None, why: str) -> None:
+        """Let the link fetch past tokens, with room for the newest one."""
+        self.commit(layer)
+        keys, values = layer.store.parts()
+        past = [held - self.uncommitted for held in layer.rows_held]
+        size = self.bytes_of(layer, past if slots is None else slots)
+        self.ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
+
+    def _receive(self, layer, slots: Tensor | None):
+        """The fetched tokens and the newest ones, on the device; and the slots fetched."""
+        if self.ahead is None:
+            self._ask(layer, slots, "fetch")
+        self._write_back(layer, [self.uncommitted] * len(layer.lengths))
+        (transfer, slots), self.ahead = self.ahead, None
+        with layer.timed("stall"):
+            self.staged = transfer.wait()
+        layer.moved_bytes += transfer.bytes
+        new, parts = (*self.new[0], *self.new[1]), self.staged
+        if self.uncommitted == 1:
+            for part, last in zip(parts, new, strict=True):
+                part[:, :, -1:] = last
+        else:
+            parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
+        count = len(self.new[0])
+        return layer.store.packed(parts[:count], parts[count:]), slots
+
+    def finish(self, layer) -> None:
+        if self.staged is not None:
+            self.link.release(self.staged)
+            self.staged = None
+
+    def slot_bytes(self, layer) -> int:
+        if self.new is None:
+            return layer.store.bytes_per_slot
+        return sum(part.shape[-1] * part.element_size() for part in (*self.new[0], *self.new[1]))
+
+    def tensors(self) -> Iterator[Tensor]:
+        yield from super().tensors()
+        if not self.link.staging.pinned:
+            yield from self.link.staging.buffers

@@ -1,0 +1,54 @@
+"""Fetch: what a decode step brings from the host to the device."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..policy import Policy, State
+
+
+class Fetch(Policy):
+    """What a step fetches. The base class fetches the whole layer when it is needed.
+
+    A policy overrides `select`; `layer` is a `View`, and `layer.state` holds what the policy names in
+    `per_row` and `per_slot`, which it may learn in `prefill` and `append`.
+    """
+
+    per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
+    per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
+    speculates = False  # True: `speculate` chooses, before the layer's turn
+    page = None  # bytes, where only whole pages cross the link ...
+    fault = 0.0  # ... and seconds that each of them costs besides
+
+    def start(self, layer) -> State:
+        return State(self, self.per_row, self.per_slot)
+
+    def whole(self, index: int) -> bool:
+        """Whether all of layer `index` will be wanted for certain, so that it may be fetched ahead."""
+        return False
+
+    def select(self, layer, query: Tensor) -> Tensor | None:
+        """Slots of past tokens to fetch, `[batch, kv_heads, n]` (-1: none), or None for all of them.
+
+        The newest token needs no fetching: it is on the device already.
+        """
+        return None
+
+    def speculate(self, layer, query) -> Tensor | None:
+        """Choose before the layer's turn, by a guessed query (see `DeviceState.speculate`): what `select`
+        would return, or None to wait for it."""
+        return None
+
+    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        """Called once after the prompt: query and keys `[batch, heads or kv_heads, tokens, head_dim]`."""
+
+    def append(self, layer, keys: Tensor) -> None:
+        """Called for every later pass with its new keys `[batch, kv_heads, tokens, head_dim]`."""
+
+    def extend(self, layer, query: Tensor, keys: Tensor) -> None:
+        """Called when a pass of several tokens has read all keys `[batch, kv_heads, slots, head_dim]`:
+        perhaps more of the prompt."""
+
+    def on_device(self, layer) -> bool:
+        """Whether the layer's tokens are still on the device from the last step."""
+        return False

@@ -1,0 +1,198 @@
+"""Policy and State: parameters that never change, and what is remembered of one layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Policy:
+    """A keep, store, format, place or fetch: an immutable set of parameters, shared by all layers.
+
+    `start(layer)` makes its state. Whatever a policy learns while a model runs belongs there.
+    """
+
+    def start(self, layer) -> State:
+        """The state of one layer (see `Layer`). ValueError where a parameter does not fit the model."""
+        return State(self)
+
+    def __setattr__(self, name: str, value) -> None:
+        if _holds_tensor(value):
+            raise TypeError(
+                f"{type(self).__name__}.{name} is a tensor, but a policy holds parameters: name it in "
+                "per_row or per_slot, and write it to the state"
+            )
+        super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo) -> Policy:
+        return self
+
+
+class State:
+    """What a policy remembers of one layer, with a declaration of what happens to it.
+
+    per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. per_row: those
+    that have only the batch as first dimension, or are lists with an entry for each row. states: states of
+    their own. shared: tensors of the model, or on
+    their way, which follow nothing and are not counted. Forks, evictions,
+    crops, copies and byte counts follow from this; a tensor in any other attribute is refused (TypeError).
+    """
+
+    per_row: tuple[str, ...] = ()
+    per_slot: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+
+    def __init__(self, policy: Policy, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
+        self.policy = policy
+        self.per_row, self.per_slot = (*self.per_row, *per_row), (*self.per_slot, *per_slot)
+        for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):
+            setattr(self, name, None)
+
+    def __setattr__(self, name: str, value) -> None:
+        if _holds_tensor(value) and name not in (*self.per_row, *self.per_slot, *self.shared):
+            raise TypeError(
+                f"the state of {type(self.policy).__name__} keeps a tensor in {name!r}: declare it in "
+                "per_row (it follows the batch) or per_slot (it follows the tokens)"
+            )
+        super().__setattr__(name, value)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor that it holds."""
+        for name in (*self.per_row, *self.per_slot):
+            value = getattr(self, name)
+            yield from (item for item in _items(value) if isinstance(item, Tensor))
+        for state in self._states():
+            yield from state.tensors()
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep, repeat or reorder batch rows: row i becomes a copy of the old row `rows[i]`."""
+        for name in (*self.per_row, *self.per_slot):
+            value = getattr(self, name)
+            if isinstance(value, list):
+                setattr(self, name, [value[row] for row in rows.tolist()])
+            else:
+                setattr(self, name, _each(value, lambda x: x.index_select(0, rows.to(x.device))))
+        for state in self._states():
+            state.select_rows(rows)
+
+    def keep_slots(self, slots: Tensor) -> None:
+        """Drop every slot that is not in `slots` `[batch, kv_heads, n]` (-1: nothing there)."""
+        for name in self.per_slot:
+            setattr(self, name, _each(getattr(self, name), lambda x: gather_slots(x, slots)))
+        for state in self._states():
+            state.keep_slots(slots)
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` slots."""
+        for name in self.per_slot:
+            setattr(self, name, _each(getattr(self, name), lambda x: x[:, :, :length]))
+        for state in self._states():
+            state.crop(length)
+
+    def _states(self) -> Iterator[State]:
+        return (state for state in (getattr(self, name) for name in self.states) if state is not None)
+
+
+class View:
+    """What a policy may look at: a layer, read-only, and the policy's own `state`.
+
+    slot_positions `[batch, kv_heads, slots]` (-1: empty), lengths and rows_held (real tokens seen and held,
+    per row), slots (in use), store (`store.read(device)`), fetched (slots that the step attended to, None:
+    all), index, kv_heads, shape, scaling, more (of the prompt is to come), some_empty (positions, or None as
+    long as slot j holds token j).
+    """
+
+    __slots__ = ("_layer", "state")
+    SHOWN = (
+        "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
+        "scaling", "more",
+    )  # fmt: skip
+
+    def __init__(self, layer, state: State):
+        object.__setattr__(self, "_layer", layer)
+        object.__setattr__(self, "state", state)
+
+    @property
+    def some_empty(self) -> Tensor | None:
+        return self._layer.table.moved
+
+    def __getattr__(self, name: str):
+        if name not in View.SHOWN:
+            raise AttributeError(f"a policy sees {', '.join(View.SHOWN)} and its state, not {name!r}")
+        return getattr(self._layer, name)
+
+    def __setattr__(self, name: str, value) -> None:
+        raise AttributeError(f"{name}: a policy may write to its state only")
+
+
+def _items(value) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _each(value, change):
+    """A tensor, a tuple of tensors or None, changed."""
+    if value is None:
+        return None
+    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _holds_tensor(value) -> bool:
+    if isinstance(value, list | tuple | set):
+        return any(map(_holds_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_holds_tensor, value.values()))
+    return isinstance(value, Tensor)
+
+
+def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
+    """Pick slots of a `[batch, kv_heads, slots, ...]` tensor, each row and head its own.
+
+    `slots` is `[batch, kv_heads, n]`; an entry of -1 (nothing there) yields the content of slot 0, which
+    the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
+    """
+    batch, heads, count = slots.shape
+    flat, index = slot_index(tensor.expand(batch, heads, *tensor.shape[2:]), slots)
+    return flat.index_select(0, index).unflatten(0, (batch, heads, count))
+
+
+def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
+    """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
+    the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the
+    tensor's). No copy where strides allow."""
+    by_row, by_head, by_slot = tensor.stride()[:3]
+    batch, heads = tensor.shape[:2]
+    inner = math.prod(tensor.shape[3:])
+    if tensor.numel() and by_slot == inner > 0 and by_row % inner == by_head % inner == 0:
+        by_row, by_head = by_row // inner, by_head // inner
+        rows = (batch - 1) * by_row + (heads - 1) * by_head + tensor.shape[2]
+        strides = (by_slot, *tensor.stride()[3:])
+        flat = tensor.as_strided((rows, *tensor.shape[3:]), strides, tensor.storage_offset())
+    else:
+        by_row, by_head = heads * tensor.shape[2], tensor.shape[2]
+        flat = tensor.flatten(0, 2)
+    row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * by_row
+    head = torch.arange(heads, device=slots.device).view(1, -1, 1) * by_head
+    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(device or tensor.device)
+
+
+def check_fraction_or_count(name: str, value) -> float | int:
+    """A budget: a fraction in (0, 1] or a count of tokens >= 2 (1 is the fraction: everything)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not (0 < value <= 1 or (1 < value < math.inf and value == int(value))):
+        raise ValueError(
+            f"{name}={value!r}: expected a fraction of tokens in (0, 1] or a whole number of tokens"
+        )
+    return float(value) if value <= 1 else int(value)
+
+
+def resolve_budget(budget: float | int, tokens: int) -> int | None:
+    """Tokens that a budget allows out of `tokens`; None for a budget of 1 (no limit)."""
+    if budget == 1:
+        return None
+    if isinstance(budget, int):
+        return budget
+    return max(1, int(budget * tokens + 1e-6))

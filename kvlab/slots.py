@@ -1,0 +1,126 @@
+"""Slots: which token of the text sits in which slot of a layer, row by row and head by head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .attention import visible
+from .policy import gather_slots
+
+
+class Slots:
+    """Positions and counts of what a layer holds; its store holds the numbers in the same slots.
+
+    count: slots in use. seen: tokens fed so far, padding included. lengths: real tokens seen, per row.
+    rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 where there is
+    nothing, or None as long as slot j holds token j in every row.
+    """
+
+    def __init__(self, kv_heads: int):
+        self.kv_heads = kv_heads
+        self.count = self.seen = 0
+        self.lengths: list[int] = []
+        self.rows_held: list[int] = []
+        self.moved: Tensor | None = None
+        self.device: torch.device | None = None
+
+    @property
+    def positions(self) -> Tensor:
+        """Position of the token in every slot, `[batch, kv_heads, slots]`, -1 for none."""
+        shape = (len(self.lengths), self.kv_heads, self.count)
+        if self.moved is not None:
+            return self.moved.expand(shape)
+        return torch.arange(self.count, device=self.device, dtype=torch.int32).expand(shape)
+
+    def append(self, real: Tensor | None, counts: list[int], tokens: int, device: torch.device) -> None:
+        """Take `tokens` new slots; real bool `[batch, tokens]` or None: which of them hold a token; counts:
+        how many, per row."""
+        self.device = device
+        before = self.lengths or [0] * len(counts)
+        if real is not None or self.moved is not None:
+            self._append_positions(before, real, tokens)
+        held = self.rows_held or [0] * len(counts)
+        self.lengths = [old + new for old, new in zip(before, counts, strict=True)]
+        self.rows_held = [old + new for old, new in zip(held, counts, strict=True)]
+        self.seen += tokens
+        self.count += tokens
+
+    def _append_positions(self, before: list[int], real: Tensor | None, tokens: int) -> None:
+        if self.moved is None:  # until now, slot j held token j
+            self.moved = torch.arange(self.count, device=self.device, dtype=torch.int32)
+            self.moved = self.moved.expand(len(before), 1, -1)
+        start = torch.tensor(before, device=self.device, dtype=torch.int32).view(-1, 1)
+        if real is None:
+            new = start + torch.arange(tokens, device=self.device, dtype=torch.int32)
+        else:
+            new = (start + real.cumsum(-1, dtype=torch.int32) - 1).masked_fill(~real, -1)
+        new = new.unsqueeze(1).expand(-1, self.moved.shape[1], -1)
+        self.moved = torch.cat([self.moved, new], dim=2)
+
+    def keep(self, slots: Tensor, limits: list[int]) -> None:
+        """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row."""
+        self.moved = self.gathered(slots)
+        self.count = slots.shape[2]
+        self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Row i becomes a copy of the old row `rows[i]`."""
+        if self.moved is not None:
+            self.moved = self.moved.index_select(0, rows.to(self.moved.device))
+        self.lengths = [self.lengths[row] for row in rows.tolist()]
+        self.rows_held = [self.rows_held[row] for row in rows.tolist()]
+
+    def crop(self, length: int) -> None:
+        """Keep the first `length` tokens of a layer that has evicted none."""
+        self.count = self.seen = length
+        self.lengths = [length] * len(self.lengths)
+        if self.moved is not None:
+            self.moved = self.moved[..., :length]
+            self.lengths = (self.moved[:, 0] >= 0).sum(-1).tolist()
+        self.rows_held = list(self.lengths)
+
+    def gathered(self, slots: Tensor) -> Tensor:
+        """Positions of some slots `[batch, kv_heads, n]` (-1: none)."""
+        return gather_slots(self.positions, slots).masked_fill(slots < 0, -1)
+
+    def visible(self, queries: int, slots: Tensor | None, window: int | None):
+        """What the newest `queries` tokens may attend to of `slots` (None: all): (allowed, positions of the
+        queries), see `attention.visible`; (None, None) where one query may see everything."""
+        untouched = self.moved is None and queries == 1 and window is None
+        if untouched and (slots is None or bool((slots >= 0).all())):
+            return None, None
+        positions = self.positions if self.moved is None else self.moved
+        asked = positions[:, 0, -queries:]
+        offered = positions if slots is None else self.gathered(slots)
+        return visible(asked, offered, window), asked
+
+
+class Padding:
+    """Which new tokens are real: asked by every layer, worked out once per pass."""
+
+    def __init__(self):
+        self.forget()
+
+    def forget(self) -> None:
+        self._mask, self._found = None, None
+
+    def of(self, mask: Tensor | None, batch: int, tokens: int, seen: int):
+        """(real bool `[batch, tokens]` or None when all are, count of real tokens per row).
+
+        mask: the caller's, `[batch, tokens seen + new]`, or None. Raises ValueError for another shape.
+        """
+        if mask is None:
+            return None, [tokens] * batch
+        if mask is self._mask and self._found[0] == (seen, tokens):
+            return self._found[1]
+        if tuple(mask.shape) != (batch, seen + tokens):
+            raise ValueError(
+                f"attention_mask has shape {tuple(mask.shape)}: expected [batch, tokens seen + new] = "
+                f"{(batch, seen + tokens)}"
+            )
+        real = mask[:, seen:].bool()
+        counts = real.sum(-1).tolist()
+        found = (None, [tokens] * batch) if min(counts) == tokens else (real, counts)
+        self._mask, self._found = mask, ((seen, tokens), found)
+        return found

@@ -1,0 +1,51 @@
+"""Exact: the numbers as the model made them, and what every format offers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..policy import Policy
+
+Parts = tuple[Tensor, ...]  # tensors in their stored form: codes, scales, ...
+
+
+class Exact(Policy):
+    """The numbers as the model made them.
+
+    A format turns `[batch, kv_heads, tokens, head_dim]` into a tuple of tensors
+    `[batch, kv_heads, tokens, width]` and back. Every token is written by itself, so a padded batch and a
+    single row store the same bits, and nothing that is stored is ever written again. A format remembers
+    nothing: where the first tokens decide for all that follow (`fixed_parts`), the store hands back what
+    they decided.
+    """
+
+    fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
+    kernel_ready = False  # whether kernels read the parts: codes, and one fp16 scale per token and group
+
+    def check(self, head_dim: int) -> None:
+        """ValueError for parameters that do not fit the model's head dimension."""
+
+    def admit(self, x: Tensor) -> tuple[Tensor, int]:
+        """x without values that cannot be stored, and how many were replaced; or a ValueError."""
+        return x, 0
+
+    def write(
+        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, ...]:
+        """The parts of admitted numbers (see `encode`)."""
+        return (x,)
+
+    def encode(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()):
+        """Numbers -> parts. real: bool `[batch, tokens]`, which tokens are no padding (default: all); fixed:
+        the last `fixed_parts` parts of the first tokens that were encoded."""
+        return self.write(self.admit(x)[0], real, fixed)
+
+    def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
+        """Parts -> numbers."""
+        return parts[0] if parts[0].dtype == dtype else parts[0].to(dtype)
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        """True bits for each number of one row's K or V, scales and all; shape: KV heads, tokens, head
+        dimension; dtype: the model's."""
+        return dtype.itemsize * 8

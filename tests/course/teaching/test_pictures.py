@@ -1,0 +1,90 @@
+"""The visual language: every state and curve tells itself apart, in colour and in grey."""
+
+from __future__ import annotations
+
+import matplotlib.colors
+import pytest
+import torch
+
+from course.teaching import pictures
+from kvlab import plots
+
+
+def lightness(colour: str) -> float:
+    """CIE L*, 0 to 100."""
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in matplotlib.colors.to_rgb(colour)
+    ]
+    y = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+    return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
+
+
+def test_states_differ_in_grey_or_by_their_mark():
+    looks = [(round(lightness(state.colour) / 8), state.mark) for state in pictures.STATES]
+    assert len(set(looks)) == len(looks)
+    assert len({state.colour for state in pictures.STATES}) == len(pictures.STATES)
+
+
+def test_a_cache_picture_draws_every_state_where_it_is():
+    states = torch.tensor([[1, 1, 1, 0, 0], [1, 5, 1, 2, 0], [1, 5, 3, 4, 2]])
+    axes = pictures.cache_picture(states, tokens=list("abcde")).axes[0]
+    drawn = axes.collections[0].get_array().reshape(states.shape)
+    assert torch.equal(torch.as_tensor(drawn.data).long(), states)
+    marks = [(int(t.get_position()[1]), int(t.get_position()[0]), t.get_text()) for t in axes.texts]
+    wanted = [
+        (row, column, pictures.STATES[state].mark)
+        for row, line in enumerate(states.tolist())
+        for column, state in enumerate(line)
+        if pictures.STATES[state].mark
+    ]
+    assert marks == wanted
+    assert [t.get_text() for t in axes.get_xticklabels()] == list("abcde")
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == [
+        "kept", "quantized (q)", "on host (h)", "fetched (f)", "evicted (×)",
+    ]  # fmt: skip
+
+
+def test_a_large_picture_has_no_marks_but_all_cells():
+    states = torch.randint(0, len(pictures.STATES), (50, 300))
+    axes = pictures.cache_picture(states).axes[0]
+    assert not axes.texts
+    assert axes.collections[0].get_array().size == states.numel()
+
+
+@pytest.mark.parametrize("states", [[1, 2], [[7]], [[-1]], torch.zeros(0, 3)])
+def test_a_picture_of_something_else_is_refused(states):
+    with pytest.raises(ValueError, match="states"):
+        pictures.cache_picture(states)
+
+
+def test_lines_take_the_methods_colours():
+    curves = pictures.lines([1, 2], {"full": [1, 2], "int4": [2, 3]}, log="xy").axes[0]
+    assert [line.get_color() for line in curves.lines] == [plots.style(m)[0] for m in ("full", "int4")]
+    assert curves.get_xscale() == curves.get_yscale() == "log"
+
+
+def test_a_heat_map_shows_the_matrix():
+    matrix = torch.rand(3, 4)
+    image = pictures.heat_map(matrix, vmin=0, vmax=1).axes[0].images[0]
+    assert torch.equal(torch.as_tensor(image.get_array().data), matrix)
+    assert image.get_clim() == (0, 1)
+
+
+def test_show_prints_its_sentence_and_wants_one(capsys):
+    pictures.show(plots.canvas()[0], "The figure: two\n   bars.")
+    assert capsys.readouterr().out == "The figure: two bars.\n"
+    with pytest.raises(ValueError, match="sentence"):
+        pictures.show(plots.canvas()[0], "  ")
+
+
+def test_the_same_figure_gives_the_same_bytes():
+    make = lambda: pictures._png(plots.bars({"full": 3, "int8": 2}))
+    assert make() == make()
+
+
+def test_curves_of_any_name_look_different():
+    names = ("full", "block input", "attention output", "ffn output", "h2o:budget=0.2")
+    figure = pictures.lines([1, 2], {name: [1, 2] for name in names})
+    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
+    assert len(looks) == len(names)
+    assert (plots.STYLE["h2o"][0], plots.STYLE["h2o"][1]) in looks

@@ -1,0 +1,145 @@
+"""The arrows of docs/architecture.md: imports run one way, and the map names every module."""
+
+import ast
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("kvlab", "eval", "course", "recipes")
+BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval"), "recipes": ("kvlab", "eval")}
+
+# Arrows that only a function holds open, each with its reason. Nothing else may import inside a function but
+# what is optional or slow to load: packages of others, and the modules in LATE.
+EXCEPTIONS = {
+    ("kvlab.place", "kvlab.link"): "links carry what hosts hold; their words stay in kvlab.place",
+    ("kvlab.place", "kvlab.measure"): "`like` measures this machine with a cache, which is made of places",
+}
+LATE = {
+    "kvlab.kernels.cpu": "numba",
+    "kvlab.kernels.gpu": "triton",
+    "kvlab.link.zero_copy": "triton",
+}
+STARTS = ("kvlab.cli", "kvlab.doctor", "eval.", "course.")  # command lines that answer before torch is loaded
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """{dotted name: file} of every module."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            name = ".".join(file.relative_to(ROOT).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def imported(name: str, file: Path, node) -> list[str]:
+    """The modules of ours that an import statement of module `name` names."""
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    else:
+        base = node.module or ""
+        if node.level:
+            here = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
+            base = ".".join([*here[: len(here) - node.level + 1], *([base] if base else [])])
+        names = [f"{base}.{a.name}" if f"{base}.{a.name}" in modules() else base for a in node.names]
+    return [n for n in names if n in modules() and n != name]
+
+
+@cache
+def imports() -> tuple[dict[str, set[str]], set[tuple[str, str]]]:
+    """({module: modules it imports when it is loaded}, pairs that import inside a function)."""
+    early, late = defaultdict(set), set()
+    for name, file in modules().items():
+        tree, inside = ast.parse(file.read_text(encoding="utf-8")), set()
+        for function in ast.walk(tree):
+            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inside.update(map(id, ast.walk(function)))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                for target in imported(name, file, node):
+                    late.add((name, target)) if id(node) in inside else early[name].add(target)
+    return early, late
+
+
+def room(name: str) -> str:
+    """The folder of a package that a module is in, or the module itself."""
+    return ".".join(name.split(".")[:2])
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str]:
+    """A way that ends where it began, if there is one."""
+    done, path = set(), []
+
+    def visit(at: str) -> list[str]:
+        if at in path:
+            return [*path[path.index(at) :], at]
+        if at in done:
+            return []
+        path.append(at)
+        for to in sorted(arrows.get(at, ())):
+            if found := visit(to):
+                return found
+        path.pop()
+        done.add(at)
+        return []
+
+    for start in sorted(arrows):
+        if found := visit(start):
+            return found
+    return []
+
+
+def test_a_circle_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_modules_import_one_way():
+    assert circle(imports()[0]) == []
+
+
+def test_rooms_import_one_way():
+    rooms = defaultdict(set)
+    for name, targets in imports()[0].items():
+        rooms[room(name)].update(room(target) for target in targets if room(target) != room(name))
+    assert circle(rooms) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_what_lies_below(package):
+    early, late = imports()
+    arrows = {(name, target) for name, targets in early.items() for target in targets} | late
+    tops = {target.split(".")[0] for name, target in arrows if name.split(".")[0] == package}
+    assert tops - {package} <= set(BELOW[package])
+
+
+def test_few_imports_hide_in_functions():
+    hidden = {
+        (name, target)
+        for name, target in imports()[1]
+        if target not in LATE and not name.startswith(STARTS)
+    }  # fmt: skip
+    assert {(name, room(target)) for name, target in hidden} == set(EXCEPTIONS)
+    assert len(EXCEPTIONS) <= 3
+
+
+def test_a_store_imports_no_keep_and_a_method_of_one_kind_no_other():
+    for name, targets in imports()[0].items():
+        kinds = {"kvlab.keep", "kvlab.store", "kvlab.place"}
+        if room(name) in kinds:
+            others = {room(target) for target in targets} & kinds - {room(name)}
+            assert others <= ({"kvlab.store"} if room(name) == "kvlab.place" else set()), name
+
+
+def test_the_map_names_every_module_and_no_other():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"^- `([\w/]+\.py|[\w/]+/)`: \S", text, re.MULTILINE))
+    files = {file.relative_to(ROOT).as_posix() for file in modules().values() if file.name != "__init__.py"}
+    assert {name for name in named if name.endswith(".py")} == files
+    rooms = {f"{path.parent.relative_to(ROOT).as_posix()}/" for path in modules().values()}
+    assert {name for name in named if name.endswith("/")} == rooms
