@@ -6,12 +6,14 @@ IndexError here, within milliseconds. Blocks and splits are short there, so that
 
 import importlib.util
 import sys
+from dataclasses import replace
 from itertools import cycle
 
 import numba
 import numpy as np
 import pytest
 import torch
+from tiny import started
 
 import kvlab.kernels
 from kvlab import kernels
@@ -95,18 +97,15 @@ def uncompiled(monkeypatch):
     return module
 
 
-def filled(form, head_dim: int, kv_heads: int, tokens: int, batch: int = 1) -> Growing:
-    store = Growing(form)
-    for each in (store.format, store.value_format):
-        each.bind(head_dim)
+def filled(form, head_dim: int, kv_heads: int, tokens: int, batch: int = 1):
+    store = started(Growing(form), head_dim, kv_heads)
     store.append(*torch.randn(2, batch, kv_heads, tokens, head_dim))
     return store
 
 
 def agree(store, query, allowed=None):
     """attend_packed is decode-then-attend in fp64."""
-    double = Growing(store.format)
-    double.keys, double.values, double.dtype = store.keys, store.values, torch.float64
+    double = replace(store.packed(*store.parts()), dtype=torch.float64)
     found = kernels.attend_packed(query, store, 0.2, allowed)
     expected = kernels.reference(query.double(), double, 0.2, allowed)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
