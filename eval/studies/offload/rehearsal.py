@@ -22,8 +22,8 @@ SHARE = 0.1  # of the past tokens: the true top-k
 def similarity(study) -> dict:
     """1. Cosine of every block's input with what the block before took in and added."""
     rows = []
-    for name in studies.models:
-        model, _ = studies.load(name)
+    for name in study.models:
+        model, _ = study.load(name)
         ids = calibration_ids(model).to(model.device)
         alike = similarities(read(model, ids))
         published = PUBLISHED.get(model.config.model_type, (None,) * 3)
@@ -44,8 +44,8 @@ def recall(study) -> dict:
     """2. Part of the true top tenth of past tokens that the rehearsal finds, plain and with skewing, for each
     layer from 2 on, against the partial ratio."""
     rows = []
-    for name in studies.models:
-        model, _ = studies.load(name)
+    for name in study.models:
+        model, _ = study.load(name)
         ids = calibration_ids(model).to(model.device)
         passage = read(model, ids)
         for ratio in [r / 10 for r in range(1, 11)]:
