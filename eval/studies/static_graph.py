@@ -16,6 +16,8 @@ import gc
 import random
 import statistics
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -199,8 +201,9 @@ def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: in
     token = int(kv_bytes_per_token(shape, 32))
     lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
     used, pool, held = sum(lengths) * token, BlockPool(), []
-    for tokens in lengths:  # one layer of each; the others are alike
-        held.append(Paged(pool=pool))
+    layer = SimpleNamespace(index=0, shape=replace(shape, layers=1))  # one of each; the others are alike
+    for tokens in lengths:
+        held.append(Paged(pool=pool).start(layer))
         rows = torch.zeros(1, shape.kv_heads, tokens, shape.head_dim)
         held[-1].append(rows, rows)
     padded = KVManager(2 * shape.layers * shape.kv_heads, context, shape.head_dim).reserved_bytes
