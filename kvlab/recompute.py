@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import nullcontext
+
 from transformers.cache_utils import Cache
 
 from .cache import Stats
@@ -16,11 +19,20 @@ class NoCache(Cache):
     ValueError.
     """
 
-    recompute = True
+    recompute, prefilling = True, False
 
     def __init__(self, model):
         super().__init__(layers=[])
-        prepare(model)
+        self._model = weakref.ref(prepare(model))
+
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self._model()
+
+    def prefill(self):
+        """See `KVCache.prefill`: here nothing is held, so nothing is held back."""
+        return nullcontext()
 
     def stats(self) -> Stats:
         return Stats(0, 0, 0, 0, 0)

@@ -92,14 +92,14 @@ class PipelinedState(HostState):
     def read(self, layer, query: Tensor):
         self._prefetch_next(layer)
         slots, newest = self.select(layer, query), query.shape[2]
-        if self.policy.fetch.on_device(self.view(layer)):
+        if self.on_device(layer):
             if self.new is not None:
                 layer.store.add(*self.new)
                 self.new = None
             return layer.store, None
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))
         held, slots = self._receive(layer, slots)
-        if newest > 1:
+        if self.reads_all(layer, query):
             return self.extended(layer, query, held), None
         if slots is not None:
             slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)

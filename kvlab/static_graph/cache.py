@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -19,12 +20,32 @@ class PaddedCache(Cache):
     itself, so there a ValueError says what to use. engine: a `StaticGraphEngine`.
     """
 
-    recompute = False
+    recompute = prefilling = False
 
     def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
         self.engine = engine
         self.reset()
+
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self.engine.model
+
+    def __deepcopy__(self, memo) -> PaddedCache:
+        memo[id(self)] = twin = PaddedCache(self.engine)
+        twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
+        twin._filled = list(self._filled)
+        return twin
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            "a PaddedCache is of an engine in this process and cannot be pickled: copy.deepcopy copies it"
+        )
+
+    def prefill(self):
+        """See `KVCache.prefill`: here every token stays, so nothing is held back."""
+        return nullcontext()
 
     def reset(self) -> None:
         """Forget everything."""
