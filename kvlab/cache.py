@@ -35,7 +35,17 @@ class Stats:
         return asdict(self).keys()
 
 
-class KVCache(Cache):
+class Bound(Cache):
+    """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "
+            "copy.deepcopy(cache) copies it"
+        )
+
+
+class KVCache(Bound):
     """A key/value cache made of a Keep, a Store and a Place.
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
@@ -74,7 +84,7 @@ class KVCache(Cache):
     def __deepcopy__(self, memo) -> KVCache:
         for layer in self.layers:
             layer.place.flush(layer)  # what is on its way belongs to this cache
-        memo[id(self)] = twin = copy.copy(self)
+        memo[id(self)] = twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
         twin._follow()
         return twin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -54,6 +55,13 @@ class Layer(CacheLayerMixin):
         self.in_prompt = True  # until the prompt has ended
         self.is_initialized = self._busy = False
         self.padding.forget()
+
+    def __deepcopy__(self, memo) -> Layer:
+        """A layer of its own with the same tokens, which nobody watches, outside any `prefill` block."""
+        memo[id(self)] = twin = object.__new__(type(self))
+        own = {"timeline": None, "on_read": None, "prefilling": False}
+        vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
+        return twin
 
     # What transformers calls.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -59,6 +60,12 @@ class State:
                 "per_row (it follows the batch) or per_slot (it follows the tokens)"
             )
         super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo) -> State:
+        memo[id(self)] = twin = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(twin)[name] = value if name in self.shared else _copied(value, memo)
+        return twin
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that it holds."""
@@ -138,6 +145,16 @@ def _each(value, change):
     if value is None:
         return None
     return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _copied(value, memo):
+    """A deep copy, pinned where the original is."""
+    if isinstance(value, Tensor):
+        twin = value.detach().clone()
+        return twin.pin_memory() if value.is_pinned() else twin
+    if type(value) is tuple:
+        return tuple(_copied(item, memo) for item in value)
+    return copy.deepcopy(value, memo)
 
 
 def _holds_tensor(value) -> bool:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import weakref
 from contextlib import nullcontext
 
-from transformers.cache_utils import Cache
-
-from .cache import Stats
+from .cache import Bound, Stats
 from .models import prepare
 
 
-class NoCache(Cache):
+class NoCache(Bound):
     """Stands where a cache stands and holds nothing: every step feeds the whole sequence again.
 
     `kvlab.decode` and the harness know what to do with it. `model.generate` feeds one token at a time to
@@ -24,6 +22,9 @@ class NoCache(Cache):
     def __init__(self, model):
         super().__init__(layers=[])
         self._model = weakref.ref(prepare(model))
+
+    def __deepcopy__(self, memo) -> NoCache:
+        return type(self)(self.model)
 
     @property
     def model(self):

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
-from ..cache import Stats
+from ..cache import Bound, Stats
 from .quantized import quantize
 
 
-class PaddedCache(Cache):
+class PaddedCache(Bound):
     """The rows of a batch, each with a KV manager of its own; the engine runs them one after the other.
 
     `kvlab.decode` and the harness call `forward` in place of the model. `model.generate` would run the model
@@ -37,11 +37,6 @@ class PaddedCache(Cache):
         twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
         twin._filled = list(self._filled)
         return twin
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError(
-            "a PaddedCache is of an engine in this process and cannot be pickled: copy.deepcopy copies it"
-        )
 
     def prefill(self):
         """See `KVCache.prefill`: here every token stays, so nothing is held back."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Iterator
 
@@ -132,9 +131,7 @@ class PagedState(GrowingState):
         self.layer, self.layers, self.evicts = layer.index, layer.shape.layers, layer.evicts
 
     def __deepcopy__(self, memo) -> PagedState:
-        twin = copy.copy(self)
-        for name, value in vars(self).items():
-            setattr(twin, name, copy.deepcopy(value, memo))
+        twin = super().__deepcopy__(memo)
         if self.table is not None:
             self.pool.hold(self.table.flatten().tolist())
         return twin
