@@ -43,6 +43,7 @@ def kvlab_attention(module, query, key, value, attention_mask, *, scaling=None, 
         positions = None if attention_mask is None else own_positions(attention_mask)[:, None]
         out, _ = prefill(query, key, value, positions, scaling, window)
     else:
+        key.check_model(module)
         out = key.attend(query, attention_mask, scaling, window)
     return out.transpose(1, 2).contiguous(), None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -10,9 +11,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .attention import attend, own_positions, prefill
+from .attention import attend, own_positions, prefill, visible
+from .keep.base import LastQueries
 from .kernels import attend_packed, fits
 from .models import ModelShape
+from .models.shape import other_model
 from .policy import View
 from .slots import Padding, Slots
 
@@ -34,9 +37,9 @@ class Layer(CacheLayerMixin):
 
     def __init__(self, index: int, policies, shape: ModelShape, padding: Padding, model):
         self.index, self.shape, self.padding, self.kv_heads = index, shape, padding, shape.kv_heads
-        self.more = False  # True while more of the prompt is to come: nothing is evicted yet
+        self.prefilling = False  # True inside `cache.prefill()`: nothing is evicted yet
         self.timeline = self.on_read = None
-        self._policies, self._model = policies, weakref.ref(model)
+        self._policies, self._model, self._attention = policies, weakref.ref(model), None
         self.place = None
         self.reset()
 
@@ -48,9 +51,17 @@ class Layer(CacheLayerMixin):
         self.keep, self.store, self.place = (policy.start(self) for policy in self._policies)
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
-        self.scaling, self.moved_bytes = 1.0, 0
+        self.scaling, self.window, self.moved_bytes = 1.0, None, 0
+        self.in_prompt = True  # until the prompt has ended
         self.is_initialized = self._busy = False
         self.padding.forget()
+
+    def __deepcopy__(self, memo) -> Layer:
+        """A layer of its own with the same tokens, which nobody watches, outside any `prefill` block."""
+        memo[id(self)] = twin = object.__new__(type(self))
+        own = {"timeline": None, "on_read": None, "prefilling": False}
+        vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
+        return twin
 
     # What transformers calls.
 
@@ -110,10 +121,11 @@ class Layer(CacheLayerMixin):
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
         (keys, values), self._pending = self._pending, None
         self._check_whole()
+        self.window = window
         if self.seen == 0:
             real, _ = self.padding.of(mask, query.shape[0], query.shape[2], 0)
             positions = None if real is None else own_positions(real)[:, None]
-            watched = self.watches, self.keep.policy.last_queries
+            watched = self.watches and not self._votes_later, self.keep.policy.last_queries
             out, received = prefill(query, keys, values, positions, scaling, window, *watched)
             self.fill(query, keys, values, mask, scaling, received)
             return out
@@ -122,7 +134,7 @@ class Layer(CacheLayerMixin):
         self.place.append(self, keys)
         with self.timed("attention"):
             out, received = self._read_and_attend(query, window)
-            self._observe_and_evict(received)
+            self._end_pass(query, received)
         self._busy, self.fetched = False, None
         return out
 
@@ -135,8 +147,8 @@ class Layer(CacheLayerMixin):
         """
         self.is_initialized, self.scaling, self.moved_bytes = True, scaling, 0
         self._append(keys, values, mask)
-        self.place.prefill(self, query, keys)
-        self._observe_and_evict(received)
+        self.place.prefill(self, query.detach(), keys)
+        self._end_pass(query, received)
 
     def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
         batch, _, tokens, _ = keys.shape
@@ -151,17 +163,18 @@ class Layer(CacheLayerMixin):
 
     def _read_and_attend(self, query: Tensor, window: int | None):
         """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
-        held, self.fetched = self.place.read(self, query)
+        held, self.fetched = self.place.read(self, query.detach())
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, window)
-        if not self.watches and fits(held, query):
+        watches = self.watches and not self._votes_later
+        if not watches and fits(held, query):
             out, received = attend_packed(query, held, self.scaling, allowed), None
         else:
-            watch = self._watched(query, asked) if self.watches else None
+            watch = self._watched(query, asked) if watches else None
             out, received = attend(query, *held.read(query.device), self.scaling, allowed, watch)
         self.place.finish(self)
-        if self.watches and self.fetched is not None:
+        if watches and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
@@ -174,18 +187,53 @@ class Layer(CacheLayerMixin):
         newest = asked.amax(-1, keepdim=True)
         return (asked >= 0) if last is None else (asked >= 0) & (asked > newest - last)
 
-    def _observe_and_evict(self, received: Tensor | None) -> None:
-        keep, view = self.keep.policy, View(self, self.keep)
-        if self.watches:
-            keep.observe(view, received)
-        if not keep.evicts or self.more:
+    def _end_pass(self, query: Tensor, received: Tensor | None) -> None:
+        if received is not None:
+            self.keep.policy.observe(View(self, self.keep), received.detach())
+        elif self._votes_later:
+            self.keep.last.note(query.detach(), self.table.positions[:, 0, -query.shape[2] :])
+        if not self.prefilling:
+            self._evict()
+
+    def end_prefill(self) -> None:
+        """The prompt has ended, after any number of passes: what was held back happens now."""
+        if self.in_prompt and self.lengths:
+            self._busy = True
+            self.place.end_prefill(self)
+            self._evict()
+            self._busy = False
+
+    def _evict(self) -> None:
+        """Let the keep decide what stays: after the prompt, and after every later pass."""
+        keep, view, self.in_prompt = self.keep.policy, View(self, self.keep), False
+        if not keep.evicts:
             return
         self.place.commit(self)
+        if self.keep.last.query is not None:
+            keep.observe(view, self._votes())
         slots = keep.choose(view)
         if slots is not None:
+            self.place.flush(self)
             self.table.keep(slots, self.keep.limits)
             for part in (self.keep, self.store, self.place):
                 part.keep_slots(slots)
+
+    @property
+    def _votes_later(self) -> bool:
+        """Whether the last queries of a prompt in several passes are held, to vote when it has ended."""
+        held = self.prefilling or self.keep.last.query is not None
+        return self.watches and self.keep.policy.last_queries is not None and self.in_prompt and held
+
+    def _votes(self) -> Tensor:
+        """What every token received from the prompt's last queries, `[batch, kv_heads, slots]`: summed where
+        the keys are."""
+        last, self.keep.last = self.keep.last, LastQueries(self.keep.policy)
+        where = torch.device("cpu") if self.place.on_host else last.query.device
+        query, asked, offered = (x.to(where) for x in (last.query, last.positions, self.table.positions))
+        keys, _ = self.store.read(where)
+        allowed = visible(asked, offered, self.window)
+        _, received = attend(query, keys, None, self.scaling, allowed, watch=asked >= 0)
+        return received.to(last.query.device)
 
     # Its neighbours.
 
@@ -207,12 +255,25 @@ class Layer(CacheLayerMixin):
                 )
             layer = layer.following if layer.following.index else None
 
+    def check_model(self, attention) -> None:
+        """ValueError where `attention`, the module that attends, is none of the model's."""
+        if self._attention is None or self._attention() is not attention:
+            if self.model is None or all(module is not attention for module in self.model.modules()):
+                self._pending = None
+                raise ValueError(other_model(self.model))
+            self._attention = weakref.ref(attention)
+
     # What policies, and people, look at.
 
     @property
     def model(self):
         """The model that the cache was made for."""
         return self._model()
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the keep ever drops a token."""
+        return self._policies[0].evicts
 
     @property
     def watches(self) -> bool:

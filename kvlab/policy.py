@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -60,6 +61,12 @@ class State:
             )
         super().__setattr__(name, value)
 
+    def __deepcopy__(self, memo) -> State:
+        memo[id(self)] = twin = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(twin)[name] = value if name in self.shared else _copied(value, memo)
+        return twin
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that it holds."""
         for name in (*self.per_row, *self.per_slot):
@@ -102,14 +109,14 @@ class View:
 
     slot_positions `[batch, kv_heads, slots]` (-1: empty), lengths and rows_held (real tokens seen and held,
     per row), slots (in use), store (`store.read(device)`), fetched (slots that the step attended to, None:
-    all), index, kv_heads, shape, scaling, more (of the prompt is to come), some_empty (positions, or None as
-    long as slot j holds token j).
+    all), index, kv_heads, shape, scaling, in_prompt (this pass is part of the prompt), prefilling (and more
+    of it may come), some_empty (positions, or None as long as slot j holds token j).
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "scaling", "more",
+        "scaling", "in_prompt", "prefilling",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):
@@ -138,6 +145,16 @@ def _each(value, change):
     if value is None:
         return None
     return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _copied(value, memo):
+    """A deep copy, pinned where the original is."""
+    if isinstance(value, Tensor):
+        twin = value.detach().clone()
+        return twin.pin_memory() if value.is_pinned() else twin
+    if type(value) is tuple:
+        return tuple(_copied(item, memo) for item in value)
+    return copy.deepcopy(value, memo)
 
 
 def _holds_tensor(value) -> bool:

@@ -37,7 +37,7 @@ class Keep(Policy):
 
     def start(self, layer) -> State:
         """`limits`: tokens that each row may hold, known after the prefill, and what the method declares."""
-        return State(self, (*self.per_row, "limits"), self.per_slot)
+        return KeepState(self, (*self.per_row, "limits"), self.per_slot)
 
     def observe(self, layer, received: Tensor) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
@@ -58,7 +58,7 @@ class Keep(Policy):
     def choose(self, layer) -> Tensor | None:
         """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer;
         None when nothing has to go."""
-        if layer.state.limits is None:  # the first pass: the prompt
+        if layer.state.limits is None:  # the prompt has ended
             layer.state.limits = self.limits(layer)
         elif self.once:
             return None
@@ -84,6 +84,35 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
     lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
     index = torch.arange(slots - 1, device=score.device)
     return index + (index >= lowest)
+
+
+class KeepState(State):
+    """What a keep remembers of one layer. last: see `LastQueries`."""
+
+    states = ("last",)
+
+    def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
+        super().__init__(policy, per_row, per_slot)
+        self.last = LastQueries(policy)
+
+
+class LastQueries(State):
+    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`.
+
+    query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding); None until there are some.
+    """
+
+    per_row = ("query", "positions")
+
+    def note(self, query: Tensor, positions: Tensor) -> None:
+        """The queries of one more pass `[batch, heads, tokens, head_dim]`, and their positions."""
+        if self.query is not None:
+            query = torch.cat([self.query, query], dim=2)
+            positions = torch.cat([self.positions, positions], dim=1)
+        newest = positions.argsort(dim=1)[:, -self.policy.last_queries :]  # each row's own, padding first
+        rows = torch.arange(len(query), device=query.device)[:, None]
+        self.query = query.transpose(1, 2)[rows, newest].transpose(1, 2)
+        self.positions = positions.gather(1, newest)
 
 
 class KeepAll(Keep):

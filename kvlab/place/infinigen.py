@@ -60,8 +60,8 @@ class InfiniGen(TopK):
     time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
     count is rounded up.
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
-    cache; `skew`, the layer's matrices A (None: nothing to rotate); while the prompt is `open`, `sums` of
-    |Q~| so far `[batch, kv_heads, d]`; `guessed`, slots to fetch at the coming step.
+    cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
+    `sums` of |Q~| so far `[batch, kv_heads, d]`; `guessed`, slots to fetch at the coming step.
     """
 
     full_layers: int = 2
@@ -106,14 +106,18 @@ class InfiniGen(TopK):
     def extend(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.whole(layer.index):
             return
-        if layer.state.open:  # the prompt goes on
+        if layer.in_prompt:
             self._choose_columns(layer, query, keys)
         else:
             layer.state.append(keys[:, :, -query.shape[2] :])
 
     def append(self, layer, keys: Tensor) -> None:
-        if not self.whole(layer.index) and keys.shape[2] == 1:  # more than one: see `extend`
+        if not self.whole(layer.index) and keys.shape[2] == 1 and not layer.in_prompt:  # else: see `extend`
             layer.state.append(keys)
+
+    def end_prefill(self, layer) -> None:
+        if not self.whole(layer.index):
+            layer.state.sums = None
 
     def _choose_columns(self, layer, query: Tensor, keys: Tensor) -> None:
         """By all queries and keys of the prompt so far: these queries, and all keys."""
@@ -128,7 +132,7 @@ class InfiniGen(TopK):
         state.columns = VARIANTS[self.variant](queried, keyed, count)
         state.partial = Roomy().start(layer)
         state.append(keys)
-        state.open, state.sums = layer.more, queried if layer.more else None
+        state.sums = queried if layer.prefilling else None
 
     def speculate(self, layer, query) -> Tensor | None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
@@ -163,7 +167,6 @@ class InfiniGenState(State):
     per_row = ("columns", "sums", "guessed")
     states = ("partial",)
     shared = ("skew",)
-    open = False
 
     @property
     def partial_keys(self) -> Tensor:
