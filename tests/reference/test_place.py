@@ -147,6 +147,22 @@ def test_infinigen_with_a_pool(policy):
     check(run, by_pool(0.7, policy), by_infinigen(matrices[1], 5, 0.6, 0.3), layer=1)
 
 
+@pytest.mark.parametrize("policy, most", [("fifo", 40), ("lru", 2), ("counter", 2)])
+def test_the_official_pool_hardly_evicts(policy, most):
+    """200 tokens at 80 %: 40 victims are named, but by LRU and counter it is the same few again and again."""
+    hidden: list[int] = []
+    for seed in range(3):
+        scores = torch.randn(200, 200, generator=torch.Generator().manual_seed(seed))
+        fetches, gone = [], []
+        for query in range(200):
+            seen = [p for p in range(query + 1) if p not in gone]
+            fetches.append({seen[i] for i in scores[query, seen].topk(min(40, len(seen))).indices})
+            if query >= 160:
+                gone.append(place.official_victim(fetches, policy, 160))
+        hidden.append(len(set(gone)))
+    assert max(hidden) <= most and (policy != "fifo" or min(hidden) == 40)
+
+
 def test_infinigen_in_a_whole_model():
     """The query is rebuilt from the input of the block before; three layers really choose."""
     budget, alpha, ratio, layers = 9, 0.3, 0.35, 4
