@@ -15,8 +15,9 @@ from torch import Tensor
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin
 
-from kvlab.attention import own_positions, prefill
+from kvlab.attention import prefill
 from kvlab.decode import Stepper
+from kvlab.visibility import Visibility, own_positions
 
 from .batching import TOKENS
 
@@ -34,8 +35,12 @@ class Recorder(Cache):
         for layer, *others in zip(self.layers, *(part.layers for part in parts), strict=True):
             for name in ("query", "key", "value"):
                 setattr(layer, name, torch.cat([getattr(other, name) for other in others]))
-            layer.scaling, layer.window = others[0].scaling, others[0].window
-            layer.mask = mask if mask is None or not bool(mask.all()) else None
+            layer.scaling, layer.softcap, layer.sinks = (
+                getattr(others[0], name) for name in ("scaling", "softcap", "sinks")
+            )
+            layer.visibility = Visibility.joined(
+                [(len(other.query), other.visibility) for other in others], mask
+            )
 
 
 class Record(CacheLayerMixin):
@@ -62,15 +67,19 @@ class Record(CacheLayerMixin):
     def get_max_length(self) -> int:
         return -1
 
-    def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """What kvlab's attention function asks of a cache layer."""
-        self.query, self.scaling, self.window = query.detach(), scaling, window
-        self.mask = mask if mask is None or not bool(mask.all()) else None
+        self.query, self.visibility = query.detach(), visibility
+        self.scaling, self.softcap, self.sinks = scaling, softcap, sinks
         return self._prefill(self.value)[0]
 
     def _prefill(self, values: Tensor | None, *watched):
-        positions = None if self.mask is None else own_positions(self.mask)[:, None]
-        return prefill(self.query, self.key, values, positions, self.scaling, self.window, *watched)
+        real, _ = self.visibility.real(len(self.query), self.query.shape[2], 0)
+        positions = None if real is None else own_positions(real)[:, None]
+        return prefill(
+            self.query, self.key, values, positions, self.scaling, self.visibility, *watched,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
 
     def received(self, last: int | None) -> Tensor:
         """Attention every token received from the `last` queries (None: all), `[batch, kv_heads, tokens]`,
@@ -84,7 +93,8 @@ def fill(cache, record: Recorder) -> None:
     """Give a fresh cache the prefill that was recorded."""
     for layer, seen in zip(cache.layers, record.layers, strict=True):
         received = seen.received(layer.keep.last_queries) if layer.watches else None
-        layer.fill(seen.query, seen.key, seen.value, seen.mask, seen.scaling, received)
+        numbers = seen.query, seen.key, seen.value
+        layer.fill(*numbers, seen.visibility, seen.scaling, received, seen.softcap)
 
 
 def recorded(model, layers: int, ids: Tensor, mask: Tensor | None, last: bool) -> tuple[Recorder, Tensor]:

@@ -9,9 +9,8 @@ from transformers.cache_utils import Cache
 
 from .keep import Keep, KeepAll
 from .layer import Layer
-from .models import ModelShape, prepare
+from .models import ModelShape, prepare, windows
 from .place import Device
-from .slots import Padding
 from .store import Exact, Growing
 
 
@@ -53,9 +52,8 @@ class KVCache(Cache):
         keep, place = keep or KeepAll(), place or Device()
         store = Growing(store) if store is None or isinstance(store, Exact) else store
         store.suits(keep, place)
-        padding = Padding()
         policies = keep, store, place
-        layers = [Layer(index, policies, shape, padding, model) for index in range(shape.layers)]
+        layers = [Layer(index, policies, shape, model, local) for index, local in enumerate(windows(model))]
         super().__init__(layers=layers)
         self._follow()
 

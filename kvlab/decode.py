@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .attention import own_positions
 from .models import ModelShape
+from .visibility import own_positions
 
 
 class Stepper:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .attention import attend, own_positions, prefill
+from .attention import attend, prefill
 from .kernels import attend_packed, fits
 from .models import ModelShape
 from .policy import View
-from .slots import Padding, Slots
+from .slots import Slots
+from .visibility import Visibility, own_positions
 
 
 def _of_table(name: str, what: str) -> property:
@@ -32,8 +33,8 @@ class Layer(CacheLayerMixin):
 
     is_sliding = False
 
-    def __init__(self, index: int, policies, shape: ModelShape, padding: Padding, model):
-        self.index, self.shape, self.padding, self.kv_heads = index, shape, padding, shape.kv_heads
+    def __init__(self, index: int, policies, shape: ModelShape, model, local: int | None = None):
+        self.index, self.shape, self.kv_heads, self.local = index, shape, shape.kv_heads, local
         self.more = False  # True while more of the prompt is to come: nothing is evicted yet
         self.timeline = self.on_read = None
         self._policies, self._model = policies, weakref.ref(model)
@@ -48,9 +49,9 @@ class Layer(CacheLayerMixin):
         self.keep, self.store, self.place = (policy.start(self) for policy in self._policies)
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
-        self.scaling, self.moved_bytes = 1.0, 0
+        self.scaling, self.softcap, self.moved_bytes = 1.0, None, 0
+        self.sinks: Tensor | None = None  # while a step attends: the model's, see `kvlab_attention`
         self.is_initialized = self._busy = False
-        self.padding.forget()
 
     # What transformers calls.
 
@@ -106,60 +107,84 @@ class Layer(CacheLayerMixin):
 
     # The path of one pass.
 
-    def attend(self, query: Tensor, mask: Tensor | None, scaling: float, window: int | None) -> Tensor:
+    def attend(
+        self, query: Tensor, visibility: Visibility, scaling: float, softcap: float | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
         (keys, values), self._pending = self._pending, None
         self._check_whole()
+        if not visibility.known:
+            raise ValueError(
+                f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
+                "caches do not know"
+            )
         if self.seen == 0:
-            real, _ = self.padding.of(mask, query.shape[0], query.shape[2], 0)
+            real, _ = visibility.real(query.shape[0], query.shape[2], 0)
             positions = None if real is None else own_positions(real)[:, None]
             watched = self.watches, self.keep.policy.last_queries
-            out, received = prefill(query, keys, values, positions, scaling, window, *watched)
-            self.fill(query, keys, values, mask, scaling, received)
+            out, received = prefill(
+                query, keys, values, positions, scaling, visibility, *watched, softcap=softcap, sinks=sinks
+            )
+            self.fill(query, keys, values, visibility, scaling, received, softcap)
             return out
-        self.scaling, self.moved_bytes, self._busy = scaling, 0, True
-        self._append(keys, values, mask)
+        self.scaling, self.softcap, self.sinks = scaling, softcap, sinks
+        self.moved_bytes, self._busy = 0, True
+        self._append(keys, values, visibility)
         self.place.append(self, keys)
         with self.timed("attention"):
-            out, received = self._read_and_attend(query, window)
-            self._observe_and_evict(received)
-        self._busy, self.fetched = False, None
+            out, received = self._read_and_attend(query, visibility)
+            self._observe_and_evict(received, visibility)
+        self._busy, self.fetched, self.sinks = False, None, None
         return out
 
-    def fill(self, query, keys, values, mask, scaling: float, received=None) -> None:
+    def fill(
+        self, query, keys, values, visibility: Visibility, scaling: float, received=None, softcap=None
+    ) -> None:
         """Take a whole prompt whose attention has been computed. Only for an empty layer.
 
         query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`,
-        mask `[batch, tokens]` or None, received `[batch, kv_heads, tokens]` where the layer `watches`
-        (over the keep's `last_queries`).
+        received `[batch, kv_heads, tokens]` where the layer `watches` (over the keep's `last_queries`).
         """
-        self.is_initialized, self.scaling, self.moved_bytes = True, scaling, 0
-        self._append(keys, values, mask)
+        self.is_initialized, self.scaling, self.softcap, self.moved_bytes = True, scaling, softcap, 0
+        self._append(keys, values, visibility)
         self.place.prefill(self, query, keys)
-        self._observe_and_evict(received)
+        self._observe_and_evict(received, visibility)
 
-    def _append(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> None:
+    def _append(self, keys: Tensor, values: Tensor, visibility: Visibility) -> None:
         batch, _, tokens, _ = keys.shape
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
-        real, counts = self.padding.of(mask, batch, tokens, self.seen)
+        found, expected = (keys.shape[1], keys.shape[3]), (self.kv_heads, self.shape.head_dim)
+        if found != expected:
+            raise ValueError(
+                f"layer {self.index}: K has {found[0]} heads of {found[1]}, but the configuration of "
+                f"{type(self.model).__name__} says {expected[0]} of {expected[1]}"
+            )
+        real, counts = visibility.real(batch, tokens, self.seen)
+        if visibility.local is None:
+            self.local = None
         try:
             self.place.write(self, keys, values, real)
         except ValueError as error:
             raise ValueError(f"layer {self.index}: {error}") from None
         self.table.append(real, counts, tokens, keys.device)
 
-    def _read_and_attend(self, query: Tensor, window: int | None):
+    def _read_and_attend(self, query: Tensor, visibility: Visibility):
         """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
         held, self.fetched = self.place.read(self, query)
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
-        allowed, asked = self.table.visible(query.shape[2], self.fetched, window)
-        if not self.watches and fits(held, query):
+        allowed, asked = self.table.visible(query.shape[2], self.fetched, visibility)
+        plain = self.softcap is None and self.sinks is None
+        if plain and not self.watches and fits(held, query):
             out, received = attend_packed(query, held, self.scaling, allowed), None
         else:
             watch = self._watched(query, asked) if self.watches else None
-            out, received = attend(query, *held.read(query.device), self.scaling, allowed, watch)
+            numbers = held.read(query.device)
+            out, received = attend(
+                query, *numbers, self.scaling, allowed, watch, softcap=self.softcap, sinks=self.sinks
+            )
         self.place.finish(self)
         if self.watches and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
@@ -174,18 +199,28 @@ class Layer(CacheLayerMixin):
         newest = asked.amax(-1, keepdim=True)
         return (asked >= 0) if last is None else (asked >= 0) & (asked > newest - last)
 
-    def _observe_and_evict(self, received: Tensor | None) -> None:
+    def _observe_and_evict(self, received: Tensor | None, visibility: Visibility) -> None:
         keep, view = self.keep.policy, View(self, self.keep)
-        if self.watches:
+        if keep.evicts and (self.watches or not keep.watches):
             keep.observe(view, received)
-        if not keep.evicts or self.more:
+        if self.more:
+            return
+        gone = self.local is not None and self.table.in_view(visibility)
+        if gone:
+            self._let_go(*gone)
+        if not keep.evicts:
             return
         self.place.commit(self)
         slots = keep.choose(view)
         if slots is not None:
-            self.table.keep(slots, self.keep.limits)
-            for part in (self.keep, self.store, self.place):
-                part.keep_slots(slots)
+            self._let_go(slots, self.keep.limits)
+
+    def _let_go(self, slots: Tensor, limits: list[int]) -> None:
+        """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
+        self.place.commit(self)
+        self.table.keep(slots, limits)
+        for part in (self.keep, self.store, self.place):
+            part.keep_slots(slots)
 
     # Its neighbours.
 

@@ -49,12 +49,10 @@ class Pool(Keep):
             raise ValueError(f"capacity={self.budget}: expected room for two tokens, {2 * token} bytes")
         return [self.budget // token] * rows
 
-    def choose(self, layer) -> Tensor | None:
-        self._count(layer)
-        return super().choose(layer)
-
-    def _count(self, layer) -> None:
+    def observe(self, layer, received: Tensor | None) -> None:
         """Count the fetches of the pass that just ended."""
+        if layer.more:
+            return
         state, positions = layer.state, layer.slot_positions
         state.step += 1
         new = positions.shape[2] - (0 if state.used is None else state.used.shape[2])

@@ -1,0 +1,15 @@
+"""Kinds: what transformers itself would cache in every layer of a model."""
+
+from __future__ import annotations
+
+from transformers import DynamicCache
+
+
+def layers_of(model) -> list:
+    """The layers of transformers' own cache for this model, empty."""
+    return DynamicCache(config=model.config).layers
+
+
+def windows(model) -> list[int | None]:
+    """The sliding window or chunk of every layer, None where it attends to everything."""
+    return [getattr(layer, "sliding_window", None) for layer in layers_of(model)]
