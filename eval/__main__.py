@@ -1,4 +1,4 @@
-"""`python -m eval all|accuracy|speed|report`: the command line of the harness.
+"""`python -m eval COMMAND`: one sub-command per measurement, each with the options that it uses.
 
 Bad input ends with one line on stderr and exit code 2, Ctrl-C with one line that says what is kept
 and exit code 130, a run in which some cell could not be made with exit code 1.
@@ -8,22 +8,43 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shlex
 import sys
-from pathlib import Path
+from dataclasses import dataclass, fields
 
-from . import workers
-from .machine import Problem, one_line
-from .workers import Failed
+from .accuracy.measurement import Accuracy
+from .core.errors import Failed, Problem, one_line
+from .core.measurement import Measurement, run
+from .core.results import RUN, Store, write_json
+from .speed.measurement import Speed
+from .studies.measurements import Attention, Offload, Quant, StaticGraph
 
-COMMANDS = {
-    "all": "accuracy, agreement, speed, then the report",
-    "accuracy": "lm-eval tasks and agreement with the full cache, then the report",
-    "speed": "prefill and decode times beside transformers' own caches, then the report",
-    "offload": "the offloading experiments of document 001 (offload.json and figures)",
-    "quant": "accuracy against true bits per value, and re-quantization drift (quant.json and figures)",
-    "report": "tables, plots and the page from the results that --out holds",
+
+@dataclass(kw_only=True)
+class Report(Measurement):
+    """Nothing is made: what the folder holds is shown again."""
+
+    name = "report"
+    about = "tables, plots and the page from the results that --out holds"
+
+    def check(self) -> None:
+        if not any((self.folder / "cells").glob("*.json")):
+            raise Problem(
+                f"--out {self.folder}: there are no results in this folder; run python -m eval all first"
+            )
+
+    def cells(self) -> list:
+        return []
+
+    def write(self, store, show) -> None:
+        from . import report
+
+        report.write(store)
+
+
+KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Report)
+COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
+    kind.name: (kind.about, (kind,)) for kind in KINDS
 }
 
 
@@ -35,50 +56,43 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> Parser:
-    """The arguments; everything has a default."""
-    made = Parser(
-        prog="python -m eval",
-        description="Accuracy, agreement and speed of KV-cache methods.",
-        epilog="commands: " + "; ".join(f"{name}: {text}" for name, text in COMMANDS.items()),
-    )
-    add = made.add_argument
-    add("command", choices=list(COMMANDS), help="what to do")
-    add("--model", help="folder or hub id (default: the embedded workshop model)")
-    add("--methods", nargs="+", metavar="METHOD", help="for example: full int4 h2o:budget=0.2,recent=0.5")
-    add("--tasks", nargs="+", metavar="TASK", help="local tasks, 'agreement', or lm-eval's own by name")
-    add("--device", help="cpu, cuda, cuda:N (default: cuda where there is one)")
-    add("--dtype", choices=["float32", "bfloat16", "float16"], help="default: float32 on a CPU")
-    add("--batch-size", type=count, default=64, help="rows decoded together (default: 64)")
-    add("--limit", type=count, help="documents per task; also fewer repeats and contexts for speed")
-    add("--num-fewshot", type=natural, help="shots, for tasks that do not fix them")
-    add("--seed", type=natural, default=1234, help="of the choice of shots (default: 1234)")
-    add("--suite", choices=["model", "wide", "attention"], default="model", help="speed: the model itself, "
-        "1k to 16k tokens on a wider random-weight Llama, or decode attention alone")  # fmt: skip
-    add("--jobs", type=natural, help="processes for accuracy (0: this one; default: 2 for a small model)")
-    add("--experiments", nargs="+", metavar="NAME", help="offload: similarity, recall, sensitivity, latency, "
-        "breakdown, link, pool, bandwidth, accuracy; quant: bits, drift (default: all)")  # fmt: skip
-    add("--out", type=Path, help="folder for results (default: results/NAME)")
+    """A sub-command for each measurement, an option for each of its fields; everything has a default."""
+    made = Parser(prog="python -m eval", description="Accuracy, agreement and speed of KV-cache methods.")
+    commands = made.add_subparsers(dest="command", required=True, metavar="command")
+    for name, (about, kinds) in COMMANDS.items():
+        command = commands.add_parser(name, help=about, description=about)
+        for option, owner in {
+            field.name: (field, kind) for kind in kinds for field in options(kind)
+        }.values():
+            how = dict(option.metadata)
+            how |= {"nargs": "+"} if how.pop("many", False) else {}
+            how |= {"help": how["help"](owner)} if callable(how["help"]) else {}
+            command.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, **how)
     return made
 
 
-def natural(text: str) -> int:
-    """A whole number of at least 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
-    return int(text)
+def options(kind) -> list:
+    """The fields of a measurement that are options."""
+    return [field for field in fields(kind) if "help" in field.metadata]
 
 
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if natural(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+def chosen(words: list[str] | None) -> list[Measurement]:
+    """The measurements that a command line asks for."""
+    arguments = parser().parse_args(words)
+    _, kinds = COMMANDS[arguments.command]
+    if arguments.command == Speed.name and arguments.suite == Attention.name:
+        kinds = (Attention,)
+    return [kind(**{field.name: value_of(field, arguments) for field in options(kind)}) for kind in kinds]
 
 
-def split(words: list[str] | None, what: str) -> list[str] | None:
+def value_of(field, arguments):
+    """A field's value: what was given, separated where it is many."""
+    value = getattr(arguments, field.name)
+    return tuple(split(value, field.name)) if isinstance(value, list) else value
+
+
+def split(words: list[str], what: str) -> list[str]:
     """Separate what spaces or commas separate; `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
-    if words is None:
-        return None
     found: list[str] = []
     for part in (part.strip() for word in words for part in word.split(",")):
         if found and "=" in part and ":" not in part and ":" in found[-1]:
@@ -90,130 +104,22 @@ def split(words: list[str] | None, what: str) -> list[str] | None:
     return list(dict.fromkeys(found))
 
 
-def default_out(arguments) -> Path:
-    """results/demo for the workshop model, results/NAME for another; --limit has a folder of its own."""
-    own = arguments.command in ("offload", "quant")
-    name = arguments.command if own else "bench" if arguments.suite == "wide" else "demo"
-    if arguments.model and arguments.model != "workshop":
-        name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", arguments.model.strip("/").split("/")[-1]) or "model"
-    return Path("results") / (f"{name}-limit{arguments.limit}" if arguments.limit else name)
+def work(measurements: list[Measurement], command: str) -> int:
+    """Check, make what is missing, show; returns the exit code."""
+    from .core.show import Show
 
-
-def settings_of(arguments):
-    """Checked settings; raises Problem or ValueError with one clear line."""
-    methods = split(arguments.methods, "methods")
-    tasks = split(arguments.tasks, "tasks")
-    import kvlab
-    from kvlab.methods import parse
-
-    from . import run, taskset
-
-    for method in methods or []:
-        spec = parse(method)
-        if spec.name in kvlab.METHODS:  # values that no model could take
-            try:
-                spec.method.policies(**spec.parameters)
-            except (TypeError, ValueError) as error:
-                raise Problem(f"method {method!r}: {error}") from error
-    if arguments.command in ("all", "accuracy"):
-        tasks = taskset.check(tasks or [*taskset.local_names(), taskset.AGREEMENT])
-    settings = run.Settings(
-        model=None if arguments.model == "workshop" else arguments.model,
-        methods=tuple(methods or kvlab.FIRST_WAVE),
-        tasks=tuple(tasks or ()),
-        out=arguments.out or default_out(arguments),
-        device=arguments.device,
-        dtype=arguments.dtype,
-        batch_size=arguments.batch_size,
-        limit=arguments.limit,
-        num_fewshot=arguments.num_fewshot,
-        seed=arguments.seed,
-        suite=arguments.suite,
-        jobs=arguments.jobs,
-    )
-    run.check_device(settings)
-    return settings
-
-
-def work(arguments, command: str) -> int:
-    """Do what was asked; returns the exit code."""
-    if arguments.command in ("all", "accuracy") and arguments.jobs is None and arguments.model is None:
-        workers.get_ready()
-    from . import report
-    from .results import Store, write_json
-    from .show import Show
-
-    if arguments.command == "report":
-        out = arguments.out or default_out(arguments)
-        if not any((out / "cells").glob("*.json")):
-            raise Problem(f"--out {out}: there are no results in this folder; run python -m eval all first")
-        show = Show(out)
-        store = Store(out, show.line)
-        store.prepare()
-        report.write(store)
-        return 0
-    if arguments.command == "offload":
-        return offload(arguments)
-    if arguments.command == "quant":
-        return quant(arguments)
-    if arguments.suite == "attention":
-        if arguments.command != "speed":
-            raise Problem("--suite attention: this suite belongs to the command speed")
-        from . import attention
-
-        out = arguments.out or default_out(arguments)
-        Store(out).prepare()
-        attention.run(out, arguments.limit)
-        return 0
-    settings = settings_of(arguments)
-    show = Show(settings.out)
-    store = Store(settings.out, show.line)
+    for measurement in measurements:
+        measurement.check()
+    last = measurements[-1]
+    folder = last.folder
+    show = Show(folder)
+    store = Store(folder, show.line)
     store.prepare()
-    write_json(store.out / report.RUN, {"command": command})
-    failed = 0
-    if arguments.command in ("all", "accuracy"):
-        from .run_accuracy import accuracy
-
-        failed += accuracy(settings, store, show)
-    if arguments.command in ("all", "speed"):
-        from .run_speed import speed
-
-        failed += speed(settings, store, show)
-    report.write(store)
+    if not isinstance(last, Report):
+        write_json(store.out / RUN, {"command": command})
+    failed = sum(run(measurement, store, show) for measurement in measurements)
+    last.write(store, show)
     return 1 if failed else 0
-
-
-def offload(arguments) -> int:
-    """Run the offloading experiments."""
-    from . import offload, run
-    from .show import Show
-
-    names = split(arguments.experiments, "experiments") or list(offload.EXPERIMENTS)
-    settings = offload.Settings(
-        model=None if arguments.model == "workshop" else arguments.model,
-        out=arguments.out or default_out(arguments),
-        device=arguments.device,
-        dtype=arguments.dtype,
-        limit=arguments.limit,
-    )
-    run.check_device(settings)
-    offload.run(names, settings, Show(settings.out).line)
-    return 0
-
-
-def quant(arguments) -> int:
-    """Run the quantization experiments."""
-    from . import quant, run
-    from .show import Show
-
-    names = split(arguments.experiments, "experiments") or list(quant.EXPERIMENTS)
-    methods = split(arguments.methods, "methods") or quant.METHODS
-    out = arguments.out or default_out(arguments)
-    run.check_device(arguments)
-    model = None if arguments.model == "workshop" else arguments.model
-    line = Show(out).line
-    quant.run(names, methods, model, out, arguments.device, arguments.dtype, arguments.limit, line)
-    return 0
 
 
 def main(words: list[str] | None = None) -> int:
@@ -222,10 +128,10 @@ def main(words: list[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     out = None
     try:
-        arguments = parser().parse_args(words)
-        out = arguments.out or default_out(arguments)
+        measurements = chosen(words)
+        out = measurements[-1].folder
         given = sys.argv[1:] if words is None else words
-        return work(arguments, shlex.join(["python", "-m", "eval", *given]))
+        return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2

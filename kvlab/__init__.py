@@ -1,7 +1,6 @@
 """kvlab: a course and a laboratory about the KV cache of language models."""
 
 from . import keep, place, store
-from .cache import KVCache, Stats
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, make_cache, method
 from .models import load, prepare
@@ -11,3 +10,11 @@ __all__ = [
     "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "decode", "keep", "load", "make_cache",
     "method", "place", "prepare", "store",
 ]  # fmt: skip
+
+
+def __getattr__(name: str):
+    if name in ("KVCache", "Stats"):  # a cache is transformers' to begin with, which takes half a second
+        from . import cache
+
+        return getattr(cache, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,8 @@
-"""The named methods of the literature: one table, and the parser of specs such as `h2o:budget=0.2`."""
+"""The named methods of the literature: one table, and the parser of specs such as `h2o:budget=0.2`.
+
+The table and the parser do without transformers, so that a wrong name is answered at once; caches are
+imported where they are made.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .cache import KVCache
 from .keep import H2O, TOVA, Keep, Pool, PyramidKV, Sinks, SnapKV
-from .measure.machines import link_named
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
-from .recompute import NoCache
-from .static_graph import PaddedCache, StaticGraphEngine
-from .static_graph.engine import check_parameters
 from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
 
@@ -56,6 +55,8 @@ def _full():
 @method("recompute")
 def _recompute():
     """No cache: the whole sequence is fed again for every token."""
+    from .recompute import NoCache
+
     return {"cache": NoCache}
 
 
@@ -74,6 +75,9 @@ def _paged(blocks=None, block=16):
 @method("padded")
 def _padded(length=None, policy="double", extra=None, form="multi", quantized=False, chunk=64):
     """Every key and value, padded to length - 1 rows that a static-graph engine reads in place."""
+    from .static_graph import PaddedCache, StaticGraphEngine
+    from .static_graph.engine import check_parameters
+
     check_parameters(length, policy, extra, form, chunk)
 
     def make(model):
@@ -248,6 +252,9 @@ def parse(spec: str | Spec) -> Spec:
 
 def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
+    from .cache import KVCache
+    from .measure.machines import link_named
+
     spec = parse(spec)
     try:
         parameters = dict(spec.parameters)

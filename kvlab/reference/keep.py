@@ -27,9 +27,9 @@ def h2o(acc: dict[int, float], given: dict[int, float], budget: int, recent: flo
     Returns acc of the tokens that stay: the newest, and those outside that window that got most.
     """
     acc = {token: acc.get(token, 0.0) + weight for token, weight in given.items()}
-    window = max(1, int(budget * recent))
-    newest = [token for token in acc if token > max(acc) - window]
-    others = [token for token in acc if token not in newest]
+    first = max(acc) + 1 - max(1, int(budget * recent))
+    newest = [token for token in acc if token >= first]
+    others = [token for token in acc if token < first]
     heavy = sorted(others, key=lambda token: (-acc[token], token))[: budget - len(newest)]
     return {token: acc[token] for token in sorted([*heavy, *newest])}
 
@@ -37,14 +37,16 @@ def h2o(acc: dict[int, float], given: dict[int, float], budget: int, recent: flo
 def snapkv(votes: list[float], budget: int, window: int, kernel: int) -> list[int]:
     """SnapKV (Li et al. 2024, listing 1): once, after the prompt.
 
-    votes: what every token of the prompt got from its last `window` queries. A token counts as much as the
-    best of the `kernel` around it; the window itself stays, its newest tokens where the budget is smaller.
+    votes: what every token of the prompt got from its last `window` queries. A token before the window counts
+    as much as the best of the `kernel` around it there; the window itself stays, its newest tokens where the
+    budget is smaller.
     """
     tokens, reach = len(votes), kernel // 2
-    pooled = [max(votes[max(0, token - reach) : token + reach + 1]) for token in range(tokens)]
+    earlier = votes[: max(0, tokens - window)]
+    pooled = [max(earlier[max(0, token - reach) : token + reach + 1]) for token in range(len(earlier))]
     newest = list(range(max(0, tokens - min(window, budget)), tokens))
-    earlier = sorted(range(max(0, tokens - window)), key=lambda token: (-pooled[token], token))
-    return sorted([*newest, *earlier[: max(0, budget - len(newest))]])
+    best = sorted(range(len(earlier)), key=lambda token: (-pooled[token], token))
+    return sorted([*best[: max(0, budget - len(newest))], *newest])
 
 
 def pyramid(mean: int, layer: int, layers: int, window: int, tokens: int, beta: float) -> int:

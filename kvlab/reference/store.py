@@ -116,8 +116,8 @@ def floats(x: Tensor, first: int, form: str, axis: str | None = None, group=None
         all_of_them = tuple(zip(*members, strict=True))
         decide = [member for member in members if member[1] < first] or members
         largest = float(x[tuple(zip(*decide, strict=True))].abs().max() / FLOATS[form][2])
-        scale = (rounded(largest) if axis else 1.0) or 1.0
-        found = [float8_byte(number, form) for number in (x[all_of_them] / scale).tolist()]
+        scale = rounded(largest) if axis else 1.0
+        found = [float8_byte(number, form) for number in (x[all_of_them] / (scale or 1.0)).tolist()]
         codes[all_of_them] = torch.tensor(found, dtype=x.dtype)
         values = torch.tensor([float8_value(byte, form) for byte in found], dtype=x.dtype)
         numbers[all_of_them] = values * scale
@@ -159,5 +159,5 @@ def smoothing(keys: Tensor, strength: float) -> Tensor:
     of all) ^ strength; a channel below a thousandth of the largest counts as that.
     """
     size = [float(channel.abs().max()) for channel in keys.T]
-    logs = [math.log(max(channel, max(size) / 1000)) for channel in size]
+    logs = [math.log(max(channel, max(size) / 1000) or 1.0) for channel in size]
     return torch.tensor([math.exp(strength * (log - sum(logs) / len(logs))) for log in logs])

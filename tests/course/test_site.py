@@ -46,7 +46,7 @@ def test_every_chapter_guide_and_module_is_in_the_contents(source):
         assert any((source / f"{name}{kind}").is_file() for kind in (".md", ".ipynb")), name
     chapters = {path.stem for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {Path(name).name for name in files if name.startswith("notebooks/")} == chapters
-    assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy", "report", "interactive"} <= set(
+    assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy.lm", "report", "interactive"} <= set(
         files
     )
     assert (source.parent / "extra" / "harness" / "report.html").read_text() == "<p>a report</p>"

@@ -10,7 +10,8 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
 import kvlab
-from eval.accuracy import KVLabLM, jackknife
+from eval.accuracy import KVLabLM
+from eval.accuracy.make import jackknife
 
 PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
 

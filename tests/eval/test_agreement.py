@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from eval import taskset
-from eval.agreement import DECODED, PROMPT, compare, measure, prompts, summary
+from eval.accuracy import taskset
+from eval.accuracy.agreement import DECODED, PROMPT, compare, measure, prompts, summary
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import kvlab
-from eval import compare
+from eval.report import compare
 from kvlab.keep import Keep
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from eval import accuracy, agreement
-from eval.__main__ import default_out, main, parser, split
-from eval.machine import Problem
+from eval.__main__ import chosen, main, split
+from eval.accuracy import agreement, make
+from eval.core.errors import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -62,6 +62,11 @@ def refused(capsys, *words: str) -> str:
         (["all", "--methods", ","], "--methods"),
         (["all", "--tasks", "recal"], "nearest: recall"),
         (["report", "--out", "nowhere"], "no results"),
+        (["report", "--limit", "3"], "--limit"),
+        (["speed", "--tasks", "recall"], "--tasks"),
+        (["accuracy", "--suite", "wide"], "--suite"),
+        (["all", "--suite", "attention"], "belongs to the command speed"),
+        (["static-graph", "--experiments", "egnines"], "expected one of engines-512"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path, monkeypatch, words, said):
@@ -113,15 +118,21 @@ def test_words_are_split_at_spaces_and_commas():
 
 
 def test_default_folders():
-    read = parser().parse_args
-    assert default_out(read(["all"])) == Path("results/demo")
-    assert default_out(read(["all", "--limit", "4"])) == Path("results/demo-limit4")
-    assert default_out(read(["speed", "--suite", "wide"])) == Path("results/bench")
-    assert default_out(read(["all", "--model", "some/name-1b"])) == Path("results/name-1b")
+    def folder(*words: str) -> Path:
+        return chosen(words)[-1].folder
+
+    assert (
+        folder("all") == folder("speed", "--suite", "attention") == folder("report") == Path("results/demo")
+    )
+    assert folder("all", "--limit", "4") == Path("results/demo-limit4")
+    assert folder("speed", "--suite", "wide") == Path("results/bench")
+    assert folder("all", "--model", "some/name-1b") == Path("results/name-1b")
+    assert folder("offload") == Path("results/offload")
+    assert folder("static-graph") == Path("results/static_graph")
 
 
 def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
-    true_score, asked = accuracy.score, []
+    true_score, asked = make.score, []
 
     def score(lm, task, limit):
         asked.append((lm.method, task.task_name))
@@ -129,14 +140,14 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return true_score(lm, task, limit)
 
-    monkeypatch.setattr(accuracy, "score", score)
+    monkeypatch.setattr(make, "score", score)
     assert main(["accuracy", *base]) == 130
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("interrupted: 2 finished cells are kept")
     before = cells(tmp_path)
     assert len(before) == 2
     asked.clear()
-    monkeypatch.setattr(accuracy, "score", lambda *args: asked.append(args[1].task_name) or true_score(*args))
+    monkeypatch.setattr(make, "score", lambda *args: asked.append(args[1].task_name) or true_score(*args))
     assert main(["accuracy", *base]) == 0
     assert asked == ["recall", "recall"]
     assert "2 of 4 accuracy cells are kept" in capsys.readouterr().err

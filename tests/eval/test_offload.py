@@ -1,6 +1,7 @@
 """The offloading experiments: rows, figures, numbers that can be worked out, and the command."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,13 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
-from eval import offload
 from eval.__main__ import main
-from eval.offload import figures, insight, quality, timing, walltime
-from eval.offload.rows import Row
+from eval.accuracy.batching import pad_left
+from eval.report import offload as figures
+from eval.studies import questions
+from eval.studies.measurements import Offload
+from eval.studies.offload import rehearsal, simulated, walltime
+from eval.studies.offload.rows import row as row_of
 from kvlab.arithmetic import SHAPES, kv_bytes
 from kvlab.measure import studies
 from kvlab.models import calibration_ids
@@ -19,8 +23,10 @@ from kvlab.models import calibration_ids
 KEYS = ["experiment", "system", "tokens", "value", "unit", "kind", "published"]
 
 
-def settings(tmp_path, **changes):
-    return offload.Settings(model=None, out=tmp_path, **changes)
+def run(out, *experiments: str) -> list[dict]:
+    """Run experiments by the command; returns the rows of its file."""
+    assert main(["offload", "--out", str(out), "--experiments", *experiments]) == 0
+    return json.loads((out / "offload.json").read_text())
 
 
 def values(rows):
@@ -31,13 +37,11 @@ def values(rows):
 def quick(tmp_path_factory):
     """The experiments that need no model of any size."""
     out = tmp_path_factory.mktemp("offload")
-    rows = offload.run(["latency", "breakdown"], settings(out), line=lambda text: None)
-    return out, rows
+    return out, run(out, "latency", "breakdown")
 
 
 def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
     out, rows = quick
-    assert json.loads((out / "offload.json").read_text()) == rows
     assert all(list(row) == KEYS and row["kind"] == "simulated" for row in rows)
     for name in ("latency", "breakdown"):
         assert (out / f"offload-{name}.svg").stat().st_size > 5000
@@ -45,11 +49,20 @@ def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
     assert json.loads((out / "offload-machine.json").read_text())["threads"] == 1
 
 
-def test_other_experiments_are_kept_and_the_same_one_is_replaced(quick, tmp_path):
-    rows = quick[1]
-    (tmp_path / "offload.json").write_text(json.dumps([*rows, {"experiment": "of long ago"}]))
-    again = offload.run(["breakdown"], settings(tmp_path), line=lambda text: None)
-    assert again == rows
+def test_other_experiments_are_kept_and_strangers_are_left_out(quick, tmp_path):
+    """Rows are those of this model, code and configuration: a cell of any other is no part of the file."""
+    out, rows = quick
+    shutil.copytree(out / "cells", tmp_path / "cells")
+    (tmp_path / "offload.json").write_text(json.dumps([{"experiment": "of long ago"}]))
+    assert run(tmp_path, "breakdown") == rows
+    for path in (tmp_path / "cells").glob("*.json"):
+        cell = json.loads(path.read_text())
+        assert cell["versions"]["torch"] and "commit" in cell and cell["config"]["code"]
+        if cell["task"] == "offload:latency":
+            cell["config"]["model"] = "of long ago"
+            path.write_text(json.dumps(cell))
+    again = run(tmp_path, "breakdown")
+    assert again == [row for row in rows if row["experiment"] == "breakdown"]
 
 
 def test_simulated_latencies_obey_the_link(quick):
@@ -60,8 +73,8 @@ def test_simulated_latencies_obey_the_link(quick):
     assert size / 16e9 <= found["offload: decode, OPT-13B, batch 20", 2048] <= size / 16e9 + ideal
     published = [row for row in quick[1] if row["published"] and "faster" in row["system"]]
     assert len(published) == 12  # three systems at four lengths
-    for tokens in (1024, 1536, 2048):  # the order of the slides
-        faster = [found[f"{s}: faster than offload, OPT-13B, batch 8", tokens] for s in timing.SPEEDUPS]
+    for tokens in (1024, 1536, 2048):  # the published order
+        faster = [found[f"{s}: faster than offload, OPT-13B, batch 8", tokens] for s in simulated.SPEEDUPS]
         assert 1 < faster[0] < faster[1] < faster[2]
     assert (
         found["offload: waiting for transfers", 2048] > found["offload+h2o: waiting for transfers", 2048] > 50
@@ -69,7 +82,8 @@ def test_simulated_latencies_obey_the_link(quick):
 
 
 def test_the_link_experiment_at_a_small_size(tmp_path):
-    rows = [row.json() for row in walltime.link(settings(tmp_path, tokens=96, layers=3, repeats=2))]
+    cell = walltime.link(Offload(), tokens=96, layers=3, repeats=2)
+    rows = cell["rows"]
     found = values(rows)
     for method in walltime.LINKED:
         assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
@@ -79,28 +93,33 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
     drawn = [label.get_text() for label in bars.get_yticklabels()]
     assert drawn == ["full", *(method.partition(":")[0] for method in walltime.LINKED)]
     assert bars.patches[0].get_width() == round(found["ideal", 96])
-    assert list(tmp_path.glob("offload-timeline-*.json"))
+    cell |= {"machine": {}}
+    figures.write({"link": json.loads(json.dumps(cell))}, tmp_path, SimpleNamespace(line=lambda text: None))
+    assert len(list(tmp_path.glob("offload-timeline-*.json"))) == len(walltime.LINKED)
+    assert (tmp_path / "offload-timeline-infinigen.png").stat().st_size > 5000
 
 
 def test_too_little_memory_is_one_line_and_loses_nothing(quick, tmp_path, monkeypatch, capsys):
-    (tmp_path / "offload.json").write_text(json.dumps(quick[1]))
+    shutil.copytree(quick[0] / "cells", tmp_path / "cells")
+    shutil.copy(quick[0] / "offload.json", tmp_path)
     monkeypatch.setattr(walltime, "WIDE_TOKENS", 96)
     monkeypatch.setattr(walltime.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**6))
     assert main(["offload", "--experiments", "link", "--out", str(tmp_path)]) == 2
     assert "needs 0.1 GB of memory, but 0.0 are free" in capsys.readouterr().err
     assert json.loads((tmp_path / "offload.json").read_text()) == quick[1]
+    assert run(tmp_path, "breakdown") == quick[1]
 
 
 def test_the_tables_of_similarity_and_recall():
     model = tiny("opt")
     given = SimpleNamespace(models=["tiny"], load=lambda name: (model, None))
-    found = values(row.json() for row in insight.similarity(given))
+    found = values(rehearsal.similarity(given)["rows"])
     tokens = calibration_ids(model).shape[1]
     parts = studies.similarity(studies.read(model, calibration_ids(model)))
     assert found["tiny: ffn output, layer 3", tokens] == pytest.approx(parts["ffn output"][2].item())
     mean = parts["block input"][1:].mean().item()
     assert found["tiny: block input, mean from layer 2", tokens] == pytest.approx(mean)
-    shares = values(row.json() for row in insight.recall(given))
+    shares = values(rehearsal.recall(given)["rows"])
     assert len(shares) == 2 * (10 + 2 * 2)  # means at ten ratios; layers 2 and 3 at two of them
     assert shares["tiny: plain, ratio 1, mean", tokens] == pytest.approx(
         shares["tiny: skewed, ratio 1, mean", tokens], abs=0.02
@@ -112,37 +131,37 @@ def test_perplexity_through_a_full_cache_is_that_of_one_pass():
     with torch.no_grad():
         logits = model(ids).logits[:, 7:-1].float().log_softmax(-1)
     expected = (-logits.gather(2, ids[:, 8:, None]).mean()).exp()
-    assert quality.perplexity(model, ids, "full") == pytest.approx(float(expected), rel=1e-4)
-    assert quality.perplexity(model, ids, "sinks:budget=2") != pytest.approx(float(expected), rel=1e-3)
+    assert questions.perplexity(model, ids, "full") == pytest.approx(float(expected), rel=1e-4)
+    assert questions.perplexity(model, ids, "sinks:budget=2") != pytest.approx(float(expected), rel=1e-3)
 
 
 def test_questions_are_answered_from_what_the_method_holds():
     model, tokenizer = kvlab.load()
-    prompts, answers = quality.questions(tokenizer, 4)
-    found = quality.answered(model, prompts, answers, ["full", "sinks:budget=8,sinks=2"])
+    prompts, answers = questions.questions(tokenizer, 4)
+    found = questions.answered(model, prompts, answers, ["full", "sinks:budget=8,sinks=2"])
     assert found["full"][0] >= found["sinks:budget=8,sinks=2"][0]
     assert found["full"][0] >= 0.75
     assert found["full"][1] == 0
-    ids, mask = quality.padded([[5, 6, 7], [8]])
+    ids, mask = pad_left([[5, 6, 7], [8]], 0, "cpu")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
 
 
 def test_every_experiment_has_a_figure():
-    assert list(figures.FIGURES) and set(figures.FIGURES) == set(offload.EXPERIMENTS)
-    rows = [Row("accuracy", "h2o:budget=0.1", 50.0, "%", "measured", 100).json(),
-            Row("accuracy", "full", 99.0, "%", "measured", 100).json()]  # fmt: skip
+    assert list(figures.FIGURES) and set(figures.FIGURES) == set(Offload.makers)
+    rows = [row_of("accuracy", "h2o:budget=0.1", 50.0, "%", "measured", 100),
+            row_of("accuracy", "full", 99.0, "%", "measured", 100)]  # fmt: skip
     axes = figures.accuracy(rows).axes[0]
     assert axes.lines[0].get_xydata().tolist() == [[0.1, 50.0]]
     found = figures.series(
-        [Row("x", "fifo, 80% of it: cost", 3.0, "", "measured").json()],
+        [row_of("x", "fifo, 80% of it: cost", 3.0, "", "measured")],
         r"(?P<label>\w+), (?P<x>\d+)% of it: cost",
     )
     assert found == {"fifo": {80.0: 3.0}}
 
 
 def test_saturation_is_the_first_length_above_the_link():
-    rows = timing.saturated("bandwidth", "it", {128: 10.0, 256: 20.0, 512: 70.0}, "measured")
-    assert [(row.system, row.value) for row in rows] == [
+    rows = simulated.saturated("bandwidth", "it", {128: 10.0, 256: 20.0, 512: 70.0}, "measured")
+    assert [(row["system"], row["value"]) for row in rows] == [
         ("it: saturates PCIe 3 from", 256),
         ("it: saturates PCIe 4 from", 512),
         ("it: saturates PCIe 5 from", 512),

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import kvlab
-from eval import prefill
-from eval.accuracy import KVLabLM
-from eval.prefill import shared
+from eval.accuracy import KVLabLM, prefill
+from eval.accuracy.prefill import shared
 from kvlab.decode import Stepper
 
 METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]

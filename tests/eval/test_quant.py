@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from tiny import tiny
+from tiny import started, tiny
 
-from eval import quant
 from eval.__main__ import main
-from eval.offload import quality
+from eval.studies import quant, questions
 from kvlab.store import Growing, Int
 
 
@@ -36,7 +35,7 @@ def rounded(x, bits):
 def test_requantizing_rounds_everything_again(bits):
     """Against a loop by hand: each step rounds what the last one left, and the new token."""
     generator = torch.Generator().manual_seed(bits)
-    store, held = quant.Requantized(Int(bits, axis="tensor")), torch.empty(1, 2, 0, 8)
+    store, held = started(quant.Requantized(Int(bits, axis="tensor"))), torch.empty(1, 2, 0, 8)
     for step in range(30):
         new = torch.randn(1, 2, 1, 8, generator=generator) * (1 + step / 5)  # ever larger
         store.append(new, -new)
@@ -48,7 +47,7 @@ def test_requantizing_rounds_everything_again(bits):
 def test_stored_once_means_that_bits_stay_and_requantized_that_they_move():
     generator, stores = (
         torch.Generator().manual_seed(0),
-        [c(Int(4, axis="tensor")) for c in (Growing, quant.Requantized)],
+        [started(c(Int(4, axis="tensor")), kv_heads=1) for c in (Growing, quant.Requantized)],
     )
     first = []
     for step in range(10):
@@ -62,10 +61,11 @@ def test_stored_once_means_that_bits_stay_and_requantized_that_they_move():
 
 
 def test_rows_and_figures(tmp_path, folder, monkeypatch):
-    monkeypatch.setattr(quality, "FACTS", 2)  # documents that fit into 512 tokens of a byte-level vocabulary
-    monkeypatch.setattr(quality, "FILLER", 2)
+    for name in ("FACTS", "FILLER"):  # documents that fit into 512 tokens of a byte-level vocabulary
+        monkeypatch.setattr(questions, name, 2)
     out = tmp_path / "found"
-    assert main(f"quant --model {folder} --limit 8 --methods full,int2 --out {out}".split()) == 0
+    words = f"quant --model {folder} --limit 8 --methods full,int2 --out {out}".split()
+    assert main(words) == 0
     rows = json.loads((out / "quant.json").read_text())
     found = {(r["method"], r["metric"]): r["value"] for r in rows if r["experiment"] == "bits"}
     assert found["full", "bits per value"] == pytest.approx(32)
@@ -76,8 +76,9 @@ def test_rows_and_figures(tmp_path, folder, monkeypatch):
     for name in ("bits", "drift"):
         assert (out / f"quant-{name}.svg").stat().st_size > 5000
         assert (out / f"quant-{name}.png").stat().st_size > 5000
-    again = quant.run([], (), str(folder), out)
-    assert again == rows
+    monkeypatch.setattr(quant, "EXPERIMENTS", {})  # nothing is made again
+    assert main(words) == 0
+    assert json.loads((out / "quant.json").read_text()) == rows
 
 
 def test_an_unknown_experiment_is_one_line(tmp_path, capsys):

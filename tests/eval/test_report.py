@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 
 import kvlab
-from eval import plots, report, tables
-from eval.machine import machine, versions
-from eval.results import Store
-from eval.speed import BASELINES
+from eval import report
+from eval.core.machine import machine, versions
+from eval.core.results import Store
+from eval.report import plots, tables
+from eval.speed.baselines import BASELINES
 
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
 

@@ -7,8 +7,11 @@ import math
 
 import pytest
 
-from eval.machine import Problem, digest, machine, one_line, versions
-from eval.results import SPEED_FIELDS, Store, write_json
+from eval.core.digests import digest
+from eval.core.errors import Problem, one_line
+from eval.core.machine import machine, versions
+from eval.core.measurement import Cell
+from eval.core.results import SPEED_FIELDS, Store, write_json
 
 
 def cell(method="full", task="recall", config=None, **more):
@@ -37,9 +40,9 @@ def store(tmp_path):
 
 def test_a_cell_comes_back_only_for_its_own_settings(store):
     store.save(cell(config={"limit": None, "pair": (1, 2)}))
-    assert store.load("m", "full", "recall", {"limit": None, "pair": (1, 2)})["metrics"]
-    assert store.load("m", "full", "recall", {"limit": 4, "pair": (1, 2)}) is None
-    assert store.load("m", "full", "chain", {"limit": None}) is None
+    assert store.load(Cell("m", "full", "recall", {"limit": None, "pair": (1, 2)}))["metrics"]
+    assert store.load(Cell("m", "full", "recall", {"limit": 4, "pair": (1, 2)})) is None
+    assert store.load(Cell("m", "full", "chain", {"limit": None})) is None
     assert not store.lines
 
 
@@ -55,12 +58,12 @@ def test_names_do_not_collide(store):
 def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     store.save(cell())
     store.path("m", "full", "recall").write_text(text)
-    assert store.load("m", "full", "recall", {"limit": 4}) is None
+    assert store.load(Cell("m", "full", "recall", {"limit": 4})) is None
     assert list(store.records()) == []
     assert all("damaged cell" in line for line in store.lines)
     assert store.lines
     store.save(cell())
-    assert store.load("m", "full", "recall", {"limit": 4})
+    assert store.load(Cell("m", "full", "recall", {"limit": 4}))
 
 
 def test_writing_is_all_or_nothing(store, monkeypatch):
@@ -68,7 +71,7 @@ def test_writing_is_all_or_nothing(store, monkeypatch):
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
-    monkeypatch.setattr("eval.results.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("eval.core.results.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}

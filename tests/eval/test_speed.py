@@ -9,16 +9,18 @@ import pytest
 import torch
 
 import kvlab
-from eval import run_speed, speed, workers
 from eval.__main__ import main
-from eval.results import SPEED_FIELDS
+from eval.core import workers
+from eval.core.errors import Failed
+from eval.core.results import SPEED_FIELDS
+from eval.speed import baselines, measurement, models, timing
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setitem(speed.CONTEXTS, "model", (32, 48))
-    monkeypatch.setattr(run_speed, "REPEATS", 2)
-    monkeypatch.setattr(run_speed, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
+    monkeypatch.setitem(measurement.CONTEXTS, "model", (32, 48))
+    monkeypatch.setattr(measurement, "REPEATS", 2)
+    monkeypatch.setattr(measurement, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
 
 
 def test_a_run_from_the_command_line(folder, tmp_path, capsys):
@@ -27,7 +29,7 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     methods = ["full", "recompute", "topk:budget=0.5"]
     assert main([*words, "--methods", *methods]) == 0
     rows = json.loads((out / "speed.json").read_text())
-    assert {row["method"] for row in rows} == {*methods, *run_speed.baselines()}
+    assert {row["method"] for row in rows} == {*methods, *measurement.baselines()}
     assert len(rows) == 2 * 6
     for row in rows:
         assert set(SPEED_FIELDS) <= set(row)
@@ -57,48 +59,48 @@ def test_a_method_that_cannot_be_timed(folder, tmp_path, capsys):
 
 def test_workers_are_processes_that_say_what_went_wrong(folder):
     options = {"suite": "model", "model": str(folder), "device": "cpu", "dtype": None, "method": "full"}
-    worker = workers.Worker(speed.setup, options, threads=1)
+    worker = workers.Worker("eval.speed.timing", options, threads=1)
     try:
         assert worker.finish() == "ready"
         about = worker.ask("about")
         assert about["token_bytes"] == 3 * 2 * 2 * 8 * 4
         assert worker.ask(32)["tokens_held"] == 32
-        with pytest.raises(workers.Failed, match="context"):
+        with pytest.raises(Failed, match="context"):
             worker.ask(4096)
         assert worker.ask(32)["tokens_held"] == 32
         worker.process.kill()
-        with pytest.raises(workers.Failed, match="ended by itself"):
+        with pytest.raises(Failed, match="ended by itself"):
             worker.ask(32)
     finally:
         worker.stop()
-    broken = workers.Worker(speed.setup, options | {"method": "h20"}, threads=1)
-    with pytest.raises(workers.Failed, match="h2o"):
+    broken = workers.Worker("eval.speed.timing", options | {"method": "h20"}, threads=1)
+    with pytest.raises(Failed, match="h2o"):
         broken.finish()
     broken.stop()
 
 
 def test_the_wide_model(monkeypatch):
-    config = speed.wide_config()
+    config = models.wide_config()
     assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (4, 1024, 128)
     config.hidden_size, config.num_hidden_layers, config.intermediate_size = 64, 1, 64
     config.head_dim = 8
-    monkeypatch.setattr(speed, "wide_config", lambda: copy.deepcopy(config))
+    monkeypatch.setattr(models, "wide_config", lambda: copy.deepcopy(config))
     options = {"suite": "wide", "model": None, "device": "cpu", "dtype": None}
-    ours, theirs = speed.load(options, "kvlab"), speed.load(options, "sdpa")
-    ids = speed.prompt(ours, 40)
-    assert ids.shape == (1, 40 - speed.STEPS)
+    ours, theirs = models.load(options, "kvlab"), models.load(options, "sdpa")
+    ids = models.prompt(ours, 40)
+    assert ids.shape == (1, 40 - models.STEPS)
     cache = kvlab.make_cache(ours, "full")
     trace = kvlab.decode(ours, ids, cache, 4)
     assert torch.equal(
         theirs.generate(ids, max_new_tokens=4, do_sample=False)[:, ids.shape[1] :], trace.tokens
     )
-    assert speed.weight_bytes(ours) == sum(p.numel() * 4 for p in ours.parameters())
+    assert models.weight_bytes(ours) == sum(p.numel() * 4 for p in ours.parameters())
 
 
 def test_untied_embeddings_are_not_read(loaded):
     model = loaded[0]
     total = sum(p.numel() * 4 for p in model.parameters())
-    assert speed.weight_bytes(model) == total - 400 * 32 * 4
+    assert models.weight_bytes(model) == total - 400 * 32 * 4
 
 
 def test_summary_by_hand():
@@ -112,7 +114,7 @@ def test_summary_by_hand():
     two = one | {"prefill_ms": 20.0, "steps_ms": [1.0, 1.0, 5.0]}
     repeats = [one | {"tokens_held": 10}, two | {"tokens_held": 10}]
     about = {"weight_bytes": 1000, "token_bytes": 50}
-    row = speed.summarize(64, repeats, about, bandwidth=1e6)
+    row = timing.summarize(64, repeats, about, bandwidth=1e6)
     assert row["decode_ms"] == 2.5
     assert (row["decode_ms_min"], row["decode_ms_max"]) == (1.0, 3.0)
     assert row["prefill_ms"] == 15.0
@@ -123,12 +125,12 @@ def test_summary_by_hand():
 def test_baselines_are_those_whose_package_is_there(monkeypatch):
     def version(package):
         if package == "hqq":
-            raise speed.PackageNotFoundError
+            raise baselines.PackageNotFoundError
         return "1"
 
-    monkeypatch.setattr(speed, "version", version)
-    assert speed.baselines() == [name for name in speed.BASELINES if name != "hf-hqq"]
-    assert speed.PACKAGES.keys() <= speed.QUANTIZED.keys() <= speed.BASELINES.keys()
+    monkeypatch.setattr(baselines, "version", version)
+    assert baselines.baselines() == [name for name in baselines.BASELINES if name != "hf-hqq"]
+    assert baselines.PACKAGES.keys() <= baselines.QUANTIZED.keys() <= baselines.BASELINES.keys()
 
 
 def test_a_tensor_made_of_others_counts_as_those():
@@ -138,5 +140,5 @@ def test_a_tensor_made_of_others_counts_as_those():
         def __tensor_flatten__(self):
             return ["data", "scale"], None
 
-    assert [part.nbytes for part in speed.plain(Packed())] == [32, 8]
-    assert speed.plain(Packed.data) == [Packed.data]
+    assert [part.nbytes for part in models.parts(Packed())] == [32, 8]
+    assert models.parts(Packed.data) == [Packed.data]

@@ -1,12 +1,12 @@
 """The measuring command on a tiny model: what it counts is right, whatever the clock says."""
 
 import json
-import sys
 
 import pytest
 from tiny import tiny
 
-from eval import static_graph
+from eval.__main__ import main
+from eval.studies import static_graph
 
 SMALL = {"num_hidden_layers": 2}
 S = 24
@@ -18,11 +18,11 @@ def small(tmp_path_factory):
         patch.setenv("KVLAB_CACHE", str(tmp_path_factory.mktemp("graphs")))
         patch.setattr(static_graph, "workshop", lambda attention: tiny("llama", attention, **SMALL))
         patch.setattr(
-            static_graph.speed, "load", lambda options, attention: tiny("llama", attention, **SMALL)
+            static_graph.models, "load", lambda options, attention: tiny("llama", attention, **SMALL)
         )
         patch.setattr(static_graph, "PADDED", {"padded": {}})
         patch.setattr(static_graph, "TOKENS", 8)
-        patch.setattr(static_graph.speed, "STEPS", 0)
+        patch.setattr(static_graph.models, "STEPS", 0)
         yield
 
 
@@ -58,13 +58,13 @@ def test_memory_and_requests():
 
 
 def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path, capsys, monkeypatch):
-    part = (lambda: static_graph.prompts(S, 20, (1, 64)), static_graph.PARTS["prompt"][1])
-    monkeypatch.setitem(static_graph.PARTS, "prompt", part)
-    monkeypatch.setattr(sys, "argv", ["static_graph", "prompt", "--out", str(tmp_path)])
-    static_graph.main()
+    monkeypatch.setitem(
+        static_graph.EXPERIMENTS, "prompt", lambda study: {"rows": static_graph.prompts(S, 20, (1, 64))}
+    )
+    assert main(["static-graph", "--experiments", "prompt", "--out", str(tmp_path)]) == 0
     assert "| chunks of 64 |" in capsys.readouterr().out
-    rows = json.loads((tmp_path / "measured.json").read_text())["prompt"]["rows"]
-    assert set(rows) == {"chunks of 1", "chunks of 64"}
+    found = json.loads((tmp_path / "measured.json").read_text())["prompt"]
+    assert set(found["rows"]) == {"chunks of 1", "chunks of 64"} and found["threads"] == 1
 
 
 def test_drift_on_real_rows():

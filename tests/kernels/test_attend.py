@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import started
 
-from eval import attention
+from eval.__main__ import main
+from eval.studies import attention, measurements
 from kvlab import kernels
 from kvlab.store import Exact, Float8, Growing, Int, Static
 
@@ -112,10 +113,10 @@ def test_without_numba_the_reference_is_used_and_that_is_said_once(monkeypatch):
 
 
 def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(attention, "TOKENS", (64,))
+    monkeypatch.setattr(measurements, "LENGTHS", (64,))
     monkeypatch.setattr(attention, "FORMATS", {"int8": attention.FORMATS["int8"]})
     monkeypatch.setattr(attention, "HEAD_DIM", HEAD)
-    attention.run(tmp_path, limit=1)
+    assert main(["speed", "--suite", "attention", "--limit", "1", "--out", str(tmp_path)]) == 0
     import json
 
     rows = json.loads((tmp_path / "attention.json").read_text())

@@ -40,9 +40,7 @@ def by_h2o(budget, recent):
     return start
 
 
-def by_snapkv(budget, window, kernel, limit_of=None, own_votes=True):
-    """own_votes: whether neighbours inside the window share their votes."""
-
+def by_snapkv(budget, window, kernel, limit_of=None):
     def start(row):
         limit = keep.budget(budget, row.prompt)
         limit = limit if limit_of is None else limit_of(limit, row.prompt)
@@ -51,8 +49,6 @@ def by_snapkv(budget, window, kernel, limit_of=None, own_votes=True):
             if new[0] > 0:
                 return present
             votes = [list(row.given(head, new, over, window).values()) for head, over in enumerate(attended)]
-            if not own_votes:
-                votes = [[v if t < len(new) - window else 0.0 for t, v in enumerate(one)] for one in votes]
             return [keep.snapkv(one, limit, window, kernel) for one in votes]
 
         return follow
@@ -111,34 +107,40 @@ def by_topk(budget):
     return start
 
 
+KEEPS = {
+    "sinks:budget=0.3,sinks=3": by_sinks(0.3, 3),
+    "sinks:budget=3,sinks=4": by_sinks(3, 4),
+    "h2o:budget=0.3,recent=0.5": by_h2o(0.3, 0.5),
+    "h2o:budget=11,recent=0.3": by_h2o(11, 0.3),
+    "h2o:budget=0.13,recent=0": by_h2o(0.13, 0),
+    "h2o:budget=7,recent=1": by_h2o(7, 1),
+    "snapkv:budget=0.4,window=5,kernel=3": by_snapkv(0.4, 5, 3),
+    "snapkv:budget=9,window=4,kernel=7": by_snapkv(9, 4, 7),
+    "snapkv:budget=5,window=8,kernel=1": by_snapkv(5, 8, 1),
+    "tova:budget=0.3": by_tova(0.3),
+    "tova:budget=9": by_tova(9),
+    "full": keep_all,
+}
+
+
 @pytest.mark.parametrize("passes", [(1,) * STEPS, MIXED], ids=["steps", "mixed"])
-@pytest.mark.parametrize("spec, by", [
-    ("sinks:budget=0.3,sinks=3", by_sinks(0.3, 3)),
-    ("sinks:budget=3,sinks=4", by_sinks(3, 4)),
-    ("h2o:budget=0.3,recent=0.5", by_h2o(0.3, 0.5)),
-    ("h2o:budget=11,recent=0.3", by_h2o(11, 0.3)),
-    ("h2o:budget=0.13,recent=0", by_h2o(0.13, 0)),
-    ("h2o:budget=7,recent=1", by_h2o(7, 1)),
-    ("snapkv:budget=0.4,window=5,kernel=3", by_snapkv(0.4, 5, 3)),
-    ("snapkv:budget=9,window=4,kernel=7", by_snapkv(9, 4, 7)),
-    ("snapkv:budget=5,window=8,kernel=1", by_snapkv(5, 8, 1)),
-    ("tova:budget=0.3", by_tova(0.3)),
-    ("tova:budget=9", by_tova(9)),
-    ("full", lambda row: keep_all(row)),
-])  # fmt: skip
-def test_kept_sets_and_outputs(spec, by, passes):
-    check(Driven(spec, passes=passes, head_dim=20).run(), by)
+@pytest.mark.parametrize("spec", KEEPS)
+def test_kept_sets_and_outputs(spec, passes):
+    check(Driven(spec, passes=passes, head_dim=20).run(), KEEPS[spec])
+
+
+OTHERS = {
+    "sinks:budget=13": by_sinks(13, 4),
+    "h2o:budget=13": by_h2o(13, 0.5),
+    "snapkv:budget=13,window=3": by_snapkv(13, 3, 5),
+    "tova:budget=13": by_tova(13),
+}
 
 
 @pytest.mark.parametrize("head_dim", [80, 96])
-@pytest.mark.parametrize("spec, by", [
-    ("sinks:budget=13", by_sinks(13, 4)),
-    ("h2o:budget=13", by_h2o(13, 0.5)),
-    ("snapkv:budget=13,window=3", by_snapkv(13, 3, 5)),
-    ("tova:budget=13", by_tova(13)),
-])  # fmt: skip
-def test_other_head_dimensions(spec, by, head_dim):
-    check(Driven(spec, (29, 29, 15), head_dim=head_dim, seed=1).run(), by)
+@pytest.mark.parametrize("spec", OTHERS)
+def test_other_head_dimensions(spec, head_dim):
+    check(Driven(spec, (29, 29, 15), head_dim=head_dim, seed=1).run(), OTHERS[spec])
 
 
 @pytest.mark.parametrize("layers", [1, 3])
@@ -151,12 +153,6 @@ def test_pyramidkv(layers):
     assert held == ([14] if layers == 1 else [25, 14, 3])  # 14 on the mean
 
 
-@pytest.mark.xfail(strict=True, reason="the window's own votes are shared with the tokens just before it")
-def test_snapkv_pools_the_votes_of_earlier_tokens_only():
-    """Listing 1 of the paper cuts the window off before it pools."""
-    check(Driven("snapkv:budget=11,window=5,kernel=5").run(), by_snapkv(11, 5, 5, own_votes=False))
-
-
 @pytest.mark.parametrize("policy", ["fifo", "lru", "counter"])
 @pytest.mark.parametrize("capacity, fetches", [(0.7, 5), (13, 0.2), (5, 3)])
 def test_pool(policy, capacity, fetches):
@@ -164,42 +160,47 @@ def test_pool(policy, capacity, fetches):
     check(run, by_pool(capacity, policy), by_topk(fetches))
 
 
-@pytest.mark.parametrize("method, by", [
-    ({"keep": H2O(11, 0.3)}, by_h2o(11, 0.3)),
-    ({"keep": TOVA(9)}, by_tova(9)),
-    ({"keep": Sinks(9, 3)}, by_sinks(9, 3)),
-    ({"keep": SnapKV(9, 4, 5)}, by_snapkv(9, 4, 5)),
-    ({"keep": PyramidKV(9, 4, 5)}, by_snapkv(9, 4, 5)),
+@pytest.mark.parametrize("made, by", [
+    pytest.param(H2O(11, 0.3), by_h2o(11, 0.3), id="h2o"),
+    pytest.param(TOVA(9), by_tova(9), id="tova"),
+    pytest.param(Sinks(9, 3), by_sinks(9, 3), id="sinks"),
+    pytest.param(SnapKV(9, 4, 5), by_snapkv(9, 4, 5), id="snapkv"),
+    pytest.param(PyramidKV(9, 4, 5), by_snapkv(9, 4, 5), id="pyramidkv"),
 ])  # fmt: skip
-def test_a_keep_among_fetched_tokens(method, by):
+def test_a_keep_among_fetched_tokens(made, by):
     """What was not fetched was given nothing."""
-    run = Driven(method | {"place": Host(TopK(4))}).run()
-    check(run, by, by_topk(4))
+    check(Driven({"keep": made, "place": Host(TopK(4))}).run(), by, by_topk(4))
 
 
-@pytest.mark.parametrize("spec, by", [
-    ("full", keep_all),
-    ("h2o:budget=11,recent=0.3", by_h2o(11, 0.3)),
-    ("tova:budget=15", by_tova(15)),
-    ("snapkv:budget=15,window=4", by_snapkv(15, 4, 5)),
-    ("sinks:budget=15", by_sinks(15, 4)),
-])  # fmt: skip
-def test_in_a_model_with_a_sliding_window(spec, by):
+WINDOWED = {
+    "full": keep_all,
+    "h2o:budget=11,recent=0.3": by_h2o(11, 0.3),
+    "tova:budget=15": by_tova(15),
+    "snapkv:budget=15,window=4": by_snapkv(15, 4, 5),
+    "sinks:budget=15": by_sinks(15, 4),
+}
+
+
+@pytest.mark.parametrize("spec", WINDOWED)
+def test_in_a_model_with_a_sliding_window(spec):
     """Tokens outside the window are given nothing; the heaviest and the newest ones may still be held."""
-    check(Driven(spec, window=9, passes=MIXED).run(), by)
+    check(Driven(spec, window=9, passes=MIXED).run(), WINDOWED[spec])
 
 
-@pytest.mark.parametrize("spec, by", [
-    ("h2o:budget=7,recent=0.3", by_h2o(7, 0.3)),
-    ("snapkv:budget=9,window=3", by_snapkv(9, 3, 5)),
-    ("tova:budget=7", by_tova(7)),
-])  # fmt: skip
-def test_ties_go_to_the_older_token(spec, by):
+TIED = {
+    "h2o:budget=7,recent=0.3": by_h2o(7, 0.3),
+    "snapkv:budget=9,window=3": by_snapkv(9, 3, 5),
+    "tova:budget=7": by_tova(7),
+}
+
+
+@pytest.mark.parametrize("spec", TIED)
+def test_ties_go_to_the_older_token(spec):
     """Keys of zeros: every query gives all tokens that it sees the same."""
     run = Driven(spec)
     for keys in run.keys:
         keys.zero_()
-    check(run.run(), by)
+    check(run.run(), TIED[spec])
 
 
 def test_definitions_by_hand():
@@ -211,6 +212,7 @@ def test_definitions_by_hand():
     assert keep.h2o(acc, {0: 0.1, 2: 0.1, 3: 0.1, 4: 0.1, 5: 0.6}, 4, 0.5) == {0: 3.1, 2: 2.1, 4: 0.2, 5: 0.6}
     assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 5, 2, 3) == [0, 1, 2, 5, 6]
     assert keep.snapkv([0.1, 0.9, 0.2, 0.0, 0.3, 0.0, 0.0], 4, 2, 1) == [1, 4, 5, 6]
+    assert keep.snapkv([0.3, 0.2, 0.1, 0.0, 9.0], 2, 1, 3) == [0, 4]  # the window's own votes are its own
     assert keep.tova({0: 0.1, 2: 0.5, 5: 0.1, 6: 0.0}, 3) == [0, 2, 6]
     assert [keep.pyramid(20, layer, 3, 4, 30, 10) for layer in range(3)] == [30, 20, 4]
     last, count = {0: 5, 3: 2, 4: 2, 7: 1, 8: 9}, {0: 9, 3: 4, 4: 2, 7: 1, 8: 1}

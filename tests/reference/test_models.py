@@ -1,5 +1,8 @@
 """Whole models that attend by the definition, one head and one query at a time, beside kvlab's caches."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from reference.driven import model_of
@@ -122,6 +125,13 @@ def test_the_rows_that_an_engine_reads(policy, length):
         manager.place()
         manager.commit()
         manager.past[0, 0, rows(appended + 1, length).index(appended), 0] = appended
+
+
+def test_no_method_is_left_out():
+    """Every name of kvlab.METHODS begins a spec somewhere in these tests."""
+    text = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    missing = [name for name in kvlab.METHODS if not re.search(rf'"{re.escape(name)}[:"]', text)]
+    assert not missing
 
 
 def test_definitions_by_hand():

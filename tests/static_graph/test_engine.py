@@ -245,7 +245,7 @@ def test_a_prompt_made_elsewhere_is_taken_over():
     """The harness prefills once for all methods; int8 rounds the rows it is given."""
     made = engine(quantized=True)
     ids, mask = left_padded([prompt(11), prompt(6, seed=2)])
-    from eval.prefill import shared
+    from eval.accuracy.prefill import shared
 
     caches = {"full": kvlab.make_cache(made.model, "full"), "padded": PaddedCache(made)}
     found, token = {}, prompt(1, rows=2, seed=8)

@@ -1,0 +1,123 @@
+"""How far does a method move the model's predictions? The most sensitive figure there is.
+
+Held-out stories are decoded with their own text as the answer (teacher forcing): the first PROMPT
+tokens go in (all but the last by prefill, as everywhere: tail = 1), then DECODED predictions are
+made, each through the cache. Compared with the full cache on the same text:
+
+    top1  share of predictions whose arg max is the full cache's
+    kl    mean of KL(full || method) over the predictions, in nats per token
+
+Values are means over stories, standard errors are over stories. A full cache runs along as the
+reference, also for `full` itself (exactly 1 and 0).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+
+import torch
+from torch import Tensor
+
+import kvlab
+from kvlab.decode import Stepper
+
+from .batching import TAIL, TOKENS_LONG, Meter, metric_row
+from .prefill import shared
+
+PROMPT = 256  # tokens of a story that are prompt
+DECODED = 24  # predictions scored per story
+STORIES = 48  # at most
+
+
+def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Tensor:
+    """Stories long enough -> token ids `[stories, prompt + DECODED - 1]`.
+
+    A model with a context shorter than PROMPT + DECODED gets a shorter prompt. Texts that are too
+    short are left out, and so are those beyond `limit` (default: STORIES).
+    """
+    length = min(PROMPT + DECODED - 1, longest)
+    encoded = [tokenizer.encode(text)[:length] for text in texts]
+    fitting = [ids for ids in encoded if len(ids) == length]
+    if not fitting or length <= DECODED:
+        raise ValueError(f"agreement: no story has {length} tokens for this model's tokenizer")
+    return torch.tensor(fitting[: limit or STORIES])
+
+
+@torch.inference_mode()
+def predictions(stepper: Stepper, ids: Tensor, meter: Meter) -> Tensor:
+    """The DECODED predictions of each row `[rows, DECODED, V]`, after a prefill of ids' first tokens.
+
+    `recompute` holds nothing, so one pass over the known text gives what it would compute.
+    """
+    first = ids.shape[1] - DECODED + 1 - TAIL  # tokens prefilled
+    if stepper.cache.recompute:
+        return stepper.feed(ids[:, first:])[:, -DECODED:]
+    found = []
+    for column in range(first, ids.shape[1]):
+        found.append(stepper.feed(ids[:, column : column + 1], last=True))
+        meter.add(stepper.cache, len(ids))
+    return torch.stack(found, 1)
+
+
+def compare(full: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """(top1, kl) of each row; logits `[rows, tokens, V]`, kl in nats."""
+    agree = (full.argmax(-1) == other.argmax(-1)).double().mean(1)
+    expected, found = full.log_softmax(-1), other.log_softmax(-1)
+    kl = (expected.exp() * (expected - found)).sum(-1).double().mean(1)
+    return agree, kl.clamp(min=0)
+
+
+@torch.inference_mode()
+def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, total: None) -> dict:
+    """{method: metrics, values per story and bytes}, as a cell holds them; prefills are shared.
+
+    ids `[stories, tokens]` as `prompts` makes them. An exception stands for a method that fails.
+    """
+    started = time.perf_counter()
+    caches = {"full cache as reference": kvlab.make_cache(model, "full")}
+    caches |= {name: kvlab.make_cache(model, name) for name in methods}
+    meters = {name: Meter() for name in caches}
+    rows: dict[str, list] = {name: [] for name in methods}
+    errors: dict[str, Exception] = {}
+    rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
+    parts = ids.to(next(model.parameters()).device).split(rows_at_once)
+    for index, part in enumerate(parts):
+        prompt = part[:, : part.shape[1] - DECODED + 1 - TAIL]
+        reference = None
+        for name, stepper, logits in shared(model, caches, prompt, None, last=True):
+            try:
+                if isinstance(logits, Exception):
+                    raise logits
+                found = predictions(stepper, part, meters[name])
+            except Exception as error:
+                if reference is None:
+                    raise
+                errors[name] = error
+                continue
+            if reference is None:
+                reference = found
+            else:
+                rows[name].append(compare(reference, found))
+        advance(index + 1, len(parts))
+    seconds = (time.perf_counter() - started) / max(1, len(methods))
+    return {name: errors.get(name) or _numbers(rows[name], meters[name], seconds) for name in methods}
+
+
+def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) -> dict:
+    top1, kl = (torch.cat(column).tolist() for column in zip(*rows, strict=True))
+    return {
+        "metrics": [summary("top1", top1, higher_is_better=True), summary("kl", kl, higher_is_better=False)],
+        "values": {"top1": top1, "kl": kl},
+        "bytes": meter.means(),
+        "seconds": seconds,
+    }
+
+
+def summary(metric: str, values: list[float], higher_is_better: bool) -> dict:
+    """Mean over stories with its standard error."""
+    count = len(values)
+    mean = math.fsum(values) / count
+    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1)) if count > 1 else None
+    stderr = None if spread is None else spread / math.sqrt(count)
+    return metric_row(metric, mean, stderr, count, higher_is_better)

@@ -1,0 +1,95 @@
+"""What batches of rows are made of: padding, grouping, picking scores, counting bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+TAIL = 1  # context tokens that already go through the cache
+PREFILLED = 0.9  # part of a rolling window that is prefilled
+TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
+TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
+LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
+
+
+class Meter:
+    """Bytes per row and decode step, averaged over every decode step made."""
+
+    NAMES = ("device_bytes", "host_bytes", "moved_bytes")
+
+    def __init__(self):
+        self.sums, self.row_steps = dict.fromkeys(self.NAMES, 0), 0
+
+    def add(self, cache, rows: int) -> None:
+        stats = cache.stats()
+        for name in self.NAMES:
+            self.sums[name] += int(getattr(stats, name))
+        self.row_steps += rows
+
+    def join(self, other: Meter) -> None:
+        self.row_steps += other.row_steps
+        for name in self.NAMES:
+            self.sums[name] += other.sums[name]
+
+    def means(self) -> dict[str, float]:
+        """Mean bytes per row; `row_steps` says over how many rows and steps (0: nothing decoded)."""
+        means = {name: total / max(self.row_steps, 1) for name, total in self.sums.items()}
+        return means | {"row_steps": self.row_steps}
+
+
+def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:
+    """Rows of token ids -> (ids `[batch, longest]`, mask alike or None when nothing is padded)."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[fill] * (longest - len(row)) + list(row) for row in rows], device=device)
+    if all(len(row) == longest for row in rows):
+        return ids, None
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids, (torch.arange(longest, device=device) >= longest - lengths[:, None]).long()
+
+
+def pad_right(rows: Sequence[Sequence[int]], fill: int, device) -> Tensor:
+    """Rows of token ids -> ids `[batch, longest]`."""
+    longest = max(map(len, rows))
+    return torch.tensor([list(row) + [fill] * (longest - len(row)) for row in rows], device=device)
+
+
+def picked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(log-probability, is it the arg max) of each target; logits `[..., V]`, targets `[...]`.
+
+    Targets of -1 are not scored: 0 and True.
+    """
+    chosen = logits.gather(-1, targets.clamp(min=0)[..., None])[..., 0] - logits.logsumexp(-1)
+    skipped = targets < 0
+    return chosen.masked_fill(skipped, 0).double(), (logits.argmax(-1) == targets) | skipped
+
+
+def pack(
+    items: list, length: Callable, batch: int, rows=lambda item: 1, steps=None, longest=0, tokens=TOKENS
+) -> list:
+    """Group items of similar prompt length for one batch each.
+
+    At most `batch` rows and `tokens` padded prompt tokens; with `steps` (decode steps of an item) also at
+    most `longest` columns, padding and steps together, since buffers may end there. A prompt of length
+    0 is never grouped with longer ones; an item too large for a group stands alone.
+    """
+    groups: list[list] = []
+    first = held = after = 0
+    total = sum(map(rows, items))
+    batch = math.ceil(total / math.ceil(total / batch))  # as few groups, of even size
+    for item in sorted(items, key=length, reverse=True):
+        fits = bool(groups) and held + rows(item) <= batch and (len(groups[-1]) + 1) * first <= tokens
+        after = max(after, steps(item)) if steps else 0
+        if not fits or (length(item) == 0) != (first == 0) or (steps and first + after > longest):
+            groups.append([])
+            first, held, after = length(item), 0, steps(item) if steps else 0
+        groups[-1].append(item)
+        held += rows(item)
+    return groups
+
+
+def metric_row(metric: str, value: float, stderr: float | None, n: int, higher_is_better: bool) -> dict:
+    """One metric of a cell."""
+    return {"metric": metric, "value": value, "stderr": stderr, "n": n, "higher_is_better": higher_is_better}

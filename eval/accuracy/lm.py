@@ -1,0 +1,216 @@
+"""The lm-eval model that scores *through* the cache.
+
+lm-eval's own model scores a continuation in one forward pass: no decode step happens, so a cache
+method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the way text is decoded:
+
+- log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
+  and compressed; the last one, then the continuation, go through the cache token by token. The
+  context is forked to its choices when they part.
+- rolling log-likelihood: windows as lm-eval makes them; the first 90 % of each window
+  (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
+- generation: greedy, through the cache, until a stop string, the end token or the limit.
+
+`recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
+and it is scored that way. Under `full` every log-likelihood equals that of lm-eval's HFLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from tqdm import tqdm
+
+import kvlab
+
+from .batching import PREFILLED, Meter
+from .scoring import Scorer
+from .writing import generate
+
+BATCH = 64  # rows decoded together
+
+
+@register_model("kvlab")
+class KVLabLM(TemplateLM):
+    """lm-eval model `kvlab`.
+
+    pretrained: folder, hub id, a loaded model (with `tokenizer`), or None for the workshop model.
+    method: a method as everywhere, `h2o:budget=0.2`; since lm-eval's --model_args splits at commas,
+    the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
+    batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
+    """
+
+    def __init__(
+        self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
+        dtype=None, max_length=None, max_batch_size=None, **parameters,
+    ):  # fmt: skip
+        super().__init__()
+        if pretrained is None or isinstance(pretrained, str):
+            self.model, self.tokenizer = kvlab.load(pretrained, device=device, dtype=dtype)
+        elif tokenizer is None:
+            raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
+        else:
+            self.model, self.tokenizer = pretrained, tokenizer
+        self.batch_size = BATCH if str(batch_size).startswith("auto") else int(batch_size)
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
+        limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        self.max_length = int(max_length or limit or 2048)
+        self._device = next(self.model.parameters()).device
+        self._encoded: dict[str, list[int]] = {}
+        self.on_progress: Callable[[int, int], None] | None = None
+        extra = ",".join(f"{name}={value}" for name, value in parameters.items())
+        method += ("," if ":" in method else ":") + extra if extra else ""
+        self.together((method,))
+
+    def together(self, methods: tuple[str, ...]) -> None:
+        """Score for all these methods at once, the first of them being used: prefills are shared."""
+        self.methods = tuple(dict.fromkeys(methods))
+        self._caches = {name: kvlab.make_cache(self.model, name) for name in self.methods}
+        self._known: dict[str, tuple[Scorer, dict]] = {}
+        self.use(self.methods[0])
+
+    def use(self, method: str) -> None:
+        """Answer for this one of the methods from now on; what was computed for it is at hand."""
+        if method not in self.methods:
+            raise ValueError(f"method={method!r}: expected one of {', '.join(self.methods)}")
+        self.method, self.meter = method, Meter()
+
+    def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
+        """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
+        key = f"{kind} {hash(repr(asked))}"
+        if key not in self._known:
+            hidden = hidden or self.on_progress is not None  # then someone else draws
+            with tqdm(total=total, desc=f"{self.method}: {kind}", disable=hidden) as bar:
+                done = 0
+
+                def advance(items: int) -> None:
+                    nonlocal done
+                    done += items
+                    bar.update(items)
+                    if self.on_progress:
+                        self.on_progress(done, total)
+
+                scorer = Scorer(self.model, self._caches, self.batch_size, self.max_length, advance)
+                self._known[key] = scorer, compute(scorer)
+        scorer, answers = self._known[key]
+        if self.method in scorer.errors:
+            raise scorer.errors[self.method]
+        self.meter.join(scorer.meters[self.method])
+        return answers[self.method]
+
+    @property
+    def eot_token_id(self) -> int:
+        return self.tokenizer.eos_token_id
+
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else bos
+
+    @property
+    def tokenizer_name(self) -> str:
+        return self.tokenizer.name_or_path.replace("/", "__")
+
+    def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
+        return self.tokenizer.apply_chat_template(
+            chat_history,
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+        )
+
+    def tok_encode(self, string, add_special_tokens=None, **_) -> list[int]:
+        """Token ids; the tokenizer's special tokens are added unless the text begins with them."""
+        if add_special_tokens is not None:
+            return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
+        if string not in self._encoded:
+            begins = string.startswith(self.tokenizer.decode(self.prefix_token_id))
+            options = {"add_special_tokens": False} if begins else {}
+            self._encoded[string] = self.tokenizer.encode(string, **options)
+        return self._encoded[string]
+
+    def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
+        """As lm-eval's, without its bar where `on_progress` is told instead."""
+        return super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
+
+    def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
+        """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy)."""
+        contexts: dict[tuple, list] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            if not 0 < len(continuation) <= self.max_length:
+                found = f"continuation of {len(continuation)} tokens"
+                raise ValueError(f"{found}: expected 1 to {self.max_length}")
+            kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
+            contexts.setdefault(kept, []).append((index, continuation))
+        groups = [(context, [t for _, t in members]) for context, members in contexts.items()]
+        answers: list = [None] * len(requests)
+        scores = self._answers(
+            "choices", groups, lambda scorer: scorer.continuations(groups), len(requests), disable_tqdm
+        )
+        for members, found in zip(contexts.values(), scores, strict=True):
+            for (index, _), answer in zip(members, found, strict=True):
+                answers[index] = answer
+        return answers
+
+    def loglikelihood_rolling(self, requests, disable_tqdm=False) -> list[float]:
+        """Log-likelihood of each whole text, by windows (see the module's text)."""
+        rows, owners = [], []
+        for owner, (text,) in enumerate(request.args for request in requests):
+            windows = get_rolling_token_windows(
+                self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1
+            )
+            for context, targets in map(make_disjoint_window, windows):
+                rows.append((context + targets[:-1], targets))
+                owners.append(owner)
+        totals = [0.0] * len(requests)
+        if not rows:
+            return totals
+        scores = self._answers(
+            "windows", rows, lambda scorer: scorer.windows(rows, PREFILLED), len(rows), disable_tqdm
+        )
+        for owner, (score, _) in zip(owners, scores, strict=True):
+            totals[owner] += score
+        return totals
+
+    def generate_until(self, requests, disable_tqdm=False) -> list[str]:
+        """Greedy continuations, cut at the stop strings; sampling is refused."""
+        answers: list[str] = [""] * len(requests)
+        by_options: dict[str, list[int]] = {}
+        for index, request in enumerate(requests):
+            by_options.setdefault(repr(request.args[1]), []).append(index)
+        for members in by_options.values():
+            texts = [requests[index].args[0] for index in members]
+            found = self._generate(texts, requests[members[0]].args[1], disable_tqdm)
+            for index, answer in zip(members, found, strict=True):
+                answers[index] = answer
+        return answers
+
+    def _generate(self, texts: list[str], options: dict, hidden: bool) -> list[str]:
+        options = normalize_gen_kwargs(options, default_max_gen_toks=256)
+        if options.get("do_sample"):
+            raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
+        end = self.eot_token_id
+        until = handle_stop_sequences(list(options["until"]), eos=self.tokenizer.decode(end))
+        limit = options["max_gen_toks"]
+        if limit >= self.max_length:
+            raise ValueError(f"max_gen_toks={limit}: expected less than the context {self.max_length}")
+
+        def stop(tokens: list[int]) -> bool:
+            text = self.tokenizer.decode(tokens)
+            return tokens[-1] == end or any(word in text for word in until if word)
+
+        prompts = [self.tok_encode(text)[-(self.max_length - limit) :] for text in texts]
+        prompts = [prompt or [self.prefix_token_id] for prompt in prompts]
+        made = self._answers(
+            "generation",
+            (prompts, until, limit),
+            lambda scorer: generate(scorer, prompts, limit, stop),
+            len(prompts),
+            hidden,
+        )
+        decoded = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in made]
+        return [postprocess_generated_text(text, until, None) for text in decoded]

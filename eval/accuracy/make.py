@@ -1,0 +1,108 @@
+"""Accuracy and agreement cells are made here: one task, for all the methods that miss it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from lm_eval.evaluator import evaluate
+
+import kvlab
+from kvlab.decode import Stepper
+
+from ..core.errors import Failed, describe
+from . import agreement, taskset
+from .batching import metric_row
+from .lm import KVLabLM
+
+CHOICE = "multiple_choice"
+
+
+def setup(settings, report: Callable) -> Callable:
+    """A worker's handler: (task, methods) -> {method: the numbers of that cell, or why there are none}.
+
+    settings: an `Accuracy`.
+    """
+    keep_memory()
+    methods = [spec.text for spec in settings.specs]
+    where = {"device": settings.device, "dtype": settings.dtype}
+    lm = KVLabLM(settings.model, methods[0], batch_size=settings.batch_size, **where)
+    lm.together(methods)  # wrong parameters and weights show before anything is computed
+    Stepper(lm.model, kvlab.make_cache(lm.model, "full")).feed(
+        torch.zeros(1, 2, dtype=torch.long).to(lm.device)
+    )
+    lm.on_progress = report
+    about = {
+        "device": str(lm.device),
+        "value_bytes": lm.model.dtype.itemsize,
+        "batch_size": settings.batch_size,
+    }
+
+    def handle(job: tuple[str, tuple[str, ...]]) -> dict:
+        name, methods = job
+        if name == taskset.AGREEMENT:
+            ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
+            found = agreement.measure(lm.model, methods, ids, settings.batch_size, report)
+        else:
+            lm.together(methods)
+            found, task = {}, taskset.prepared(name, settings.num_fewshot, settings.seed)
+            for method in methods:
+                try:
+                    lm.use(method)
+                    found[method] = score(lm, task, settings.limit)
+                except Exception as error:
+                    found[method] = error
+        return {
+            method: Failed(*describe(one)) if isinstance(one, Exception) else one | about
+            for method, one in found.items()
+        }
+
+    return handle
+
+
+def keep_memory() -> None:
+    """Let glibc keep large freed blocks. A batch's caches are copied at every step; handing the memory
+    back and fetching it again, page by page, costs as much as the copying."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no block gets a mapping of its own
+        libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
+
+
+def jackknife(aggregate: Callable, items: list) -> float | None:
+    """Standard error of an aggregate over documents, by leaving one out (lm-eval has no formula)."""
+    if len(items) < 2:
+        return None
+    left = np.array([aggregate(items[:i] + items[i + 1 :]) for i in range(len(items))])
+    return float(np.sqrt((len(items) - 1) * left.var()))
+
+
+def score(lm: KVLabLM, task, limit: int | None) -> dict:
+    """One cell's numbers: metrics (the task's first one is the main one), values per document, bytes."""
+    started, name = time.perf_counter(), task.task_name
+    with contextlib.redirect_stdout(io.StringIO()):
+        results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=1000)
+    found, better = results["results"][name], results["higher_is_better"][name]
+    samples, metrics, values = results["samples"][name], [], {}
+    for key in [key for key in found if "," in key and "_stderr," not in key]:
+        metric, chosen = key.split(",")
+        items = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
+        stderr = found.get(f"{metric}_stderr,{chosen}")
+        if not isinstance(stderr, float):
+            stderr = jackknife(task.aggregation()[metric], items)
+        label = metric if chosen == "none" else key
+        metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
+        values[label] = items
+    choices = [len(task.doc_to_choice(row["doc"])) for row in samples if task.OUTPUT_TYPE == CHOICE]
+    return {
+        "metrics": metrics,
+        "values": values,
+        "chance": float(np.mean([1 / count for count in choices])) if choices else None,
+        "bytes": lm.meter.means(),
+        "seconds": time.perf_counter() - started,
+    }

@@ -1,0 +1,87 @@
+"""One prefill for many caches.
+
+A prompt attends to its own K and V as they are, whatever a cache does with them afterwards: the
+forward pass over a prompt is the same for every method, and it is most of the cost of a score. So it
+is made once, each layer's query, K and V are recorded, and every cache takes them as if the pass had been
+its own. A test holds a filled cache against one that was prefilled: same positions, bytes and logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache as once
+
+import torch
+from torch import Tensor
+
+from kvlab.attention import Recorded, own_positions, prefill, recording
+from kvlab.decode import Stepper
+from kvlab.recompute import NoCache
+
+from .batching import TOKENS
+
+
+class Prompt:
+    """A prefill that was made without a cache: `layers` holds what every layer's attention was given."""
+
+    def __init__(self, model, ids: Tensor, mask: Tensor | None, last: bool):
+        """A few rows at a time: activations then stay in the processor's cache."""
+        parts, logits = [], []
+        for rows in torch.arange(len(ids)).split(max(1, TOKENS // ids.shape[1])):
+            real = None if mask is None else mask[rows]
+            with recording() as layers:
+                logits.append(Stepper(model, NoCache(model)).feed(ids[rows], attention_mask=real, last=last))
+            parts.append(layers)
+        self.logits = logits[0] if len(logits) == 1 else torch.cat(logits)
+        self.layers = [joined(layer, mask) for layer in zip(*parts, strict=True)]
+        self.received = once(self._received)
+
+    def _received(self, index: int, last: int | None) -> Tensor:
+        """Attention that every token of a layer received from the `last` queries (None: all),
+        `[batch, kv_heads, tokens]`, for keeps that score by it."""
+        layer = self.layers[index]
+        positions = None if layer.mask is None else own_positions(layer.mask)[:, None]
+        return prefill(layer.query, layer.keys, None, positions, layer.scaling, layer.window, True, last)[1]
+
+    def fill(self, cache) -> None:
+        """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
+        for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):
+            received = self.received(index, layer.keep.policy.last_queries).clone() if layer.watches else None
+            layer.fill(given.query, given.keys, given.values, given.mask, given.scaling, received)
+
+
+def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
+    """One layer's record of all rows, from those of some rows each; mask `[batch, tokens]` of all."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ("query", "keys", "values")
+    rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    return replace(parts[0], mask=None if mask is None or bool(mask.all()) else mask, **rows)
+
+
+@torch.inference_mode()
+def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) -> Iterator[tuple]:
+    """Prefill every cache with one prompt batch: yields (name, Stepper, logits), one after the other.
+
+    ids, mask `[batch, tokens]`; logits as `Stepper.feed` returns them (the same tensor for all but
+    `recompute`, which makes its own pass), or the exception that a method raised. A cache is let go
+    when the next one is asked for.
+    """
+    prompt = None
+    for name, cache in caches.items():
+        try:
+            cache.reset()
+            stepper = Stepper(model, cache)
+            if cache.recompute or len(caches) == 1:
+                found = stepper.feed(ids, attention_mask=mask, last=last)
+            else:
+                prompt = prompt or Prompt(model, ids, mask, last)
+                prompt.fill(cache)
+                stepper.ids, stepper.padded = ids, mask is not None
+                stepper.mask = torch.ones_like(ids) if mask is None else mask
+                found = prompt.logits
+        except Exception as error:
+            found = error
+        yield name, stepper, found
+        cache.reset()

@@ -1,0 +1,277 @@
+"""Measurement: one kind of result, and the loop that makes the cells of every kind.
+
+A measurement is a dataclass. Its fields are the options of its sub-command (`option` says how each is read),
+`cells()` says which results are wanted and `make(cell)` makes one; where several are cheaper or fairer
+together, `made(cells, bar)` yields them as they come. `run` keeps what is stored with the same configuration,
+makes the rest, and stores every result with the versions, the commit and the machine it stands on.
+
+Modules of measurements import nothing heavy at their top: a command line is answered from them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+
+from .digests import code_digest, method_digest, model_digest
+from .errors import Failed, Problem, describe
+from .machine import commit, machine, versions
+
+SMALL_MODEL = 200 * 2**20  # bytes on disk up to which one thread decodes fastest
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A wanted result; `config`: everything that must be the same for a stored one to count as this one."""
+
+    model: str
+    method: str  # a spec's text; "" for a study of several
+    task: str
+    config: dict = field(compare=False)
+
+
+def option(text, default=None, **how):
+    """A field that is an option: its help (or a function of the measurement's class that gives it), and what
+    `ArgumentParser.add_argument` is to know of it; `many`: several words, which spaces or commas separate."""
+    return field(default=default, metadata={"help": text, **how})
+
+
+def natural(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if natural(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+@dataclass(kw_only=True)
+class Measurement:
+    """See the module's text."""
+
+    name: ClassVar[str]  # the sub-command, and what its cells are called
+    about: ClassVar[str]  # one line of help
+    home: ClassVar[str] = "demo"  # the default folder in results/
+
+    out: Path | None = option("folder for results (default: results/NAME)", type=Path)  # noqa: RUF009
+
+    @property
+    def folder(self) -> Path:
+        """results/HOME, or results/NAME of another model; --limit has a folder of its own."""
+        if self.out is not None:
+            return self.out
+        model, limit = getattr(self, "model", None), getattr(self, "limit", None)
+        name = self.home
+        if model:
+            name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", model.strip("/").split("/")[-1]) or "model"
+        return Path("results") / (f"{name}-limit{limit}" if limit else name)
+
+    @property
+    def threads(self) -> int | None:
+        """torch's threads in a process that makes cells; None: its default."""
+        return None
+
+    def check(self) -> None:
+        """Raises Problem or ValueError, with one clear line, for options that cannot be."""
+
+    def cells(self) -> list[Cell]:
+        """The wanted results."""
+        raise NotImplementedError
+
+    def make(self, cell: Cell) -> dict:
+        """One cell's numbers."""
+        raise NotImplementedError
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        """Every cell with its numbers or why there are none; `bar.at(what, part)` says how far it is."""
+        for cell in cells:
+            started = time.perf_counter()
+            bar.at(cell.task, 0)
+            try:
+                found = self.make(cell)
+                yield cell, {"device": "cpu", "seconds": time.perf_counter() - started} | found
+            except Problem:
+                raise
+            except Exception as error:
+                yield cell, Failed(*describe(error))
+            bar.at(cell.task, 1)
+
+    def label(self, cell: Cell) -> str:
+        """What a line calls a cell."""
+        return " on ".join(part for part in (cell.method, cell.task) if part)
+
+    def write(self, store, show) -> None:
+        """Tables and figures of the stored cells."""
+
+
+@dataclass(kw_only=True)
+class OnModel(Measurement):
+    """A measurement that loads a model; `model` None is the workshop model."""
+
+    model: str | None = option("folder or hub id (default: the embedded workshop model)")
+    device: str | None = option("cpu, cuda, cuda:N (default: cuda where there is one)")
+    dtype: str | None = option("default: float32 on a CPU", choices=["float32", "bfloat16", "float16"])
+    limit: int | None = option("documents per task, and fewer repeats and contexts", type=count)
+
+    def __post_init__(self):
+        if self.model == "workshop":
+            self.model = None
+
+    @property
+    def model_name(self) -> str:
+        return "workshop" if self.model is None else self.model.rstrip("/")
+
+    def small(self) -> bool:
+        """Is it a model for one thread on a CPU?"""
+        if self.device not in (None, "cpu"):
+            return False
+        from kvlab.models import source_of
+
+        folder = Path(source_of(self.model))
+        return folder.is_dir() and sum(f.stat().st_size for f in folder.glob("*")) < SMALL_MODEL
+
+    def configuration(self, *makers: str, spec=None, **more) -> dict:
+        """A cell's `config`: digests of the model, of the code that `makers` and all they import make up, and
+        of a user's own method; the settings that all share, and `more`."""
+        return {
+            "model": model_digest(self.model),
+            "code": code_digest(*makers),
+            "method": None if spec is None else method_digest(spec),
+            "device": self.device,
+            "dtype": self.dtype,
+            "limit": self.limit,
+            **more,
+        }
+
+    def check(self) -> None:
+        if self.device is None:
+            return
+        import torch
+
+        try:
+            device = torch.device(self.device)
+        except RuntimeError:
+            raise Problem(f"--device {self.device!r}: expected cpu, cuda or cuda:N") from None
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise Problem(f"--device {self.device!r}: torch finds no CUDA device on this machine")
+        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+            raise Problem(f"--device {self.device!r}: there are {torch.cuda.device_count()} devices")
+
+
+@dataclass(kw_only=True)
+class OfMethods(OnModel):
+    """A measurement of several methods."""
+
+    methods: tuple[str, ...] = option(
+        "for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
+    )
+
+    @property
+    def specs(self) -> list:
+        """The methods' Specs; by default those of the first wave."""
+        from kvlab.methods import FIRST_WAVE, parse
+
+        return [parse(method) for method in self.methods or FIRST_WAVE]
+
+    def check(self) -> None:
+        super().check()
+        from kvlab.methods import METHODS
+
+        for spec in self.specs:
+            if spec.name in METHODS:  # values that no model could take
+                try:
+                    spec.method.policies(**spec.parameters)
+                except (TypeError, ValueError) as error:
+                    raise Problem(f"method {spec.text!r}: {error}") from error
+
+
+def run(measurement: Measurement, store, show) -> int:
+    """Make the cells that are missing; returns how many could not be made."""
+    cells = measurement.cells()
+    missing = [cell for cell in cells if store.load(cell) is None]
+    show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
+    failed = 0
+    with show.bar(measurement.name, len(missing)) as bar:
+        for cell, found in measurement.made(missing, bar) if missing else ():
+            if isinstance(found, Failed):
+                failed += 1
+                show.failed(measurement.label(cell), found)
+            else:
+                store.save(record(cell, found, measurement.threads))
+    return failed
+
+
+def record(cell: Cell, found: dict, threads: int | None) -> dict:
+    """A cell as it is stored: names, configuration, the numbers found, and what they stand on."""
+    found = dict(found)
+    where = machine(found.pop("device"), found.pop("threads", threads))
+    stands_on = {"versions": versions(), "commit": commit(), "machine": where}
+    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {**vars(cell), **found, "made": made, **stands_on}
+
+
+@dataclass(kw_only=True)
+class Study(Measurement):
+    """A measurement of named experiments, one cell each, made in this process.
+
+    `makers`: {experiment: the module whose EXPERIMENTS holds it}; an experiment takes the study and returns
+    what its cell is to hold.
+    """
+
+    makers: ClassVar[dict[str, str]]
+    reporter: ClassVar[str]  # "module:function", called with (cells, folder, show)
+
+    experiments: tuple[str, ...] = option(
+        lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
+    )
+
+    def check(self) -> None:
+        super().check()
+        for name in self.experiments:
+            if name not in self.makers:
+                raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
+
+    def cell(self, experiment: str) -> Cell:
+        """The cell of an experiment."""
+        raise NotImplementedError
+
+    def cells(self) -> list[Cell]:
+        return [self.cell(name) for name in self.experiments or self.makers]
+
+    def task(self, experiment: str) -> str:
+        return f"{self.name}:{experiment}"
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield from super().made(cells, bar)
+        finally:
+            torch.set_num_threads(before)
+
+    def make(self, cell: Cell) -> dict:
+        name = cell.task.removeprefix(self.task(""))
+        return import_module(self.makers[name]).EXPERIMENTS[name](self)
+
+    def found(self, store) -> dict[str, dict]:
+        """{experiment: its stored cell} of this configuration, also those that were not asked for now."""
+        cells = {name: store.load(self.cell(name)) for name in self.makers}
+        return {name: cell for name, cell in cells.items() if cell is not None}
+
+    def write(self, store, show) -> None:
+        module, _, function = self.reporter.partition(":")
+        getattr(import_module(module), function)(self.found(store), store.out, show)

@@ -1,0 +1,199 @@
+"""Worker processes that hold a loaded model and do one job after another.
+
+A worker is started through forkserver with torch, transformers, lm-eval and kvlab already imported,
+so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
+decides, keeps what is finished and stops it. `maker` names a module with `setup(options, report)
+-> handler`; a handler is `handler(job) -> result`; `report(done, total)` says how far the current job
+is. Only the process that computes imports the maker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from multiprocessing import forkserver
+from multiprocessing.connection import wait
+
+from .errors import Failed, describe
+
+PRELOAD = ["eval.core.preload"]
+
+
+def quiet(threads: int | None = None) -> None:
+    """No progress bars, no chatter of libraries; `threads` for torch in this process."""
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    for name in ("transformers", "datasets", "huggingface_hub"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def get_ready() -> None:
+    """Start the fork server: it imports what workers need while this process still looks at its arguments."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    forkserver.ensure_running()
+
+
+def _serve(connection, maker: str, options, threads) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave in order: semaphores are given back
+    quiet(threads)
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            setup = import_module(maker).setup
+            handler = setup(options, lambda done, total: connection.send(("at", (done, total))))
+        except Exception as error:
+            connection.send(("failed", describe(error)))
+            return
+        connection.send(("ready", "ready"))
+        while (job := connection.recv()) is not None:
+            try:
+                connection.send(("done", handler(job)))
+            except Exception as error:
+                connection.send(("failed", describe(error)))
+
+
+class Worker:
+    """One process. `give(job)` starts a job, `take()` waits for the next message of any kind."""
+
+    def __init__(self, maker: str, options, threads: int | None = None):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, maker, options, threads), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.job, self.busy = None, True
+
+    def give(self, job) -> None:
+        self.job, self.busy = job, True
+        with contextlib.suppress(OSError):  # when the process has ended, `take` says so
+            self.connection.send(job)
+
+    def take(self) -> tuple[str, object]:
+        try:
+            kind, value = self.connection.recv()
+            self.busy = kind == "at"
+            return kind, value
+        except (EOFError, ConnectionResetError):
+            self.process.join(5)
+            code = self.process.exitcode
+            line = f"the worker process ended by itself (exit code {code}; out of memory?)"
+            return "failed", (line, line)
+
+    def finish(self) -> object:
+        """Wait for the current job's (or the setup's) end; raises Failed."""
+        while True:
+            kind, value = self.take()
+            if kind == "failed":
+                raise Failed(*value)
+            if kind in ("done", "ready"):
+                return value
+
+    def ask(self, job) -> object:
+        """Do one job and return its result; raises Failed."""
+        self.give(job)
+        return self.finish()
+
+    def stop(self) -> None:
+        """End the process: an idle one leaves by itself, a busy one loses what it was doing."""
+        if not self.busy:
+            with contextlib.suppress(OSError):
+                self.connection.send(None)
+            self.process.join(5)
+        self.process.terminate()
+        self.process.join(5)
+        self.process.kill()
+        self.process.join(5)
+        self.connection.close()
+
+
+class Here:
+    """What a Worker is, without a process: used where one is enough, and to look inside."""
+
+    def __init__(self, maker: str, options, threads: int | None = None, report=lambda done, total: None):
+        quiet(threads)
+        self._setup = lambda: import_module(maker).setup(options, report)
+        self._handler: Callable | None = None
+
+    def finish(self) -> object:
+        self._handler = self._try(self._setup)
+        return "ready"
+
+    def ask(self, job) -> object:
+        return self._try(self._handler, job)
+
+    def stop(self) -> None:
+        self._handler = None
+
+    @staticmethod
+    def _try(function: Callable, *arguments) -> object:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise Failed(*describe(error)) from error
+
+
+def run(
+    maker: str, options, jobs: list, count: int, threads: int | None, report: Callable
+) -> Iterator[tuple[object, object]]:
+    """Yield (job, result or Failed) as jobs finish, on `count` workers (0: in this process).
+
+    A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`.
+    """
+    if count == 0:
+        yield from _run_here(maker, options, jobs, threads, report)
+        return
+    waiting = list(jobs)
+    workers = [Worker(maker, options, threads) for _ in range(min(count, len(jobs)))]
+    busy = {worker.connection: worker for worker in workers}
+    try:
+        while busy:
+            for connection in wait(list(busy)):
+                worker = busy[connection]
+                kind, value = worker.take()
+                if kind == "at":
+                    report(worker.job, *value)
+                    continue
+                if kind == "failed" and worker.job is None:
+                    raise Failed(*value)
+                if kind != "ready":
+                    yield worker.job, Failed(*value) if kind == "failed" else value
+                if not worker.process.is_alive():
+                    worker.stop()
+                    del busy[connection]
+                    if waiting:
+                        workers.append(Worker(maker, options, threads))
+                        busy[workers[-1].connection] = workers[-1]
+                elif waiting:
+                    worker.give(waiting.pop(0))
+                else:
+                    del busy[connection]
+    finally:
+        for worker in workers:
+            worker.stop()
+
+
+def _run_here(maker: str, options, jobs, threads, report) -> Iterator[tuple[object, object]]:
+    job = None
+    here = Here(maker, options, threads, lambda done, total: report(job, done, total))
+    here.finish()
+    for job in jobs:
+        try:
+            result = here.ask(job)
+        except Failed as error:
+            result = error
+        yield job, result

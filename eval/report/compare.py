@@ -1,0 +1,94 @@
+"""The harness in one call, for a notebook: score a few methods in this process and look at the result."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from ..accuracy.measurement import Accuracy
+from ..accuracy.taskset import AGREEMENT
+from ..core.measurement import run
+from ..core.results import Store
+from ..core.show import Show
+from . import plots, tables
+
+
+class _Silent(Show):
+    """Prints nothing and remembers what failed."""
+
+    def __init__(self, out: Path):
+        super().__init__(out)
+        self.console.quiet = True
+        self.failures: list[str] = []
+
+    def failed(self, what: str, error) -> None:
+        self.failures.append(f"{what}: {error}")
+
+
+def compare(
+    methods, tasks=("recall", AGREEMENT), *, limit: int = 16, model: str | None = None, out=None
+) -> tables.Board:
+    """Score `methods` on lm-eval `tasks`, as `python -m eval accuracy` does, and return the `Board`.
+
+    methods: specs such as "h2o:budget=0.2", also of methods entered with `kvlab.method` in this process.
+    tasks: local names, lm-eval's own, or "agreement". limit: documents per task. model: a folder or hub id
+    (default: the workshop model). out: a folder to keep the cells in (default: none is kept).
+    Raises ValueError when a method or task is unknown or a cell cannot be made.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        wanted = Accuracy(
+            methods=tuple(methods),
+            tasks=tuple(tasks),
+            limit=limit,
+            model=model,
+            out=Path(out or temporary),
+            jobs=0,
+        )
+        wanted.check()
+        store, show = Store(wanted.folder), _Silent(wanted.folder)
+        store.prepare()
+        with contextlib.redirect_stderr(io.StringIO()):  # the bars of libraries
+            run(wanted, store, show)
+        if show.failures:
+            raise ValueError("; ".join(show.failures))
+        return tables.boards([store.load(cell) for cell in wanted.cells()])[0]
+
+
+def print_board(board: tables.Board) -> None:
+    """Accuracy per task, agreement with the full cache, and bytes as shares of what the full cache holds."""
+    head = [f"{task[:10]:>11}" for task in (*board.tasks, "agreement")]
+    print(f"{'method':26}{''.join(head)}{'device':>9}{'moved':>8}")
+    for method in board.methods:
+        scores = [board.entries[method, task].text for task in board.tasks]
+        agree = board.agreement.get(method, {}).get("top1")
+        scores.append(tables.shown(agree) if agree else "–")
+        share = board.bytes.get(method, {})
+        sizes = [f"{share[name]:.1%}" if name in share else "–" for name in ("device_bytes", "moved_bytes")]
+        print(f"{method:26}{''.join(f'{score:>11}' for score in scores)}{sizes[0]:>9}{sizes[1]:>8}")
+
+
+def pareto(board: tables.Board) -> Figure:
+    """Mean accuracy against the bytes held on the device: up and to the left is better."""
+    points = []
+    for method, (value, error) in board.mean.items():
+        if size := board.bytes.get(method):
+            total = size["device_bytes"] + size["host_bytes"]
+            points.append({"method": method, "accuracy": value, "stderr": error, "x": size["device_bytes"]})
+            points[-1]["total"] = total
+    with matplotlib.rc_context(plots.SETTINGS):
+        return plots.against_bytes(points, "bytes held on the device")
+
+
+def front(board: tables.Board) -> list[str]:
+    """Methods that no other beats: at least as accurate with at most as many bytes on the device."""
+    known = {m: (value, board.bytes[m]["device_bytes"]) for m, (value, _) in board.mean.items()}
+
+    def beaten(value: float, size: float) -> bool:
+        return any(v >= value and s <= size and (v, s) != (value, size) for v, s in known.values())
+
+    return [method for method, point in known.items() if not beaten(*point)]

@@ -1,0 +1,133 @@
+"""The report as a page that stands by itself, with its plots."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jinja2
+
+import kvlab
+
+from ..accuracy.agreement import DECODED, PROMPT
+from ..accuracy.batching import PREFILLED, TAIL
+from ..core.results import RUN, Store
+from ..speed.baselines import BASELINES
+from . import plots
+from .tables import Board, headline, is_share, method_name, size
+
+DEFINITIONS = {
+    "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
+    "then the continuation go through the cache token by token (tail = 1), forked to the choices",
+    "rolling perplexity": f"windows as lm-eval makes them; the first {PREFILLED:.0%} of each window are "
+    "prefilled and scored from the prefill, the rest is decoded through the cache, so a method "
+    "shows in those tokens only",
+    "recompute": "stores nothing, so it is scored in one pass; the bytes it holds are 0",
+    "bytes": "bytes allocated by the cache per sequence, averaged over all decode steps of the task",
+}
+
+
+def draw(board: Board, out: Path, several: bool) -> list[dict]:
+    """Draw a board's plots; returns [{path, svg, title, about, model}]."""
+    made, suffix = [], f"-{Path(board.model).name}" if several and not board.tasks else ""
+
+    def add(name: str, title: str, about: str, make) -> None:
+        path = out / f"{name}{suffix}"
+        svg = plots.for_page(plots.draw(make, path), f"{name}{suffix}", title)
+        made.append(
+            {
+                "path": path.with_suffix(".svg"),
+                "svg": svg,
+                "title": title,
+                "about": about,
+                "model": board.model,
+            }
+        )
+
+    points = [
+        {"method": m, "accuracy": value, "stderr": error, **board.bytes[m]}
+        for m, (value, error) in board.mean.items()
+        if m in board.bytes
+    ]
+    if points:
+        held = [p | {"x": p["device_bytes"], "total": p["device_bytes"] + p["host_bytes"]} for p in points]
+        add(
+            "accuracy-held",
+            "Accuracy against bytes held",
+            "Up and left is better. The marker stands at the bytes on the device; a dotted line leads to "
+            "device and host together.",
+            lambda: plots.against_bytes(held, "bytes held"),
+        )
+        moved = [p | {"x": p["moved_bytes"]} for p in points]
+        add(
+            "accuracy-moved",
+            "Accuracy against bytes moved per step",
+            "What crosses the link between host and device for one token. Methods that live on the "
+            "device move nothing.",
+            lambda: plots.against_bytes(moved, "bytes moved per step"),
+        )
+    if board.speed:
+        add(
+            "ms-context",
+            "Time per token against context",
+            "Decode steps of one row; bars reach from the fastest to the slowest repeat. Grey: "
+            "transformers' own caches.",
+            lambda: plots.against_context(board.speed),
+        )
+    return made
+
+
+def render(found: list[Board], figures: list[dict], store: Store) -> str:
+    """The page, as text."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters["size"] = size
+    environment.filters["small"] = small
+    summaries = {name: method.summary for name, method in kvlab.METHODS.items()} | BASELINES
+    return environment.get_template("report.html.j2").render(
+        boards=found,
+        figures=figures,
+        headline=headline,
+        is_share=is_share,
+        idea=lambda method: summaries.get(method_name(method), ""),
+        definitions=DEFINITIONS,
+        prompt=PROMPT,
+        decoded=DECODED,
+        stands_on=[(board, _stands_on(board)) for board in found],
+        command=_command(store),
+    )
+
+
+def small(value: float) -> str:
+    """A number that may be tiny: 0.02271, 6.1e-05, 0."""
+    return "0" if value == 0 else f"{value:.4f}" if value >= 0.001 else f"{value:.1e}"
+
+
+def _command(store: Store) -> str | None:
+    try:
+        return json.loads((store.out / RUN).read_text(encoding="utf-8"))["command"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _stands_on(board: Board) -> list[tuple[str, str]]:
+    """(what, values) of the cells' machines, versions, commits and settings; several when they differ."""
+    seen: dict[str, list[str]] = {}
+
+    def note(what: str, value) -> None:
+        if value is not None and str(value) not in seen.setdefault(what, []):
+            seen[what].append(str(value))
+
+    for cell in board.cells:
+        machine = cell["machine"]
+        note("machine", f"{machine['cpu']}, {machine['cores']} cores, {machine['ram_gib']} GiB RAM")
+        note("device", machine["device"])
+        note("threads per process", machine["threads"])
+        for name, version in cell["versions"].items():
+            note(name, version)
+        note("commit", cell.get("commit"))
+        for name in ("dtype", "limit", "num_fewshot"):
+            note(name.replace("_", " "), cell["config"].get(name))
+    return [(what, "; ".join(values)) for what, values in seen.items()]

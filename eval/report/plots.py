@@ -1,0 +1,191 @@
+"""The report's plots: accuracy against bytes held and moved, milliseconds against context.
+
+Okabe-Ito colours, a marker of its own for every method, labels beside the points: readable in grey
+and without a legend. Every figure is drawn once and returned as SVG text (also for the page, which
+turns the ink into the reader's text colour) and written as SVG and PNG.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib.figure import Figure
+
+from kvlab.plots import GRID, INK, SETTINGS, style
+
+
+def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    placed = list(wanted)
+    for _ in range(200):
+        for a, b in pairwise(order):
+            overlap = gap - (placed[b] - placed[a])
+            if overlap > 1e-9:
+                placed[a] -= overlap / 2
+                placed[b] += overlap / 2
+        if order:
+            shift = max(0.0, low - placed[order[0]]) - max(0.0, placed[order[-1]] - high)
+            placed = [min(max(p + shift, low), high) for p in placed]
+    return placed
+
+
+def label_right(axes, points: list[tuple[float, float, str]], gap: float = 0.062) -> None:
+    """Names in a column right of the axes, each joined to its point; points in axes coordinates."""
+    heights = apart([y for _, y, _ in points], gap, 0.0, 1.0)
+    for (x, y, name), height in zip(points, heights, strict=True):
+        arrow = {"color": style(name)[0], "relpos": (0, 0.5), "shrinkB": 4}
+        _label(axes, name, (x, y), (1.05, height), arrow, va="center")
+
+
+def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072) -> None:
+    """Names in a slanted row above the axes, each joined to its point; points in axes coordinates."""
+    places = apart([x for x, _, _ in points], gap, 0.02, 0.98)
+    for (x, y, name), place in zip(points, places, strict=True):
+        arrow = {"color": style(name)[0], "relpos": (0, 0), "shrinkB": 5}
+        _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
+
+
+def _label(axes, name: str, point, place, arrow: dict, **how) -> None:
+    axes.annotate(
+        name,
+        xy=point,
+        xytext=place,
+        xycoords="axes fraction",
+        textcoords="axes fraction",
+        arrowprops={"arrowstyle": "-", "lw": 0.7, "shrinkA": 0} | arrow,
+        annotation_clip=False,
+        **how,
+    )
+
+
+def against_bytes(points: list[dict], what: str) -> Figure:
+    """Mean accuracy against a share of the full cache's bytes, on a logarithmic axis with a place for 0.
+
+    points: {method, accuracy (0 to 1), stderr or None, x (share), total (share with the host, or None)}.
+    """
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    shares = [value for p in points for value in (p["x"], p.get("total")) if value]
+    least, most = min(shares, default=0.1), max([1.0, *shares])
+    zero = least / 3  # where "nothing" is drawn, left of all others
+    left, right = math.log(zero / 1.8), math.log(most * 1.5)
+    bottom = max(0.0, math.floor(min(p["accuracy"] for p in points) * 10 - 0.5) / 10)
+    top = min(1.02, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
+    labels = []
+    for p in points:
+        colour, marker, _ = style(p["method"])
+        x = p["x"] or zero
+        if p.get("total") and p["total"] > p["x"] * 1.02:
+            axes.plot([x, p["total"]], [p["accuracy"]] * 2, color=colour, lw=1.2, ls=":")
+            axes.plot(p["total"], p["accuracy"], "|", color=colour, ms=11, mew=1.5)
+        axes.errorbar(
+            x, p["accuracy"], yerr=p["stderr"], color=colour, marker=marker, ms=9, capsize=2, lw=1,
+            mec=INK, mew=0.6, zorder=3,
+        )  # fmt: skip
+        labels.append((x, p["accuracy"], p["method"]))
+    axes.set_xscale("log")
+    axes.set_xlim(math.exp(left), math.exp(right))
+    axes.set_ylim(bottom, top)
+    steps = (1,) if most / least > 20 else (1, 2, 5)
+    ticks = [m * 10.0**e for e in range(-6, 3) for m in steps]
+    ticks = [t for t in ticks if zero * 1.5 <= t < most * 1.5]
+    axes.set_xticks([zero, *ticks], ["0", *(f"{100 * t:g} %" for t in ticks)], fontsize=9)
+    axes.minorticks_off()
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.set_xlabel(f"{what}, share of what the full cache holds")
+    axes.set_ylabel("mean accuracy over the tasks")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    label_above(
+        axes,
+        [
+            ((math.log(x) - left) / (right - left), (y - bottom) / (top - bottom), name)
+            for x, y, name in sorted(labels, key=lambda one: (one[0], -one[1]))
+        ],
+    )
+    return figure
+
+
+def against_context(rows: list[dict]) -> Figure:
+    """Decode milliseconds per token against context; rows as in speed.json, one model."""
+    figure = Figure(figsize=(6.4, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ends = []
+    for method in methods:
+        mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["context"])
+        colour, marker, line = style(method)
+        xs, ys = [r["context"] for r in mine], [r["decode_ms"] for r in mine]
+        low = [y - r["decode_ms_min"] for y, r in zip(ys, mine, strict=True)]
+        high = [r["decode_ms_max"] - y for y, r in zip(ys, mine, strict=True)]
+        spread = [[max(v, 0) for v in low], [max(v, 0) for v in high]]
+        axes.errorbar(
+            xs, ys, yerr=spread, color=colour, marker=marker, ls=line, lw=1.5, ms=6, mec=INK, mew=0.5,
+            elinewidth=0.8, capsize=2,
+        )  # fmt: skip
+        ends.append((xs[-1], ys[-1], method))
+    contexts = sorted({r["context"] for r in rows})
+    axes.set_xticks(contexts, [str(c) if c < 1024 else f"{c // 1024}k" for c in contexts])
+    axes.minorticks_off()
+    low, high = axes.get_ylim()
+    ticks = [m * 10**e for e in range(-3, 6) for m in (1, 2, 5) if low <= m * 10**e <= high]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.grid(True)
+    axes.set_axisbelow(True)
+    axes.set_xlabel("context, tokens")
+    axes.set_ylabel("decode, milliseconds per token")
+    left, right = (math.log(v) for v in axes.get_xlim())
+    bottom, top = math.log(low), math.log(high)
+    label_right(
+        axes,
+        [
+            ((math.log(x) - left) / (right - left), (math.log(y) - bottom) / (top - bottom), name)
+            for x, y, name in ends
+        ],
+        gap=0.057,
+    )
+    return figure
+
+
+def draw(make, path: Path) -> str:
+    """Draw what `make()` returns, write PATH.svg and PATH.png (white ground), return the SVG text."""
+    look = {"facecolor": "white", "bbox_inches": "tight", "pad_inches": 0.08}
+    with matplotlib.rc_context(SETTINGS):
+        figure, text = make(), io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None}, **look)
+        path.with_suffix(".svg").write_text(text.getvalue(), encoding="utf-8")
+        figure.savefig(path.with_suffix(".png"), dpi=160, metadata={"Software": None}, **look)
+    return text.getvalue()
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a study's figure as STEM.svg and STEM.png, the same bytes every time."""
+    with matplotlib.rc_context(SETTINGS):
+        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
+        figure.savefig(stem.with_suffix(".png"), dpi=144, metadata={"Software": None})
+
+
+def for_page(svg: str, name: str, title: str) -> str:
+    """An SVG file's text made fit to stand in a page: ids of its own, a title, the reader's colours."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r'<svg[^>]*?viewBox="([^"]+)"[^>]*>', _opening(name, title), svg, count=1, flags=re.S)
+    svg = svg.replace(INK, "currentColor").replace(GRID, "var(--grid)")
+    return re.sub(r"fill: ?#ffffff", "fill: none", svg)
+
+
+def _opening(name: str, title: str) -> str:
+    label = f'<title id="{name}-title">{title}</title>'
+    return rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title">{label}'

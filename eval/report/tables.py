@@ -1,0 +1,231 @@
+"""What the stored cells say, arranged for the eye: one `Board` per model, for the terminal and the page.
+
+Differences from `full` are paired: document by document on the same task, so their standard error is
+that of the difference, not of two separate means.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kvlab
+
+from ..accuracy.taskset import AGREEMENT, LOCAL
+from ..core.results import SPEED
+from ..speed.baselines import BASELINES
+
+SURE = 2.0  # standard errors beyond which a difference from full is marked
+
+
+@dataclass
+class Entry:
+    """One number of the accuracy table."""
+
+    value: float
+    stderr: float | None
+    n: int
+    text: str
+    best: bool = False
+    worst: bool = False
+    differs: bool = False  # from full, by more than SURE standard errors of the paired difference
+
+
+@dataclass
+class Board:
+    """Everything known about one model."""
+
+    model: str
+    methods: list[str] = field(default_factory=list)
+    tasks: list[str] = field(default_factory=list)
+    metric: dict[str, dict] = field(default_factory=dict)  # task -> its main metric's row
+    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)  # (method, task)
+    agreement: dict[str, dict[str, dict]] = field(default_factory=dict)  # method -> metric -> row
+    bytes: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> shares of full's
+    mean: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # method -> accuracy
+    speed: list[dict] = field(default_factory=list)
+    cells: list[dict] = field(default_factory=list)
+
+    @property
+    def scored(self) -> set[str]:
+        """Methods with an accuracy number."""
+        return {method for method, _ in self.entries}
+
+    @property
+    def timed(self) -> set[str]:
+        """Methods with a speed row."""
+        return {row["method"] for row in self.speed}
+
+    @property
+    def guesses(self) -> bool:
+        return any(self.chance(task) is not None for task in self.tasks)
+
+    @property
+    def fp16_factor(self) -> float:
+        """Bytes of a value in this run's dtype over those in fp16."""
+        return next((c["value_bytes"] / 2 for c in self.cells if "value_bytes" in c), 1.0)
+
+    @property
+    def contexts(self) -> list[int]:
+        return sorted({row["context"] for row in self.speed})
+
+    def timing(self, method: str, context: int) -> dict | None:
+        """The speed row of a method at a context."""
+        found = (r for r in self.speed if r["method"] == method and r["context"] == context)
+        return next(found, None)
+
+    def chance(self, task: str) -> float | None:
+        """Accuracy of guessing, for multiple-choice tasks."""
+        return next((c["chance"] for c in self.cells if c["task"] == task and c.get("chance")), None)
+
+
+def method_name(stored: str) -> str:
+    """The method's name in a spec's stored text, which may be of a method that is no longer known."""
+    return stored.partition(":")[0]
+
+
+def order(names, known) -> list[str]:
+    """Known names first and in their order, then the others as they come."""
+    names = list(dict.fromkeys(names))
+    place = {name: i for i, name in enumerate(known)}
+    return sorted(names, key=lambda name: place.get(method_name(name), len(place)))
+
+
+def boards(cells: list[dict]) -> list[Board]:
+    """One board per model, in the order of the cells."""
+    found: dict[str, Board] = {}
+    for cell in (c for c in cells if "metrics" in c or c["task"].startswith(SPEED)):  # not those of studies
+        found.setdefault(cell["model"], Board(cell["model"])).cells.append(cell)
+    for board in found.values():
+        known = [*kvlab.METHODS, *BASELINES]
+        board.methods = order((c["method"] for c in board.cells), known)
+        scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c["metrics"]]
+        board.tasks = order((c["task"] for c in scored if c["task"] != AGREEMENT), LOCAL)
+        for cell in board.cells:
+            if cell["task"].startswith(SPEED):
+                board.speed += [{"method": cell["method"], **row} for row in cell["rows"]]
+        board.speed.sort(key=lambda row: (board.methods.index(row["method"]), row["context"]))
+        for cell in scored:
+            if cell["task"] == AGREEMENT:
+                board.agreement[cell["method"]] = {row["metric"]: row for row in cell["metrics"]}
+        _accuracy(board, {(c["method"], c["task"]): c for c in scored})
+    return sorted(found.values(), key=lambda board: not board.tasks)
+
+
+def is_share(metric: dict) -> bool:
+    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
+    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
+
+
+def _accuracy(board: Board, cells: dict) -> None:
+    for task in board.tasks:
+        mine = {m: cells[m, task] for m in board.methods if (m, task) in cells}
+        board.metric[task] = next(iter(mine.values()))["metrics"][0]
+        name = board.metric[task]["metric"]
+        for method, cell in mine.items():
+            row = cell["metrics"][0]
+            entry = Entry(row["value"], row["stderr"], row["n"], shown(row))
+            if "full" in mine and method != "full":
+                pair = paired(cell["values"][name], mine["full"]["values"][name])
+                entry.differs = pair is not None and abs(pair[0]) > SURE * pair[1]
+            board.entries[method, task] = entry
+        texts = {board.entries[m, task].text: board.entries[m, task].value for m in mine}
+        if len(texts) > 1:
+            pick = (max, min) if board.metric[task]["higher_is_better"] else (min, max)
+            best, worst = (choose(texts, key=texts.get) for choose in pick)
+            for method in mine:
+                entry = board.entries[method, task]
+                entry.best, entry.worst = entry.text == best, entry.text == worst
+    shares = [t for t in board.tasks if is_share(board.metric[t])]
+    for method in board.methods:
+        rows = [board.entries[method, t] for t in shares if (method, t) in board.entries]
+        if shares and len(rows) == len(shares):
+            errors = [row.stderr or 0.0 for row in rows]
+            spread = math.sqrt(sum(e * e for e in errors)) / len(rows)
+            board.mean[method] = (sum(row.value for row in rows) / len(rows), spread)
+        _shares_of_full(board, cells, method)
+
+
+def _shares_of_full(board: Board, cells: dict, method: str) -> None:
+    """Bytes as shares of what `full` holds on the same tasks, averaged over the tasks."""
+    shares: dict[str, list[float]] = {}
+    for task in [*board.tasks, AGREEMENT]:
+        mine, full = cells.get((method, task)), cells.get(("full", task))
+        if mine and full and full["bytes"]["device_bytes"]:
+            for name in ("device_bytes", "host_bytes", "moved_bytes"):
+                shares.setdefault(name, []).append(mine["bytes"][name] / full["bytes"]["device_bytes"])
+    if shares:
+        board.bytes[method] = {name: sum(values) / len(values) for name, values in shares.items()}
+
+
+def paired(values: list, reference: list) -> tuple[float, float] | None:
+    """(difference of the aggregate, its standard error) over the same documents, or None.
+
+    Values are numbers (aggregate: mean) or pairs (log-likelihood, units): the difference is then that
+    of log-likelihood per unit, with the standard error of a ratio.
+    """
+    if len(values) != len(reference) or len(values) < 2:
+        return None
+    if all(isinstance(v, int | float) for v in values + reference):
+        gaps = np.asarray(values, float) - np.asarray(reference, float)
+    elif all(isinstance(v, list | tuple) and len(v) == 2 for v in values + reference):
+        units = np.asarray([v[1] for v in values], float)
+        gaps = np.asarray([v[0] - r[0] for v, r in zip(values, reference, strict=True)], float)
+        ratio = gaps.sum() / units.sum()
+        error = np.sqrt(((gaps - ratio * units) ** 2).sum() * len(gaps) / (len(gaps) - 1))
+        return float(ratio), float(error / units.sum())
+    else:
+        return None
+    return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps)))
+
+
+def shown(row: dict) -> str:
+    """A metric's value as it is printed: shares in per cent with one decimal."""
+    if row["value"] is None:
+        return "n/a"
+    if is_share(row):
+        return f"{100 * row['value']:.1f}"
+    return f"{row['value']:.3g}" if abs(row["value"]) < 1000 else f"{row['value']:.0f}"
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: 950 B, 6.9 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def headline(board: Board) -> str:
+    """The main result in one or two sentences, computed from the numbers."""
+    parts = []
+    lossy = {m: a for m, (a, _) in board.mean.items() if m in board.bytes and m != "full"}
+    if "full" in board.mean and lossy:
+        full = board.mean["full"][0]
+        near = [m for m, a in lossy.items() if a >= full - 0.01 and board.bytes[m]["device_bytes"] > 0]
+        text = f"The full cache answers {100 * full:.1f} % on average"
+        for away in (False, True):  # what lives on the device alone, then what keeps all on the host
+            kept = [m for m in near if (board.bytes[m]["host_bytes"] > 0.5) == away]
+            if kept:
+                least = min(kept, key=lambda m: board.bytes[m]["device_bytes"])
+                share = 100 * board.bytes[least]["device_bytes"]
+                held = f"{share:.0f} %" if share >= 1 else f"{share:.1g} %"
+                where = " on the device, the rest on the host" if away else ""
+                text += f"; {least} stays within one point of it with {held} of its bytes{where}"
+        worst = min(lossy, key=lossy.get)
+        if lossy[worst] < full - 0.01:
+            text += f"; {worst} loses most, {100 * (full - lossy[worst]):.1f} points"
+        parts.append(text + ".")
+    if board.contexts:
+        longest = board.contexts[-1]
+        full, slow = board.timing("full", longest), board.timing("recompute", longest)
+        if full and slow:
+            factor = slow["decode_ms"] / full["decode_ms"]
+            parts.append(
+                f"Without a cache a token takes {factor:.0f} times as long at {longest} tokens "
+                f"({slow['decode_ms']:.0f} ms instead of {full['decode_ms']:.1f})."
+            )
+    return " ".join(parts) or f"Results for {board.model}."

@@ -1,0 +1,31 @@
+"""What people use today: transformers' own caches, timed beside kvlab's methods in the same run."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+BASELINES = {
+    "hf-dynamic": "transformers' DynamicCache through generate (sdpa)",
+    "hf-static": "transformers' StaticCache of the context's length through generate (sdpa)",
+    "hf-quantized": "transformers' QuantizedCache, backend fp8, through generate (sdpa)",
+    "hf-quanto": "transformers' QuantizedCache, backend quanto, 4 bits, through generate (sdpa)",
+    "hf-hqq": "transformers' QuantizedCache, backend hqq, 4 bits, through generate (sdpa)",
+}
+QUANTIZED = {  # what their QuantizedCache is made with
+    "hf-quantized": {"backend": "fp8"},
+    "hf-quanto": {"backend": "quanto", "nbits": 4},
+    "hf-hqq": {"backend": "hqq", "nbits": 4, "axis_key": 1, "axis_value": 1},
+}
+PACKAGES = {"hf-quanto": "optimum-quanto", "hf-hqq": "hqq"}
+
+
+def baselines() -> list[str]:
+    """The baselines whose package is installed."""
+
+    def there(name: str) -> bool:
+        try:
+            return name not in PACKAGES or bool(version(PACKAGES[name]))
+        except PackageNotFoundError:
+            return False
+
+    return [name for name in BASELINES if there(name)]

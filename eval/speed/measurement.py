@@ -1,0 +1,156 @@
+"""The measurement `speed`: a cell is one method at one context."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..core import workers
+from ..core.errors import Failed, Problem
+from ..core.machine import cores
+from ..core.measurement import Cell, OfMethods, natural, option
+from ..core.results import SPEED
+from .baselines import baselines
+
+REPEATS = 2
+CONTEXTS = {"model": (256, 512, 1024, 2048), "wide": (1024, 2048, 4096, 8192, 16384)}
+WIDE = "wide-random"  # name of the wide suite's model in results
+
+
+@dataclass(kw_only=True)
+class Speed(OfMethods):
+    """Nothing else runs meanwhile. The processes of all methods live together and at each context every one
+    is timed once, then all again, so that a busy minute of the machine hits all of them; only a model too
+    large to be loaded that often (see `small`) is timed method by method. Threads are fixed. A cell is stored
+    when its last repeat is in."""
+
+    name = "speed"
+    about = "prefill and decode times beside transformers' own caches, then the report"
+    maker = "eval.speed.timing"
+
+    suite: str = option(
+        "the model itself, 1k to 16k tokens on a wider random-weight Llama, or decode attention alone",
+        "model",
+        choices=["model", "wide", "attention"],
+    )
+    jobs: int | None = option("0: time in this process", type=natural)
+
+    @property
+    def wide(self) -> bool:
+        return self.suite == "wide"
+
+    @property
+    def home(self) -> str:
+        return "bench" if self.wide else "demo"
+
+    @property
+    def model_name(self) -> str:
+        return WIDE if self.wide else super().model_name
+
+    @property
+    def threads(self) -> int:
+        return 1 if not self.wide and self.small() else cores()
+
+    @property
+    def repeats(self) -> int:
+        return 1 if self.limit else REPEATS
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        return CONTEXTS[self.suite][: 1 if self.limit else None]
+
+    def check(self) -> None:
+        if self.suite not in CONTEXTS:
+            raise Problem(f"--suite {self.suite}: this suite belongs to the command speed")
+        super().check()
+
+    def cells(self) -> list[Cell]:
+        shared = {"threads": self.threads, "repeats": self.repeats}
+        methods = {spec.text: self.configuration(self.maker, spec=spec, **shared) for spec in self.specs}
+        methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
+        return [
+            Cell(self.model_name, method, f"{SPEED}{self.suite}:{context}", config)
+            for context in self.contexts
+            for method, config in methods.items()
+        ]
+
+    def configuration(self, *makers: str, spec=None, **more) -> dict:
+        found = super().configuration(*makers, spec=spec, **more)
+        return found | ({"model": WIDE} if self.wide else {})
+
+    def label(self, cell: Cell) -> str:
+        return f"speed of {cell.method} at {context_of(cell)} tokens"
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        methods = list(dict.fromkeys(cell.method for cell in cells))
+        bandwidth: list = []
+        for group in [methods] if self.wide or self.small() else [[method] for method in methods]:
+            yield from self._together([cell for cell in cells if cell.method in group], bar, bandwidth)
+
+    def worker(self, method: str):
+        """A process, or what stands for one, that times a method."""
+        names = ("suite", "model", "device", "dtype")
+        options = {name: getattr(self, name) for name in names} | {"method": method}
+        kind = workers.Here if self.jobs == 0 else workers.Worker
+        return kind(self.maker, options, self.threads)
+
+    def _together(self, cells: list[Cell], bar, bandwidth: list) -> Iterator[tuple[Cell, dict | Failed]]:
+        """Time the methods of these cells, each in a process of its own; a method that fails once is not
+        asked again, and one of its cells says why. Raises Failed where not one can be set up."""
+        from .timing import summarize
+
+        first = {cell.method: cell for cell in reversed(cells)}
+        timed = {method: self.worker(method) for method in dict.fromkeys(cell.method for cell in cells)}
+        about: dict[str, dict] = {}
+        failures: dict[str, Failed] = {}
+        try:
+            for method, worker in timed.items():
+                try:
+                    worker.finish()
+                    about[method] = worker.ask("about")
+                except Failed as error:
+                    failures[method] = error
+            if not about:
+                raise next(iter(failures.values()))
+            yield from ((first[method], error) for method, error in failures.items())
+            if not bandwidth:
+                bandwidth.append(timed[next(iter(about))].ask("bandwidth"))
+            for context in dict.fromkeys(map(context_of, cells)):
+                mine = [cell for cell in cells if context_of(cell) == context and cell.method in about]
+                found: dict[Cell, list[dict]] = {cell: [] for cell in mine}
+                for repeat in range(self.repeats):
+                    for cell in mine:
+                        bar.at(self.label(cell), repeat / self.repeats)
+                        if cell.method not in about or context > about[cell.method]["longest"]:
+                            continue
+                        started = time.perf_counter()
+                        try:
+                            one = timed[cell.method].ask(context)
+                        except Failed as error:
+                            del about[cell.method]
+                            yield cell, error
+                            continue
+                        found[cell].append(one | {"seconds": time.perf_counter() - started})
+                for cell, repeats in found.items():
+                    bar.at(self.label(cell), 1)
+                    if cell.method in about and repeats:
+                        row = summarize(context, repeats, about[cell.method], bandwidth[0])
+                        seconds = sum(one["seconds"] for one in repeats)
+                        yield (
+                            cell,
+                            {"rows": [row], "seconds": seconds, "device": about[cell.method]["device"]},
+                        )
+        finally:
+            for worker in timed.values():
+                worker.stop()
+
+    def write(self, store, show) -> None:
+        from .. import report
+
+        report.write(store)
+
+
+def context_of(cell: Cell) -> int:
+    """Tokens, the last part of a speed cell's task."""
+    return int(cell.task.rpartition(":")[2])

@@ -1,0 +1,157 @@
+"""Timing one method in one process: kvlab's loop, or transformers' caches through `generate`.
+
+    prefill_ms   prompt of (context - STEPS) tokens, one row: median over repeats
+    decode_ms    one token: median over the steps of all repeats; decode_ms_min and _max are the
+                 smallest and largest of the repeats' own medians
+    bytes        allocated by the cache after the last step, on device and host; moved by that step
+    read_gbps    bytes a step must read (weights once, cache as held, bytes moved) / its time, 10^9 B/s
+    fraction_of_bandwidth   read_gbps / the machine's measured read bandwidth
+
+transformers' caches (see `baselines.py`) run with its own sdpa attention on a model of their own.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+
+import kvlab
+from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
+from kvlab.models import ModelShape
+
+from .baselines import BASELINES, QUANTIZED
+from .models import STEPS, WIDE_CONTEXT, load, prompt, tensor_bytes, weight_bytes
+
+STEPS_RECOMPUTE = 3  # tokens decoded per repeat by `recompute`, where each step costs a prefill
+
+
+def timed_generate(model, ids: torch.Tensor, tokens: int, **options) -> tuple[list[float], torch.Tensor]:
+    """transformers' greedy `generate` with a clock: (ms of the prefill and of every further token, the new
+    tokens `[tokens]` of the first row)."""
+    from transformers import StoppingCriteria, StoppingCriteriaList
+
+    stamps = []
+
+    class Stamp(StoppingCriteria):
+        def __call__(self, ids, scores, **kwargs):
+            if ids.device.type == "cuda":
+                torch.cuda.synchronize(ids.device)
+            stamps.append(time.perf_counter())
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    started = time.perf_counter()
+    made = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=tokens,
+        min_new_tokens=tokens,
+        do_sample=False,
+        pad_token_id=0,
+        stopping_criteria=StoppingCriteriaList([Stamp()]),
+        **options,
+    )
+    ms = [(after - before) * 1e3 for before, after in pairwise([started, *stamps])]
+    return ms, made[0, ids.shape[1] :]
+
+
+class Ours:
+    """One kvlab method, timed with kvlab's own loop."""
+
+    def __init__(self, options: dict):
+        self.model, self.method = load(options, "kvlab"), options["method"]
+
+    def measure(self, context: int) -> dict:
+        cache = kvlab.make_cache(self.model, self.method)
+        steps = STEPS_RECOMPUTE if cache.recompute else STEPS
+        trace = kvlab.decode(self.model, prompt(self.model, context), cache, steps + 1)
+        return {
+            "prefill_ms": trace.ms[0],
+            "steps_ms": trace.ms[1:],
+            "device_bytes": trace.device_bytes[-1],
+            "host_bytes": trace.host_bytes[-1],
+            "moved_bytes": trace.moved_bytes[-1],
+            "tokens_held": trace.tokens_held[-1],
+        }
+
+
+class Theirs:
+    """One transformers cache, timed through `generate` with a time stamp after every token."""
+
+    def __init__(self, options: dict):
+        self.model, self.kind = load(options, "sdpa"), options["method"]
+
+    def _cache(self, context: int):
+        from transformers import DynamicCache, QuantizedCache, StaticCache
+
+        if self.kind == "hf-static":
+            return StaticCache(config=self.model.config, max_cache_len=context + 1)
+        if self.kind in QUANTIZED:
+            return QuantizedCache(config=self.model.config, **QUANTIZED[self.kind])
+        return DynamicCache(config=self.model.config)
+
+    def measure(self, context: int) -> dict:
+        ids, cache = prompt(self.model, context), self._cache(context)
+        ms, _ = timed_generate(self.model, ids, STEPS + 1, past_key_values=cache)
+        return {
+            "prefill_ms": ms[0],
+            "steps_ms": ms[1:],
+            "device_bytes": tensor_bytes(cache),
+            "host_bytes": 0,
+            "moved_bytes": 0,
+            "tokens_held": ids.shape[1] + STEPS,
+        }
+
+
+def setup(options: dict, report: Callable) -> Callable:
+    """A worker's handler: a context -> one repeat's measurements; "about" -> what it stands on."""
+    kind = Theirs if options["method"] in BASELINES else Ours
+    timed = kind(options)
+    shape = ModelShape.of(timed.model)
+    longest = shape.context or WIDE_CONTEXT
+    timed.measure(min(64, longest))  # first-use costs fall here
+
+    def handle(job):
+        if job == "bandwidth":
+            return read_bandwidth(0.5, timed.model.device)
+        if job == "about":
+            return {
+                "longest": longest,
+                "weight_bytes": weight_bytes(timed.model),
+                "token_bytes": kv_bytes_per_token(shape, 8 * timed.model.dtype.itemsize),
+                "device": str(timed.model.device),
+            }
+        return timed.measure(job)
+
+    return handle
+
+
+def summarize(context: int, found: list[dict], about: dict, bandwidth: float) -> dict:
+    """One row of speed.json from the repeats of one method at one context."""
+    steps = [ms for one in found for ms in one["steps_ms"]]
+    medians = [statistics.median(one["steps_ms"]) for one in found]
+    prefill = [one["prefill_ms"] for one in found]
+    last, decode = found[-1], statistics.median(steps)
+    held = min(last["device_bytes"], last["tokens_held"] * about["token_bytes"])
+    read = about["weight_bytes"] + held + last["moved_bytes"]
+    rate = read / (decode / 1e3)
+    return {
+        "context": context,
+        "prefill_ms": statistics.median(prefill),
+        "decode_ms": decode,
+        "device_bytes": last["device_bytes"],
+        "host_bytes": last["host_bytes"],
+        "moved_bytes": last["moved_bytes"],
+        "fraction_of_bandwidth": rate / bandwidth,
+        "prefill_ms_min": min(prefill),
+        "prefill_ms_max": max(prefill),
+        "decode_ms_min": min(medians),
+        "decode_ms_max": max(medians),
+        "read_gbps": rate / 1e9,
+        "bandwidth_gbps": bandwidth / 1e9,
+        "tokens_held": last["tokens_held"],
+        "repeats": len(found),
+    }

@@ -1,0 +1,1 @@
+"""Studies: experiments about one technique, each a cell of rows."""

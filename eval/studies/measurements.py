@@ -1,0 +1,148 @@
+"""The measurements that are studies: what can be asked of them, and which cells that means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..accuracy.taskset import STORIES
+from ..core.digests import code_digest, digest, method_digest, model_digest
+from ..core.errors import Problem
+from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
+
+LENGTHS = (2048, 8192, 32768)  # tokens attended to by the study attention
+
+
+@dataclass(kw_only=True)
+class ModelStudy(Study, OnModel):
+    """A study of loaded models, which its experiments share."""
+
+    _loaded: dict = field(default_factory=dict, init=False, repr=False)
+
+    def cell(self, experiment: str) -> Cell:
+        config = self.configuration(self.makers[experiment], stories=digest([STORIES]), threads=self.threads)
+        return Cell(self.model_name, "", self.task(experiment), config)
+
+    def load(self, name: str | None = None):
+        """(model, tokenizer), loaded once; default: the study's own model."""
+        import kvlab
+
+        name = name or self.model_name
+        if name not in self._loaded:
+            try:
+                self._loaded[name] = kvlab.load(name, device=self.device, dtype=self.dtype)
+            except ValueError as error:
+                raise Problem(str(error)) from error
+        return self._loaded[name]
+
+    def make(self, cell: Cell) -> dict:
+        import torch
+
+        found = super().make(cell)
+        devices = [str(model.device) for model, _ in self._loaded.values()]
+        return {"device": devices[0] if devices else "cpu", "threads": torch.get_num_threads()} | found
+
+
+@dataclass(kw_only=True)
+class Offload(ModelStudy):
+    """The measurements of InfiniGen (Lee et al. 2024), each beside the published number."""
+
+    name = home = "offload"
+    about = "what InfiniGen claims and rests on, measured or simulated (offload.json and figures)"
+    reporter = "eval.report.offload:write"
+    threads = 1  # the link's threads have the other cores
+    makers = {
+        "similarity": "eval.studies.offload.rehearsal",
+        "recall": "eval.studies.offload.rehearsal",
+        "sensitivity": "eval.studies.offload.quality",
+        "latency": "eval.studies.offload.simulated",
+        "breakdown": "eval.studies.offload.simulated",
+        "link": "eval.studies.offload.walltime",
+        "pool": "eval.studies.offload.quality",
+        "bandwidth": "eval.studies.offload.simulated",
+        "accuracy": "eval.studies.offload.quality",
+    }
+
+    @property
+    def models(self) -> list[str]:
+        """The model, or by default every workshop model."""
+        from kvlab.models import EMBEDDED
+
+        return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
+
+    def configuration(self, *makers: str, spec=None, **more) -> dict:
+        models = [model_digest(name) for name in self.models]
+        return super().configuration(*makers, spec=spec, models=models, **more)
+
+
+@dataclass(kw_only=True)
+class Quant(ModelStudy, OfMethods):
+    """What bits buy, and what re-quantizing costs."""
+
+    name = home = "quant"
+    about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
+    reporter = "eval.report.quant:write"
+    makers = {"bits": "eval.studies.quant", "drift": "eval.studies.quant"}
+
+    methods: tuple[str, ...] = option("methods of the experiment bits", (
+        "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
+        "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
+    ), many=True, metavar="METHOD")  # fmt: skip
+
+    def cell(self, experiment: str) -> Cell:
+        cell = super().cell(experiment)
+        if experiment == "bits":
+            cell.config["methods"] = [[spec.text, method_digest(spec)] for spec in self.specs]
+        return cell
+
+
+@dataclass(kw_only=True)
+class StaticGraph(Study):
+    """Padded static buffers measured beside what people use."""
+
+    name = "static-graph"
+    home = "static_graph"
+    about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
+    reporter = "eval.report.studies:write_static_graph"
+    parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
+    makers = dict.fromkeys(parts, "eval.studies.static_graph")
+
+    threads: int = option("of torch (default: 1)", 1, type=count)
+
+    def cell(self, experiment: str) -> Cell:
+        config = {
+            "model": model_digest(None),
+            "code": code_digest(self.makers[experiment]),
+            "stories": digest([STORIES]),
+            "threads": self.threads,
+        }
+        return Cell("workshop", "", self.task(experiment), config)
+
+
+@dataclass(kw_only=True)
+class Attention(Measurement):
+    """Decode attention alone, over packed K and V and over what there is without kernels. A cell is one
+    length."""
+
+    name = "attention"
+    about = "decode attention alone, on random K and V (attention.json)"
+    maker = "eval.studies.attention"
+    threads = 1
+
+    limit: int | None = option("the shortest length and few repeats only", type=count)
+
+    def cells(self) -> list[Cell]:
+        lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
+        config = {"code": code_digest(self.maker), "repeats": repeats, "threads": 1}
+        return [
+            Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths
+        ]
+
+    def make(self, cell: Cell) -> dict:
+        from . import attention
+
+        return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
+
+    def write(self, store, show) -> None:
+        from ..report.studies import write_attention
+
+        write_attention([store.load(cell) for cell in self.cells()], store.out)
