@@ -47,11 +47,10 @@ def kvlab_attention(
         if finished:
             out, _ = attend(query, key, value, scaling, attention_mask, softcap=softcap, sinks=s_aux)
         else:
-            padding = visibility.padding
+            given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
             if (records := _records.get()) is not None:
-                records.append(Recorded(query, key, value, padding, scaling, visibility))
-            positions = None if padding is None else own_positions(padding)[:, None]
-            out, _ = prefill(query, key, value, positions, scaling, visibility, softcap=softcap, sinks=s_aux)
+                records.append(given)
+            out, _ = given.attend()
     else:
         if finished:
             raise ValueError(
@@ -82,15 +81,33 @@ class Recorded:
     """What one layer's attention was given in a pass without a cache.
 
     query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
-    head_dim]`; mask `[batch, tokens]` (1: no padding) or None.
+    head_dim]`; softcap, sinks: see `kvlab_attention`.
     """
 
     query: Tensor
     keys: Tensor
     values: Tensor
-    mask: Tensor | None
-    scaling: float
     visibility: Visibility
+    scaling: float
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def attend(self, watches: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where somebody watches)."""
+        return self._prefill(self.values, watches, last)
+
+    def received(self, last: int | None = None) -> Tensor:
+        """Attention that every token received from the `last` queries (None: all), `[batch, kv_heads,
+        tokens]`."""
+        return self._prefill(None, True, last)[1]
+
+    def _prefill(self, values: Tensor | None, watches: bool, last: int | None):
+        real, _ = self.visibility.real(len(self.query), self.query.shape[2], 0)
+        positions = None if real is None else own_positions(real)[:, None]
+        return prefill(
+            self.query, self.keys, values, positions, self.scaling, self.visibility, watches, last,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
 
 
 _records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from .attention import attend, prefill
+from .attention import Recorded, attend
 from .kernels import attend_packed, fits
 from .models import ModelShape
 from .policy import View
 from .slots import Slots
-from .visibility import Visibility, own_positions
+from .visibility import Visibility
 
 
 def _of_table(name: str, what: str) -> property:
@@ -120,13 +120,9 @@ class Layer(CacheLayerMixin):
                 "caches do not know"
             )
         if self.seen == 0:
-            real, _ = visibility.real(query.shape[0], query.shape[2], 0)
-            positions = None if real is None else own_positions(real)[:, None]
-            watched = self.watches, self.keep.policy.last_queries
-            out, received = prefill(
-                query, keys, values, positions, scaling, visibility, *watched, softcap=softcap, sinks=sinks
-            )
-            self.fill(query, keys, values, visibility, scaling, received, softcap)
+            given = Recorded(query, keys, values, visibility, scaling, softcap, sinks)
+            out, received = given.attend(self.watches, self.keep.policy.last_queries)
+            self.fill(given, received)
             return out
         self.scaling, self.softcap, self.sinks = scaling, softcap, sinks
         self.moved_bytes, self._busy = 0, True
@@ -138,18 +134,16 @@ class Layer(CacheLayerMixin):
         self._busy, self.fetched, self.sinks = False, None, None
         return out
 
-    def fill(
-        self, query, keys, values, visibility: Visibility, scaling: float, received=None, softcap=None
-    ) -> None:
+    def fill(self, given: Recorded, received: Tensor | None = None) -> None:
         """Take a whole prompt whose attention has been computed. Only for an empty layer.
 
-        query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`,
         received `[batch, kv_heads, tokens]` where the layer `watches` (over the keep's `last_queries`).
         """
-        self.is_initialized, self.scaling, self.softcap, self.moved_bytes = True, scaling, softcap, 0
-        self._append(keys, values, visibility)
-        self.place.prefill(self, query, keys)
-        self._observe_and_evict(received, visibility)
+        self.is_initialized, self.moved_bytes = True, 0
+        self.scaling, self.softcap = given.scaling, given.softcap
+        self._append(given.keys, given.values, given.visibility)
+        self.place.prefill(self, given.query, given.keys)
+        self._observe_and_evict(received, given.visibility)
 
     def _append(self, keys: Tensor, values: Tensor, visibility: Visibility) -> None:
         batch, _, tokens, _ = keys.shape

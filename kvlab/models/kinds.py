@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from transformers import DynamicCache
-
 
 def layers_of(model) -> list:
     """The layers of transformers' own cache for this model, empty."""
+    from transformers import DynamicCache
+
     return DynamicCache(config=model.config).layers
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 
 from ..attention import NAME, register
 from .families import FAMILIES
@@ -104,6 +103,8 @@ def prepare(model):
 
     It gets a configuration of its own, so that another model made from the same one attends as before.
     """
+    from transformers import PreTrainedConfig
+
     register()
     if model not in _prepared:
         copies: dict = {}

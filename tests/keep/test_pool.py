@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.attention import attend
+from kvlab.attention import Recorded, attend
 from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
 from kvlab.reference import keep
@@ -132,7 +132,7 @@ def test_ten_thousand_steps_under_pressure():
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
     queries = torch.randn(1, 4, 10_040, 8, generator=generator)
-    layer.fill(queries[:, :, :40], keys[:, :, :40], values[:, :, :40], PLAIN, 0.5)
+    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), PLAIN, 0.5))
     sizes, used = set(), set()
     for step in range(40, 10_040):
         layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
