@@ -36,6 +36,11 @@ def kvlab_attention(
     Returns (out `[batch, queries, heads, head_dim]`, None).
     """
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    latent = _expanding.get()
+    if latent is not None:
+        _expanding.set(None)
+        given = Recorded(query, key, value, _visibility(attention_mask), scaling, softcap, s_aux)
+        return latent.attend_expanded(given).transpose(1, 2).contiguous(), None
     finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
     if isinstance(key, Tensor):
         visibility = None if finished else _visibility(attention_mask)
@@ -67,13 +72,34 @@ def _visibility(mask) -> Visibility:
     return PLAIN if mask is None else Visibility(mask)
 
 
+_expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
+_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=PLAIN)  # of the pass that runs
+
+
+def _told(**said) -> Visibility:
+    """The function of AttentionMaskInterface, which transformers asks before the first layer."""
+    visibility = Visibility.of(**said)
+    _latest.set(visibility)
+    return visibility
+
+
+def expanding(layer) -> None:
+    """A latent layer has handed out numbers: the next call of the attention function is about them."""
+    _expanding.set(layer)
+
+
+def latest_visibility() -> Visibility:
+    """What the pass that runs may see, for a layer that must know before it attends."""
+    return _latest.get()
+
+
 @cache
 def register() -> None:
     """Enter both functions into transformers' interfaces, whose import brings the modelling code along."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, kvlab_attention)
-    AttentionMaskInterface.register(NAME, Visibility.of)
+    AttentionMaskInterface.register(NAME, _told)
 
 
 @dataclass

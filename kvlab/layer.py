@@ -26,15 +26,18 @@ def _of_table(name: str, what: str) -> property:
 class Layer(CacheLayerMixin):
     """One layer of a KVCache: append -> read -> attend -> observe -> evict.
 
-    policies: keep, store, place; `keep`, `store` and `place` are their states. table: `Slots`. timeline: a
+    index: of the layer in the model. order: its place among those that attend. local: its sliding window or
+    chunk, None where it attends to everything; tokens that no later query sees are let go. policies: keep,
+    store, place; `keep`, `store` and `place` are their states. table: `Slots`. timeline: a
     `measure.timeline.Timeline` while somebody records. on_read: called as on_read(layer, held, slots, query)
     with what a step is about to attend to, all of it where slots is None.
     """
 
     is_sliding = False
 
-    def __init__(self, index: int, policies, shape: ModelShape, model, local: int | None = None):
-        self.index, self.shape, self.kv_heads, self.local = index, shape, shape.kv_heads, local
+    def __init__(self, index: int, order: int, policies, shape: ModelShape, model, local: int | None = None):
+        self.index, self.order, self.local = index, order, local
+        self.shape, self.kv_heads = shape, shape.kv_heads
         self.more = False  # True while more of the prompt is to come: nothing is evicted yet
         self.timeline = self.on_read = None
         self._policies, self._model = policies, weakref.ref(model)
@@ -92,18 +95,24 @@ class Layer(CacheLayerMixin):
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         if tokens_to_remove == 0 or not self.lengths:
             return
-        if self.keep.policy.evicts:
-            raise ValueError(
-                f"crop: {type(self.keep.policy).__name__} has evicted tokens that were held at that point; "
-                "start again with cache.reset()"
-            )
         left = max(0, self.seen + tokens_to_remove)
+        self.check_crop(left)
         if left == 0:
             self.reset()
             return
         self.place.flush(self)
         for part in (self.store, self.place, self.table):
             part.crop(left)
+
+    def check_crop(self, left: int) -> None:
+        """ValueError where what was held at `left` tokens cannot be had again."""
+        if self.keep.policy.evicts:
+            gone = f"{type(self.keep.policy).__name__} has evicted tokens"
+        elif left and self.rows_held != self.lengths:
+            gone = "the window has left tokens behind"
+        else:
+            return
+        raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")
 
     # The path of one pass.
 
@@ -228,13 +237,13 @@ class Layer(CacheLayerMixin):
 
     def _check_whole(self) -> None:
         """A pass that broke off (Ctrl-C, a dead link) leaves layers that hold different tokens."""
-        layer = self if self.index == 0 else None
+        layer = self if self.order == 0 else None
         while layer is not None:
             if layer._busy or layer.seen != self.seen:
                 raise RuntimeError(
                     "the last pass through this cache broke off: start again with cache.reset()"
                 )
-            layer = layer.following if layer.following.index else None
+            layer = layer.following if layer.following.order else None
 
     # What policies, and people, look at.
 

@@ -32,7 +32,7 @@ class PyramidKV(SnapKV):
         return (2 - least) + index / (layers - 1) * (2 * least - 2) if layers > 1 else 1.0
 
     def limits(self, layer) -> list[int]:
-        share = self.share(layer.index, layer.shape.layers)
+        share = self.share(layer.order, layer.shape.layers)
         means = [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
         return [
             min(tokens, max(self.window, int(mean * share + 1e-6)))

@@ -38,8 +38,8 @@ class Growing(Policy):
             object.__setattr__(self, "exact", None)
 
     def start(self, layer) -> GrowingState:
-        for form in (self.format, self.values):
-            form.check(layer.shape.head_dim)
+        self.format.check(layer.shape.head_dim)
+        self.values.check(layer.shape.value_dim)
         return GrowingState(self)
 
     def suits(self, keep, place) -> None:

@@ -128,7 +128,7 @@ class PagedState(GrowingState):
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
         self.pool, self.used = policy.pool, 0
-        self.layer, self.layers = layer.index, layer.shape.layers
+        self.layer, self.layers = layer.order, layer.shape.layers
 
     def __deepcopy__(self, memo) -> PagedState:
         twin = copy.copy(self)
