@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .attention import own_positions
 from .models import ModelShape
 from .models.shape import other_model
+from .visibility import own_positions
 
 
 class Stepper:

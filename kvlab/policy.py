@@ -109,14 +109,15 @@ class View:
 
     slot_positions `[batch, kv_heads, slots]` (-1: empty), lengths and rows_held (real tokens seen and held,
     per row), slots (in use), store (`store.read(device)`), fetched (slots that the step attended to, None:
-    all), index, kv_heads, shape, scaling, in_prompt (this pass is part of the prompt), prefilling (and more
-    of it may come), some_empty (positions, or None as long as slot j holds token j).
+    all), index, order (among the layers that attend), kv_heads, shape, scaling, softcap, sinks, local (window
+    or chunk of the layer, or None), in_prompt (this pass is part of the prompt), prefilling (and more of it
+    may come), some_empty (positions, or None as long as slot j holds token j).
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "scaling", "in_prompt", "prefilling",
+        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):

@@ -160,12 +160,6 @@ def test_what_attention_cannot_do_is_refused():
     model(prompt(4), past_key_values=cache)
     with pytest.raises(ValueError, match="use reset"):
         model(prompt(1, rows=3), past_key_values=cache)
-    with pytest.raises(ValueError, match="needs a kvlab cache"):
-        model.generate(prompt(4), max_new_tokens=3)
-    from kvlab.attention import kvlab_attention
-
-    with pytest.raises(ValueError, match="does not support 'softcap'"):
-        kvlab_attention(model, None, None, None, None, softcap=30.0)
 
 
 def test_without_a_cache_the_prepared_model_equals_transformers():

@@ -97,4 +97,5 @@ def linked(spec: str, bandwidth="1e9") -> str:
 def started(policy, head_dim: int = 8, kv_heads: int = 2, context: int | None = None):
     """The state of a keep, store or place for the only layer of a model that is not there."""
     shape = ModelShape(1, kv_heads * head_dim, kv_heads, kv_heads, 96, head_dim, context)
-    return policy.start(SimpleNamespace(index=0, kv_heads=kv_heads, shape=shape, model=None, evicts=False))
+    about = {"index": 0, "order": 0, "local": None, "model": None, "evicts": False}
+    return policy.start(SimpleNamespace(kv_heads=kv_heads, shape=shape, **about))

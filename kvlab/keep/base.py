@@ -17,7 +17,8 @@ class Keep(Policy):
     A new method overrides `score`. One that wants to `observe` attention sets `watches = True` and names in
     `per_slot` (or `per_row`) what it remembers: `layer.state` then has it, and it follows the tokens.
 
-    budget: tokens held; a fraction is of the row's own prompt length, fixed after the prefill; 1 keeps all.
+    budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
+    shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
     """
 
     budget: float | int = 0.2
@@ -39,9 +40,9 @@ class Keep(Policy):
         """`limits`: tokens that each row may hold, known after the prefill, and what the method declares."""
         return KeepState(self, (*self.per_row, "limits"), self.per_slot)
 
-    def observe(self, layer, received: Tensor) -> None:
+    def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
-        the queries and averaged over the query heads of the group."""
+        the queries and averaged over the query heads of the group. A keep that does not watch gets None."""
 
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
@@ -53,7 +54,7 @@ class Keep(Policy):
 
     def limits(self, layer) -> list[int]:
         """Tokens that each row may hold after its prompt."""
-        return [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
+        return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
     def choose(self, layer) -> Tensor | None:
         """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer;
@@ -65,17 +66,21 @@ class Keep(Policy):
         limits = layer.state.limits
         if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
             return None
-        positions, score = layer.slot_positions, self.score(layer).float()
-        slots = positions.shape[2]
+        positions = layer.slot_positions
+        score, slots = self.score(layer).float().masked_fill(positions < 0, -torch.inf), positions.shape[2]
         if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
             return _all_but_the_lowest(score)  # the usual decode step
-        score = score.masked_fill(positions < 0, -torch.inf)
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(limits)]
         rank = torch.arange(order.shape[-1], device=order.device)
         limit = torch.tensor(limits, device=order.device).view(-1, 1, 1)
         stays = (rank < limit) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
+
+
+def prompts(layer) -> list[int]:
+    """Tokens that a fraction is of: each row's prompt, or the window where that is shorter."""
+    return [min(tokens, layer.local or tokens) for tokens in layer.lengths]
 
 
 def _all_but_the_lowest(score: Tensor) -> Tensor:

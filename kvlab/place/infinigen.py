@@ -162,7 +162,7 @@ class InfiniGen(TopK):
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
         asked = query(norm=layer.index - 1) if VARIANTS[self.variant].official else query()
         guess, partial = layer.state.partial_columns(asked), layer.state.partial_keys
-        scores = true_scores(guess, partial, layer.scaling, layer.some_empty)
+        scores = true_scores(guess, partial, layer.scaling, layer.some_empty, layer.softcap)
         counts = self.how_many(scores, self.caps(layer, appended=0))
         layer.state.guessed = most_important(group_importance(scores, partial.shape[1]), counts)
         return layer.state.guessed

@@ -136,9 +136,9 @@ class _Layer(CacheLayerMixin):
         super().__init__()
         self.cache, self.index = cache, index
 
-    def fill(self, query, keys: Tensor, values: Tensor, mask, scaling, received=None) -> None:
-        """As `cache.Layer.fill`."""
-        self.cache.fill(keys, values, mask)
+    def fill(self, given, received=None) -> None:
+        """As `Layer.fill`."""
+        self.cache.fill(given.keys, given.values, given.visibility.padding)
 
     def lazy_initialization(self, key_states, value_states) -> None:
         """Nothing to prepare."""

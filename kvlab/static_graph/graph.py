@@ -77,7 +77,7 @@ class StaticLayer(CacheLayerMixin):
     def check_model(self, attention) -> None:
         """Any: it is the one that is being exported."""
 
-    def attend(self, query: Tensor, mask, scaling: float, window: int | None) -> Tensor:
+    def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """query `[1, query heads, width, D]` -> the same shape. What kvlab's attention function calls."""
         keys, values = self._fresh
         parts, (group, width) = len(self.past[0]), (query.shape[1] // keys.shape[1], query.shape[2])

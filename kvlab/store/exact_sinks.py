@@ -27,10 +27,10 @@ class ExactSinks(State):
 
     def note(self, keys: Tensor, values: Tensor, real: Tensor | None, start: int) -> None:
         """New tokens `[batch, kv_heads, tokens, head_dim]` that go into the slots from `start` on."""
-        batch, heads, count, width = keys.shape
+        batch, heads, count, _ = keys.shape
         most = self.tokens
         if self.held is None:
-            self.held = tuple(x.new_zeros(batch, heads, most, width) for x in (keys, values))
+            self.held = tuple(x.new_zeros(batch, heads, most, x.shape[3]) for x in (keys, values))
             self.where = torch.full((batch, heads, most), -1, dtype=torch.int32, device=keys.device)
             self.seen = torch.zeros(batch, dtype=torch.int32, device=keys.device)
         if bool((self.seen >= most).all()):

@@ -36,8 +36,8 @@ class Growing(Policy):
             raise ValueError(f"sinks={self.sinks!r}: expected a whole number of at least 0")
 
     def start(self, layer) -> GrowingState:
-        for form in (self.format, self.values):
-            form.check(layer.shape.head_dim)
+        self.format.check(layer.shape.head_dim)
+        self.values.check(layer.shape.value_dim)
         return GrowingState(self)
 
     def suits(self, keep, place) -> None:

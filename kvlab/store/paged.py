@@ -128,7 +128,7 @@ class PagedState(GrowingState):
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
         self.pool, self.used = policy.pool, 0
-        self.layer, self.layers, self.evicts = layer.index, layer.shape.layers, layer.evicts
+        self.layer, self.layers, self.evicts = layer.order, layer.shape.layers, layer.evicts
 
     def __deepcopy__(self, memo) -> PagedState:
         twin = super().__deepcopy__(memo)

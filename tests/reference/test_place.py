@@ -223,7 +223,6 @@ def test_infinigen_in_a_whole_model():
     assert len(counts) > 3
 
 
-@pytest.mark.xfail(strict=True, reason="what is out of the sliding window is fetched all the same")
 @pytest.mark.parametrize("method", ["topk", "infinigen"])
 def test_nothing_is_fetched_that_the_window_hides(method):
     more = ",alpha=inf,full_layers=1" if method == "infinigen" else ",full_layers=1"
