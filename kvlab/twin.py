@@ -20,7 +20,7 @@ LISTED = frozenset((
 ))  # fmt: skip
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
-LAYERS = 4
+LAYERS, LARGEST = 4, 20_000_000
 SMALL = {  # what shrinks, where a configuration has it
     "hidden_size": 96, "n_embd": 96, "d_model": 96, "head_dim": 16, "num_attention_heads": 6, "n_head": 6,
     "intermediate_size": 40, "ffn_dim": 40, "n_inner": 40, "block_ff_dim": 40, "intermediate_size_mlp": 40,
@@ -33,8 +33,9 @@ SMALL = {  # what shrinks, where a configuration has it
     "first_k_dense_replace": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_d_state": 8, "mamba_n_heads": 6,
     "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8, "mamba_d_ssm": 192, "mamba_dt_rank": 5,
-    "lru_width": 96, "block_size": 8, "num_kv_shared_layers": 2, "altup_num_inputs": 2, "laurel_rank": 4,
-    "max_position_embeddings": 128, "n_positions": 128,
+    "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
+    "attn_layer_indices": [1], "lru_width": 96, "block_size": 8, "num_kv_shared_layers": 2,
+    "altup_num_inputs": 2, "laurel_rank": 4, "max_position_embeddings": 128, "n_positions": 128,
 }  # fmt: skip
 
 
@@ -48,7 +49,7 @@ def shrunk(config):
             small[name] = [small.get(name, 0.0)] * LAYERS
     heads = given.get("num_key_value_heads")
     if heads is not None:
-        small["num_key_value_heads"] = 6 if heads == given["num_attention_heads"] else min(heads, 2)
+        small["num_key_value_heads"] = 6 if heads == given.get("num_attention_heads") else min(heads, 2)
     for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
         if isinstance(given.get(name), list):
             small[name] = _some(given[name])
@@ -74,8 +75,13 @@ def twin_of(config, seed: int = 0):
     """A random model of the shrunk configuration that attends by itself. Whatever transformers raises."""
     from transformers import AutoModelForCausalLM
 
+    small = shrunk(config)
+    with torch.device("meta"):
+        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
+    if size > LARGEST:
+        raise ValueError(f"shrunk, it still has {size:,} parameters")
     torch.manual_seed(seed)
-    twin = AutoModelForCausalLM.from_config(shrunk(config), attn_implementation="eager").float().eval()
+    twin = AutoModelForCausalLM.from_config(small, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in twin.parameters():
@@ -108,11 +114,54 @@ def differs(config, make=KVCache) -> str | None:
         return f"no tiny model of it runs with a cache of its own ({_first_line(error)})"
     try:
         ours = prepare(copy.deepcopy(own))
-        found = outputs(ours, make(ours))
+        cache = make(ours)
+    except ValueError as error:
+        return str(error)
+    try:
+        found = outputs(ours, cache)
     except Exception as error:
         return f"it does something of its own with K and V ({_first_line(error)})"
     off = float((found - expected).abs().max() / expected.std())
     return None if off < TOLERANCE else f"it does something of its own with K and V (off by {off:.2g})"
+
+
+SPECS = {  # method -> the setting at which it gives nothing up
+    "full": "full",
+    "recompute": "recompute",
+    "static": "static:length=80",
+    "paged": "paged:block=7",
+    "int8": "int8:sinks=80",
+    "int4": "int4:sinks=80",
+    "int2": "int2:sinks=80",
+    "kivi2": "kivi2:recent=80",
+    "kivi4": "kivi4:recent=80",
+    "sinks": "sinks:budget=1",
+    "h2o": "h2o:budget=1",
+    "snapkv": "snapkv:budget=1",
+    "tova": "tova:budget=1",
+    "pyramidkv": "pyramidkv:budget=1",
+    "offload": "offload",
+    "offload+h2o": "offload+h2o:budget=1",
+    "uvm": "uvm",
+    "uvm+h2o": "uvm+h2o:budget=1,memory=1",
+    "topk": "topk:budget=1",
+    "infinigen": "infinigen:budget=1,alpha=inf,ratio=1,full_layers=1",
+}
+
+
+def row(config, make_cache) -> dict[str, str]:
+    """{method: "equal", or why not}, each made by `make_cache(model, spec)` for a twin of this configuration.
+
+    ValueError, one line, for a model that no method can serve.
+    """
+    twin = prepare(twin_of(config))
+    if why := refusal(twin) or differs(config):
+        raise ValueError(f"{type(twin).__name__}: {why}")
+    found = {}
+    for name, spec in SPECS.items():
+        if name != "recompute":
+            found[name] = differs(config, lambda model, spec=spec: make_cache(model, spec)) or "equal"
+    return found
 
 
 def check(model) -> None:

@@ -110,6 +110,10 @@ class Visibility:
         coming = torch.tensor(lengths, device=positions.device).view(-1, 1)
         return self.allowed(coming, positions)[:, :, 0] | (positions == coming[..., None] - 1)
 
+    def contiguous(self) -> Visibility:
+        """As a finished mask has it: transformers asks before it hands one on."""
+        return self
+
     def dense(self) -> Tensor | None:
         """transformers' own mask, bool `[batch, 1, q, keys]`, or None where all that is not later is seen."""
         from transformers.masking_utils import sdpa_mask

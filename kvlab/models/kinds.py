@@ -34,5 +34,5 @@ def refusal(model) -> str | None:
         if type(layer) not in kinds:
             return f"it caches in a {type(layer).__name__}, which kvlab does not know"
     if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
-        return "some layers attend to the keys and values of others"
+        return "it shares keys and values between layers in a way of its own"
     return None
