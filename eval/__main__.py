@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import os
 import shlex
 import signal
@@ -48,6 +49,7 @@ class Report(Measurement):
         report.write(store)
 
 
+OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Report)
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
@@ -126,9 +128,12 @@ def work(measurements: list[Measurement], command: str) -> int:
     if not isinstance(last, Report):
         write_json(store.out / RUN, {"command": command})
     failed = sum(run(measurement, store, show) for measurement in measurements)
-    last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
-    if sys.stdout is not None:
-        sys.stdout.flush()  # now, while an error can be told
+    try:
+        last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now, while an error can be told
+    except BrokenPipeError:  # whoever reads our output has seen enough; everything is stored
+        drop_rest()
     return 1 if failed else 0
 
 
@@ -146,11 +151,9 @@ def main(words: list[str] | None = None) -> int:
             return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
         return ended(2, f"error: {one_line(error)}")
-    except BrokenPipeError:  # whoever reads our output has seen enough; everything is stored
-        flushed()
-        return 0
     except OSError as error:
-        what = "" if flushed() or error.filename else "standard output: "
+        drop_rest()
+        what = "standard output: " if error.errno in OUTPUT and not error.filename else ""
         return ended(2, f"error: {what}{one_line(error)}")
     except Terminated:
         return ended(143, f"terminated: {kept(out)}")
@@ -173,16 +176,14 @@ def kept(out: Path | None) -> str:
     return f"{cells} finished cells are kept in {out}; the same command resumes there"
 
 
-def flushed() -> bool:
-    """Was all of stdout written? What cannot be is dropped, or Python would complain of it at the end."""
+def drop_rest() -> None:
+    """What stdout still holds and cannot be written is dropped, or Python would complain of it at the end."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-        return True
     except OSError:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
 
 
 @contextlib.contextmanager

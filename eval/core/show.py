@@ -7,6 +7,8 @@ whoever reads its stderr has left.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -40,8 +42,10 @@ class Show:
     def line(self, text: str) -> None:
         try:
             self.console.print(text, soft_wrap=True)
-        except OSError:
+        except OSError:  # and nobody else's lines shall end the run
             self.console.quiet = True
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def kept(self, kept: int, total: int, what: str) -> None:
         """Say how much of a run is there already."""
