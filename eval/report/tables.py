@@ -7,6 +7,7 @@ that of the difference, not of two separate means.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 import kvlab
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
-from ..core.results import SPEED
+from ..core.alike import SPEED
+from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
 
 SURE = 2.0  # standard errors beyond which a difference from full is marked
@@ -47,6 +49,7 @@ class Board:
     mean: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # method -> accuracy
     speed: list[dict] = field(default_factory=list)
     cells: list[dict] = field(default_factory=list)
+    left_out: str = ""  # a line about cells of this model that may not stand beside these
 
     @property
     def scored(self) -> set[str]:
@@ -93,12 +96,19 @@ def order(names, known) -> list[str]:
     return sorted(names, key=lambda name: place.get(method_name(name), len(place)))
 
 
-def boards(cells: list[dict]) -> list[Board]:
-    """One board per model, in the order of the cells."""
+def tabled(cells: Iterable[dict]) -> list[dict]:
+    """The cells that the tables are made of: not those of studies."""
+    return [cell for cell in cells if "metrics" in cell or cell["task"].startswith(SPEED)]
+
+
+def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Board]:
+    """One board per model, in the order of the cells, which may stand in one table (`core.alike`); left_out:
+    {model: a line about its other cells}."""
     found: dict[str, Board] = {}
-    for cell in (c for c in cells if "metrics" in c or c["task"].startswith(SPEED)):  # not those of studies
+    for cell in tabled(cells):
         found.setdefault(cell["model"], Board(cell["model"])).cells.append(cell)
     for board in found.values():
+        board.left_out = (left_out or {}).get(board.model, "")
         known = [*kvlab.METHODS, *BASELINES]
         board.methods = order((c["method"] for c in board.cells), known)
         scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c["metrics"]]
@@ -112,11 +122,6 @@ def boards(cells: list[dict]) -> list[Board]:
                 board.agreement[cell["method"]] = {row["metric"]: row for row in cell["metrics"]}
         _accuracy(board, {(c["method"], c["task"]): c for c in scored})
     return sorted(found.values(), key=lambda board: not board.tasks)
-
-
-def is_share(metric: dict) -> bool:
-    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
-    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
 
 
 def _accuracy(board: Board, cells: dict) -> None:
@@ -179,15 +184,6 @@ def paired(values: list, reference: list) -> tuple[float, float] | None:
     else:
         return None
     return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps)))
-
-
-def shown(row: dict) -> str:
-    """A metric's value as it is printed: shares in per cent with one decimal."""
-    if row["value"] is None:
-        return "n/a"
-    if is_share(row):
-        return f"{100 * row['value']:.1f}"
-    return f"{row['value']:.3g}" if abs(row["value"]) < 1000 else f"{row['value']:.0f}"
 
 
 def size(count: float) -> str:

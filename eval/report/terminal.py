@@ -5,23 +5,27 @@ from __future__ import annotations
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .tables import Board, headline
 
 
 def print_tables(board: Board, console: Console) -> None:
     """The headline, accuracy, and what it costs."""
-    console.print(f"\n{board.model}: {headline(board)}\n", style="bold")
+    console.print(Text(f"\n{board.model}: {headline(board)}\n", style="bold"))
+    if board.left_out:
+        console.print(Text(f"{board.left_out}\n"), soft_wrap=True)
     if board.tasks:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column("method", no_wrap=True)
         for task in board.tasks:
             label = board.metric[task]["metric"].split(",")[0]
             label = {"exact_match": "exact", "word_perplexity": "ppl"}.get(label, label)
-            table.add_column(f"{task}\n{label}".replace("_em\n", "\n"), justify="right", no_wrap=True)
+            title = Text(f"{task}\n{label}".replace("_em\n", "\n"))
+            table.add_column(title, justify="right", no_wrap=True)
         for method in board.methods:
             if method in board.scored:
-                table.add_row(method, *(_mark(board, method, task) for task in board.tasks))
+                table.add_row(Text(method), *(_mark(board, method, task) for task in board.tasks))
         console.print(table)
         console.print("Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full (2 stderr).\n")
     if board.bytes or board.speed or board.agreement:
@@ -29,14 +33,13 @@ def print_tables(board: Board, console: Console) -> None:
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
 
 
-def _mark(board: Board, method: str, task: str) -> str:
+def _mark(board: Board, method: str, task: str) -> Text:
     entry = board.entries.get((method, task))
     if entry is None:
-        return "–  "
+        return Text("–  ")
     sign = "▲" if entry.best else "▼" if entry.worst else " "
     style = "bold" if entry.best else "dim" if entry.worst else ""
-    text = f"{entry.text}{'*' if entry.differs else ' '}{sign}"
-    return f"[{style}]{text}[/]" if style else text
+    return Text(f"{entry.text}{'*' if entry.differs else ' '}{sign}", style=style)
 
 
 def _costs(board: Board) -> Table:
@@ -65,5 +68,5 @@ def _costs(board: Board) -> Table:
         if contexts:
             row = board.timing(method, contexts[-1])
             cells.append(f"{row['read_gbps']:.1f}" if row else "–")
-        table.add_row(method, *cells)
+        table.add_row(Text(method), *cells)
     return table

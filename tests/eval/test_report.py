@@ -80,7 +80,7 @@ def store(tmp_path_factory):
 @pytest.fixture(scope="module")
 def written(store):
     out = io.StringIO()
-    paths = report.write(store, Console(file=out, width=80))
+    paths = report.write(store, console=Console(file=out, width=80))
     return out.getvalue(), (store.out / "report.html").read_text(), paths
 
 
@@ -163,7 +163,7 @@ def test_figures_are_files_and_repeatable(written, store):
     before = {name: (store.out / f"{name}.svg").read_text() for name in names}
     assert {path.stem for path in written[2]} == names | {"report"}
     assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
-    report.write(store, Console(file=io.StringIO(), width=80))
+    report.write(store, console=Console(file=io.StringIO(), width=80))
     assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
 
 
@@ -201,5 +201,5 @@ def test_an_almost_empty_store(tmp_path):
     made = Store(tmp_path)
     made.prepare()
     made.save(cell("full", "speed:model:256", [], rows=[]))
-    report.write(made, Console(file=io.StringIO(), width=80))
+    report.write(made, console=Console(file=io.StringIO(), width=80))
     assert "Results for m." in (tmp_path / "report.html").read_text()
