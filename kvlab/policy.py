@@ -36,9 +36,9 @@ class State:
 
     per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. per_row: those
     that have only the batch as first dimension, or are lists with an entry for each row. states: states of
-    their own. shared: tensors of the model, or on
-    their way, which follow nothing and are not counted. Forks, evictions,
-    crops, copies and byte counts follow from this; a tensor in any other attribute is refused (TypeError).
+    their own. shared: tensors of the model, or on their way, which follow nothing and are not counted. Forks,
+    evictions, crops, copies and byte counts follow from this; a tensor in any other attribute is refused
+    (TypeError).
     """
 
     per_row: tuple[str, ...] = ()
@@ -100,10 +100,12 @@ class State:
 class View:
     """What a policy may look at: a layer, read-only, and the policy's own `state`.
 
-    slot_positions `[batch, kv_heads, slots]` (-1: empty), lengths and rows_held (real tokens seen and held,
-    per row), slots (in use), store (`store.read(device)`), fetched (slots that the step attended to, None:
-    all), index, kv_heads, shape, scaling, more (of the prompt is to come), some_empty (positions, or None as
-    long as slot j holds token j).
+    slot_positions: int `[batch, kv_heads, slots]`, which token of its row sits in each slot (-1: none).
+    some_empty: the same, or None as long as slot j holds token j in every row. slots: so many are in use.
+    lengths, rows_held: lists, real tokens that each row has seen and holds. store: what is held,
+    `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
+    (None: all). more: more of the prompt is to come. index, kv_heads, shape (`ModelShape`), scaling: of the
+    layer.
     """
 
     __slots__ = ("_layer", "state")
