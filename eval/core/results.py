@@ -24,11 +24,7 @@ from .errors import Problem, one_line
 
 FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
 RUN = "run.json"  # the command that made the folder
-SPEED = "speed:"  # a speed cell's task is "speed:SUITE"
-SPEED_FIELDS = (
-    "model", "method", "context", "prefill_ms", "decode_ms", "device_bytes", "host_bytes",
-    "moved_bytes", "fraction_of_bandwidth",
-)  # fmt: skip
+SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
 
 
 def _finite(value):
