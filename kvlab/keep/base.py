@@ -9,13 +9,17 @@ from torch import Tensor
 
 from ..policy import Policy, State, check_fraction_or_count, resolve_budget
 
+FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
+
 
 @dataclass(frozen=True)
 class Keep(Policy):
     """Hold on to the `budget` tokens with the highest `score`, row by row and head by head.
 
-    A new method overrides `score`. One that wants to `observe` attention sets `watches = True` and names in
-    `per_slot` (or `per_row`) what it remembers: `layer.state` then has it, and it follows the tokens.
+    A new method overrides `score`. The newest token is held whatever its score. A method that wants to
+    `observe` attention sets `watches = True` and names in `per_slot` (or `per_row`) what it remembers:
+    `layer.state` then has it, and it follows the tokens. A dataclass where there are parameters besides
+    `budget` (`keep/sinks.py`), a plain class where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
     shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
@@ -47,8 +51,13 @@ class Keep(Policy):
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
 
-        `layer` is a `View`: `slot_positions` `[batch, kv_heads, slots]` (-1: empty), `lengths` (tokens seen
-        per row), `store.read(device)`, `state` and more.
+        `layer` is a `View`. A score can be made from the attention received (what `observe` wrote to
+        `layer.state`), from `layer.slot_positions` `[batch, kv_heads, slots]` (-1: empty) and `layer.lengths`
+        (tokens seen per row), or from the keys:
+        `keys, values = layer.store.read(layer.slot_positions.device)`, `[batch, kv_heads, slots, head_dim]`
+        each, decoded; on a host this brings all of both to the device at every pass, which is not counted as
+        moved. Scores that differ by rounding only must be made equal, or a padded batch and a single row
+        choose differently. What an empty slot scores does not matter.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
@@ -57,8 +66,8 @@ class Keep(Policy):
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
     def choose(self, layer) -> Tensor | None:
-        """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer;
-        None when nothing has to go."""
+        """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer; None when
+        nothing has to go. The newest token always stays."""
         if layer.state.limits is None:  # the prompt has ended
             layer.state.limits = self.limits(layer)
         elif self.once:
@@ -67,7 +76,9 @@ class Keep(Policy):
         if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
             return None
         positions = layer.slot_positions
-        score, slots = self.score(layer).float().masked_fill(positions < 0, -torch.inf), positions.shape[2]
+        newest, slots = positions == positions.amax(-1, keepdim=True), positions.shape[2]
+        score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
+        score = score.masked_fill(positions < 0, -torch.inf)
         if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
             return _all_but_the_lowest(score)  # the usual decode step
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(limits)]
