@@ -8,6 +8,7 @@ import math
 import pytest
 
 from kvlab.arithmetic import (
+    MACHINES,
     SHAPES,
     decode_flops,
     kv_bytes,
@@ -19,6 +20,7 @@ from kvlab.arithmetic import (
     tokens_that_fit,
     weight_bytes,
 )
+from kvlab.keep import H2O
 from kvlab.models import ModelShape
 
 
@@ -100,7 +102,25 @@ def test_a_tenth_of_longchats_cache_fits_through_pcie():
     assert max(needed) * 0.1 < 28
 
 
+def test_compression_ratios_and_links():
+    shape = SHAPES["OPT-13B"]
+    assert kv_bytes(shape, 2048) / kv_bytes(shape, 2048, bits=4) == 4  # INT4, its scales left out
+    assert 1 / H2O().budget == 5
+    assert MACHINES["A6000-PCIe3"].link == 16e9 and MACHINES["A100-PCIe4"].link == 28e9
+
+
 # allenlu2009 (2023)
+
+
+@pytest.mark.parametrize(
+    "name, layers, hidden, heads",
+    [("Llama-2-7B", 32, 4096, 32), ("Llama-2-13B", 40, 5120, 40), ("Llama-33B", 60, 6656, 52),
+     ("Llama-2-70B", 80, 8192, 64), ("GPT-3", 96, 12288, 96)],
+)  # fmt: skip
+def test_printed_shapes(name, layers, hidden, heads):
+    """Erratum: 33B is a model of the first Llama, not of Llama 2."""
+    shape = SHAPES[name]
+    assert (shape.layers, shape.hidden, shape.heads) == (layers, hidden, heads)
 
 
 def test_caches_of_gpt_3():
