@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import EACH, prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, Sinks
@@ -49,7 +49,6 @@ def make(model, spec):
     return kvlab.make_cache(model, spec)
 
 
-LATER = ["snapkv:budget=0.4,window=4", "tova:budget=0.4", "pyramidkv:budget=0.4,window=4"]
 LINKED = [
     "infinigen:budget=0.5,pool=12,link=1e9",
     "offload:link=1e9",
@@ -60,7 +59,7 @@ LINKED = [
     "topk:budget=0.5,link=1e9",
     "infinigen:budget=0.5,link=1e9",
 ]
-EVERY = [*CACHED, "paged:block=4", *COMPOSED, *LATER, *LINKED]
+EVERY = [spec for spec in dict.fromkeys([*CACHED, *EACH, *COMPOSED, *LINKED]) if spec != "recompute"]
 
 
 def storages(value, seen):
