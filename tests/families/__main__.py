@@ -2,9 +2,9 @@
 
 import torch
 
-from .table import families, find
-from .test_families import FILE, refusals, whole_page
+from .models import FAMILIES
+from .table import FILE, find, page, refusals
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    FILE.write_text(whole_page({name: find(name) for name in families()}, refusals()), encoding="utf-8")
+    FILE.write_text(page({name: find(name) for name in FAMILIES}, refusals()), encoding="utf-8")

@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from transformers import DynamicCache
@@ -14,8 +15,9 @@ import kvlab
 from kvlab.twin import SPECS
 from kvlab.visibility import own_positions
 
-from .models import FAMILIES, VOCABULARY, family
+from .models import REFUSED, VOCABULARY, family, refused
 
+FILE = Path(__file__).parents[2] / "docs" / "families.md"
 PROMPT, STEPS, PADDING = 20, 40, 6
 TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
@@ -152,7 +154,7 @@ A letter: refused when the cache is made, in one line. {reasons}
 """
 
 
-def page(rows: dict[str, Row], refused: dict[str, str]) -> str:
+def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
     """docs/families.md."""
     reasons = " ".join(f"**{letter}**: the method {says}." for letter, (_, says) in REASONS.items())
     text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT, reasons=reasons)
@@ -164,7 +166,7 @@ def page(rows: dict[str, Row], refused: dict[str, str]) -> str:
         cells = " | ".join(row.cells[method] for method in methods)
         text += f"| {name} | {cells} | {what}: over {shown:g} |\n"
     text += "\nRefused with every method that holds something:\n\n"
-    text += "".join(f"- {name}: {letter}\n" for name, letter in refused.items())
+    text += "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
     return text + TAIL
 
 
@@ -179,5 +181,13 @@ prints its row, or why it is refused.
 """
 
 
-def families() -> list[str]:
-    return list(FAMILIES)
+def refusals() -> dict[str, tuple[str, str]]:
+    """{family: (the one line, letter of its reason)}, of those that no method serves."""
+    found = {}
+    for name in REFUSED:
+        try:
+            kvlab.make_cache(refused(name), "full")
+        except ValueError as error:
+            found[name] = str(error), reason(error)
+    assert list(found) == list(REFUSED)
+    return found
