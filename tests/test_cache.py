@@ -406,7 +406,7 @@ def test_a_long_run_is_flat_and_gives_everything_back(spec, living, monkeypatch)
     assert threading.active_count() <= threads
 
 
-@pytest.mark.parametrize("spec", [*CACHED, *LATER, "kivi2", "paged:block=4", *LINKED[:3]])
+@pytest.mark.parametrize("spec", [*CACHED, *EACH, "paged:block=4", *LINKED[:3]])
 def test_steps_are_flat(spec, living, monkeypatch):
     """Only the tokens held grow: ninety steps leave no object more than ten do, and no byte but theirs."""
     monkeypatch.setattr("kvlab.link.base.RECORDS", 20)
