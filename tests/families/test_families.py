@@ -11,6 +11,7 @@ import kvlab
 from families.models import FAMILIES, HIDDEN, REFUSED, family, refused
 from families.table import (
     FAULT,
+    FILE,
     PADDING,
     PROMPT,
     SPECS,
@@ -20,6 +21,7 @@ from families.table import (
     logits,
     own_logits,
     page,
+    refusals,
     texts,
 )  # fmt: skip
 from kvlab.twin import LISTED, outputs
