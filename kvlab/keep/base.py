@@ -56,8 +56,8 @@ class Keep(Policy):
         (tokens seen per row), or from the keys:
         `keys, values = layer.store.read(layer.slot_positions.device)`, `[batch, kv_heads, slots, head_dim]`
         each, decoded; on a host this brings all of both to the device at every pass, which is not counted as
-        moved. Scores that differ by rounding only must be made equal, or a padded batch and a single row
-        choose differently. What an empty slot scores does not matter.
+        moved. Scores that differ by rounding only must be made equal (`score.round(decimals=3)`), or a padded
+        batch and a single row choose differently. What an empty slot scores does not matter.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
