@@ -17,39 +17,81 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .visibility import PLAIN, Visibility, own_positions
+
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
 
 
-def kvlab_attention(module, query, key, value, attention_mask, *, scaling=None, **kwargs):
+def kvlab_attention(
+    module, query, key, value, attention_mask, *, scaling=None, softcap=None, s_aux=None, **kwargs
+):
     """The attention function of transformers' AttentionInterface.
 
-    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer (or plain tensors
-    `[batch, kv_heads, tokens, head_dim]` when no cache is used); attention_mask is the caller's
-    `[batch, tokens seen]` padding mask or None. Returns (out `[batch, queries, heads, head_dim]`, None).
+    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or plain tensors
+    `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
+    padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
+    queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
+    beside those of the tokens, which takes its part of the weight and has no value.
+    Returns (out `[batch, queries, heads, head_dim]`, None).
     """
-    for name in ("softcap", "s_aux"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"kvlab attention does not support {name!r}, which {type(module).__name__} uses")
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
-        )
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    window = kwargs.get("sliding_window")
+    latent = _expanding.get()
+    if latent is not None:
+        _expanding.set(None)
+        given = Recorded(query, key, value, _visibility(attention_mask), scaling, softcap, s_aux)
+        return latent.attend_expanded(given).transpose(1, 2).contiguous(), None
+    finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
     if isinstance(key, Tensor):
-        if (records := _records.get()) is not None:
-            records.append(Recorded(query, key, value, attention_mask, scaling, window))
-        positions = None if attention_mask is None else own_positions(attention_mask)[:, None]
-        out, _ = prefill(query, key, value, positions, scaling, window)
+        visibility = None if finished else _visibility(attention_mask)
+        if not (finished or (visibility.known and query.shape[2] == key.shape[2])):
+            attention_mask = visibility.dense()
+            finished = True
+        if attention_mask is None and not getattr(module, "is_causal", True):
+            finished = True
+        if finished:
+            out, _ = attend(query, key, value, scaling, attention_mask, softcap=softcap, sinks=s_aux)
+        else:
+            given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
+            if (records := _records.get()) is not None:
+                records.append(given)
+            out, _ = given.attend()
     else:
-        out = key.attend(query, attention_mask, scaling, window)
+        key.check_model(module)
+        if finished:
+            raise ValueError(
+                f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask "
+                "[batch, tokens]"
+            )
+        out = key.attend(query, _visibility(attention_mask), scaling, softcap, s_aux)
     return out.transpose(1, 2).contiguous(), None
 
 
-def padding_mask(*, attention_mask=None, **_):
-    """The mask function of AttentionMaskInterface: hand the caller's padding mask through unchanged."""
-    return attention_mask
+def _visibility(mask) -> Visibility:
+    if isinstance(mask, Visibility):
+        return mask
+    return PLAIN if mask is None else Visibility(mask)
+
+
+_expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
+_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=PLAIN)  # of the pass that runs
+
+
+def _told(**said) -> Visibility:
+    """The function of AttentionMaskInterface, which transformers asks before the first layer."""
+    visibility = Visibility.of(**said)
+    _latest.set(visibility)
+    return visibility
+
+
+def expanding(layer) -> None:
+    """A latent layer has handed out numbers: the next call of the attention function is about them."""
+    _expanding.set(layer)
+
+
+def latest_visibility() -> Visibility:
+    """What the pass that runs may see, for a layer that must know before it attends."""
+    return _latest.get()
 
 
 @cache
@@ -58,7 +100,7 @@ def register() -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, kvlab_attention)
-    AttentionMaskInterface.register(NAME, padding_mask)
+    AttentionMaskInterface.register(NAME, _told)
 
 
 @dataclass
@@ -66,15 +108,33 @@ class Recorded:
     """What one layer's attention was given in a pass without a cache.
 
     query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
-    head_dim]`; mask `[batch, tokens]` (1: no padding) or None; window: of sliding attention, or None.
+    head_dim]`; softcap, sinks: see `kvlab_attention`.
     """
 
     query: Tensor
     keys: Tensor
     values: Tensor
-    mask: Tensor | None
+    visibility: Visibility
     scaling: float
-    window: int | None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def attend(self, watches: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where somebody watches)."""
+        return self._prefill(self.values, watches, last)
+
+    def received(self, last: int | None = None) -> Tensor:
+        """Attention that every token received from the `last` queries (None: all), `[batch, kv_heads,
+        tokens]`."""
+        return self._prefill(None, True, last)[1]
+
+    def _prefill(self, values: Tensor | None, watches: bool, last: int | None):
+        real, _ = self.visibility.real(len(self.query), self.query.shape[2], 0)
+        positions = None if real is None else own_positions(real)[:, None]
+        return prefill(
+            self.query, self.keys, values, positions, self.scaling, self.visibility, watches, last,
+            softcap=self.softcap, sinks=self.sinks,
+        )  # fmt: skip
 
 
 _records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)
@@ -103,44 +163,25 @@ def recorded(model, ids: Tensor) -> list[Recorded]:
     return layers
 
 
-def own_positions(mask: Tensor) -> Tensor:
-    """Position of every token among its row's real tokens, -1 for padding; `[batch, tokens]` -> same."""
-    real = mask.bool()
-    return (real.long().cumsum(-1) - 1).masked_fill(~real, -1)
-
-
-def visible(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
-    """Which keys a query may see: real ones that are not later than itself, within the sliding window.
-
-    queries `[batch, q]`, keys `[batch, 1 or kv_heads, slots]` are positions, -1 for padding. Returns bool
-    `[batch, 1 or kv_heads, q, slots]`. A padding query sees everything, so that its (unused) output stays
-    finite.
-    """
-    queries, keys = queries[:, None, :, None], keys[:, :, None, :]
-    seen = (keys >= 0) & (keys <= queries)
-    if window is not None:
-        seen = seen & (queries - keys < window)
-    return seen | (queries < 0)
-
-
-def attend(query, keys, values, scaling, allowed=None, watch=None):
+def attend(query, keys, values, scaling, allowed=None, watch=None, *, softcap=None, sinks=None):
     """Softmax attention of a few queries over held keys and values.
 
     query `[batch, heads, q, head_dim]`, keys and values `[batch, kv_heads, slots, head_dim]`, allowed bool
-    `[batch, 1 or kv_heads, q, slots]` or None. watch: None, or bool `[batch, q]`: the queries whose weights
-    are to be summed up; values may then be None, and so is out. Returns (out `[batch, heads, q, head_dim]`,
-    received `[batch, kv_heads, slots]` or None): received is the weight of every slot, averaged over the
-    query heads of the group.
+    `[batch, 1 or kv_heads, q, slots]` (or numbers to add to the scores) or None. watch: None, or bool
+    `[batch, q]`: the queries whose weights are to be summed up; values may then be None, and so is out.
+    softcap, sinks: see `kvlab_attention`. Returns (out `[batch, heads, q, head_dim]`, received `[batch,
+    kv_heads, slots]` or None): received is the weight of every slot, averaged over the query heads of the
+    group.
     """
     batch, heads, count, _ = query.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    if watch is None:
+    if watch is None and softcap is None and sinks is None:
         if count == 1 or group == 1:  # the query heads of a group are just more queries of one KV head
             allowed = None if allowed is None else _spread(allowed, group)
             grouped = query.reshape(batch, kv_heads, group * count, -1)
             out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
-            return out.reshape(query.shape), None
+            return out.reshape(batch, heads, count, -1), None
         if allowed is not None and allowed.shape[1] > 1:
             allowed = allowed.repeat_interleave(group, dim=1)
         out = scaled_dot_product_attention(
@@ -148,13 +189,26 @@ def attend(query, keys, values, scaling, allowed=None, watch=None):
         )
         return out, None
     grouped = query.reshape(batch, kv_heads, group * count, -1)
-    weights = (grouped @ keys.transpose(-1, -2)).float().mul_(scaling)
+    weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
     if allowed is not None:
-        weights.masked_fill_(~_spread(allowed, group), -torch.inf)
-    weights = weights.softmax(-1)
-    out = None if values is None else (weights.to(values.dtype) @ values).reshape(query.shape)
-    counted = weights.view(batch, kv_heads, group, count, -1).mul_(watch[:, None, None, :, None])
+        allowed = _spread(allowed, group)
+        hidden = allowed.dtype == torch.bool
+        weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
+    if sinks is not None:
+        beside = sinks.float().view(1, kv_heads, group, 1).expand(batch, -1, -1, count).flatten(2)
+        weights = torch.cat([weights, beside[..., None]], -1).softmax(-1)[..., :-1]
+    else:
+        weights = weights.softmax(-1)
+    out = None if values is None else (weights.to(values.dtype) @ values).reshape(batch, heads, count, -1)
+    if watch is None:
+        return out, None
+    counted = weights.reshape(batch, kv_heads, group, count, -1) * watch[:, None, None, :, None]
     return out, counted.sum((2, 3)) / group
+
+
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scaled scores between -softcap and softcap."""
+    return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 
 def _spread(allowed: Tensor, group: int) -> Tensor:
@@ -164,41 +218,49 @@ def _spread(allowed: Tensor, group: int) -> Tensor:
     return allowed[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
 
 
-def prefill(query, keys, values, positions, scaling, window=None, watches=False, last=None):
+def prefill(
+    query, keys, values, positions, scaling, visibility=PLAIN, watches=False, last=None, *, softcap=None,
+    sinks=None,
+):  # fmt: skip
     """Causal attention of a whole prompt over itself, `QUERY_BLOCK` queries at a time where needed.
 
     query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`;
     positions `[batch, 1, tokens]` (-1: padding) or None when no token is padding. values may be None where
-    only the attention received `watches` is wanted: then so is out. Returns (out like query,
-    received `[batch, kv_heads, tokens]` or None): attention received is summed over the real queries, or
-    over the `last` of them.
+    only the attention received `watches` is wanted: then so is out. softcap, sinks: see `kvlab_attention`.
+    Returns (out like query, received `[batch, kv_heads, tokens]` or None): attention received is summed over
+    the real queries, or over the `last` of them.
     """
     batch, heads, tokens, _ = query.shape
-    if keys.shape[2] != tokens:
-        raise ValueError("kvlab attention needs a kvlab cache: make one with kvlab.make_cache(model, ...)")
-    if positions is None and not watches and window is None:
+    everything = visibility.rule is None or tokens <= (visibility.local or 0)
+    if positions is None and everything and not watches and softcap is None and sinks is None:
         gqa = heads != keys.shape[1]
         out = scaled_dot_product_attention(
             query, keys, values, is_causal=tokens > 1, scale=scaling, enable_gqa=gqa
         )
         return out, None
-    if positions is None:
+    first = 0
+    unpadded = positions is None
+    if unpadded:
         positions = torch.arange(tokens, device=query.device).expand(batch, 1, -1)
-    out = None if values is None else torch.empty_like(query)
+    out = None if values is None else query.new_empty(*query.shape[:-1], values.shape[-1])
     received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if watches else None
     for start in range(0, tokens, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, tokens)
+        if unpadded and visibility.local is not None:
+            first = max(0, start + 1 - visibility.local)  # the first query of the block sees nothing before
         asked = positions[:, 0, start:end]
-        allowed = visible(asked, positions[..., :end], window)
+        allowed = visibility.allowed(asked, positions[..., first:end])
         watch = _watched(asked, positions, last) if watches else None
         if watch is None and values is None:
             continue
-        held = keys[:, :, :end], None if values is None else values[:, :, :end]
-        block, weights = attend(query[:, :, start:end], *held, scaling, allowed, watch)
+        held = keys[:, :, first:end], None if values is None else values[:, :, first:end]
+        block, weights = attend(
+            query[:, :, start:end], *held, scaling, allowed, watch, softcap=softcap, sinks=sinks
+        )
         if values is not None:
             out[:, :, start:end] = block
         if watch is not None:
-            received[..., :end] += weights
+            received[..., first:end] += weights
     return out, received
 
 
@@ -211,13 +273,16 @@ def _watched(asked: Tensor, positions: Tensor, last: int | None) -> Tensor | Non
     return real if bool(real.any()) else None
 
 
-def group_importance(scores: Tensor, kv_heads: int) -> Tensor:
+def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None) -> Tensor:
     """Reduce the scores of the query heads to their KV head, for ranking tokens.
 
     scores `[batch, heads, slots]` (-inf: not there) -> `[batch, kv_heads, slots]`. With one query head per
-    KV head the score itself ranks; in a group it is the mean of the heads' softmax weights.
+    KV head the score itself ranks; in a group it is the mean of the heads' softmax weights (sinks: see
+    `kvlab_attention`).
     """
     batch, heads, slots = scores.shape
     if heads == kv_heads:
         return scores
-    return scores.softmax(-1).view(batch, kv_heads, heads // kv_heads, slots).mean(2)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(batch, -1, -1)], -1)
+    return scores.softmax(-1)[..., :slots].view(batch, kv_heads, heads // kv_heads, slots).mean(2)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 
-from transformers.cache_utils import Cache
+import torch
+from torch import Tensor
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
 
+from .hybrid import HybridLayer, forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
+from .latent import LatentLayer
 from .layer import Layer
-from .models import ModelShape, prepare
+from .models import ModelShape, is_latent, layers_of, prepare, refusal
 from .place import Device
-from .slots import Padding
 from .store import Exact, Growing
+
+ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
+HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+LATENT = "K and V are made of a latent after the cache"
 
 
 @dataclass(frozen=True)
@@ -33,7 +47,17 @@ class Stats:
         return asdict(self).keys()
 
 
-class KVCache(Cache):
+class Bound(Cache):
+    """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "
+            "copy.deepcopy(cache) copies it"
+        )
+
+
+class KVCache(Bound):
     """A key/value cache made of a Keep, a Store and a Place.
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
@@ -53,41 +77,122 @@ class KVCache(Cache):
         keep, place = keep or KeepAll(), place or Device()
         store = Growing(store) if store is None or isinstance(store, Exact) else store
         store.suits(keep, place)
-        padding = Padding()
-        policies = keep, store, place
-        layers = [Layer(index, policies, shape, padding, model) for index in range(shape.layers)]
+        if why := refusal(model):
+            raise ValueError(f"{type(model).__name__}: {why}")
+        theirs = layers_of(model)
+        attending = [index for index, their in enumerate(theirs) if isinstance(their, ATTENDING)]
+        shape, make = replace(shape, layers=len(attending)), Layer
+        if is_latent(model):
+            if place.on_host:
+                raise ValueError(f"{LATENT}: a host has nothing to fetch by")
+            rank, width = model.config.kv_lora_rank, model.config.qk_rope_head_dim
+            shape, make = replace(shape, kv_heads=1, head_dim=rank, value_dim=width), LatentLayer
+        layers = list(theirs)
+        for order, index in enumerate(attending):
+            local = getattr(theirs[index], "sliding_window", None)
+            given = index, order, (keep, store, place), shape, model, local
+            both = isinstance(theirs[index], HYBRID)
+            layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
         self._follow()
 
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self.attending[0].model
+
+    @property
+    def attending(self) -> list[Layer]:
+        """The layers that hold K and V; the others are transformers' own."""
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    @property
+    def fillable(self) -> bool:
+        """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
+        return all(type(layer) is Layer for layer in self.layers)
+
     def _follow(self) -> None:
         """Tell every layer which one attends next."""
-        for index, layer in enumerate(self.layers):
-            layer.follow(self.layers[(index + 1) % len(self.layers)])
+        layers = self.attending
+        for layer, following in zip(layers, [*layers[1:], layers[0]], strict=True):
+            layer.follow(following)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for layer in self.layers:
+            layer.reset() if isinstance(layer, Layer) else forget(layer)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
+        for layer in self.layers:
+            if tokens_to_remove < 0 and isinstance(layer, Layer):
+                layer.check_crop(max(0, layer.seen + tokens_to_remove))
+            elif tokens_to_remove < 0:
+                refuse_crop(layer)
+        for layer in self.attending:
+            layer.crop(tokens_to_remove)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.reorder_cache(torch.arange(len(self.attending[0].lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
-        for layer in self.layers:
+        for layer in self.attending:
             layer.place.flush(layer)  # what is on its way belongs to this cache
-        memo[id(self)] = twin = copy.copy(self)
+        memo[id(self)] = twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
         twin._follow()
         return twin
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a `prefill` block is open."""
+        return self.attending[0].prefilling
+
+    @contextmanager
+    def prefill(self) -> Iterator[None]:
+        """While it lasts the prompt may come in several passes; when it ends, the keep compresses what has
+        come, as it would after one pass. Each pass attends to the earlier ones as they are stored.
+
+        Without it the first pass is the prompt, and a later pass of many tokens continues the text. Blocks
+        may be nested: the outermost counts. After an exception, and in a copy, the prompt is still open: it
+        ends with another block, or with the next pass. Raises ValueError when the prompt has ended already.
+        """
+        if self.prefilling:
+            yield
+            return
+        if not all(layer.in_prompt for layer in self.attending):
+            raise ValueError("prefill: the prompt in this cache has ended; start again with cache.reset()")
+        for layer in self.attending:
+            layer.prefilling = True
+        try:
+            yield
+        finally:
+            for layer in self.attending:
+                layer.prefilling = False
+        for layer in self.attending:
+            layer.end_prefill()
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
         sizes = {False: {}, True: {}}
         for layer in self.layers:
-            for on_host, tensor in layer.tensors():
+            ours = isinstance(layer, Layer)
+            for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
                 storage = tensor.untyped_storage()
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
         return Stats(
             device_bytes=sum(sizes[False].values()),
             host_bytes=sum(sizes[True].values()),
-            moved_bytes=sum(layer.moved_bytes for layer in self.layers),
+            moved_bytes=sum(layer.moved_bytes for layer in self.attending),
             tokens_seen=self.get_seq_length(),
-            tokens_held=max(max(layer.rows_held, default=0) for layer in self.layers),
+            tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),
         )
 
     def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""
-        if self.layers[layer].lengths:
+        found = self.layers[layer]
+        if isinstance(found, Layer) and found.lengths and not found.in_prompt:
             self.layers[layer].place.speculate(self.layers[layer], query)

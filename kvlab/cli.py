@@ -30,9 +30,11 @@ def version() -> str:
 
 
 def doctor(arguments: argparse.Namespace) -> int:
-    """Check this machine."""
+    """Check this machine, or what the methods do on a model."""
     from . import doctor
 
+    if arguments.model is not None:
+        return doctor.model(arguments.model)
     return doctor.run(results=arguments.results)
 
 
@@ -64,6 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
     command.add_argument("--results", default="results", help="folder for results (results)")
+    command.add_argument("--model", help="only say which methods serve this model (a name or a folder)")
     command.set_defaults(run=doctor)
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")

@@ -200,3 +200,31 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
         print(f"[{'ok' if ok else '!!'}] {text}", flush=True)
         failed += not ok
     return 1 if failed else 0
+
+
+def model(name: str) -> int:
+    """Print which methods are right on a model, tried on a tiny random one of its configuration class; return
+    0, or 1 where no method can serve it. ValueError for a configuration that cannot be read."""
+    from transformers import AutoConfig
+
+    import kvlab
+    from kvlab.models import source_of
+    from kvlab.twin import row
+
+    try:
+        config = AutoConfig.from_pretrained(source_of(name))
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(f"no configuration could be read from {name!r}: {lines[0]}") from error
+    try:
+        found = row(config, kvlab.make_cache)
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        print(f"[!!] {name} ({config.model_type}): {lines[0]}")
+        return 1
+    equal = [method for method, why in found.items() if why == "equal"]
+    print(f"[ok] {name} ({config.model_type}): equal with {', '.join(equal)}")
+    for method, why in found.items():
+        if why != "equal":
+            print(f"[!!] {method}: {why}")
+    return 0

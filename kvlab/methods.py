@@ -257,6 +257,8 @@ def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
     from .cache import KVCache
     from .measure.machines import link_named
+    from .models import prepare
+    from .twin import check
 
     spec = parse(spec)
     try:
@@ -264,6 +266,8 @@ def make_cache(model, spec: str | Spec):
         if "link" in parameters:
             parameters["link"] = link_named(parameters["link"], model)
         policies = spec.method.policies(**parameters)
+        if spec.name != "recompute":
+            check(prepare(model))
         make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
         return make(model, **policies)
     except (ValueError, TypeError) as error:

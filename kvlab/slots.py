@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .attention import visible
 from .policy import gather_slots
+from .visibility import Visibility
 
 
 class Slots:
@@ -64,6 +64,20 @@ class Slots:
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
+    def in_view(self, visibility: Visibility) -> tuple[Tensor, list[int]] | None:
+        """Slots that later queries may see, `[batch, kv_heads, n]` (-1: nothing), and how many each row (the
+        head that has most) holds of them; None where that is all of them."""
+        if max(self.lengths) < visibility.local:
+            return None
+        positions = self.positions if self.moved is None else self.moved
+        stays = visibility.kept(self.lengths, positions) & (positions >= 0)
+        held = stays.sum(-1).amax(-1)
+        if int(held.max()) == self.count and bool(stays.all()):
+            return None
+        slots = stays.int().argsort(dim=-1, descending=True, stable=True)[..., : int(held.max())]
+        slots = slots.masked_fill(~stays.gather(-1, slots), -1)
+        return slots.expand(-1, self.kv_heads, -1), held.tolist()
+
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes a copy of the old row `rows[i]`."""
         if self.moved is not None:
@@ -84,43 +98,13 @@ class Slots:
         """Positions of some slots `[batch, kv_heads, n]` (-1: none)."""
         return gather_slots(self.positions, slots).masked_fill(slots < 0, -1)
 
-    def visible(self, queries: int, slots: Tensor | None, window: int | None):
+    def visible(self, queries: int, slots: Tensor | None, visibility: Visibility):
         """What the newest `queries` tokens may attend to of `slots` (None: all): (allowed, positions of the
-        queries), see `attention.visible`; (None, None) where one query may see everything."""
-        untouched = self.moved is None and queries == 1 and window is None
+        queries), see `Visibility.allowed`; (None, None) where one query may see everything."""
+        untouched = self.moved is None and queries == 1 and visibility.rule is None
         if untouched and (slots is None or bool((slots >= 0).all())):
             return None, None
         positions = self.positions if self.moved is None else self.moved
         asked = positions[:, 0, -queries:]
         offered = positions if slots is None else self.gathered(slots)
-        return visible(asked, offered, window), asked
-
-
-class Padding:
-    """Which new tokens are real: asked by every layer, worked out once per pass."""
-
-    def __init__(self):
-        self.forget()
-
-    def forget(self) -> None:
-        self._mask, self._found = None, None
-
-    def of(self, mask: Tensor | None, batch: int, tokens: int, seen: int):
-        """(real bool `[batch, tokens]` or None when all are, count of real tokens per row).
-
-        mask: the caller's, `[batch, tokens seen + new]`, or None. Raises ValueError for another shape.
-        """
-        if mask is None:
-            return None, [tokens] * batch
-        if mask is self._mask and self._found[0] == (seen, tokens):
-            return self._found[1]
-        if tuple(mask.shape) != (batch, seen + tokens):
-            raise ValueError(
-                f"attention_mask has shape {tuple(mask.shape)}: expected [batch, tokens seen + new] = "
-                f"{(batch, seen + tokens)}"
-            )
-        real = mask[:, seen:].bool()
-        counts = real.sum(-1).tolist()
-        found = (None, [tokens] * batch) if min(counts) == tokens else (real, counts)
-        self._mask, self._found = mask, ((seen, tokens), found)
-        return found
+        return visibility.allowed(asked, offered), asked

@@ -15,9 +15,10 @@ from functools import cache as once
 import torch
 from torch import Tensor
 
-from kvlab.attention import Recorded, own_positions, prefill, recording
+from kvlab.attention import Recorded, recording
 from kvlab.decode import Stepper
 from kvlab.recompute import NoCache
+from kvlab.visibility import Visibility
 
 from .batching import TOKENS
 
@@ -40,15 +41,13 @@ class Prompt:
     def _received(self, index: int, last: int | None) -> Tensor:
         """Attention that every token of a layer received from the `last` queries (None: all),
         `[batch, kv_heads, tokens]`, for keeps that score by it."""
-        layer = self.layers[index]
-        positions = None if layer.mask is None else own_positions(layer.mask)[:, None]
-        return prefill(layer.query, layer.keys, None, positions, layer.scaling, layer.window, True, last)[1]
+        return self.layers[index].received(last)
 
     def fill(self, cache) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
         for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):
             received = self.received(index, layer.keep.policy.last_queries).clone() if layer.watches else None
-            layer.fill(given.query, given.keys, given.values, given.mask, given.scaling, received)
+            layer.fill(given, received)
 
 
 def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
@@ -57,7 +56,8 @@ def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
         return parts[0]
     names = ("query", "keys", "values")
     rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    return replace(parts[0], mask=None if mask is None or bool(mask.all()) else mask, **rows)
+    seen = Visibility.joined([(len(part.query), part.visibility) for part in parts], mask)
+    return replace(parts[0], visibility=seen, **rows)
 
 
 @torch.inference_mode()
@@ -73,7 +73,7 @@ def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) ->
         try:
             cache.reset()
             stepper = Stepper(model, cache)
-            if cache.recompute or len(caches) == 1:
+            if cache.recompute or len(caches) == 1 or not getattr(cache, "fillable", True):
                 found = stepper.feed(ids, attention_mask=mask, last=last)
             else:
                 prompt = prompt or Prompt(model, ids, mask, last)

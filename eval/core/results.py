@@ -29,10 +29,6 @@ FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
 WRITING = ".writing-"  # how the name of a temporary file begins
 DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 RUN = "run.json"  # the command that made the folder
-SPEED_FIELDS = (
-    "model", "method", "context", "prefill_ms", "decode_ms", "device_bytes", "host_bytes",
-    "moved_bytes", "fraction_of_bandwidth",
-)  # fmt: skip
 
 
 def _finite(value):

@@ -1,4 +1,4 @@
-"""The report as a page that stands by itself, with its plots."""
+"""The report as a page that stands by itself, with its plots. What it looks like: `report.html.j2`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..accuracy.batching import PREFILLED, TAIL
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
 from . import plots
-from .tables import Board, headline, is_share, method_name, size
+from .tables import COLUMNS, Board, headline, is_share, method_name, share
 
 DEFINITIONS = {
     "question-inside": "the protocol of every score here: a prompt and its question are prefilled and "
@@ -87,11 +87,12 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters["size"] = size
+    environment.filters["share"] = share
     environment.filters["small"] = small
     summaries = {name: method.summary for name, method in kvlab.METHODS.items()} | BASELINES
     return environment.get_template("report.html.j2").render(
         boards=found,
+        columns=COLUMNS,
         figures=figures,
         headline=headline,
         is_share=is_share,

@@ -132,8 +132,8 @@ def against_context(rows: list[dict]) -> Figure:
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["context"])
         colour, marker, line = style(method)
         xs, ys = [r["context"] for r in mine], [r["decode_ms"] for r in mine]
-        low = [y - r["decode_ms_min"] for y, r in zip(ys, mine, strict=True)]
-        high = [r["decode_ms_max"] - y for y, r in zip(ys, mine, strict=True)]
+        low = [y - r.get("decode_ms_min", y) for y, r in zip(ys, mine, strict=True)]
+        high = [r.get("decode_ms_max", y) - y for y, r in zip(ys, mine, strict=True)]
         spread = [[max(v, 0) for v in low], [max(v, 0) for v in high]]
         axes.errorbar(
             xs, ys, yerr=spread, color=colour, marker=marker, ls=line, lw=1.5, ms=6, mec=INK, mew=0.5,

@@ -7,7 +7,7 @@ that of the difference, not of two separate means.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -186,15 +186,6 @@ def paired(values: list, reference: list) -> tuple[float, float] | None:
     return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps)))
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units: 950 B, 6.9 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
 def headline(board: Board) -> str:
     """The main result in one or two sentences, computed from the numbers."""
     parts = []
@@ -225,3 +216,60 @@ def headline(board: Board) -> str:
                 f"({slow['decode_ms']:.0f} ms instead of {full['decode_ms']:.1f})."
             )
     return " ".join(parts) or f"Results for {board.model}."
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: 950 B, 6.9 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def share(value: float | None) -> str:
+    """A share in per cent: 12.5 %, 0."""
+    return "–" if value is None else "0" if value == 0 else f"{100 * value:.1f} %"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the speed table. A row of an older cell that lacks it shows "–".
+
+    key: in a row of speed.json. head, unit: two lines at its top on the page. terminal: these in the
+    terminal, None where it is for the page only. `{context}` stands for the context in them. text: value ->
+    what is printed. everywhere: shown at every context, not only the longest. spread: the page shows KEY_min
+    and KEY_max too.
+    """
+
+    key: str
+    head: str
+    unit: str
+    terminal: str | None
+    text: Callable[[float], str]
+    everywhere: bool = False
+    spread: bool = False
+
+    def shown(self, row: dict | None) -> str:
+        value = (row or {}).get(self.key)
+        return "–" if value is None else self.text(value)
+
+    def range(self, row: dict | None) -> str:
+        """[smallest, largest repeat], or nothing where these are not told."""
+        ends = [(row or {}).get(f"{self.key}_{end}") for end in ("min", "max")]
+        return f"[{self.text(ends[0])}, {self.text(ends[1])}]" if self.spread and None not in ends else ""
+
+    def at(self, contexts: list[int]) -> list[int]:
+        """The contexts at which it is shown."""
+        return contexts if self.everywhere else contexts[-1:]
+
+
+COLUMNS = (
+    Column("decode_ms", "decode", "ms/token at {context}", "ms/tok\n@{context}", "{:.2f}".format, True, True),
+    Column("prefill_ms", "prefill", "ms at {context}", None, "{:.0f}".format),
+    Column("device_bytes", "device", "at {context}", None, size),
+    Column("host_bytes", "host", "at {context}", None, size),
+    Column("moved_bytes", "moved", "per step", None, size),
+    Column("read_gbps", "read", "GB/s", "read\nGB/s", "{:.1f}".format),
+    Column("fraction_of_bandwidth", "of the", "bandwidth", None, share),
+)

@@ -49,11 +49,7 @@ class Pool(Keep):
             raise ValueError(f"capacity={self.budget}: expected room for two tokens, {2 * token} bytes")
         return [self.budget // token] * rows
 
-    def choose(self, layer) -> Tensor | None:
-        self._count(layer)
-        return super().choose(layer)
-
-    def _count(self, layer) -> None:
+    def observe(self, layer, received: Tensor | None) -> None:
         """Count the fetches of the pass that just ended."""
         state, positions = layer.state, layer.slot_positions
         state.step += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..policy import resolve_budget
+from .base import prompts
 from .snapkv import SnapKV
 
 
@@ -31,9 +32,9 @@ class PyramidKV(SnapKV):
         return (2 - least) + index / (layers - 1) * (2 * least - 2) if layers > 1 else 1.0
 
     def limits(self, layer) -> list[int]:
-        share = self.share(layer.index, layer.shape.layers)
-        means = [resolve_budget(self.budget, tokens) for tokens in layer.lengths]
+        share = self.share(layer.order, layer.shape.layers)
+        means = [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
         return [
             min(tokens, max(self.window, int(mean * share + 1e-6)))
-            for mean, tokens in zip(means, layer.lengths, strict=True)
+            for mean, tokens in zip(means, prompts(layer), strict=True)
         ]

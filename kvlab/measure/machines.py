@@ -9,10 +9,12 @@ import weakref
 import torch
 
 from ..arithmetic import MACHINES, layer_seconds
+from ..attention import Recorded
 from ..cache import KVCache
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape
 from ..store import Static
+from ..visibility import PLAIN
 
 _measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {(tokens, batch): seconds}
 
@@ -89,4 +91,4 @@ def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> Non
     query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     for layer in cache.layers:
         received = keys.new_ones(size[:3], dtype=torch.float32) if layer.watches else None
-        layer.fill(query, keys, values, None, shape.head_dim**-0.5, received)
+        layer.fill(Recorded(query, keys, values, PLAIN, shape.head_dim**-0.5), received)

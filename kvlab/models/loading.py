@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import weakref
 from pathlib import Path
@@ -16,6 +17,7 @@ from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
+_prepared: weakref.WeakSet = weakref.WeakSet()  # models with a configuration of their own
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
@@ -101,9 +103,20 @@ def check_files(folder: Path) -> None:
 
 
 def prepare(model):
-    """Let the model attend through kvlab; ValueError for a model that cannot."""
+    """Let the model attend through kvlab; ValueError for a model that cannot.
+
+    It gets a configuration of its own, so that another model made from the same one attends as before.
+    """
+    from transformers import PreTrainedConfig
+
     scratch.settle()
     register()
+    if model not in _prepared:
+        copies: dict = {}
+        for module in model.modules():
+            if isinstance(getattr(module, "config", None), PreTrainedConfig):
+                module.config = copy.deepcopy(module.config, copies)
+        _prepared.add(model)
     if model.config._attn_implementation != NAME:
         try:
             if not model.config.is_encoder_decoder:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def other_model(made_for) -> str:
+    """Why a cache serves no other model than the one it was made for (None: that one is gone)."""
+    name = "model that is gone" if made_for is None else f"model, a {type(made_for).__name__}"
+    return f"this cache was made for another {name}: kvlab.make_cache(model, ...) makes one for this model"
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder's shape, by one set of names for all families.
 
-    head_dim: of a KV head (default: hidden / heads). vocabulary: token ids. context: tokens that the model
-    was trained for, None where it does not say.
+    head_dim: of a KV head (default: hidden / heads). value_dim: of its V (default: head_dim). vocabulary:
+    token ids. context: tokens that the model was trained for, None where it does not say.
     """
 
     layers: int
@@ -20,10 +26,13 @@ class ModelShape:
     vocabulary: int = 0
     head_dim: int = 0
     context: int | None = None
+    value_dim: int = 0
 
     def __post_init__(self):
         if not self.head_dim:
             object.__setattr__(self, "head_dim", self.hidden // self.heads)
+        if not self.value_dim:
+            object.__setattr__(self, "value_dim", self.head_dim)
 
     @classmethod
     def of(cls, model) -> ModelShape:

@@ -44,6 +44,10 @@ class OnDemand(Fetch):
     def prefill(self, layer, query, keys) -> None:
         layer.state.limit = self.memory * max(layer.lengths) if self.memory <= 1 else self.memory
 
+    def extend(self, layer, query, keys) -> None:
+        if layer.in_prompt:
+            self.prefill(layer, query, keys)
+
     def on_device(self, layer) -> bool:
         fits = max(layer.rows_held) <= layer.state.limit
         touched, layer.state.touched = layer.state.touched, fits

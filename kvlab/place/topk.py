@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention import group_importance
+from ..attention import capped, group_importance
 from ..policy import check_fraction_or_count, resolve_budget
 from .fetch import Fetch
 
@@ -47,7 +47,8 @@ class TopK(Fetch):
     it. Only the chosen K and V count as moved; the scores are computed over all keys where these are.
     The newest token is always attended.
 
-    budget: tokens fetched at most per step and head; a fraction is of the row's tokens seen so far.
+    budget: tokens fetched at most per step and head; a fraction is of the row's tokens seen so far, or of the
+    layer's window where that is shorter.
     full_layers: the first layers that fetch everything.
     """
 
@@ -66,7 +67,8 @@ class TopK(Fetch):
         caps = []
         for seen, held in zip(layer.lengths, layer.rows_held, strict=True):
             past = held - appended
-            limit = resolve_budget(self.budget, seen + 1 - appended)
+            there = seen + 1 - appended
+            limit = resolve_budget(self.budget, min(there, layer.local or there))
             caps.append(past if limit is None else min(limit, past))
         return caps
 
@@ -77,12 +79,15 @@ class TopK(Fetch):
         host = torch.device("cpu")  # where the keys are
         keys, _ = layer.store.read(host)
         positions = None if layer.some_empty is None else layer.some_empty[..., :-1].to(host)
-        scores = true_scores(query.to(host), keys[:, :, :past], layer.scaling, positions)
-        slots = most_important(group_importance(scores, keys.shape[1]), self.caps(layer, appended=1))
+        scores = true_scores(query.to(host), keys[:, :, :past], layer.scaling, positions, layer.softcap)
+        importance = group_importance(scores, keys.shape[1], layer.sinks)
+        slots = most_important(importance, self.caps(layer, appended=1))
         return slots.to(query.device)
 
 
-def true_scores(query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None) -> Tensor:
+def true_scores(
+    query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None, softcap: float | None = None
+) -> Tensor:
     """Scaled dot products of one query with every key, -inf for empty slots.
 
     query `[batch, heads, 1, r]`, keys `[batch, kv_heads, slots, r]`, positions `[batch, 1 or kv_heads,
@@ -91,7 +96,7 @@ def true_scores(query: Tensor, keys: Tensor, scaling: float, positions: Tensor |
     batch, heads = query.shape[:2]
     kv_heads = keys.shape[1]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
-    scores = (grouped @ keys.transpose(-1, -2)).float().mul_(scaling)
+    scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
     if positions is not None:
         scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
     return scores.flatten(1, 2)

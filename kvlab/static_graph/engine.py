@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..decode import Trace, decode
-from ..models import ModelShape, prepare
+from ..models import ModelShape, is_latent, layers_of, prepare
 from .cache import PaddedCache
 from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
-from .graph import sequence_names
+from .graph import GRAPH, sequence_names
 from .kv_manager import KVManager, spare_part
 from .quantized import calibrate
 
@@ -49,6 +49,8 @@ class StaticGraphEngine:
         check_parameters(max_length, policy, extra, form, chunk)
         require_engine()
         self.model, self.shape = prepare(model), ModelShape.of(model)
+        if is_latent(model) or any(type(layer).__name__ != "DynamicLayer" for layer in layers_of(model)):
+            raise ValueError(GRAPH)
         self.length = _length(model, max_length)
         self.policy, self.extra, self.form, self.quantized = policy, extra, form, quantized
         weight = next(model.parameters())

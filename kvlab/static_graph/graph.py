@@ -16,6 +16,8 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
 
+GRAPH = "the static graph knows layers that attend to everything, without soft caps and sink scores"
+
 
 class Quantizer:
     """Q and DQ nodes with the scales of one K or V sequence: `[heads]`, fixed before any token is seen."""
@@ -74,8 +76,13 @@ class StaticLayer(CacheLayerMixin):
         self.new[kind].append(quantizer.quantize(new))
         return quantizer.dequantize(torch.cat([self.past[kind][part], self.new[kind][-1]], 2))
 
-    def attend(self, query: Tensor, mask, scaling: float, window: int | None) -> Tensor:
+    def check_model(self, attention) -> None:
+        """Any: it is the one that is being exported."""
+
+    def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """query `[1, query heads, width, D]` -> the same shape. What kvlab's attention function calls."""
+        if softcap is not None or sinks is not None or visibility.rule is not None:
+            raise ValueError(f"padded: {GRAPH}")
         keys, values = self._fresh
         parts, (group, width) = len(self.past[0]), (query.shape[1] // keys.shape[1], query.shape[2])
         self.new, out = [[], []], []

@@ -41,9 +41,13 @@ class Kivi(Growing):
         self.group, self.recent = group, recent
 
     def start(self, layer) -> KiviState:
-        head_dim = layer.shape.head_dim
-        values = replace(self.values, group=math.gcd(self.group, head_dim))
-        self.format.check(head_dim)
+        if layer.local is not None:
+            raise ValueError(
+                "kivi: keys are written in blocks of tokens, so a sliding window cannot let single ones go; "
+                "use int2 or int4"
+            )
+        values = replace(self.values, group=math.gcd(self.group, layer.shape.value_dim))
+        self.format.check(layer.shape.head_dim)
         return KiviState(self, values)
 
     def suits(self, keep, place) -> None:

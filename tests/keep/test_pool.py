@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.attention import attend
+from kvlab.attention import Recorded, attend
 from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
 from kvlab.reference import keep
 from kvlab.store import Roomy
+from kvlab.visibility import PLAIN
 
 
 class ByHand:
@@ -131,11 +132,11 @@ def test_ten_thousand_steps_under_pressure():
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
     queries = torch.randn(1, 4, 10_040, 8, generator=generator)
-    layer.fill(queries[:, :, :40], keys[:, :, :40], values[:, :, :40], None, 0.5)
+    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), PLAIN, 0.5))
     sizes, used = set(), set()
     for step in range(40, 10_040):
         layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
-        out = layer.attend(queries[:, :, step : step + 1], None, 0.5, None)
+        out = layer.attend(queries[:, :, step : step + 1], PLAIN, 0.5)
         index = read_positions[0].long()
         used.add(index.shape[2])
         if step % 20 == 0:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 import torch
 from tiny import tiny
 from torch import Tensor
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 import kvlab
 from kvlab.reference import attention
+from kvlab.visibility import Visibility
 
 KV_HEADS, GROUP = 2, 3
 STEPS = 40
@@ -92,6 +94,8 @@ class Driven:
         self.model = model_of(layers, head_dim, family, group)
         made = kvlab.make_cache(self.model, method) if isinstance(method, str) else None
         self.cache = made or kvlab.KVCache(self.model, **method)
+        for layer in self.cache.layers:
+            layer.local = window
         self.sizes, self.passes, self.window, self.scaling = sizes, passes, window, head_dim**-0.5
         self.longest, self.norms = max(sizes), set()
         tokens, generator = self.longest + sum(passes), torch.Generator().manual_seed(seed)
@@ -110,7 +114,8 @@ class Driven:
         for step, new in enumerate((self.longest, *self.passes)):
             start, end = end, end + new
             mask = torch.arange(end) >= self.longest - torch.tensor(self.sizes)[:, None]
-            self.mask = None if bool(mask.all()) else mask.long()
+            rule = None if self.window is None else sliding_window_causal_mask_function(self.window)
+            self.visibility = Visibility(None if bool(mask.all()) else mask, rule, self.window)
             self.seen.append([])
             for layer in self.cache.layers:
                 if new == 1 and layer.index + 1 < len(self.cache.layers):
@@ -140,7 +145,7 @@ class Driven:
         tensors = (x[layer.index][:, :, new] for x in (self.keys, self.values, self.query))
         keys, values, query = tensors
         layer.update(keys, values)
-        out = layer.attend(query, self.mask, self.scaling, self.window)
+        out = layer.attend(query, self.visibility, self.scaling)
         if not attended:  # the prompt
             attended.append([[list(range(size))] * KV_HEADS for size in self.sizes])
         return Seen(attended[0], _lists(layer.positions), out, layer.moved_bytes)
@@ -187,7 +192,10 @@ def check(run: Driven, keep, fetch=None, layer: int = 0) -> None:
             assert found.attended[index] == attended, where
             expected = row.out(new, attended)
             assert torch.allclose(found.out[index, :, -len(new) :], expected, atol=1e-5), where
-            held = follow(new, [[*mine, *new] for mine in held], attended)
+            present = [[*mine, *new] for mine in held]
+            if row.window is not None:
+                present = [[at for at in mine if at > new[-1] + 1 - row.window] for mine in present]
+            held = follow(new, present, attended)
             assert found.kept[index] == held, where
 
 

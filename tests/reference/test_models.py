@@ -10,7 +10,7 @@ from tiny import left_padded, prompt
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import kvlab
-from kvlab.attention import padding_mask, recorded
+from kvlab.attention import recorded
 from kvlab.models import calibration_ids
 from kvlab.reference import attention, static_graph, store
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
@@ -44,7 +44,7 @@ def rounded(x, scale):
 def naive():
     """Logits of all tokens `[rows, tokens]`, by the definition."""
     AttentionInterface.register("definition", by_definition)
-    AttentionMaskInterface.register("definition", padding_mask)
+    AttentionMaskInterface.register("definition", lambda attention_mask=None, **_: attention_mask)
 
     def logits(model, ids, window=None, scales=None):
         SETTINGS.update(window=window, scales=scales)

@@ -1,0 +1,64 @@
+"""Latent: a layer that caches what K and V are made of (multi-head latent attention, DeepSeek-V2, 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .attention import Recorded, attend, expanding, latest_visibility
+from .layer import Layer
+from .visibility import Visibility
+
+
+class LatentLayer(Layer):
+    """The store holds the latent in the place of K and the rotary part in that of V, one head, each at its
+    own width. The model makes K and V of all heads from them after `update`, which therefore returns numbers;
+    the attention function hands what came of them back to this layer.
+
+    The keep sees one head: attention received is the mean over all query heads.
+    """
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
+        returns those that the pass attends to: the prompt as it is, later all that is held."""
+        self.is_initialized = True
+        self._pending = latents = key_states.detach(), value_states.detach()
+        expanding(self)
+        if self._votes_later:
+            raise ValueError(
+                f"prefill: {type(self.keep.policy).__name__} lets the prompt's last queries vote, and of a "
+                "prompt in several passes they are gone where K and V are made of a latent after the cache"
+            )
+        if self.seen == 0:
+            return key_states, value_states
+        self._check_whole()
+        self.moved_bytes, self._busy = 0, True
+        self._append(*latents, latest_visibility())
+        return self.store.read(key_states.device)
+
+    def attend_expanded(self, given: Recorded) -> Tensor:
+        """As `attend`, with K and V of all that `update` returned."""
+        latents, self._pending = self._pending, None
+        if self.seen == 0:
+            self._check_whole()
+            out, received = given.attend(self.watches, self.keep.policy.last_queries)
+            self.fill(replace(given, keys=latents[0], values=latents[1]), _mean(received))
+            return out
+        self.scaling, self.softcap = given.scaling, given.softcap
+        query, visibility = given.query, given.visibility
+        allowed, asked = self.table.visible(query.shape[2], None, visibility)
+        watch = self._watched(query, asked) if self.watches else None
+        numbers = query, given.keys, given.values, given.scaling, allowed, watch
+        out, received = attend(*numbers, softcap=given.softcap, sinks=given.sinks)
+        self._end_pass(query, _mean(received), visibility)
+        self._busy = False
+        return out
+
+    def attend(self, query, visibility: Visibility, *others) -> Tensor:
+        raise RuntimeError("a latent layer attends to what the model made of its numbers")
+
+
+def _mean(received: Tensor | None) -> Tensor | None:
+    return None if received is None else torch.mean(received, 1, keepdim=True)

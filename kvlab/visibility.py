@@ -1,0 +1,130 @@
+"""Visibility: which tokens a query may see, by the mask function that transformers hands over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+class Visibility:
+    """What a pass may see in the layers of one kind: the caller's padding, and a rule of the model's.
+
+    It reaches the attention function in place of a mask, and no mask is built where every token held is
+    seen. rule: the model's mask function, (row, head, query, key) -> bool, on indices that may be tensors;
+    None: every key that is not later than the query. local: the sliding window, or the chunk, of the rule
+    (None: no limit); what the next query cannot see, no later one can. padding: bool `[batch, tokens seen +
+    new]`, False where there is none, or None. known: False for a rule that is none of these, which only
+    `dense` can serve. arguments: those of transformers' own mask functions.
+    """
+
+    ndim = 4  # as that of a finished mask: transformers then hands it on
+
+    def __init__(self, padding: Tensor | None = None, rule: Callable | None = None,
+                 local: int | None = None, known: bool = True, arguments: dict | None = None):  # fmt: skip
+        self.padding, self.rule, self.local, self.known = padding, rule, local, known
+        self.arguments = arguments
+        self._found = self._shift = None
+
+    def __deepcopy__(self, memo) -> Visibility:
+        return self  # nothing in it changes with the tokens
+
+    @classmethod
+    def of(cls, *, attention_mask=None, mask_function, allow_is_causal_skip=False, **others) -> Visibility:
+        """From what transformers says to a function of its AttentionMaskInterface: `allow_is_causal_skip`
+        means that the rule is causal, within `local_size` tokens where that is given."""
+        if isinstance(attention_mask, Visibility):
+            return attention_mask
+        arguments = others | {
+            "attention_mask": attention_mask,
+            "mask_function": mask_function,
+            "allow_is_causal_skip": allow_is_causal_skip,
+        }
+        local = others.get("local_size")
+        rule = None if local is None and allow_is_causal_skip else mask_function
+        return cls(attention_mask, rule, local, allow_is_causal_skip, arguments)
+
+    @classmethod
+    def joined(cls, parts: list[tuple[int, Visibility]], padding: Tensor | None) -> Visibility:
+        """That of all rows, from those of so many rows each; padding `[batch, tokens]`: of all rows."""
+
+        def rule(rows, head, queries, keys):
+            found, start = [], 0
+            for count, part in parts:
+                mine = slice(start, start + count)
+                found.append(part.rule(rows[:count], head, queries[mine], keys[mine]))
+                start += count
+            return torch.cat(found)
+
+        first = parts[0][1]
+        return cls(padding, None if first.rule is None else rule, first.local, first.known)
+
+    def real(self, batch: int, tokens: int, seen: int) -> tuple[Tensor | None, list[int]]:
+        """Which new tokens are no padding, bool `[batch, tokens]` or None when all are, and how many per row.
+
+        ValueError where the padding mask is not `[batch, tokens seen + new]`. Worked out once per pass.
+        """
+        if self.padding is None:
+            return None, [tokens] * batch
+        if self._found is not None and self._found[0] == (seen, tokens):
+            return self._found[1]
+        if tuple(self.padding.shape) != (batch, seen + tokens):
+            raise ValueError(
+                f"attention_mask has shape {tuple(self.padding.shape)}: expected [batch, tokens seen + new] "
+                f"= {(batch, seen + tokens)}"
+            )
+        real = self.padding[:, seen:].bool()
+        counts = real.sum(-1).tolist()
+        found = (None, [tokens] * batch) if min(counts) == tokens else (real, counts)
+        self._found = (seen, tokens), found
+        return found
+
+    def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Which keys a query may see, bool `[batch, 1 or kv_heads, q, slots]`.
+
+        queries `[batch, q]`, keys `[batch, 1 or kv_heads, slots]` are positions among the row's real tokens,
+        -1 for padding. A padding query sees everything, so that its (unused) output stays finite.
+        """
+        queries, keys = queries[:, None, :, None], keys[:, :, None, :]
+        seen = (keys >= 0) & (keys <= queries)
+        if self.rule is not None:
+            shift = self._columns(queries)
+            rows = torch.arange(len(queries), device=queries.device).view(-1, 1, 1, 1)
+            seen = seen & self.rule(rows, rows[:1], queries + shift, keys + shift)
+        return seen | (queries < 0)
+
+    def _columns(self, like: Tensor) -> Tensor | int:
+        """Add this to a position to have its column, where transformers' rules count: the padding on the
+        left, `[batch, 1, 1, 1]`."""
+        if self.padding is None:
+            return 0
+        if self._shift is None:
+            left = (self.padding.to(like.device).cumsum(-1) == 0).sum(-1)
+            self._shift = left.view(-1, 1, 1, 1)
+        return self._shift
+
+    def kept(self, lengths: list[int], positions: Tensor) -> Tensor:
+        """Which tokens later queries may see, bool like `positions` `[batch, 1 or kv_heads, slots]`; the
+        newest of a row always. lengths: real tokens seen, per row."""
+        coming = torch.tensor(lengths, device=positions.device).view(-1, 1)
+        return self.allowed(coming, positions)[:, :, 0] | (positions == coming[..., None] - 1)
+
+    def contiguous(self) -> Visibility:
+        """As a finished mask has it: transformers asks before it hands one on."""
+        return self
+
+    def dense(self) -> Tensor | None:
+        """transformers' own mask, bool `[batch, 1, q, keys]`, or None where all that is not later is seen."""
+        from transformers.masking_utils import sdpa_mask
+
+        return sdpa_mask(**self.arguments)
+
+
+PLAIN = Visibility()  # no padding, and every token that is not later
+
+
+def own_positions(mask: Tensor) -> Tensor:
+    """Position of every token among its row's real tokens, -1 for padding; `[batch, tokens]` -> same."""
+    real = mask.bool()
+    return (real.long().cumsum(-1) - 1).masked_fill(~real, -1)

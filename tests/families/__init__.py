@@ -1,0 +1,1 @@
+"""Every family with every method, against the model's own attention and cache."""

@@ -1,0 +1,193 @@
+"""The table of families: what every method gives on every family, and what a planted fault does."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import DynamicCache
+
+import kvlab
+from kvlab.twin import SPECS
+from kvlab.visibility import own_positions
+
+from .models import REFUSED, VOCABULARY, family, refused
+
+FILE = Path(__file__).parents[2] / "docs" / "families.md"
+PROMPT, STEPS, PADDING = 20, 40, 6
+TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
+FAULT = 1e-2
+REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)
+    "a": ("a sliding window cannot let single ones go", "writes keys in blocks of tokens, of which a sliding "
+          "window cannot let single ones go"),
+    "b": ("infinigen knows no", "asks a layer's question ahead of time, and knows no such layers yet"),
+    "c": ("made of a latent after the cache", "fetches from a host, but K and V are made of a latent after "
+          "the cache"),
+    "d": ("no layer of it holds keys and values", "has no keys and values to hold"),
+    "e": ("attention interface", "serves decoders that use transformers' attention interface"),
+    "f": ("of its own", "serves models that do nothing of their own with K, V and masks"),
+}  # fmt: skip
+
+
+@dataclass
+class Row:
+    """What was found of a family. cells: {method: "=" or a letter of REASONS}; worst: the largest difference
+    of a logit among the equal ones; fault: what was planted, and the difference it made."""
+
+    cells: dict[str, str] = field(default_factory=dict)
+    worst: float = 0.0
+    fault: tuple[str, float] = ("", 0.0)
+
+
+def texts():
+    """A batch of two rows, one padded on the left: ids and mask `[2, tokens]`."""
+    ids = torch.randint(2, VOCABULARY, (2, PROMPT + STEPS), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :PADDING] = 0
+    return ids, mask
+
+
+@torch.no_grad()
+def logits(model, cache, ids, mask) -> torch.Tensor:
+    """Of the prompt's real tokens and of each step, `[tokens, vocabulary]`."""
+    stepper = kvlab.Stepper(model, cache)
+    found = [stepper.feed(ids[:, :PROMPT], mask[:, :PROMPT])]
+    found += [stepper.feed(ids[:, at : at + 1], mask[:, at : at + 1]) for at in range(PROMPT, ids.shape[1])]
+    return torch.cat(found, 1)[mask.bool()]
+
+
+@torch.no_grad()
+def whole(model, ids, mask) -> torch.Tensor:
+    """Of all real tokens in one pass without a cache, `[tokens, vocabulary]`."""
+    positions = {"position_ids": own_positions(mask).clamp(min=0)}
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        positions = {}
+    return model(ids, attention_mask=mask, use_cache=False, **positions).logits[mask.bool()]
+
+
+def own_logits(model, ids, mask) -> torch.Tensor:
+    """The same by the model's own attention and cache."""
+    cache = DynamicCache(config=model.config)
+    cache.recompute = False
+    return logits(model, cache, ids, mask)
+
+
+def find(name: str, methods=SPECS) -> Row:
+    """One row of the table. AssertionError for a method that is neither equal nor refused with a reason."""
+    own, (ids, mask), row = family(name), texts(), Row()
+    expected = own_logits(own, ids, mask)
+    ours = kvlab.prepare(copy.deepcopy(own))
+    for method in methods:
+        try:
+            cache = kvlab.make_cache(ours, SPECS[method])
+        except ValueError as error:
+            row.cells[method] = reason(error)
+            continue
+        if method == "recompute":  # transformers' own passes with and without a cache may differ by more
+            off = difference(whole(ours, ids, mask), whole(own, ids, mask))
+        else:
+            off = difference(logits(ours, cache, ids, mask), expected)
+        assert off < TOLERANCE, f"{name}, {method}: off by {off:.1e}"
+        row.cells[method] = "="
+        row.worst = max(row.worst, off)
+    row.fault = planted(own, ids, mask, expected)
+    return row
+
+
+def difference(found, expected) -> float:
+    return float((found - expected).abs().max())
+
+
+def reason(error) -> str:
+    """The letter of a refusal."""
+    assert "\n" not in str(error)
+    letters = [letter for letter, (known, _) in REASONS.items() if known in str(error)]
+    assert letters, f"refused for a reason that is not on the list: {error}"
+    return letters[0]
+
+
+def planted(own, ids, mask, expected) -> tuple[str, float]:
+    """Plant what kvlab could most likely get wrong on this family: (fault, difference of a logit)."""
+    wrong, config = copy.deepcopy(own), own.config
+    hidden = [layer for layer in DynamicCache(config=config).layers if getattr(layer, "is_sliding", False)]
+    modules = list(wrong.modules())
+    if getattr(config, "attn_logit_softcapping", None):
+        what = "soft cap off"
+        for module in modules:
+            if hasattr(module, "attn_logit_softcapping"):
+                module.attn_logit_softcapping = None
+    elif any(hasattr(module, "sinks") for module in modules):
+        what = "sink scores off"
+        for module in modules:
+            if hasattr(module, "sinks"):
+                module.sinks.data.fill_(-1e9)
+    elif hidden and hidden[0].sliding_window < PROMPT:
+        names = {"sliding_window": "window", "attention_chunk_size": "chunk"}
+        name = next(name for name in names if getattr(config, name, None))
+        what = f"{names[name]} + 1"
+        for one in {id(m.config): m.config for m in modules if hasattr(m, "config")}.values():
+            if getattr(one, name, None):
+                setattr(one, name, getattr(one, name) + 1)
+    else:
+        cache = kvlab.make_cache(kvlab.prepare(wrong), f"sinks:budget={PROMPT + STEPS - PADDING - 1},sinks=0")
+        return "oldest token gone", difference(logits(wrong, cache, ids, mask), expected)
+    cache = kvlab.make_cache(kvlab.prepare(wrong), "full")
+    return what, difference(logits(wrong, cache, ids, mask), expected)
+
+
+HEAD = """# Families
+
+Which methods are right on which models. This page is written by `python -m tests.families`, and a test checks
+that it says what the test finds.
+
+Every cell is a tiny random model, odd on purpose (head dimension other than hidden / heads, 3 KV heads of 9,
+window 7, partial rotary embedding, biases), a batch with one row padded on the left, a prompt of {prompt}
+tokens and {steps} decode steps, held against the model's own attention and transformers' own cache. `=`: no
+logit differs by more than {tolerance:.0e}, with the method at the setting where it gives nothing up. The
+last column plants a fault; it must change a logit by at least {fault:.0e}, or the row would prove nothing.
+A letter: refused when the cache is made, in one line. {reasons}
+
+"""
+
+
+def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
+    """docs/families.md."""
+    reasons = " ".join(f"**{letter}**: the method {says}." for letter, (_, says) in REASONS.items())
+    text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT, reasons=reasons)
+    methods = list(SPECS)
+    text += f"| family | {' | '.join(methods)} | fault |\n|---|{'---|' * (len(methods) + 1)}\n"
+    for name, row in rows.items():
+        what, off = row.fault
+        shown = 10.0 ** math.floor(math.log10(off))
+        cells = " | ".join(row.cells[method] for method in methods)
+        text += f"| {name} | {cells} | {what}: over {shown:g} |\n"
+    text += "\nRefused with every method that holds something:\n\n"
+    text += "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
+    return text + TAIL
+
+
+TAIL = """
+`fp8` and `offload+int4` round whatever they hold, so they have no such setting; they hold to their definition
+wherever `int8` and `offload` are equal. `padded` runs in a graph of its own, which knows layers that attend
+to everything, without soft caps and sink scores; others are refused.
+
+A model that is not on this page is tried when a cache is made for it: its layers' kinds and masks first,
+then a random twin of its configuration class, made small, against its own cache. `kvlab doctor --model NAME`
+prints its row, or why it is refused.
+"""
+
+
+def refusals() -> dict[str, tuple[str, str]]:
+    """{family: (the one line, letter of its reason)}, of those that no method serves."""
+    found = {}
+    for name in REFUSED:
+        try:
+            kvlab.make_cache(refused(name), "full")
+        except ValueError as error:
+            found[name] = str(error), reason(error)
+    assert list(found) == list(REFUSED)
+    return found

@@ -1,0 +1,220 @@
+"""Families and methods: equal to the model's own cache, or refused in one line."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import kvlab
+from families.models import FAMILIES, HIDDEN, REFUSED, family, refused
+from families.table import (
+    FAULT,
+    PADDING,
+    PROMPT,
+    SPECS,
+    TOLERANCE,
+    difference,
+    find,
+    logits,
+    own_logits,
+    page,
+    texts,
+)  # fmt: skip
+from kvlab.twin import LISTED, outputs
+
+LATENT = ("DeepSeek-V2", "DeepSeek-V3")
+found = cache(find)  # a row is worked out once
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_method_is_equal_or_refused(name):
+    row = found(name)
+    allowed = {"=", "c"} if name in LATENT else {"=", "a", "b"}
+    assert set(row.cells.values()) <= allowed and list(row.cells) == list(SPECS)
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=c"}
+    assert kinds <= {"kivi", "infinigen"}
+    assert row.fault[1] > FAULT
+
+
+def test_others_are_refused_in_one_line():
+    for name, (error, letter) in refusals().items():
+        assert REFUSED[name][2] in error and error.startswith("method 'full': ") and "\n" not in error
+        assert letter in "def"
+
+
+def test_the_page_says_what_was_found():
+    assert FILE.read_text(encoding="utf-8") == page({name: found(name) for name in FAMILIES}, refusals())
+
+
+def test_the_listed_types_are_those_of_the_table():
+    assert {kind for kind, _ in FAMILIES.values()} == LISTED
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_a_budget_above_the_window_gives_nothing_up(name):
+    own, (ids, mask) = family(name, **HIDDEN[name]), texts()
+    expected = own_logits(own, ids, mask)
+    ours = kvlab.prepare(copy.deepcopy(own))
+    specs = ["sinks", "h2o", "tova", "topk", "snapkv:window=4", "pyramidkv:window=4", "offload+h2o"]
+    for spec in specs:
+        spec += f"{',' if ':' in spec else ':'}budget=8"
+        cache = kvlab.make_cache(ours, spec)
+        if not spec.startswith("pyramidkv"):  # whose higher layers hold less than the mean
+            assert difference(logits(ours, cache, ids, mask), expected) < TOLERANCE, spec
+        assert cache.stats().tokens_held <= 7
+
+
+@pytest.mark.parametrize("spec", [
+    "full", "static:length=80", "paged:block=5", "int4:sinks=4", "fp8", "sinks:budget=5", "h2o:budget=5",
+    "snapkv:budget=5,window=3", "tova:budget=5", "topk:budget=3", "topk:budget=3,link=1e12",
+    "offload:link=1e12", "infinigen:budget=3,full_layers=1", "uvm+h2o:budget=5",
+    "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
+])  # fmt: skip
+def test_no_more_than_the_window_is_held(spec):
+    """After 100 steps, and a padded row holds and says what it would alone."""
+    ours, (ids, mask) = kvlab.prepare(family("Mistral", max_position_embeddings=256)), texts()
+    ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]
+    cache = kvlab.make_cache(ours, spec)
+    trace = kvlab.decode(ours, ids, cache, 101, attention_mask=mask)
+    assert max(trace.tokens_held) <= 7
+    alone = kvlab.decode(ours, ids[:1, PADDING:], kvlab.make_cache(ours, spec), 101)
+    assert torch.allclose(trace.logprobs[0], alone.logprobs[0], atol=1e-3)
+
+
+def test_kivi_and_a_window_are_refused():
+    with pytest.raises(ValueError, match="method 'kivi2': kivi: keys are written in blocks of tokens"):
+        kvlab.make_cache(kvlab.prepare(family("Mistral")), "kivi2")
+
+
+def test_a_fraction_is_of_the_window():
+    ours = kvlab.prepare(family("Mistral"))
+    ids, _ = texts()
+    cache = kvlab.make_cache(ours, "h2o:budget=0.6")
+    kvlab.decode(ours, ids, cache, 5)
+    assert cache.stats().tokens_held == 4  # of 7, where the prompt has 60
+
+
+def test_the_prompt_in_pieces_under_a_window():
+    ours, (ids, mask) = kvlab.prepare(family("Gemma 3")), texts()
+    for spec in ("full", "h2o:budget=1", "topk:budget=1"):
+        whole = kvlab.Stepper(ours, kvlab.make_cache(ours, spec)).feed(ids, mask)
+        pieces = kvlab.Stepper(ours, kvlab.make_cache(ours, spec)).feed(ids, mask, chunk=9)
+        assert difference(whole[mask.bool()], pieces[mask.bool()]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", LATENT)
+def test_the_latent_is_what_is_held(name):
+    """Its bytes: rank and rotary part of every token, once for all heads."""
+    ours, (ids, _) = kvlab.prepare(family(name)), texts()
+    sizes = {"full": 4 * (12 + 4), "static:length=60": 4 * (12 + 4), "int8": 12 + 2 + 4 + 2}
+    for spec, size in sizes.items():
+        cache = kvlab.make_cache(ours, spec)
+        kvlab.Stepper(ours, cache).feed(ids)
+        assert cache.stats().device_bytes == 2 * 2 * 60 * size, spec
+    with pytest.raises(ValueError, match="made of a latent after the cache: a host has nothing to fetch by"):
+        kvlab.make_cache(ours, "topk")
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next", "LFM2", "Granite 4", "Jamba", "Falcon-H1"])
+def test_hybrids_count_fork_and_refuse_to_go_back(name):
+    ours, (ids, _) = kvlab.prepare(family(name)), texts()
+    theirs = DynamicCache(config=ours.config)
+    cache = kvlab.make_cache(ours, "full")
+    with torch.no_grad():
+        for held in (cache, theirs):
+            ours(ids[:, :20], past_key_values=held)
+    states = 0
+    for layer in theirs.layers:
+        kept = [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
+        kept += [getattr(layer, "keys", None), getattr(layer, "values", None)]
+        states += sum(x.numel() * x.element_size() for x in kept if x is not None)
+    assert cache.stats().device_bytes == states
+    with pytest.raises(ValueError, match=r"crop: the state of a \w+ cannot go back"):
+        cache.crop(-2)
+    with torch.no_grad():
+        expected = ours(ids[:1, 20:21], past_key_values=theirs_row(ours, ids)).logits
+        cache.reorder_cache(torch.tensor([0, 0, 0]))
+        three = ours(ids[:1, 20:21].expand(3, -1), past_key_values=cache).logits
+    assert difference(three, expected.expand(3, -1, -1)) < TOLERANCE
+    cache.reset()
+    with torch.no_grad():  # another batch
+        ours(ids[:1, :20], past_key_values=cache)
+        again = ours(ids[:1, 20:21], past_key_values=cache).logits
+    assert difference(again, expected) < TOLERANCE
+
+
+def theirs_row(model, ids):
+    cache = DynamicCache(config=model.config)
+    model(ids[:1, :20], past_key_values=cache)
+    return cache
+
+
+def test_a_window_that_has_moved_on_cannot_go_back():
+    ours, (ids, _) = kvlab.prepare(family("Gemma 3")), texts()
+    cache = kvlab.make_cache(ours, "full")
+    with torch.no_grad():
+        ours(ids[:, :5], past_key_values=cache)
+        cache.crop(-2)
+        assert cache.get_seq_length() == 3
+        ours(ids[:, 3:20], past_key_values=cache)
+    with pytest.raises(ValueError, match="crop: the window has left tokens behind"):
+        cache.crop(-2)
+    assert {layer.seen for layer in cache.layers} == {20}
+
+
+PLAIN = ["Llama", "Mistral", "Gemma 2", "gpt-oss", "Llama 4", "Falcon-H1", "DeepSeek-V3"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_generate_without_our_cache_is_that_of_transformers(name):
+    own, (ids, mask) = family(name), texts()
+    ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]
+    said = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+    expected = own.generate(ids, **said, return_dict_in_generate=True, output_logits=True)
+    ours = kvlab.prepare(copy.deepcopy(own))
+    got = ours.generate(ids, **said, return_dict_in_generate=True, output_logits=True)
+    assert torch.equal(got.sequences, expected.sequences)
+    assert difference(torch.stack(got.logits), torch.stack(expected.logits)) < TOLERANCE
+    assert difference(outputs(ours), outputs(own)) < TOLERANCE
+
+
+def test_a_static_cache_of_transformers_works_too():
+    own, (ids, mask) = family("Gemma 3"), texts()
+    said = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "cache_implementation": "static"}
+    expected = own.generate(ids, **said, disable_compile=True)
+    ours = kvlab.prepare(copy.deepcopy(own))
+    assert torch.equal(ours.generate(ids, **said, disable_compile=True), expected)
+
+
+def test_models_that_share_a_configuration_attend_each_in_its_own_way():
+    one = family("Llama")
+    other = type(one)(one.config).eval()
+    assert other.config is one.config
+    kvlab.make_cache(one, "full")
+    assert one.config._attn_implementation == "kvlab"
+    assert (
+        other.config._attn_implementation
+        == other.model.layers[0].self_attn.config._attn_implementation
+        == "eager"
+    )
+    kvlab.make_cache(other, "full")
+    one.set_attn_implementation("sdpa")
+    assert other.config._attn_implementation == "kvlab"
+
+
+def test_the_doctor_says_what_serves_a_model(tmp_path, capsys):
+    from kvlab import doctor
+
+    for name in ("Gemma 3", "Mistral"):
+        family(name).config.save_pretrained(tmp_path / name)
+    assert doctor.model(str(tmp_path / "Gemma 3")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("[ok]") and "(gemma3_text): equal with full, static, paged, int8" in lines[0]
+    assert any(line.startswith("[!!] kivi2: method 'kivi2:recent=80': kivi: keys are") for line in lines)
+    refused("Doge").config.save_pretrained(tmp_path / "Doge")
+    assert doctor.model(str(tmp_path / "Doge")) == 1
+    assert "(doge): DogeForCausalLM: it does something of its own" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="no configuration could be read from"):
+        doctor.model(str(tmp_path / "nothing"))
