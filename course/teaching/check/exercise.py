@@ -312,6 +312,8 @@ def _no_value(results: list) -> str:
     """What is wrong with results that are no values."""
     if any(type(result).__module__ == "torch.return_types" for result in results):
         return "torch gives back two tensors here, values and indices: take the one you need (.indices)"
+    if any(callable(result) for result in results):
+        return "it returns a function: are the brackets of a call missing?"
     if all(result is None for result in results):
         return "it returns nothing: is a `return` missing, or did you print the result?"
     return ""
@@ -389,6 +391,8 @@ def _pattern(given: list, wanted: list) -> str:
             return "rows and columns are exchanged"
         return ""
     one, other = torch.cat([g.flatten() for g in given]), torch.cat([w.flatten() for w in wanted])
+    if not one.any():
+        return "every number is 0"
     if same(one, -other):
         return "the sign is turned around"
     if same(one - other, (one - other)[:1].expand_as(one)):
