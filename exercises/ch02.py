@@ -61,6 +61,10 @@ append = Exercise(
         ),
     },
     "one token longer, in order",
+    signs={
+        "it is no longer than before: a cache grows by the new tokens": lambda r, p, n: r.shape == p.shape,
+        "it is longer than past and new together": lambda r, p, n: r.shape[2] > p.shape[2] + n.shape[2],
+    },
 )
 
 

@@ -12,7 +12,7 @@ def _window_start(appended, spare):
 window_start = Exercise(
     "window_start",
     _window_start,
-    lambda: [(0, 7), (5, 7), (7, 7), (8, 7), (20, 7), (9, 3), (4, 0)],
+    lambda: [(0, 7), (5, 7), (7, 7), (8, 7), (20, 7), (9, 3), (4, 0), (9, 5), (13, 4)],
     {
         "the window never comes back: after `spare` moves there is no memory behind it": (
             lambda appended, spare: appended

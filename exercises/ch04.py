@@ -90,6 +90,14 @@ quantize = Exercise(
         ),
     },
     "the largest magnitude of each token becomes the largest code",
+    signs={
+        "the nearest code is at most half a step away, yours is up to a whole one: round": (
+            lambda r, x, bits: 0.51 < (r - x / _scale(x, bits)).abs().max() < 1.01
+        ),
+        "a code is larger than the largest that `bits` bits hold": (
+            lambda r, x, bits: r.abs().max() > 2 ** (bits - 1) - 1
+        ),
+    },
 )
 
 

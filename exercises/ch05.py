@@ -204,7 +204,7 @@ heavy_hitters = Exercise(
     holds="indices",
     given=_as_found,
     signs={
-        "fewer than `budget` different slots: some were chosen twice": lambda r, x, b, n: (
+        "too few different slots: choose the heavy ones outside the window": lambda r, x, b, n: (
             len(set(r.tolist())) < b
         ),
         "more slots than the budget allows": lambda r, x, b, n: len(r) > b,

@@ -24,6 +24,9 @@ def _guessed_scores():
         (3, 40, 2.0, 30, 2.0),
         (4, 25, 4.0, 25, 3.0),
         (2, 60, 4.0, 9, 1),
+        (5, 30, 3.0, 30, 2.0),
+        (7, 50, 2.0, 50, 1.5),
+        (6, 35, 3.0, 35, 1.5),
     ):
         scores = torch.randn(heads, tokens, generator=generator) * spread
         scores[0] += 8.0  # one head's scores are larger than the others'
@@ -59,6 +62,9 @@ how_many = Exercise(
         "you rounded down: a part of a token more is a token more": (
             lambda s, a, cap: min(cap, math.floor(_near(s, a).mean().item()))
         ),
+        "you rounded to the nearest; a part of a token more is a token more": (
+            lambda s, a, cap: min(cap, round(_near(s, a).mean().item()))
+        ),
         "not rounded yet: a number of tokens is whole, and rounded up": (
             lambda s, a, cap: min(cap, _near(s, a).mean().item())
         ),
@@ -84,7 +90,7 @@ how_many = Exercise(
                 cap, math.ceil((s > s.mean(-1, keepdim=True) - a).sum(-1).float().mean().item())
             )
         ),
-        "maximum plus alpha is above every score: take alpha away": (
+        "no score lies above this threshold, so you count none: it is the head's maximum minus alpha": (
             lambda s, a, cap: min(
                 cap, math.ceil((s > s.amax(-1, keepdim=True) + a).sum(-1).float().mean().item())
             )

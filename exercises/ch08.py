@@ -60,9 +60,7 @@ norm_score = Exercise(
         "the scores are sorted: they no longer belong to their slots": (
             lambda keys: (-keys.norm(dim=-1)).sort(-1).values
         ),
-        "all scores are the same: the sum of squares after a normalization is 1": (
-            lambda keys: torch.ones(keys.shape[:3])
-        ),
+        "all scores are the same: no slot comes before another": (lambda keys: torch.ones(keys.shape[:3])),
         "the mean of the channels is no norm: positive and negative ones cancel": lambda keys: keys.mean(2),
     },
     "one score for each slot, the highest for the smallest key",
@@ -162,7 +160,7 @@ pareto = Exercise(
         ),
         "a method that is as accurate with fewer bytes does beat another: compare with >= and <=": _strict,
         "fewer bytes are better: the comparison of the sizes is turned around": _large,
-        "every point beats itself here, so nothing is left: leave out equal points": _beats_itself,
+        "nothing is left: does every point beat itself here? Leave out equal points": _beats_itself,
         "less accurate is better here: the comparison of the accuracies is turned around": _inaccurate,
         "both comparisons are turned around: those are the methods that beat no other": _turned,
         "those are the points themselves; asked for are their indices": lambda points: [

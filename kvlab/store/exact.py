@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ..policy import Policy
 Parts = tuple[Tensor, ...]  # tensors in their stored form: codes, scales, ...
 
 
+@dataclass(frozen=True)
 class Exact(Policy):
     """The numbers as the model made them.
 

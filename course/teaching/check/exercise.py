@@ -13,7 +13,6 @@ import dis
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from operator import or_
 
 import numpy as np
 import torch
@@ -118,59 +117,62 @@ class Exercise:
 
     def _mistake(self, answer, cases) -> str:
         """The sentence for a wrong answer."""
+        if misuse := self._misuse(answer, cases[0]):
+            return misuse
+        runs = [_run(answer, case) for case in cases]
+        given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
+        if pair := _no_value(given):
+            return pair
+        wanted = [self.right(*copy.deepcopy(case)) for case in cases]
+        right = [self._alike(g, w) for g, w in zip(given, wanted)]
+        wrong = [number for number, ok in enumerate(right) if not ok]
+        return (
+            (wrong and (self._made(given, cases, range(len(cases))) or self._of_another(answer)))
+            or _stopped(given, cases)
+            or (changed and IN_PLACE)
+            or (not wrong and _kind(self.holds, given))
+            or self._made(given, cases, wrong)
+            or self._seen(answer, given, cases, wrong)
+            or _pattern(given, wanted)
+            or _kind(self.holds, given)
+            or _difference(cases, given, wanted, self._alike)
+        )
+
+    def _misuse(self, answer, case) -> str:
+        """What keeps the answer from being called."""
         if not callable(answer):
             return (
                 f"expected a function, got {type(answer).__name__}: hand over the function itself, "
                 "not what it returns"
             )
-        if not _fits(answer, cases[0]):
-            return (
-                f"the check calls your function with {len(cases[0])} arguments "
-                f"({', '.join(inspect.signature(self.right).parameters)}), and it takes others"
-            )
-        runs = [_run(answer, case) for case in cases]
-        given = [result for result, _ in runs]
-        wanted = [self.right(*copy.deepcopy(case)) for case in cases]
-        if any(type(result).__module__ == "torch.return_types" for result in given):
-            return "torch gives back two tensors here, values and indices: take the one you need (.indices)"
-        if all(result is None for result in given):
-            return "it returns nothing: is a `return` missing, or did you print the result?"
-        right, made = [self._alike(g, w) for g, w in zip(given, wanted)], {}
-        if all(right) and not any(changed for _, changed in runs):
-            return _kind(self.holds, given)
-        if not all(right):
-            made = {
-                sentence: [self._alike(g, _run(wrong, case)[0]) for g, case in zip(given, cases)]
-                for sentence, wrong in self.mistakes.items()
-            }
-            if sentence := next((one for one, seen in made.items() if all(seen)), ""):
+        if not _fits(answer, case):
+            names = ", ".join(inspect.signature(self.right).parameters)
+            return f"the check calls your function with {len(case)} arguments ({names}), and it takes others"
+        return ""
+
+    def _made(self, given, cases, numbers) -> str:
+        """The first mistake that gives the answer's results on these cases."""
+        for sentence, wrong in self.mistakes.items():
+            if all(self._alike(given[number], _run(wrong, cases[number])[0]) for number in numbers):
                 return sentence
-            for other in EXERCISES.values():
-                if isinstance(other, Exercise) and other is not self and other.accepts(answer):
-                    return f"this is the answer to another exercise, `{other.name}`"
-        for case, result in zip(cases, given):
-            if isinstance(result, BaseException):
-                return _stops(result, case)
-        if any(changed for _, changed in runs):
-            return (
-                "your function changes its argument in place: what the caller holds is not the same any more"
-            )
-        if sum(right) and (
-            mistake := next((s for s, seen in made.items() if all(map(or_, seen, right))), "")
-        ):
-            return mistake
+        return ""
+
+    def _of_another(self, answer) -> str:
+        for other in EXERCISES.values():
+            if isinstance(other, Exercise) and other is not self and other.accepts(answer):
+                return f"this is the answer to another exercise, `{other.name}`"
+        return ""
+
+    def _seen(self, answer, given, cases, wrong) -> str:
+        """What an answer or its wrong results show."""
         if _power(answer):
             return "`^` is no power in Python: write ** (h**2)"
-        if all(any(g is not None and same(g, part) for part in case) for g, case in zip(given, cases)):
+        if all(any(same(result, part) for part in case) for result, case in zip(given, cases)):
             return "it returns what it was given, unchanged"
         for sentence, sign in self.signs.items():
-            if any(_shows(sign, g, case) for g, case, ok in zip(given, cases, right) if not ok):
+            if any(_shows(sign, given[number], cases[number]) for number in wrong):
                 return sentence
-        return (
-            _pattern(given, wanted)
-            or _kind(self.holds, given)
-            or _difference(cases, given, wanted, self._alike)
-        )
+        return ""
 
 
 @dataclass(frozen=True)
@@ -303,6 +305,24 @@ def plain(value):
 
 # Sentences about any answer.
 
+IN_PLACE = "your function changes its argument in place: what the caller holds is not the same any more"
+
+
+def _no_value(results: list) -> str:
+    """What is wrong with results that are no values."""
+    if any(type(result).__module__ == "torch.return_types" for result in results):
+        return "torch gives back two tensors here, values and indices: take the one you need (.indices)"
+    if any(callable(result) for result in results):
+        return "it returns a function: are the brackets of a call missing?"
+    if all(result is None for result in results):
+        return "it returns nothing: is a `return` missing, or did you print the result?"
+    return ""
+
+
+def _stopped(results: list, cases: list) -> str:
+    """A sentence about the first case that raised an error."""
+    return next((_stops(r, case) for r, case in zip(results, cases) if isinstance(r, BaseException)), "")
+
 
 def _kind(holds: str, results: list) -> str:
     """What is wrong with the type of the results' numbers; nothing for one that is right."""
@@ -371,6 +391,8 @@ def _pattern(given: list, wanted: list) -> str:
             return "rows and columns are exchanged"
         return ""
     one, other = torch.cat([g.flatten() for g in given]), torch.cat([w.flatten() for w in wanted])
+    if not one.any():
+        return "every number is 0"
     if same(one, -other):
         return "the sign is turned around"
     if same(one - other, (one - other)[:1].expand_as(one)):

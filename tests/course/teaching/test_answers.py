@@ -155,6 +155,7 @@ WRONG = {
         ("return logit[:, -1].argmax(-1)", "NameError"),
         ("return logits[:, -1].argmax(2)", "it stops with IndexError"),
         ("return logits", "unchanged"),
+        ("return logits[:, -1].argmax", "brackets"),
     ],
     "decode_flops": [
         ("return l * (24 * b * h**2 + 4 * b * h * held) + 2 * b * h * V * h", "logits term has a factor h too many"),
@@ -175,6 +176,7 @@ WRONG = {
         ("past += 1\nreturn torch.cat([past - 1, new], dim=2)", "in place"),
         ("return past + new", "stands beside them"),
         ("return [past, new]", "expected one tensor"),
+        ("return torch.cat([past, new], dim=2)[:, :, 1:]", "no longer than before"),
     ],
     "next_position": [
         ("return list(range(new))", "does not advance"),
@@ -218,6 +220,7 @@ WRONG = {
         ("x /= x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)\nreturn x.round()", "in place"),
         ("return torch.round(x / (x.abs().amax(-1) / (2 ** (bits - 1) - 1)))", "it stops with RuntimeError"),
         ("return x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)", "those are the scales"),
+        ("return (x / x.abs().amax(-1, keepdim=True) * (2 ** (bits - 1) - 1)).to(torch.int8)", "up to a whole one: round"),
         ("return -torch.round(x / (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)))", "sign"),
         ("return torch.round(x / (x.abs().amax(-1, keepdim=True) / 2 ** bits))", "not 2^bits"),
     ],
@@ -310,7 +313,7 @@ WRONG = {
     "pareto": [
         ("return [i for i, (a, s) in enumerate(points) if not any(b > a and t < s for b, t in points)]", "as accurate"),
         ("return [i for i, (a, s) in enumerate(points) if not any(b >= a and t <= s for b, t in points)]",
-         "beats itself"),
+         "beat itself"),
         ("return [p for p in points if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]",
          "points themselves"),
         ("return [i for i, p in enumerate(points) if any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]",
