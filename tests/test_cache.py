@@ -419,7 +419,7 @@ def test_steps_are_flat(spec, living, monkeypatch):
             stats = cache.stats()
             count, size = living()
             found.append((count, size - stats.device_bytes - stats.host_bytes - 2 * stepper.ids.nbytes))
-    assert abs(found[1][0] - found[0][0]) <= 20 and found[1][1] == found[0][1]
+    assert abs(found[1][0] - found[0][0]) <= 80 and found[1][1] == found[0][1]
 
 
 def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -75,7 +76,7 @@ class Link:
     seals = True  # whether contents are compared besides shapes
 
     def __init__(self, timeout: float = 60.0):
-        if not isinstance(timeout, int | float) or not timeout > 0:
+        if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
         self.timeout = timeout
         self.records: deque[Transfer] = deque(maxlen=RECORDS)
