@@ -35,6 +35,8 @@ def kvlab_attention(
     beside those of the tokens, which takes its part of the weight and has no value.
     Returns (out `[batch, queries, heads, head_dim]`, None).
     """
+    if _stops.get():
+        raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     latent = _expanding.get()
     if latent is not None:
@@ -65,6 +67,23 @@ def kvlab_attention(
             )
         out = key.attend(query, _visibility(attention_mask), scaling, softcap, s_aux)
     return out.transpose(1, 2).contiguous(), None
+
+
+class Asked(Exception):
+    """Ends a forward where something is known: `args[0]`."""
+
+
+_stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """While it lasts, the attention function attends to nothing and raises `Asked(query)`."""
+    token = _stops.set(True)
+    try:
+        yield
+    finally:
+        _stops.reset(token)
 
 
 def _visibility(mask) -> Visibility:

@@ -89,6 +89,6 @@ def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> Non
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
     keys, values = (torch.randn(size, generator=generator).to(model.device, model.dtype) for _ in "kv")
     query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
-    for layer in cache.layers:
+    for layer in getattr(cache, "attending", cache.layers):
         received = keys.new_ones(size[:3], dtype=torch.float32) if layer.watches else None
         layer.fill(Recorded(query, keys, values, PLAIN, shape.head_dim**-0.5), received)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..attention import group_importance, recording
-from ..models import ModelShape, blocks_of, prepare, query_of
-from ..models.families import family_of
+from ..models import ModelShape, attention_of, blocks_of, prepare, query_of
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,11 @@ class Passage:
 def read(model, ids: Tensor) -> Passage:
     """Let the model read `ids` `[1, tokens]` and write down what its layers saw.
 
-    Raises ValueError for more than one row, or for a family that `models.FAMILIES` does not list.
+    Raises ValueError for more than one row, or for a model whose layers do not all attend.
     """
     if ids.dim() != 2 or ids.shape[0] != 1:
         raise ValueError(f"ids has shape {tuple(ids.shape)}: expected [1, tokens]")
-    shape, family = ModelShape.of(prepare(model)), family_of(model)
+    shape = ModelShape.of(prepare(model))
     inputs, attended, rotary, hooks = [], [], [], []
 
     def before(block, args, kwargs):
@@ -56,7 +55,7 @@ def read(model, ids: Tensor) -> Passage:
 
     for block in blocks_of(model):
         hooks.append(block.register_forward_pre_hook(before, with_kwargs=True))
-        attention = getattr(block, family.attention)
+        attention = attention_of(block)
         hooks.append(attention.register_forward_hook(lambda module, args, out: attended.append(out[0])))
     try:
         with torch.no_grad(), recording() as layers:

@@ -157,7 +157,7 @@ def record(model, cache):
     complete after it.
 
     On a GPU the compute lane shows when kernels were launched, not when they ran.
-    Raises ValueError for a model family that `models.FAMILIES` does not list.
+    Raises ValueError for a model without a list of layers.
     """
     timeline = Timeline()
     blocks = blocks_of(model)
@@ -167,14 +167,15 @@ def record(model, cache):
             block.register_forward_pre_hook(lambda *_, index=index: timeline.block(index), prepend=True)
         )
     hooks.append(model.register_forward_hook(lambda *_: timeline.cut("ffn")))
-    for layer in cache.layers:
+    layers = getattr(cache, "attending", cache.layers)
+    for layer in layers:
         layer.timeline = timeline
     try:
         yield timeline
     finally:
         for hook in hooks:
             hook.remove()
-        for layer in cache.layers:
+        for layer in layers:
             layer.timeline = None
-        links = {id(layer.place.link): layer.place.link for layer in cache.layers if layer.place.link}
+        links = {id(layer.place.link): layer.place.link for layer in layers if layer.place.link}
         timeline.end(links.values())

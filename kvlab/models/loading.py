@@ -12,7 +12,6 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
-from .families import FAMILIES
 from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -131,7 +130,7 @@ def prepare(model):
 def _cannot(model) -> str:
     return (
         f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
-        "caches cannot serve it; families that work include " + ", ".join(sorted(FAMILIES))
+        "caches cannot serve it (docs/families.md lists models that they serve)"
     )
 
 

@@ -117,7 +117,7 @@ class InfiniGen(TopK):
         state = InfiniGenState(self)
         if not is_folded(model):
             ids = None if self.calibration is None else [list(self.calibration)]
-            state.skew = skew(model, ids)[layer.index]
+            state.skew = skew(model, ids)[layer.order]
         state.partial = Roomy().start(layer)
         return state
 

@@ -24,12 +24,11 @@ FAULT = 1e-2
 REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)
     "a": ("a sliding window cannot let single ones go", "writes keys in blocks of tokens, of which a sliding "
           "window cannot let single ones go"),
-    "b": ("infinigen knows no", "asks a layer's question ahead of time, and knows no such layers yet"),
-    "c": ("made of a latent after the cache", "fetches from a host, but K and V are made of a latent after "
+    "b": ("made of a latent after the cache", "fetches from a host, but K and V are made of a latent after "
           "the cache"),
-    "d": ("no layer of it holds keys and values", "has no keys and values to hold"),
-    "e": ("attention interface", "serves decoders that use transformers' attention interface"),
-    "f": ("of its own", "serves models that do nothing of their own with K, V and masks"),
+    "c": ("no layer of it holds keys and values", "has no keys and values to hold"),
+    "d": ("attention interface", "serves decoders that use transformers' attention interface"),
+    "e": ("of its own", "serves models that do nothing of their own with K, V and masks"),
 }  # fmt: skip
 
 

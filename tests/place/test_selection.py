@@ -318,5 +318,4 @@ def test_bad_parameters_and_models():
                        num_key_value_heads=2, intermediate_size=16, max_position_embeddings=32)
     )  # fmt: skip
     kvlab.decode(other.eval(), prompt(5) % 32, kvlab.make_cache(other, "h2o"), 3)  # others work
-    with pytest.raises(ValueError, match="infinigen knows no 'stablelm' models"):
-        kvlab.make_cache(other, "infinigen")
+    kvlab.decode(other, prompt(5) % 32, kvlab.make_cache(other, "infinigen"), 3)

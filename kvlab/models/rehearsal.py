@@ -1,0 +1,147 @@
+"""Rehearsal: the query that a layer would ask, from its own forward with an attention function that stops."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+
+import torch
+from torch import Tensor
+
+from ..attention import Asked, stopping
+
+_reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
+
+
+def blocks_of(model) -> torch.nn.ModuleList:
+    """The model's decoder layers. ValueError for a model that has no such list."""
+    count = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count and any(map(_finds, module)):
+            return module
+    raise ValueError(f"{type(model).__name__}: no list of {count} layers that attend is found in it")
+
+
+def attention_of(block) -> torch.nn.Module:
+    """The attention module of a decoder layer. ValueError where it has none."""
+    found = _finds(block)
+    if found is None:
+        raise ValueError(f"{type(block).__name__} has no attention")
+    return found
+
+
+def _finds(block) -> torch.nn.Module | None:
+    parts = (part for part in block.modules() if part is not block)
+    return next((part for part in parts if hasattr(part, "layer_idx") and hasattr(part, "is_causal")), None)
+
+
+def query_of(
+    model, layer: int, block_input: Tensor, rotary=None, norm: int | None = None, given: dict | None = None
+) -> Tensor:
+    """The query layer `layer` would ask if `block_input` `[batch, tokens, hidden]` were its input.
+
+    The layer's own forward computes it, up to its call of the attention function. rotary: the position
+    embeddings of its kind, or None. norm: the layer whose norm is used (default: its own). given: what else
+    a layer of this pass is called with, by name. Returns `[batch, heads, tokens, head_dim]`.
+    """
+    blocks = blocks_of(model)
+    given = dict(given or {}) | ({} if rotary is None else {"position_embeddings": rotary})
+    if norm is None:
+        return _asked(blocks[layer], block_input, given)
+    attention = attention_of(blocks[norm])
+    hook = attention.register_forward_pre_hook(_stop_before, with_kwargs=True)
+    try:
+        blocks[norm].forward(block_input, **_accepted(blocks[norm], given))
+    except Asked as stop:
+        args, kwargs = stop.args[0]
+    finally:
+        hook.remove()
+    return _asked(attention_of(blocks[layer]), *args, kwargs)
+
+
+def _stop_before(module, args, kwargs) -> None:
+    raise Asked((args, kwargs))
+
+
+def _asked(module, *inputs) -> Tensor:
+    """The query with which this module's forward calls the attention function."""
+    *args, kwargs = inputs
+    try:
+        with stopping():
+            module.forward(*args, **_accepted(module, kwargs))
+    except Asked as stop:
+        return stop.args[0]
+    raise ValueError(f"{type(module).__name__} does not call the attention function")
+
+
+def _accepted(module, given: dict) -> dict:
+    """What the module's forward must or may be given of this, nothing where it insists on more."""
+    parameters = inspect.signature(module.forward).parameters
+    free = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    named = {name: value for name, value in given.items() if free or name in parameters}
+    if "attention_mask" in parameters:
+        named.setdefault("attention_mask", None)
+    return named
+
+
+def report_block_inputs(model) -> None:
+    """Let every block's input reach the next layer of the cache in use (`KVCache.speculate`)."""
+    if model in _reporting:
+        return
+    _reporting.add(model)
+    reports = _Reports(model)
+    for index, block in enumerate(blocks_of(model)):
+        block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
+
+
+class _Reports:
+    """What the blocks of a model were given. before, now: position embeddings of the last pass and of this
+    one, by block. Blocks that shared one object share it again, so that an earlier block of this pass can
+    lend a layer its own."""
+
+    def __init__(self, model):
+        self.model = weakref.ref(model)
+        self.before, self.now = {}, {}
+
+    def lent(self, index: int):
+        """(whether layer `index` has its position embeddings already, which)."""
+        for earlier in range(index - 1, -1, -1):
+            if self.before.get(earlier, self) is self.before.get(index):
+                return True, self.now[earlier]
+        return False, None
+
+
+class _Report:
+    """A forward pre-hook of block i - 1: offers the block's input to layer i of the kvlab cache in use."""
+
+    def __init__(self, reports: _Reports, index: int):
+        self.reports, self.index = reports, index
+
+    def __call__(self, block, args, kwargs) -> None:
+        reports, following = self.reports, self.index + 1
+        if self.index == 0:
+            reports.before, reports.now = reports.now, {}
+        reports.now[self.index] = kwargs.get("position_embeddings")
+        hidden = args[0] if args else kwargs["hidden_states"]
+        if hidden.shape[1] != 1:
+            return
+        cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
+        known, rotary = reports.lent(following)
+        if cache is None or following >= len(cache.layers) or not known:
+            return
+        given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}
+        if not hasattr(cache.layers[following], "conv_states"):
+            given["past_key_values"] = _Probe(cache)
+        cache.speculate(
+            following, lambda norm=None: query_of(reports.model(), following, hidden, rotary, norm, given)
+        )
+
+
+class _Probe:
+    """Stands where the cache stands while a layer rehearses: nothing is written."""
+
+    def __init__(self, cache):
+        self.get_seq_length = cache.get_seq_length
+
+    def update(self, keys: Tensor, values: Tensor, *args, **kwargs):
+        return keys, values
