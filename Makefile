@@ -15,7 +15,7 @@ PYTHON ?=
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newest lab notebooks test-workshop workshop slides site test-site bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop slides site test-site bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -34,6 +34,10 @@ test: $(READY) ## run the tests with coverage, and the notebooks strictly
 ifneq ($(NOTEBOOKS),)
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
 endif
+
+SECONDS := 600
+fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600)
+	HF_HUB_OFFLINE=1 PYTHONPATH=.:tests $(PY) -m fuzz.machine $(SECONDS)
 
 test-newest: $(READY) ## run the notebooks with whatever versions are installed, outputs not compared
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env notebooks

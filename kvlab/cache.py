@@ -50,6 +50,17 @@ class Stats:
 class Bound(Cache):
     """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
 
+    prefilling = False  # whether a `prefill` block is open
+
+    @contextmanager
+    def prefill(self) -> Iterator[None]:
+        """See `KVCache.prefill`. Here nothing is compressed, so nothing is held back."""
+        before, self.prefilling = self.prefilling, True
+        try:
+            yield
+        finally:
+            self.prefilling = before
+
     def __reduce_ex__(self, protocol):
         raise TypeError(
             f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
 
 from .cache import Bound, Stats
 from .models import prepare
@@ -17,7 +16,7 @@ class NoCache(Bound):
     ValueError.
     """
 
-    recompute, prefilling = True, False
+    recompute = True
 
     def __init__(self, model):
         super().__init__(layers=[])
@@ -30,10 +29,6 @@ class NoCache(Bound):
     def model(self):
         """The model that it was made for."""
         return self._model()
-
-    def prefill(self):
-        """See `KVCache.prefill`: here nothing is held, so nothing is held back."""
-        return nullcontext()
 
     def stats(self) -> Stats:
         return Stats(0, 0, 0, 0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -20,7 +19,7 @@ class PaddedCache(Bound):
     itself, so there a ValueError says what to use. engine: a `StaticGraphEngine`.
     """
 
-    recompute = prefilling = False
+    recompute = False
 
     def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
@@ -37,10 +36,6 @@ class PaddedCache(Bound):
         twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
         twin._filled = list(self._filled)
         return twin
-
-    def prefill(self):
-        """See `KVCache.prefill`: here every token stays, so nothing is held back."""
-        return nullcontext()
 
     def reset(self) -> None:
         """Forget everything."""

@@ -1,0 +1,373 @@
+"""A state machine that does to a cache what people do, in any order, and knows what must come of it.
+
+Every row of a batch must give the logits, and hold the tokens, that it gives and holds alone: a fresh cache
+of one row, without padding, fed the row's own text; the prompt in one pass where the store is exact (as
+`tests/reference` compares with the definitions), in the same pieces where it is coarse. Methods that lose
+nothing are held against transformers' own attention, without any cache.
+
+`python -m fuzz.machine SECONDS` (`make fuzz`) goes on with new seeds for so long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from tiny import VOCABULARY, tiny
+
+import kvlab
+from kvlab.static_graph import PaddedCache, StaticGraphEngine
+
+METHODS = {  # every method of kvlab, with parameters that make it do something at these sizes
+    "full": "full",
+    "recompute": "recompute",
+    "static": "static",
+    "paged": "paged:block=4",
+    "padded": "padded:length=100,chunk=1",
+    "int8": "int8:group=4",
+    "int4": "int4:group=10,sinks=2",
+    "int2": "int2:symmetric=false",
+    "kivi2": "kivi2:group=4,recent=6",
+    "kivi4": "kivi4:group=5,recent=3",
+    "fp8": "fp8",
+    "sinks": "sinks:budget=0.5,sinks=3",
+    "h2o": "h2o:budget=0.5",
+    "snapkv": "snapkv:budget=0.5,window=3",
+    "tova": "tova:budget=0.5",
+    "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
+    "offload": "offload:link=1e10",
+    "offload+int4": "offload+int4:link=1e10",
+    "offload+h2o": "offload+h2o:budget=0.5,link=1e10",
+    "uvm": "uvm:memory=20,link=1e10",
+    "uvm+h2o": "uvm+h2o:budget=0.5,memory=20",
+    "topk": "topk:budget=0.4,link=1e10",
+    "infinigen": "infinigen:budget=0.5,alpha=2.0,full_layers=1,pool=0.8",
+}
+LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
+COARSE = {
+    "int8",
+    "int4",
+    "int2",
+    "kivi2",
+    "kivi4",
+    "fp8",
+    "offload+int4",
+}  # the prompt sees its stored pieces
+SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
+LONGEST, ROWS = 70, 4
+ACTIONS = (
+    "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "fork",
+    "reorder", "crop", "reset", "deepcopy", "original",
+)  # fmt: skip
+met: Counter = Counter()  # (method, action) -> times
+
+
+def model_of(method: str):
+    """Three KV heads of 20, two query heads each; fp64, so that rounding decides nothing."""
+    if method == "padded":  # the engine computes in fp32
+        return tiny("llama", num_hidden_layers=2)
+    return tiny("llama", dtype=torch.float64, hidden_size=48, **SHAPE)
+
+
+@functools.cache
+def _engine():
+    return StaticGraphEngine(model_of("padded"), 100, chunk=1)
+
+
+def fresh(method: str):
+    return (
+        PaddedCache(_engine()) if method == "padded" else kvlab.make_cache(model_of(method), METHODS[method])
+    )
+
+
+@dataclass
+class Row:
+    """A row's own text: the pieces of its prompt and the passes after it, as tuples of tokens."""
+
+    pieces: tuple = ()
+    passes: tuple = ()
+
+    @property
+    def text(self) -> list[int]:
+        return [token for part in (*self.pieces, *self.passes) for token in part]
+
+
+@dataclass
+class Driven:
+    """A cache in use: what feeds it, and what its rows must be."""
+
+    stepper: kvlab.Stepper
+    rows: list[Row] = field(default_factory=list)
+
+
+class Alone:
+    """What a row gives and holds alone."""
+
+    def __init__(self, method: str):
+        self.method, self.known = method, {}
+
+    def after(self, row: Row):
+        """(logits `[tokens of the last pass, vocabulary]`, positions by layer and head or None)."""
+        if self.method in LOSSLESS:
+            return self._plain(row), None
+        key = row.pieces, row.passes
+        if key not in self.known:
+            before = self.known.pop((row.pieces, row.passes[:-1]), None) if row.passes else None
+            stepper = before[0] if before is not None else self._prompt(row)
+            logits = before[1] if before is not None else stepper.first
+            for tokens in row.passes[-1:] if before is not None else row.passes:
+                logits = stepper.feed(torch.tensor([tokens]))[0]
+            if len(self.known) > 12:
+                self.known.clear()
+            self.known[key] = stepper, logits, positions(stepper.cache, 0)
+        return self.known[key][1:]
+
+    def _prompt(self, row: Row) -> kvlab.Stepper:
+        stepper = kvlab.Stepper(model_of(self.method), fresh(self.method))
+        whole = (tuple(token for piece in row.pieces for token in piece),)
+        with stepper.cache.prefill() if self.method in COARSE else contextlib.nullcontext():
+            for piece in row.pieces if self.method in COARSE else whole:
+                stepper.first = stepper.feed(torch.tensor([piece]))[0]
+        return stepper
+
+    def _plain(self, row: Row):
+        changes = {"num_hidden_layers": 2} if self.method == "padded" else {"hidden_size": 48, **SHAPE}
+        dtype = torch.float32 if self.method == "padded" else torch.float64
+        with torch.no_grad():
+            logits = tiny("llama", "sdpa", dtype, **changes)(
+                torch.tensor([row.text]), use_cache=False
+            ).logits[0]
+        return logits[-len((row.passes or row.pieces)[-1]) :].float()
+
+
+def positions(cache, row: int):
+    """Positions held by layer and KV head, without padding; None where layers hold none."""
+    if not all(hasattr(layer, "positions") for layer in cache.layers):
+        return None
+    return [[[p for p in head if p >= 0] for head in layer.positions[row].tolist()] for layer in cache.layers]
+
+
+class Machine(RuleBasedStateMachine):
+    """One method, by its name."""
+
+    def __init__(self, method: str):
+        super().__init__()
+        self.method, self.alone, self.kept = method, Alone(method), []
+
+    def meet(self, action: str) -> None:
+        met[self.method, action] += 1
+
+    def tokens(self, data, rows: int, count: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(data.draw(st.integers(0, 999)))
+        return torch.randint(2, VOCABULARY, (rows, count), generator=generator)
+
+    @property
+    def longest(self) -> int:
+        return max(len(row.text) for row in self.now.rows)
+
+    @initialize(data=st.data())
+    def begin(self, data):
+        self.now = Driven(kvlab.Stepper(model_of(self.method), fresh(self.method)))
+        self.prompt(data)
+
+    def prompt(self, data) -> None:
+        """A prompt of up to three rows, padded on either side, in up to four pieces."""
+        sizes = data.draw(st.lists(st.integers(2, 23), min_size=1, max_size=3))
+        cuts = data.draw(st.sets(st.integers(1, max(sizes) - 1), max_size=3))
+        right = data.draw(st.booleans()) and not self.method.startswith("kivi")  # blocks end there
+        copied = data.draw(st.booleans())
+        ids, mask = self.tokens(data, len(sizes), max(sizes)), torch.zeros(len(sizes), max(sizes)).long()
+        ends = [0, *sorted(cuts), max(sizes)]
+        if self.method in COARSE and not right:  # every row begins in the first piece, seen as it is
+            ends = [0, *(end for end in sorted(cuts) if end > max(sizes) - min(sizes)), max(sizes)]
+        for row, size in enumerate(sizes):
+            mask[row, slice(0, size) if right else slice(max(sizes) - size, None)] = 1
+        pieces = [slice(*pair) for pair in pairwise(ends)]
+        stepper, twin = self.now.stepper, None
+        with stepper.cache.prefill():
+            for index, piece in enumerate(pieces):
+                logits = stepper.feed(ids[:, piece], mask[:, piece])
+                if copied and index == 0 and len(pieces) > 1:
+                    twin = copy.deepcopy(stepper.cache)
+                    break
+        if twin is not None:  # the copy's prompt is open still
+            stepper.cache = twin
+            with twin.prefill():
+                for piece in pieces[1:]:
+                    logits = stepper.feed(ids[:, piece], mask[:, piece])
+            self.meet("copy amid the prompt")
+        self.meet("prompt in pieces" if len(pieces) > 1 else "prompt")
+        if not bool(mask.all()):
+            self.meet("right padding" if right else "left padding")
+        self.now.rows = []
+        for row in range(len(sizes)):
+            own = [tuple(ids[row, piece][mask[row, piece].bool()].tolist()) for piece in pieces]
+            self.now.rows.append(Row(tuple(part for part in own if part)))
+        last = mask[:, pieces[-1]].bool()
+        self.check([logits[row][last[row]] for row in range(len(sizes))])
+
+    def feed(self, data, count: int) -> None:
+        ids = self.tokens(data, len(self.now.rows), count)
+        logits = self.now.stepper.feed(ids)
+        for row, tokens in zip(self.now.rows, ids.tolist(), strict=True):
+            row.passes = (*row.passes, tuple(tokens))
+        self.check(list(logits))
+
+    @rule(data=st.data(), steps=st.integers(1, 3))
+    @precondition(lambda self: self.longest + 3 < LONGEST)
+    def step(self, data, steps):
+        for _ in range(steps):
+            self.feed(data, 1)
+        self.meet("step")
+
+    @rule(data=st.data(), count=st.integers(2, 6))
+    @precondition(lambda self: self.longest + 6 < LONGEST)
+    def go_on(self, data, count):
+        self.feed(data, count)
+        self.meet("continue")
+
+    def pick(self, rows: list[int]) -> None:
+        self.now.stepper.fork(torch.tensor(rows))
+        self.now.rows = [copy.copy(self.now.rows[row]) for row in rows]
+        self.check()
+
+    @rule(data=st.data())
+    def fork(self, data):
+        rows = st.lists(st.integers(0, len(self.now.rows) - 1), min_size=1, max_size=ROWS)
+        self.pick(data.draw(rows))
+        self.meet("fork")
+
+    @rule(data=st.data())
+    def reorder(self, data):
+        self.pick(data.draw(st.permutations(range(len(self.now.rows)))))
+        self.meet("reorder")
+
+    @rule(count=st.integers(1, 4))
+    def crop(self, count):
+        """Back to a point after the prompt; not where tokens have been evicted, or blocks written."""
+        stepper, rows = self.now.stepper, self.now.rows
+        written = sum(len(part) for part in rows[0].passes)
+        if self.method.startswith("kivi"):  # what a block has been written for stays so
+            count = min(count, 1)
+            if written and any(layer.store.window[0].shape[2] <= 3 for layer in stepper.cache.layers):
+                return
+            written = min(written, 0)
+        evicts = any(getattr(layer, "evicts", False) for layer in stepper.cache.layers)
+        if evicts:
+            try:
+                stepper.cache.crop(-count)
+            except ValueError as error:
+                assert "evicted" in str(error)
+            else:
+                raise AssertionError("crop: evicted tokens came back")
+            self.check()
+        elif count <= written:
+            stepper.cache.crop(-count)
+            stepper.ids, stepper.mask = stepper.ids[:, :-count], stepper.mask[:, :-count]
+            for row in rows:
+                row.passes = _shorter(row.passes, count)
+            self.check()
+        else:
+            stepper.cache.crop(0)
+        self.meet("crop")
+
+    @rule(data=st.data())
+    def reset(self, data):
+        self.now.stepper.cache.reset()
+        stats = self.now.stepper.cache.stats()
+        assert stats.tokens_seen == stats.tokens_held == stats.device_bytes + stats.host_bytes == 0
+        self.now = Driven(kvlab.Stepper(model_of(self.method), self.now.stepper.cache))
+        self.prompt(data)
+        self.meet("reset")
+
+    @rule()
+    def deepcopy(self):
+        """Go on with the copy; the original waits for its turn."""
+        stepper = copy.copy(self.now.stepper)
+        stepper.cache = copy.deepcopy(self.now.stepper.cache)
+        self.kept = [*self.kept[-1:], self.now]
+        self.now = Driven(stepper, [copy.copy(row) for row in self.now.rows])
+        self.check()
+        self.meet("deepcopy")
+
+    @rule()
+    @precondition(lambda self: self.kept)
+    def original(self):
+        """Back to what was copied, which knows nothing of what the copy did."""
+        self.now, self.kept = self.kept[-1], [*self.kept[:-1], self.now]
+        self.check()
+        self.meet("original")
+
+    def check(self, logits: list[torch.Tensor] | None = None) -> None:
+        cache = self.now.stepper.cache
+        cache.stats()
+        for index, row in enumerate(self.now.rows):
+            expected, held = self.alone.after(row)
+            if logits is not None and len(logits[index]):
+                count = len(logits[index])
+                assert torch.allclose(logits[index], expected[-count:], atol=1e-3), f"row {index}: logits"
+            if held is not None:
+                assert positions(cache, index) == held, f"row {index}: tokens held"
+
+
+def _shorter(passes: tuple, count: int) -> tuple:
+    """Without the last `count` tokens."""
+    while count:
+        last = passes[-1]
+        passes, count = (*passes[:-1], last[:-count]), max(0, count - len(last))
+        passes = passes if passes[-1] else passes[:-1]
+    return passes
+
+
+def run(method: str, examples: int, steps: int, seed: int | None = None) -> None:
+    """So many runs of so many actions; seed None: always the same."""
+    wanted = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, derandomize=seed is None,
+        database=None, suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate] + [Phase.shrink] * (seed is not None),
+    )  # fmt: skip
+    factory = lambda: Machine(method)
+    if seed is not None:
+        factory = seeded(seed)(factory)
+    run_state_machine_as_test(factory, settings=wanted)
+
+
+def table() -> str:
+    """How often each action met each method."""
+    lines = [f"{'':13}" + " ".join(f"{action:>{len(action)}}" for action in ACTIONS)]
+    for method in METHODS:
+        lines.append(f"{method:13}" + " ".join(f"{met[method, a]:>{len(a)}}" for a in ACTIONS))
+    return "\n".join(lines)
+
+
+def main(seconds: float) -> None:
+    torch.set_num_threads(1)
+    until = time.monotonic() + seconds
+    with contextlib.suppress(KeyboardInterrupt):
+        while time.monotonic() < until:
+            for method in METHODS:
+                if time.monotonic() < until:
+                    run(method, 10, 30, random.randrange(2**32))
+    print(table())
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 600)

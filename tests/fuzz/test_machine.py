@@ -1,0 +1,35 @@
+"""The state machine with fixed seeds: every action meets every method."""
+
+import pytest
+from fuzz.machine import ACTIONS, METHODS, met, run, table
+
+import kvlab.methods
+
+
+@pytest.fixture(autouse=True, scope="module")
+def graphs(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KVLAB_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_whatever_is_done_to_a_cache_each_row_is_as_if_alone(method):
+    for seed in range(12):  # until every action has met it, and at least twice
+        run(method, examples=3, steps=9, seed=seed)
+        if seed and all(met[method, action] for action in can_meet(method)):
+            return
+
+
+def can_meet(method: str) -> list[str]:
+    return [a for a in ACTIONS if not (a == "right padding" and method.startswith("kivi"))]
+
+
+def test_every_action_met_every_method():
+    """Runs last in this file, on the counts of the tests above."""
+    assert set(METHODS) == set(kvlab.methods.METHODS)
+    print("\n" + table())
+    if any(not any(met[method, action] for action in ACTIONS) for method in METHODS):
+        pytest.skip("only some of the methods were tried")
+    unmet = [(method, action) for method in METHODS for action in can_meet(method) if not met[method, action]]
+    assert not unmet
