@@ -28,18 +28,28 @@ from .run import execute
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
-DETAILS = re.compile(r"<details>\s*<summary>\s*Solution.*?</details>\s*", re.S)
+HELP = re.compile(r"(?:<details>\s*<summary>\s*(?:Hint \d|Solution)</summary>.*?</details>\s*)+", re.S)
+STUCK = """*Stuck?* `check.hint("{0}")` gives three steps, one at a time. After a first attempt
+`check.solution("{0}")` shows a solution."""
 
 
 def learner(notebook):
-    """A notebook for learners: no solution, no instructor cell, no output."""
+    """A notebook for learners: no solution, no instructor cell, no output, no metadata of either.
+
+    Hints and solutions come from the checks: the key of `course.teaching.check` has them.
+    """
     made = copy.deepcopy(notebook)
     made.cells = [cell for cell in made.cells if "instructor" not in cell.metadata.get("tags", [])]
-    for cell in made.cells:
+    made.metadata = {
+        key: made.metadata[key] for key in ("kernelspec", "language_info") if key in made.metadata
+    }
+    for cell, after in zip(made.cells, [*made.cells[1:], None]):
+        cell.metadata = {}
         if cell.cell_type == "code":
             cell.source, cell.outputs, cell.execution_count = open_gaps(cell.source), [], None
         else:
-            cell.source = DETAILS.sub("", cell.source).rstrip()
+            asked = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
+            cell.source = HELP.sub(STUCK.format(asked[1]) if asked else "", cell.source).rstrip()
     made.cells = [cell for cell in made.cells if cell.source]
     return made
 

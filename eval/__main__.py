@@ -1,19 +1,26 @@
 """`python -m eval COMMAND`: one sub-command per measurement, each with the options that it uses.
 
-Bad input ends with one line on stderr and exit code 2, Ctrl-C with one line that says what is kept
-and exit code 130, a run in which some cell could not be made with exit code 1.
+Bad input, and a file that cannot be read or written, end with one line on stderr and exit code 2; Ctrl-C and
+SIGTERM with one line that says what is kept and exit codes 130 and 143; a run in which some cell could not be
+made with exit code 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from .accuracy.measurement import Accuracy
-from .core.errors import Failed, Problem, one_line
+from .core.digests import ROOT
+from .core.errors import Failed, Problem, Terminated, one_line
 from .core.measurement import Measurement, run
 from .core.results import RUN, Store, write_json
 from .speed.measurement import Speed
@@ -36,12 +43,13 @@ class Report(Measurement):
     def cells(self) -> list:
         return []
 
-    def write(self, store, show) -> None:
+    def write(self, store, show, wanted: list) -> None:
         from . import report
 
         report.write(store)
 
 
+OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Report)
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
@@ -106,45 +114,106 @@ def split(words: list[str], what: str) -> list[str]:
 
 def work(measurements: list[Measurement], command: str) -> int:
     """Check, make what is missing, show; returns the exit code."""
+    from kvlab.scratch import settle
+
     from .core.show import Show
 
+    settle()
     for measurement in measurements:
         measurement.check()
     last = measurements[-1]
-    folder = last.folder
-    show = Show(folder)
-    store = Store(folder, show.line)
+    show = Show(last.folder)
+    store = Store(last.folder, show.line)
     store.prepare()
     if not isinstance(last, Report):
         write_json(store.out / RUN, {"command": command})
     failed = sum(run(measurement, store, show) for measurement in measurements)
-    last.write(store, show)
+    try:
+        last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now, while an error can be told
+    except BrokenPipeError:  # whoever reads our output has seen enough; everything is stored
+        drop_rest()
     return 1 if failed else 0
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the command; never raises for bad input or Ctrl-C."""
+    """Run the command; never raises for bad input, a file that cannot be read or written, or a signal."""
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     out = None
     try:
-        measurements = chosen(words)
-        out = measurements[-1].folder
-        given = sys.argv[1:] if words is None else words
-        return work(measurements, shlex.join(["python", "-m", "eval", *given]))
+        with terminable():
+            working_directory_last()
+            measurements = chosen(words)
+            out = measurements[-1].folder
+            given = sys.argv[1:] if words is None else words
+            return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # whoever reads our output has seen enough; everything is stored
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return ended(2, f"error: {one_line(error)}")
+    except OSError as error:
+        drop_rest()
+        what = "standard output: " if error.errno in OUTPUT and not error.filename else ""
+        return ended(2, f"error: {what}{one_line(error)}")
+    except Terminated:
+        return ended(143, f"terminated: {kept(out)}")
     except KeyboardInterrupt:
-        kept = len(list((out / "cells").glob("[!.]*.json"))) if out else 0
-        print(
-            f"interrupted: {kept} finished cells are kept in {out}; the same command resumes there",
-            file=sys.stderr,
-        )
-        return 130
+        return ended(130, f"interrupted: {kept(out)}")
+
+
+def ended(code: int, line: str) -> int:
+    """Say the last line, if anybody listens; returns the exit code."""
+    with contextlib.suppress(OSError, AttributeError):
+        sys.stderr.write(f"{line}\n")
+    return code
+
+
+def kept(out: Path | None) -> str:
+    """What an interrupted run leaves behind."""
+    if out is None:
+        return "nothing was begun"
+    cells = len(list((out / "cells").glob("[!.]*.json")))
+    return f"{cells} finished cells are kept in {out}; the same command resumes there"
+
+
+def drop_rest() -> None:
+    """What stdout still holds and cannot be written is dropped, or Python would complain of it at the end."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # a stream without a descriptor
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises Terminated meanwhile."""
+
+    def leave(*_) -> None:
+        raise Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, leave)
+    except ValueError:  # not the main thread: signals are another's
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def working_directory_last() -> None:
+    """`python -m` looks into the working directory first, where a `kvlab` of somebody else's may be; a user's
+    own modules are found there still."""
+    try:
+        here = os.getcwd()
+    except OSError:
+        raise Problem("the working directory is gone; change to another one") from None
+    places = [place for place in sys.path if place not in ("", here)]
+    if here != str(ROOT) and len(places) < len(sys.path):
+        sys.path[:] = [*places, here]
 
 
 if __name__ == "__main__":

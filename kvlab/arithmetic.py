@@ -22,6 +22,7 @@ SHAPES = {
     "OPT-30B": ModelShape(48, 7168, 56, 56, 50272),
     "Llama-7B": ModelShape(32, 4096, 32, 32, 32000),
     "Llama-2-7B": ModelShape(32, 4096, 32, 32, 32000),
+    "Longchat-7B": ModelShape(32, 4096, 32, 32, 32000),
     "Llama-2-13B": ModelShape(40, 5120, 40, 40, 32000),
     "Llama-33B": ModelShape(60, 6656, 52, 52, 32000),
     "Llama-70B-MHA": ModelShape(80, 8192, 64, 64, 32000),  # as *8-bit KV Cache* (2024) has it
@@ -69,6 +70,11 @@ def kv_bytes_per_token(shape: ModelShape, bits: float = 16) -> float:
 def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -> float:
     """Bytes of the KV cache of `batch` rows of `tokens` tokens."""
     return batch * tokens * kv_bytes_per_token(shape, bits)
+
+
+def tokens_that_fit(shape: ModelShape, size: float, bits: float = 16) -> int:
+    """Tokens whose cache fits into `size` bytes, over all rows together."""
+    return int(size // kv_bytes_per_token(shape, bits))
 
 
 def padded_buffer_bytes(shape: ModelShape, length: int, factor: float = 2, bits: float = 16) -> float:
@@ -120,10 +126,8 @@ def prefill_flops(shape: ModelShape, tokens: int, batch: int = 1) -> float:
 
 
 def decode_flops(shape: ModelShape, held: int, batch: int = 1) -> float:
-    """One decode step that attends to `held` tokens: l(24bh^2 + 4b held h) + 2bhV.
-
-    The decode formula of *KV Cache* (n.d.) drops factors of h; this is the corrected one.
-    """
+    """One decode step that attends to `held` tokens, its own included: l(24bh^2 + 4b held h) + 2bhV
+    (allenlu2009 2023; the formula of *KV Cache*, n.d., has lost a factor of h)."""
     b, h = batch, shape.hidden
     return shape.layers * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * shape.vocabulary
 

@@ -59,6 +59,7 @@ def kvlab_attention(
                 records.append(given)
             out, _ = given.attend()
     else:
+        key.check_model(module)
         if finished:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask "

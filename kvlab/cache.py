@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -45,7 +47,17 @@ class Stats:
         return asdict(self).keys()
 
 
-class KVCache(Cache):
+class Bound(Cache):
+    """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
+
+    def __reduce_ex__(self, protocol):
+        raise TypeError(
+            f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "
+            "copy.deepcopy(cache) copies it"
+        )
+
+
+class KVCache(Bound):
     """A key/value cache made of a Keep, a Store and a Place.
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
@@ -83,6 +95,11 @@ class KVCache(Cache):
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
         self._follow()
+
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self.attending[0].model
 
     @property
     def attending(self) -> list[Layer]:
@@ -124,10 +141,39 @@ class KVCache(Cache):
     def __deepcopy__(self, memo) -> KVCache:
         for layer in self.attending:
             layer.place.flush(layer)  # what is on its way belongs to this cache
-        memo[id(self)] = twin = copy.copy(self)
+        memo[id(self)] = twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
         twin._follow()
         return twin
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether a `prefill` block is open."""
+        return self.attending[0].prefilling
+
+    @contextmanager
+    def prefill(self) -> Iterator[None]:
+        """While it lasts the prompt may come in several passes; when it ends, the keep compresses what has
+        come, as it would after one pass. Each pass attends to the earlier ones as they are stored.
+
+        Without it the first pass is the prompt, and a later pass of many tokens continues the text. Blocks
+        may be nested: the outermost counts. After an exception, and in a copy, the prompt is still open: it
+        ends with another block, or with the next pass. Raises ValueError when the prompt has ended already.
+        """
+        if self.prefilling:
+            yield
+            return
+        if not all(layer.in_prompt for layer in self.attending):
+            raise ValueError("prefill: the prompt in this cache has ended; start again with cache.reset()")
+        for layer in self.attending:
+            layer.prefilling = True
+        try:
+            yield
+        finally:
+            for layer in self.attending:
+                layer.prefilling = False
+        for layer in self.attending:
+            layer.end_prefill()
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
@@ -147,5 +193,6 @@ class KVCache(Cache):
 
     def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""
-        if isinstance(self.layers[layer], Layer) and self.layers[layer].lengths:
+        found = self.layers[layer]
+        if isinstance(found, Layer) and found.lengths and not found.in_prompt:
             self.layers[layer].place.speculate(self.layers[layer], query)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from importlib import metadata
@@ -47,7 +48,7 @@ def methods(arguments: argparse.Namespace) -> int:
     table.add_column("what it does", ratio=1)
     for name, method in METHODS.items():
         table.add_row(name, parameters(method), method.summary)
-    console = Console()
+    console = Plain()
     console.print(table)
     console.print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
     return 0
@@ -74,20 +75,48 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code (2: bad input, 130: interrupted)."""
+    """Run the command line; returns the exit code (2: bad input or an unusable file, 130: Ctrl-C)."""
     arguments = build_parser().parse_args(argv)
     try:
-        return arguments.run(arguments)
+        code = arguments.run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # now, while an error can be told
+        return code
     except KeyboardInterrupt:
         print("kvlab: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `kvlab methods | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_output()
         return 0
     except (ValueError, TypeError, OSError) as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        print(f"kvlab: error: {lines[0]}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename:
+            drop_output()
+        print(f"kvlab: error: {first_line(error)}", file=sys.stderr)
         return 2
+
+
+def first_line(error: Exception) -> str:
+    """What a line says of an error; of an OSError, its file and the reason."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename or 'standard output'}: {error.strerror}"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def drop_output() -> None:
+    """What stdout still holds goes nowhere, or Python would complain of it at the end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class Plain(Console):
+    """A console that prints names as they are."""
+
+    def __init__(self):
+        super().__init__(markup=False, emoji=False)
+
+    def on_broken_pipe(self) -> None:
+        """Whoever reads has left: `main` knows what to do."""
+        raise
 
 
 if __name__ == "__main__":

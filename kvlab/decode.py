@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .models import ModelShape
+from .models.shape import other_model
 from .visibility import own_positions
 
 
@@ -17,12 +19,16 @@ class Stepper:
     """Feeds tokens to a model through a cache and returns logits.
 
     One interface for every method, `recompute` included, which has no cache and feeds everything again.
-    Raises ValueError for an empty prompt, more tokens than the model's context, and logits that are NaN.
+    Raises ValueError for a cache of another model, ids that are none of the vocabulary's, an empty prompt,
+    more tokens than the model's context, and logits that are NaN. What is refused is not fed.
     """
 
     def __init__(self, model, cache):
+        if cache.model is not model:
+            raise ValueError(other_model(cache.model))
         self.model, self.cache = model, cache
-        self.context = ModelShape.of(model).context
+        shape = ModelShape.of(model)
+        self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed, [batch, tokens]
         self.mask: Tensor | None = None  # 1 for real tokens, same shape
         self.padded = False
@@ -47,19 +53,24 @@ class Stepper:
         the prompt that pass at a time (default: all; half of them, and so on, where the device's memory does
         not suffice). Between chunks K and V go to where the cache keeps them, so that the device holds the
         activations of a chunk and, over a link, K and V of two layers; the prompt then attends to earlier
-        chunks as they are stored, and nothing is evicted before its end.
+        chunks as they are stored, and nothing is evicted before its end. To feed a prompt in several calls,
+        put them into `with cache.prefill():`.
         """
         if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
             raise ValueError(f"chunk={chunk!r}: expected at least 2 tokens")
-        first = self.ids is None
-        self._append(ids, attention_mask)
-        if not first or self.cache.recompute:
-            fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
-            logits = self._pass(fresh, self.ids.shape[1], ids.shape[1], last)
-        else:
-            logits = self._prompt(chunk or ids.shape[1], last)
-            if not torch.isfinite(logits[:, -1]).all():
-                raise ValueError(self._why_not_finite())
+        before = self.ids, self.mask, self.padded
+        try:
+            self._append(ids, attention_mask)
+            if before[0] is None and not self.cache.recompute:
+                logits = self._prompt(chunk or ids.shape[1], last)
+                if not torch.isfinite(logits[:, -1]).all():
+                    raise ValueError(self._why_not_finite())
+            else:
+                fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
+                logits = self._pass(fresh, self.ids.shape[1], ids.shape[1], last)
+        except BaseException:
+            self.ids, self.mask, self.padded = before
+            raise
         return logits[:, -1] if last else logits
 
     def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
@@ -82,21 +93,16 @@ class Stepper:
         """The prompt in chunks; in smaller ones where the device's memory does not suffice."""
         length = self.ids.shape[1]
         while True:
-            starts = list(range(0, max(1, length - 1), chunk))  # no last chunk of one token: that is a step
-            found = []
-            try:
-                for start, end in zip(starts, [*starts[1:], length], strict=True):
-                    for layer in self.cache.layers:
-                        layer.more = end < length
-                    found.append(self._pass(start, end, end - start, last))
+            starts, found = list(range(0, length, chunk)), []
+            try:  # one pass is a prompt by itself, and each layer compresses as it goes
+                with self.cache.prefill() if len(starts) > 1 else nullcontext():
+                    for start, end in zip(starts, [*starts[1:], length], strict=True):
+                        found.append(self._pass(start, end, end - start, last))
                 return found[-1] if last else torch.cat(found, 1)
             except torch.OutOfMemoryError:
                 self.cache.reset()
                 if chunk <= 16:
                     raise
-            finally:
-                for layer in self.cache.layers:
-                    layer.more = False
             chunk = min(chunk, length) // 2
 
     def fork(self, rows: Tensor) -> None:
@@ -108,19 +114,26 @@ class Stepper:
     def _append(self, ids: Tensor, mask: Tensor | None) -> None:
         if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:
             raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, tokens], not empty")
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ValueError(f"input_ids has dtype {ids.dtype}: expected whole numbers")
+        if self.ids is not None and len(ids) != len(self.ids):
+            raise ValueError(f"batch of {len(ids)} rows, but {len(self.ids)} were fed before: use fork(rows)")
+        least, most = (int(x) for x in ids.aminmax())
+        if least < 0 or most >= self.vocabulary:
+            wrong = least if least < 0 else most
+            raise ValueError(f"input_ids: {wrong} is none of the model's {self.vocabulary} token ids")
         mask = torch.ones_like(ids) if mask is None else mask.to(ids)
         if mask.shape != ids.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}")
-        if not self.padded and not bool(mask.all()):
-            self.padded = True
-            if not bool(mask.any(-1).all()):
-                raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
+        padded = self.padded or not bool(mask.all())
+        if self.mask is None and padded and not self.cache.prefilling and not bool(mask.any(-1).all()):
+            raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
         all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
         all_mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
-        longest = int(all_mask.sum(-1).max()) if self.padded else all_ids.shape[1]
+        longest = int(all_mask.sum(-1).max()) if padded else all_ids.shape[1]
         if self.context is not None and longest > self.context:
             raise ValueError(f"{longest} tokens are more than the model's context of {self.context}")
-        self.ids, self.mask = all_ids, all_mask
+        self.ids, self.mask, self.padded = all_ids, all_mask, padded
 
     def _why_not_finite(self) -> str:
         for name, weight in self.model.named_parameters():

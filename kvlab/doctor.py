@@ -212,7 +212,7 @@ def model(name: str) -> int:
     from kvlab.twin import row
 
     try:
-        config = AutoConfig.from_pretrained(source_of(name))
+        config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ValueError(f"no configuration could be read from {name!r}: {lines[0]}") from error

@@ -26,6 +26,11 @@ class LatentLayer(Layer):
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
         expanding(self)
+        if self._votes_later:
+            raise ValueError(
+                f"prefill: {type(self.keep.policy).__name__} lets the prompt's last queries vote, and of a "
+                "prompt in several passes they are gone where K and V are made of a latent after the cache"
+            )
         if self.seen == 0:
             return key_states, value_states
         self._check_whole()
@@ -47,7 +52,7 @@ class LatentLayer(Layer):
         watch = self._watched(query, asked) if self.watches else None
         numbers = query, given.keys, given.values, given.scaling, allowed, watch
         out, received = attend(*numbers, softcap=given.softcap, sinks=given.sinks)
-        self._observe_and_evict(_mean(received), visibility)
+        self._end_pass(query, _mean(received), visibility)
         self._busy = False
         return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -11,8 +12,10 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded, attend
+from .keep.base import LastQueries
 from .kernels import attend_packed, fits
 from .models import ModelShape
+from .models.shape import other_model
 from .policy import View
 from .slots import Slots
 from .visibility import Visibility
@@ -38,9 +41,9 @@ class Layer(CacheLayerMixin):
     def __init__(self, index: int, order: int, policies, shape: ModelShape, model, local: int | None = None):
         self.index, self.order, self.local = index, order, local
         self.shape, self.kv_heads = shape, shape.kv_heads
-        self.more = False  # True while more of the prompt is to come: nothing is evicted yet
+        self.prefilling = False  # True inside `cache.prefill()`: nothing is evicted yet
         self.timeline = self.on_read = None
-        self._policies, self._model = policies, weakref.ref(model)
+        self._policies, self._model, self._attention = policies, weakref.ref(model), None
         self.place = None
         self.reset()
 
@@ -53,8 +56,17 @@ class Layer(CacheLayerMixin):
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
         self.scaling, self.softcap, self.moved_bytes = 1.0, None, 0
-        self.sinks: Tensor | None = None  # while a step attends: the model's, see `kvlab_attention`
+        self.sinks: Tensor | None = None  # the model's, see `kvlab_attention`
+        self.in_prompt = True  # until the prompt has ended
+        self._visibility: Visibility | None = None  # of the pass that runs, or of the prompt's last
         self.is_initialized = self._busy = False
+
+    def __deepcopy__(self, memo) -> Layer:
+        """A layer of its own with the same tokens, which nobody watches, outside any `prefill` block."""
+        memo[id(self)] = twin = object.__new__(type(self))
+        own = {"timeline": None, "on_read": None, "prefilling": False}
+        vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
+        return twin
 
     # What transformers calls.
 
@@ -130,7 +142,8 @@ class Layer(CacheLayerMixin):
             )
         if self.seen == 0:
             given = Recorded(query, keys, values, visibility, scaling, softcap, sinks)
-            out, received = given.attend(self.watches, self.keep.policy.last_queries)
+            watches = self.watches and not self._votes_later
+            out, received = given.attend(watches, self.keep.policy.last_queries)
             self.fill(given, received)
             return out
         self.scaling, self.softcap, self.sinks = scaling, softcap, sinks
@@ -139,8 +152,8 @@ class Layer(CacheLayerMixin):
         self.place.append(self, keys)
         with self.timed("attention"):
             out, received = self._read_and_attend(query, visibility)
-            self._observe_and_evict(received, visibility)
-        self._busy, self.fetched, self.sinks = False, None, None
+            self._end_pass(query, received, visibility)
+        self._busy, self.fetched = False, None
         return out
 
     def fill(self, given: Recorded, received: Tensor | None = None) -> None:
@@ -149,10 +162,10 @@ class Layer(CacheLayerMixin):
         received `[batch, kv_heads, tokens]` where the layer `watches` (over the keep's `last_queries`).
         """
         self.is_initialized, self.moved_bytes = True, 0
-        self.scaling, self.softcap = given.scaling, given.softcap
+        self.scaling, self.softcap, self.sinks = given.scaling, given.softcap, given.sinks
         self._append(given.keys, given.values, given.visibility)
-        self.place.prefill(self, given.query, given.keys)
-        self._observe_and_evict(received, given.visibility)
+        self.place.prefill(self, given.query.detach(), given.keys)
+        self._end_pass(given.query, received, given.visibility)
 
     def _append(self, keys: Tensor, values: Tensor, visibility: Visibility) -> None:
         batch, _, tokens, _ = keys.shape
@@ -175,21 +188,22 @@ class Layer(CacheLayerMixin):
 
     def _read_and_attend(self, query: Tensor, visibility: Visibility):
         """(Output `[batch, heads, tokens, head_dim]`, what held tokens received where a keep watches)."""
-        held, self.fetched = self.place.read(self, query)
+        held, self.fetched = self.place.read(self, query.detach())
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, visibility)
+        watches = self.watches and not self._votes_later
         plain = self.softcap is None and self.sinks is None
-        if plain and not self.watches and fits(held, query):
+        if plain and not watches and fits(held, query):
             out, received = attend_packed(query, held, self.scaling, allowed), None
         else:
-            watch = self._watched(query, asked) if self.watches else None
+            watch = self._watched(query, asked) if watches else None
             numbers = held.read(query.device)
             out, received = attend(
                 query, *numbers, self.scaling, allowed, watch, softcap=self.softcap, sinks=self.sinks
             )
         self.place.finish(self)
-        if self.watches and self.fetched is not None:
+        if watches and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
@@ -202,28 +216,66 @@ class Layer(CacheLayerMixin):
         newest = asked.amax(-1, keepdim=True)
         return (asked >= 0) if last is None else (asked >= 0) & (asked > newest - last)
 
-    def _observe_and_evict(self, received: Tensor | None, visibility: Visibility) -> None:
-        keep, view = self.keep.policy, View(self, self.keep)
-        if keep.evicts and (self.watches or not keep.watches):
-            keep.observe(view, received)
-        if self.more:
-            return
-        gone = self.local is not None and self.table.in_view(visibility)
+    def _end_pass(self, query: Tensor, received: Tensor | None, visibility: Visibility) -> None:
+        if received is not None:
+            self.keep.policy.observe(View(self, self.keep), received.detach())
+        elif self._votes_later:
+            self.keep.last.note(query.detach(), self.table.positions[:, 0, -query.shape[2] :])
+        self._visibility = visibility
+        if not self.prefilling:
+            self._evict()
+
+    def end_prefill(self) -> None:
+        """The prompt has ended, after any number of passes: what was held back happens now."""
+        if self.in_prompt and self.lengths:
+            self._busy = True
+            self.place.end_prefill(self)
+            self._evict()
+            self._busy = False
+
+    def _evict(self) -> None:
+        """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
+        keep, view, self.in_prompt = self.keep.policy, View(self, self.keep), False
+        if keep.evicts:
+            self.place.commit(self)
+            if self.keep.last.query is not None:
+                keep.observe(view, self._votes())
+            elif not keep.watches:
+                keep.observe(view, None)
+        gone = self.local is not None and self.table.in_view(self._visibility)
         if gone:
             self._let_go(*gone)
-        if not keep.evicts:
-            return
-        self.place.commit(self)
-        slots = keep.choose(view)
+        self._visibility = self.sinks = None
+        slots = keep.choose(view) if keep.evicts else None
         if slots is not None:
             self._let_go(slots, self.keep.limits)
 
     def _let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
-        self.place.commit(self)
+        self.place.flush(self)
         self.table.keep(slots, limits)
         for part in (self.keep, self.store, self.place):
             part.keep_slots(slots)
+
+    @property
+    def _votes_later(self) -> bool:
+        """Whether the last queries of a prompt in several passes are held, to vote when it has ended."""
+        held = self.prefilling or self.keep.last.query is not None
+        return self.watches and self.keep.policy.last_queries is not None and self.in_prompt and held
+
+    def _votes(self) -> Tensor:
+        """What every token received from the prompt's last queries, `[batch, kv_heads, slots]`: summed where
+        the keys are."""
+        last, self.keep.last = self.keep.last, LastQueries(self.keep.policy)
+        where = torch.device("cpu") if self.place.on_host else last.query.device
+        query, asked, offered = (x.to(where) for x in (last.query, last.positions, self.table.positions))
+        keys, _ = self.store.read(where)
+        allowed = self._visibility.allowed(asked, offered)
+        sinks = None if self.sinks is None else self.sinks.to(where)
+        _, received = attend(
+            query, keys, None, self.scaling, allowed, asked >= 0, softcap=self.softcap, sinks=sinks
+        )
+        return received.to(last.query.device)
 
     # Its neighbours.
 
@@ -245,12 +297,25 @@ class Layer(CacheLayerMixin):
                 )
             layer = layer.following if layer.following.order else None
 
+    def check_model(self, attention) -> None:
+        """ValueError where `attention`, the module that attends, is none of the model's."""
+        if self._attention is None or self._attention() is not attention:
+            if self.model is None or all(module is not attention for module in self.model.modules()):
+                self._pending = None
+                raise ValueError(other_model(self.model))
+            self._attention = weakref.ref(attention)
+
     # What policies, and people, look at.
 
     @property
     def model(self):
         """The model that the cache was made for."""
         return self._model()
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the keep ever drops a token."""
+        return self._policies[0].evicts
 
     @property
     def watches(self) -> bool:

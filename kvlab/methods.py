@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -247,6 +248,8 @@ def parse(spec: str | Spec) -> Spec:
                 f"method {name!r} has no parameter {key!r}{_nearest(key, known)}; it has: {allowed}"
             )
         parameters[key] = _value(value)
+        if not _representable(parameters[key], value):
+            raise ValueError(f"method {name!r}: {key}={value[:20]} is no number that can be used")
     return Spec(spec.strip(), method, parameters)
 
 
@@ -309,6 +312,13 @@ def _import(path: str) -> Method:
 def _nearest(name: str, known) -> str:
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
     return f", did you mean {' or '.join(near)}?" if near else ""
+
+
+def _representable(value, text: str) -> bool:
+    """Is a number what was written, neither NaN nor beyond what a float holds? Infinity is written `inf`."""
+    if isinstance(value, float):
+        return math.isfinite(value) or (math.isinf(value) and "inf" in text.lower())
+    return not isinstance(value, int) or abs(value) < 2**63
 
 
 def _value(text: str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator
 
@@ -36,9 +37,9 @@ class State:
 
     per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. per_row: those
     that have only the batch as first dimension, or are lists with an entry for each row. states: states of
-    their own. shared: tensors of the model, or on
-    their way, which follow nothing and are not counted. Forks, evictions,
-    crops, copies and byte counts follow from this; a tensor in any other attribute is refused (TypeError).
+    their own. shared: tensors of the model, or on their way, which follow nothing and are not counted. Forks,
+    evictions, crops, copies and byte counts follow from this; a tensor in any other attribute is refused
+    (TypeError).
     """
 
     per_row: tuple[str, ...] = ()
@@ -59,6 +60,12 @@ class State:
                 "per_row (it follows the batch) or per_slot (it follows the tokens)"
             )
         super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo) -> State:
+        memo[id(self)] = twin = object.__new__(type(self))
+        for name, value in vars(self).items():
+            vars(twin)[name] = value if name in self.shared else _copied(value, memo)
+        return twin
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that it holds."""
@@ -100,17 +107,19 @@ class State:
 class View:
     """What a policy may look at: a layer, read-only, and the policy's own `state`.
 
-    slot_positions `[batch, kv_heads, slots]` (-1: empty), lengths and rows_held (real tokens seen and held,
-    per row), slots (in use), store (`store.read(device)`), fetched (slots that the step attended to, None:
-    all), index, order (among the layers that attend), kv_heads, shape, scaling, softcap, sinks, local (window
-    or chunk of the layer, or None), more (of the prompt is to come), some_empty (positions, or None as long
-    as slot j holds token j).
+    slot_positions: int `[batch, kv_heads, slots]`, which token of its row sits in each slot (-1: none).
+    some_empty: the same, or None as long as slot j holds token j in every row. slots: so many are in use.
+    lengths, rows_held: lists, real tokens that each row has seen and holds. store: what is held,
+    `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
+    (None: all). in_prompt: this pass is part of the prompt; prefilling: and more of it may come. index, order
+    (among the layers that attend), kv_heads, shape (`ModelShape`), scaling, softcap, sinks, local (window or
+    chunk, or None): of the layer.
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "order", "scaling", "softcap", "sinks", "local", "more",
+        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):
@@ -139,6 +148,16 @@ def _each(value, change):
     if value is None:
         return None
     return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+
+
+def _copied(value, memo):
+    """A deep copy, pinned where the original is."""
+    if isinstance(value, Tensor):
+        twin = value.detach().clone()
+        return twin.pin_memory() if value.is_pinned() else twin
+    if type(value) is tuple:
+        return tuple(_copied(item, memo) for item in value)
+    return copy.deepcopy(value, memo)
 
 
 def _holds_tensor(value) -> bool:

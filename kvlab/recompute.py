@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from transformers.cache_utils import Cache
+import weakref
+from contextlib import nullcontext
 
-from .cache import Stats
+from .cache import Bound, Stats
 from .models import prepare
 
 
-class NoCache(Cache):
+class NoCache(Bound):
     """Stands where a cache stands and holds nothing: every step feeds the whole sequence again.
 
     `kvlab.decode` and the harness know what to do with it. `model.generate` feeds one token at a time to
@@ -16,11 +17,23 @@ class NoCache(Cache):
     ValueError.
     """
 
-    recompute = True
+    recompute, prefilling = True, False
 
     def __init__(self, model):
         super().__init__(layers=[])
-        prepare(model)
+        self._model = weakref.ref(prepare(model))
+
+    def __deepcopy__(self, memo) -> NoCache:
+        return type(self)(self.model)
+
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self._model()
+
+    def prefill(self):
+        """See `KVCache.prefill`: here nothing is held, so nothing is held back."""
+        return nullcontext()
 
     def stats(self) -> Stats:
         return Stats(0, 0, 0, 0, 0)

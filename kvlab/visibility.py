@@ -27,6 +27,9 @@ class Visibility:
         self.arguments = arguments
         self._found = self._shift = None
 
+    def __deepcopy__(self, memo) -> Visibility:
+        return self  # nothing in it changes with the tokens
+
     @classmethod
     def of(cls, *, attention_mask=None, mask_function, allow_is_causal_skip=False, **others) -> Visibility:
         """From what transformers says to a function of its AttentionMaskInterface: `allow_is_causal_skip`

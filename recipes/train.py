@@ -148,12 +148,12 @@ def main(given=None) -> None:
     sources = [texts[:-HELD_OUT] for texts in files.values()]
     kept = args.out / "tokenizer"
     if not kept.exists():
-        source = args.tokenizer and AutoTokenizer.from_pretrained(args.tokenizer)
+        source = args.tokenizer and AutoTokenizer.from_pretrained(args.tokenizer, trust_remote_code=False)
         (source or fit([text for texts in sources for text in texts])).save_pretrained(kept)
     tokenizer = AutoTokenizer.from_pretrained(kept)
     rows = Rows(tokenizer, sources, args.shares or [1.0] * len(sources), args.seed)
     state_file = args.out / "state.pt"
-    state = torch.load(state_file, weights_only=False) if state_file.exists() else None
+    state = torch.load(state_file, weights_only=True) if state_file.exists() else None
     layers = state["layers"] if state else args.layers
     model = build(args.arch, layers, args.hidden, len(tokenizer), args.device).to(args.device)
     optims = optimizers(model, args.rate)

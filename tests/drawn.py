@@ -1,7 +1,33 @@
-"""Tensors drawn at random for property tests: scales, constant groups, zeros, strides."""
+"""Tensors drawn at random for property tests (scales, constant groups, zeros, strides), and every format."""
+
+import itertools
 
 import torch
 from hypothesis import strategies as st
+
+from kvlab.store import Exact, Float8, Int, Smoothed
+from kvlab.store.scales import AXES, DTYPES
+
+AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
+INTS = [
+    {"bits": bits, "axis": axis, "group": group, "symmetric": symmetric, "scale": scale}
+    for bits, (axis, group), symmetric, scale in itertools.product(
+        (2, 4, 8), AXIS_GROUP, (True, False), DTYPES
+    )
+]
+FLOATS = [
+    {"format": form, "axis": axis, "group": group, "scale": scale}
+    for form, (axis, group), scale in itertools.product(Float8.TYPES, AXIS_GROUP, DTYPES)
+]
+# Every format, with all that can be set: test_format, test_scales, test_properties and kernels/test_cache go
+# through it, so that a new class or width is a line here.
+FORMS = [
+    Exact(),
+    *(Int(**settings) for settings in INTS),
+    *(Float8(form) for form in Float8.TYPES),
+    *(Float8(**settings) for settings in FLOATS),
+    Smoothed(Int(4)),
+]
 
 SCALES = [1e-30, 1e-7, 1e-3, 1.0, 300.0, 1e4]
 

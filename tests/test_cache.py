@@ -1,10 +1,15 @@
 """What a cache promises whatever its policies: bytes, lengths, forks, beams, crop, reset."""
 
 import copy
+import gc
+import io
+import pickle
+import threading
+import time
 
 import pytest
 import torch
-from tiny import prompt, tiny
+from tiny import EACH, prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, Sinks
@@ -44,7 +49,6 @@ def make(model, spec):
     return kvlab.make_cache(model, spec)
 
 
-LATER = ["snapkv:budget=0.4,window=4", "tova:budget=0.4", "pyramidkv:budget=0.4,window=4"]
 LINKED = [
     "infinigen:budget=0.5,pool=12,link=1e9",
     "offload:link=1e9",
@@ -55,7 +59,7 @@ LINKED = [
     "topk:budget=0.5,link=1e9",
     "infinigen:budget=0.5,link=1e9",
 ]
-EVERY = [*CACHED, "paged:block=4", *COMPOSED, *LATER, *LINKED]
+EVERY = [spec for spec in dict.fromkeys([*CACHED, *EACH, *COMPOSED, *LINKED]) if spec != "recompute"]
 
 
 def storages(value, seen):
@@ -272,6 +276,150 @@ def test_caches_do_not_share_state_with_their_policies_or_each_other():
     clone = copy.deepcopy(one)
     clone.reset()
     assert one.get_seq_length() == 15
+
+
+@pytest.mark.parametrize("spec", [*EVERY, "recompute"])
+@pytest.mark.parametrize("moment", ["empty", "prompt", "two steps", "half a prompt"])
+def test_a_deep_copy_and_its_original_go_on_independently(spec, moment):
+    """Both as if alone: the copy with other tokens, while the original waits, and the other way round."""
+    model, ids = tiny("llama"), prompt(17, rows=2)
+
+    def until(cache):
+        stepper = kvlab.Stepper(model, cache)
+        if moment == "half a prompt":
+            with cache.prefill():
+                stepper.feed(ids[:, :11])
+                return stepper, copy.deepcopy(cache)
+        if moment != "empty":
+            stepper.feed(ids)
+        if moment == "two steps":
+            for seed in range(2):
+                stepper.feed(prompt(1, rows=2, seed=seed))
+        return stepper, copy.deepcopy(cache)
+
+    def go_on(stepper, seed):
+        first = {"empty": ids, "half a prompt": ids[:, 11:]}.get(moment, ids[:, :1])
+        return [stepper.feed(x) for x in (first, *prompt(3, rows=2, seed=seed).split(1, 1))]
+
+    stepper, twin = until(make(model, spec))
+    other = kvlab.Stepper(model, twin)
+    other.ids, other.mask = stepper.ids, stepper.mask
+    if moment == "half a prompt":
+        stepper.cache.reset()  # the block has ended with the half: only the copy may go on as one prompt
+        alone = kvlab.Stepper(model, make(model, spec))
+        with alone.cache.prefill():
+            alone.feed(ids[:, :11])
+            alone.feed(ids[:, 11:])
+        found = [go_on(other, 3)[1:]]
+        expected = [[alone.feed(x) for x in prompt(3, rows=2, seed=3).split(1, 1)]]
+    else:
+        mine = [stepper.feed(x) for x in ([ids] if moment == "empty" else [ids[:, :1]])]
+        theirs = go_on(other, 3)
+        mine += [stepper.feed(x) for x in prompt(3, rows=2, seed=4).split(1, 1)]
+        found, expected = [theirs, mine], []
+        for seed in (3, 4):
+            expected.append(go_on(until(make(model, spec))[0], seed))
+    for ours, right in zip(found, expected, strict=True):
+        for one, two in zip(ours, right, strict=True):
+            assert torch.allclose(one, two, atol=1e-5)
+
+
+def test_a_prefix_is_read_once_and_continued_twice():
+    """The recipe of transformers: fill a cache with the prefix, and hand `generate` a deep copy."""
+    model, prefix = tiny("llama"), prompt(20)
+    for spec in ("full", "static", "offload:link=1e9", "h2o:budget=9", "infinigen:link=1e9", "paged"):
+        cache = make(model, spec)
+        with torch.no_grad():
+            model(prefix, past_key_values=cache)
+        for seed in (1, 2):
+            ids = torch.cat([prefix, prompt(5, seed=seed)], 1)
+            settings = {"max_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+            found = model.generate(ids, past_key_values=copy.deepcopy(cache), **settings)
+            if spec in ("full", "static", "offload:link=1e9", "paged"):
+                assert torch.equal(found, tiny("llama", "sdpa").generate(ids, **settings)), spec
+        assert cache.get_seq_length() == 20
+
+
+@pytest.mark.parametrize("spec", ["full", "offload:link=1e9", "paged", "recompute"])
+def test_pickling_is_refused_in_one_line(spec):
+    cache = make(tiny("llama"), spec)
+    for copied in (pickle.dumps, copy.copy, lambda cache: torch.save(cache, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"cannot be pickled: copy.deepcopy\(cache\) copies it") as error:
+            copied(cache)
+        assert "\n" not in str(error.value)
+
+
+def test_a_cache_remembers_no_computation():
+    """Without `no_grad` a pass builds a graph; no part of it stays in the cache, which can be copied."""
+    model, ids = tiny("llama"), prompt(20)
+    for spec in EVERY:
+        cache = make(model, spec)
+        for part in (ids, ids[:, :1], ids[:, :1]):
+            model(part, past_key_values=cache)
+        held = [tensor for layer in cache.layers for _, tensor in layer.tensors()]
+        assert not any(tensor.requires_grad for tensor in held), spec
+        model(ids[:, :1], past_key_values=copy.deepcopy(cache))
+
+
+@pytest.fixture
+def living():
+    """Call it: (objects that have come to live since the test began, bytes of the tensors among them)."""
+    gc.collect()
+    gc.freeze()
+
+    def now() -> tuple[int, int]:
+        gc.collect()
+        born = gc.get_objects()
+        storages = [item.untyped_storage() for item in born if type(item) is torch.Tensor]
+        return len(born), sum({one.data_ptr(): one.nbytes() for one in storages}.values())
+
+    def count() -> tuple[int, int]:
+        last, until = None, time.time() + 5
+        while last != (last := now()) and time.time() < until:
+            time.sleep(0.01)  # what links have under way, and threads that end
+        return last
+
+    yield count
+    gc.unfreeze()
+
+
+@pytest.mark.parametrize("spec", [*EVERY, "recompute"])
+def test_a_long_run_is_flat_and_gives_everything_back(spec, living, monkeypatch):
+    """After each reset as much lives as after the one before; after `del` nothing of the cache, no thread."""
+    monkeypatch.setattr("kvlab.link.base.RECORDS", 50)
+    model, threads = tiny("llama"), threading.active_count()
+    kvlab.decode(model, prompt(12), make(model, spec), 2)  # what a model makes once: skewing matrices, hooks
+    before = living()
+    cache, found = make(model, spec), []
+    for _ in range(4):
+        kvlab.decode(model, prompt(12, rows=2), cache, 9)
+        cache.reset()
+        found.append(living())
+    few = 60  # of the records of a link, which come from threads; two runs have 80 passes through layers
+    assert abs(found[-1][0] - found[1][0]) <= few and found[-1][1] == found[1][1]
+    del cache
+    after = living()
+    assert abs(after[0] - before[0]) <= few and after[1] == before[1]
+    until = time.time() + 5
+    while threading.active_count() > threads and time.time() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads
+
+
+@pytest.mark.parametrize("spec", [*CACHED, *EACH, "paged:block=4", *LINKED[:3]])
+def test_steps_are_flat(spec, living, monkeypatch):
+    """Only the tokens held grow: ninety steps leave no object more than ten do, and no byte but theirs."""
+    monkeypatch.setattr("kvlab.link.base.RECORDS", 20)
+    model, cache = tiny("llama"), make(tiny("llama"), spec)
+    stepper, found = kvlab.Stepper(model, cache), []
+    stepper.feed(prompt(12))
+    for step in range(27):
+        stepper.feed(prompt(1, seed=step))
+        if step in (8, 26):
+            stats = cache.stats()
+            count, size = living()
+            found.append((count, size - stats.device_bytes - stats.host_bytes - 2 * stepper.ids.nbytes))
+    assert abs(found[1][0] - found[0][0]) <= 80 and found[1][1] == found[0][1]
 
 
 def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):

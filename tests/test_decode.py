@@ -1,5 +1,7 @@
 """Decoding: the trace, recompute, and every bad input in one clear line."""
 
+import copy
+
 import pytest
 import torch
 from tiny import prompt, tiny
@@ -63,6 +65,63 @@ def test_prompts_that_cannot_be():
         decode(prompt(4, rows=2), mask=torch.tensor([[1, 1, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ValueError, match="static: 10 tokens do not fit into a buffer of length=8"):
         decode(prompt(10), spec="static:length=8")
+
+
+def test_a_cache_serves_the_model_it_was_made_for_and_no_other():
+    """Another model is refused in one line, before anything is written, however it asks."""
+    model, ids = tiny("llama"), prompt(6)
+    for other in (tiny("llama", num_hidden_layers=2), copy.deepcopy(model), tiny("qwen3")):
+        for spec in ("full", "h2o", "topk", "recompute", "paged"):
+            cache = kvlab.make_cache(model, spec)
+            with pytest.raises(ValueError, match="made for another model, a LlamaForCausalLM: "):
+                kvlab.Stepper(other, cache)
+            if spec == "recompute":
+                continue
+            with pytest.raises(ValueError, match="made for another model, a LlamaForCausalLM: "):
+                other(ids, past_key_values=cache)
+            with pytest.raises(ValueError, match="made for another model"):
+                other.generate(ids, past_key_values=cache, max_new_tokens=2)
+            kvlab.decode(model, ids, cache, 2)
+    cache = kvlab.make_cache(copy.deepcopy(model), "full")
+    with pytest.raises(ValueError, match="made for another model that is gone"):
+        kvlab.Stepper(model, cache)
+
+
+@pytest.mark.parametrize("spec", ["full", "h2o:budget=6", "int4", "paged", "offload:link=1e9", "recompute"])
+def test_what_is_refused_is_not_fed(spec):
+    """Ids out of range, of another shape or kind, and masks that do not fit leave everything as it was."""
+    model, ids = tiny("llama"), prompt(10, rows=2)
+    stepper, right = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
+    bad = [
+        (torch.full((2, 1), 96), None, "96 is none of the model's 96 token ids"),
+        (torch.full((2, 1), -1), None, "-1 is none of the model's 96 token ids"),
+        (torch.zeros(2, 1), None, "expected whole numbers"),
+        (torch.zeros(2, 0, dtype=torch.long), None, "not empty"),
+        (torch.zeros(2, dtype=torch.long), None, "not empty"),
+        (torch.zeros(2, 119, dtype=torch.long), None, "model's context of 128"),
+        (torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 1), "attention_mask has shape"),
+    ]
+    late = [(torch.zeros(3, 1, dtype=torch.long), None, "batch of 3 rows, but 2 were fed before")]
+    for wrong, mask, says in bad[:-2]:
+        with pytest.raises(ValueError, match=says):
+            stepper.feed(wrong, mask)
+    assert stepper.ids is None and stepper.cache.get_seq_length() == 0
+    assert torch.equal(stepper.feed(ids), right.feed(ids))
+    for wrong, mask, says in bad + late:
+        with pytest.raises(ValueError, match=says):
+            stepper.feed(wrong, mask)
+        assert torch.equal(stepper.ids, ids) and not stepper.padded
+    token = prompt(1, rows=2, seed=5)
+    assert torch.equal(stepper.feed(token), right.feed(token))
+
+
+def test_what_breaks_off_is_not_counted_as_fed():
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "static:length=10"))
+    stepper.feed(prompt(10))
+    with pytest.raises(ValueError, match="static: 11 tokens do not fit"):
+        stepper.feed(prompt(1))
+    assert stepper.ids.shape == stepper.mask.shape == (1, 10) and stepper.cache.get_seq_length() == 10
 
 
 def test_a_padded_batch_may_be_longer_than_the_context_if_its_rows_are_not():

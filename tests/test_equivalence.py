@@ -2,59 +2,11 @@
 
 import pytest
 import torch
-from tiny import FAMILIES, falcon, left_padded, prompt, tiny
+from tiny import EACH, FAMILIES, LOSSY, NEUTRAL, falcon, left_padded, prompt, rounds, tiny
 from transformers import DynamicCache
 
 import kvlab
 
-EXACT = ["full", "static", "recompute"]
-NEUTRAL = [  # the setting at which a lossy method gives nothing up
-    "sinks:budget=1",
-    "h2o:budget=1",
-    "kivi2:recent=40",
-    "snapkv:budget=1",
-    "tova:budget=1",
-    "pyramidkv:budget=1",
-    "topk:budget=1",
-    "infinigen:budget=1,alpha=inf,ratio=1",
-    "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",
-    "offload",
-    "offload:link=1e9",
-    "offload+h2o:budget=1,link=1e9",
-    "uvm:link=1e9",
-    "uvm+h2o:budget=1,memory=1",
-    "topk:budget=1,link=1e9",
-    "infinigen:budget=1,alpha=inf,ratio=1,link=1e9",
-]
-LOSSY = [
-    "int8",
-    "int4:group=4",
-    "int8:axis=channel",
-    "int8:axis=tensor,symmetric=false",
-    "int2:group=4,symmetric=false",
-    "int4:smooth=0.5,sinks=3",
-    "kivi2:group=4,recent=6",
-    "kivi4:group=3,recent=0",
-    "fp8",
-    "fp8:format=e5m2,axis=token",
-    "sinks:budget=0.4",
-    "h2o:budget=0.4",
-    "h2o:budget=9,recent=0.25",
-    "snapkv:budget=0.4,window=4",
-    "tova:budget=0.4",
-    "pyramidkv:budget=0.4,window=4,beta=4",
-    "infinigen:budget=0.3,pool=0.7,alpha=inf",
-    "infinigen:budget=0.3,variant=official-accuracy,alpha=inf",
-    "topk:budget=0.3",
-    "topk:budget=5",
-    "infinigen:budget=0.3,alpha=4",
-    "infinigen:budget=0.5,alpha=inf,ratio=0.5,full_layers=1",
-    "offload+int4:link=1e9",
-    "offload+h2o:budget=0.4,link=1e9",
-    "uvm+h2o:budget=0.4,link=1e9",
-    "topk:budget=0.3,link=1e9",
-    "infinigen:budget=0.3,link=1e9",
-]
 STEPS = 8
 
 
@@ -76,7 +28,7 @@ def reference(family: str, ids, mask=None):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", EXACT + NEUTRAL)
+@pytest.mark.parametrize("spec", NEUTRAL)
 def test_equals_transformers(family, spec):
     model, ids = tiny(family), prompt(21, rows=2)
     trace = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS)
@@ -86,12 +38,11 @@ def test_equals_transformers(family, spec):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", EXACT + NEUTRAL + LOSSY)
+@pytest.mark.parametrize("spec", NEUTRAL + LOSSY)
 def test_padded_batch_equals_each_row_alone(family, spec):
     # Coarse formats turn a difference in the last digit of fp32 into a whole step of theirs, so those are
     # compared where the last digit is far away.
-    coarse = spec.startswith(("int", "fp8", "kivi", "offload+int4"))
-    model = tiny(family, dtype=torch.float64 if coarse else torch.float32)
+    model = tiny(family, dtype=torch.float64 if rounds(spec) else torch.float32)
     prompts = [prompt(tokens, seed=tokens) for tokens in (17, 5, 30)]
     ids, mask = left_padded(prompts)
     together = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS, attention_mask=mask)
@@ -101,7 +52,7 @@ def test_padded_batch_equals_each_row_alone(family, spec):
         assert torch.allclose(together.logprobs[row], alone.logprobs[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in EXACT + LOSSY if spec != "recompute"])
+@pytest.mark.parametrize("spec", sorted({*EACH, *LOSSY} - {"recompute"}))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_generate_takes_the_cache(family, spec):
     model = tiny(family)

@@ -99,3 +99,16 @@ def test_a_registered_method_of_ones_own():
         assert METHODS["half"].summary == "Half of everything."
     finally:
         del METHODS["half"]
+
+
+@pytest.mark.parametrize("value", ["inf", "1e400", "nan"])
+def test_what_is_no_number_of_anything_is_refused_in_one_line(value):
+    """Wherever a method takes a number; only InfiniGen's alpha may be infinite."""
+    model = tiny("llama")
+    for name, entry in METHODS.items():
+        for parameter in set(entry.parameters) - {"quantized", "scale", "nonfinite"}:
+            if (parameter, value) in [("alpha", "inf"), ("alpha", "1e400")]:
+                continue
+            with pytest.raises(ValueError) as error:
+                kvlab.make_cache(model, f"{name}:{parameter}={value}")
+            assert "\n" not in str(error.value)

@@ -1,12 +1,14 @@
 """Whatever the sizes: what must hold of the slots of every cache, drawn at random."""
 
 import torch
+from drawn import FORMS
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, TOVA, KeepAll, Pool, Sinks
+from kvlab.keep import H2O, KeepAll, Pool, Sinks
+from kvlab.methods import METHODS
 from kvlab.place import Device, Host, InfiniGen, TopK
 from kvlab.store import Exact, Growing, Int, Roomy, Static
 
@@ -14,13 +16,22 @@ budgets = st.one_of(st.floats(0.02, 1.0), st.integers(2, 60))
 lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
 
 
+def keeps_of_methods(budget):
+    """The keep of every method that has one, at this budget."""
+    for method in METHODS.values():
+        if "budget" in method.parameters and "keep" in (made := method.policies(budget=budget)):
+            yield made["keep"]
+
+
 @st.composite
 def caches(draw, model):
     """A cache of three answers drawn at random, as a function that makes it anew."""
     budget, part = draw(budgets), draw(st.floats(0, 1))
-    keeps = [KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part), TOVA(budget), Pool(budget)]
-    keep = draw(st.sampled_from(keeps))
-    form = draw(st.sampled_from([Exact(), Int(8), Int(8, 4), Int(8, axis="channel", symmetric=False)]))
+    keeps = [KeepAll(), Sinks(budget, draw(st.integers(0, 6))), H2O(budget, part), Pool(budget)]
+    keep = draw(st.sampled_from([*keeps, *keeps_of_methods(budget)]))
+    form = draw(
+        st.sampled_from([Exact(), Int(8), Int(8, 4), Int(8, axis="channel", symmetric=False), *FORMS])
+    )
     store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
     place = Device() if fetch is None else Host(fetch)
@@ -45,7 +56,7 @@ def test_slots(data, sizes, steps):
                 assert held == sorted(set(held))
                 assert held[-1] == size + steps - 1  # the newest token is always there
                 assert len(held) == layer.rows_held[row] <= size + steps
-        if layer.keep.policy.evicts:
+        if layer.keep.policy.evicts and not layer.keep.policy.once:
             limits = layer.keep.limits
             assert all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True))
     assert cache.get_seq_length() == ids.shape[1] + steps

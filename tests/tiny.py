@@ -26,7 +26,9 @@ from transformers import (
 )
 
 import kvlab
+from kvlab.methods import parse
 from kvlab.models import ModelShape
+from kvlab.store import Exact, Growing
 
 VOCABULARY = 96
 COMMON = {
@@ -51,6 +53,65 @@ FAMILIES = {
     "gpt2": (GPT2LMHeadModel, GPT2Config, {}),
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {"intermediate_size": 48}),
 }
+
+# Method: (settings at which it must equal the full cache, settings at which it gives something up). What has
+# a keep or a fetch needs both; a number format has the second alone, unless some tokens stay as they are.
+SETTINGS = {
+    "full": (["full"], []),
+    "recompute": (["recompute"], []),
+    "static": (["static"], []),
+    "paged": (["paged:block=4"], []),
+    "int8": ([], ["int8", "int8:axis=channel", "int8:axis=tensor,symmetric=false"]),
+    "int4": ([], ["int4:group=4", "int4:smooth=0.5,sinks=3"]),
+    "int2": ([], ["int2:group=4,symmetric=false"]),
+    "kivi2": (["kivi2:recent=40"], ["kivi2:group=4,recent=6"]),
+    "kivi4": (["kivi4:recent=40"], ["kivi4:group=3,recent=0"]),
+    "fp8": ([], ["fp8", "fp8:format=e5m2,axis=token"]),
+    "sinks": (["sinks:budget=1"], ["sinks:budget=0.4"]),
+    "h2o": (["h2o:budget=1"], ["h2o:budget=0.4", "h2o:budget=9,recent=0.25"]),
+    "snapkv": (["snapkv:budget=1"], ["snapkv:budget=0.4,window=4"]),
+    "tova": (["tova:budget=1"], ["tova:budget=0.4"]),
+    "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
+    "offload": (["offload", "offload:link=1e9"], []),
+    "offload+int4": ([], ["offload+int4:link=1e9"]),
+    "offload+h2o": (["offload+h2o:budget=1,link=1e9"], ["offload+h2o:budget=0.4,link=1e9"]),
+    "uvm": (["uvm:link=1e9"], []),
+    "uvm+h2o": (["uvm+h2o:budget=1,memory=1"], ["uvm+h2o:budget=0.4,link=1e9"]),
+    "topk": (
+        ["topk:budget=1", "topk:budget=1,link=1e9"],
+        ["topk:budget=0.3", "topk:budget=5", "topk:budget=0.3,link=1e9"],
+    ),
+    "infinigen": (
+        [
+            "infinigen:budget=1,alpha=inf,ratio=1",
+            "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",
+            "infinigen:budget=1,alpha=inf,ratio=1,link=1e9",
+        ],
+        [
+            "infinigen:budget=0.3,alpha=4",
+            "infinigen:budget=0.3,pool=0.7,alpha=inf",
+            "infinigen:budget=0.3,variant=official-accuracy,alpha=inf",
+            "infinigen:budget=0.5,alpha=inf,ratio=0.5,full_layers=1",
+            "infinigen:budget=0.3,link=1e9",
+        ],
+    ),
+}
+ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
+NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]
+LOSSY = [spec for _, lossy in SETTINGS.values() for spec in lossy]
+EACH = [(lossy or neutral)[0] for neutral, lossy in SETTINGS.values()]  # every method once
+
+
+def policies(spec: str) -> dict:
+    """The policies of a method that are not the defaults: {"keep": ..., "store": ..., "place": ...}."""
+    read = parse(spec)
+    return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
+
+
+def rounds(spec: str) -> bool:
+    """Whether the method's store rounds what it holds."""
+    store = policies(spec).get("store", Growing())
+    return type(getattr(store, "format", store)) is not Exact
 
 
 @functools.cache
@@ -97,6 +158,5 @@ def linked(spec: str, bandwidth="1e9") -> str:
 def started(policy, head_dim: int = 8, kv_heads: int = 2, context: int | None = None):
     """The state of a keep, store or place for the only layer of a model that is not there."""
     shape = ModelShape(1, kv_heads * head_dim, kv_heads, kv_heads, 96, head_dim, context)
-    return policy.start(
-        SimpleNamespace(index=0, order=0, local=None, kv_heads=kv_heads, shape=shape, model=None)
-    )
+    about = {"index": 0, "order": 0, "local": None, "model": None, "evicts": False}
+    return policy.start(SimpleNamespace(kv_heads=kv_heads, shape=shape, **about))

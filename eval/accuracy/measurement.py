@@ -10,8 +10,10 @@ from ..core.digests import digest
 from ..core.errors import Failed
 from ..core.machine import cores
 from ..core.measurement import Cell, OfMethods, count, natural, option
+from ..core.numbers import shown
 from . import taskset
 
+PROTOCOL = "question-inside"  # a prompt is compressed with its question; see lm.py
 HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks that take longest go first
 
 
@@ -43,7 +45,7 @@ class Accuracy(OfMethods):
         self.tasks = tuple(taskset.check(self.tasks or [*taskset.local_names(), taskset.AGREEMENT]))
 
     def cells(self) -> list[Cell]:
-        settings = {"num_fewshot": self.num_fewshot, "seed": self.seed}
+        settings = {"protocol": PROTOCOL, "num_fewshot": self.num_fewshot, "seed": self.seed}
         return [
             Cell(
                 self.model_name,
@@ -72,7 +74,10 @@ class Accuracy(OfMethods):
                 yield wanted[task, method], one
             bar.at(task, len(methods))
 
-    def write(self, store, show) -> None:
+    def result(self, found: dict) -> str:
+        return shown(found["metrics"][0])
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
         from .. import report
 
-        report.write(store)
+        report.write(store, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 
 
@@ -17,13 +18,22 @@ class Failed(RuntimeError):
         self.details = details
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: the run ends as it does after Ctrl-C."""
+
+
 def one_line(error: BaseException | str) -> str:
-    """An error's text as one line of at most 300 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    """An error's text as one line of at most 300 characters; of an OSError, its file and the reason."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        named = isinstance(error.filename, str | os.PathLike)
+        text = f"{error.filename}: {error.strerror}" if named else error.strerror
+    text = " ".join(text.split()) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 
 def describe(error: BaseException) -> tuple[str, str]:
     """(one line, traceback) of an error; the kind is named unless the message is meant for users."""
-    kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+    told = isinstance(error, ValueError) or getattr(error, "strerror", None)
+    kind = "" if told else f"{type(error).__name__}: "
     return kind + one_line(error), "".join(traceback.format_exception(error))

@@ -20,10 +20,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
+from .alike import differences, said
 from .digests import code_digest, method_digest, model_digest
 from .errors import Failed, Problem, describe
 from .machine import commit, machine, versions
 
+LONGEST = 9  # digits of a number on the command line
 SMALL_MODEL = 200 * 2**20  # bytes on disk up to which one thread decodes fastest
 
 
@@ -45,8 +47,10 @@ def option(text, default=None, **how):
 
 def natural(text: str) -> int:
     """A whole number of at least 0."""
-    if not text.isdigit():
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    if len(text) > LONGEST:
+        raise argparse.ArgumentTypeError(f"{text[:12]}... is too large: expected at most {LONGEST} digits")
     return int(text)
 
 
@@ -112,8 +116,16 @@ class Measurement:
         """What a line calls a cell."""
         return " on ".join(part for part in (cell.method, cell.task) if part)
 
-    def write(self, store, show) -> None:
-        """Tables and figures of the stored cells."""
+    def result(self, found: dict) -> str:
+        """What a line says of a cell's numbers."""
+        return f"{len(found['rows'])} rows" if "rows" in found else ""
+
+    def notes(self) -> list[str]:
+        """Lines about what was asked for and is not among the cells."""
+        return []
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
+        """Tables and figures of the stored cells; `wanted`: the cells of the whole command."""
 
 
 @dataclass(kw_only=True)
@@ -200,16 +212,21 @@ class OfMethods(OnModel):
 def run(measurement: Measurement, store, show) -> int:
     """Make the cells that are missing; returns how many could not be made."""
     cells = measurement.cells()
+    for line in measurement.notes():
+        show.line(line)
     missing = [cell for cell in cells if store.load(cell) is None]
     show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
     failed = 0
     with show.bar(measurement.name, len(missing)) as bar:
         for cell, found in measurement.made(missing, bar) if missing else ():
+            label, result = measurement.label(cell), None
             if isinstance(found, Failed):
                 failed += 1
-                show.failed(measurement.label(cell), found)
+                show.failed(label, found)
             else:
                 store.save(record(cell, found, measurement.threads))
+                result = measurement.result(found)
+            bar.done(label, result)
     return failed
 
 
@@ -272,6 +289,12 @@ class Study(Measurement):
         cells = {name: store.load(self.cell(name)) for name in self.makers}
         return {name: cell for name, cell in cells.items() if cell is not None}
 
-    def write(self, store, show) -> None:
+    def write(self, store, show, wanted: list[Cell]) -> None:
+        unlike = {}
+        for name, cell in ((name, self.cell(name)) for name in self.makers):
+            if (stored := store.stored(cell)) and (reasons := differences(stored["config"], cell.config)):
+                unlike[name] = reasons
+        if unlike:
+            show.line(f"left out, made under other settings: {said(unlike)}")
         module, _, function = self.reporter.partition(":")
         getattr(import_module(module), function)(self.found(store), store.out, show)

@@ -11,24 +11,24 @@ kept inside and compared on resume. Studies have no method of their own: theirs 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from .alike import SPEED, differences
 from .errors import Problem, one_line
 
 FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
+WRITING = ".writing-"  # how the name of a temporary file begins
+DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 RUN = "run.json"  # the command that made the folder
-SPEED = "speed:"  # a speed cell's task is "speed:SUITE"
-SPEED_FIELDS = (
-    "model", "method", "context", "prefill_ms", "decode_ms", "device_bytes", "host_bytes",
-    "moved_bytes", "fraction_of_bandwidth",
-)  # fmt: skip
 
 
 def _finite(value):
@@ -42,21 +42,31 @@ def _finite(value):
     return value
 
 
-def write_json(path: Path, data) -> None:
-    """Write JSON atomically: a temporary file in the same folder, flushed, then renamed."""
-    text = json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-", suffix=".json")
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: a temporary one in the same folder, flushed, then renamed. An OSError names
+    `path`, whichever of the two it came from."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = None
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING, suffix=path.suffix)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or one_line(error), str(path)) from error
         raise
+
+
+def write_json(path: Path, data) -> None:
+    """Write JSON atomically."""
+    write_file(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 class Store:
@@ -71,13 +81,15 @@ class Store:
         """Make the folder and try a file in it. Raises Problem when it cannot be written."""
         try:
             self.cells.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.cells, prefix=".writing-"):
+            with tempfile.NamedTemporaryFile(dir=self.cells, prefix=WRITING):
                 pass
         except OSError as error:
             reason = error.strerror or one_line(error)
             raise Problem(f"--out {self.out}: the folder cannot be written ({reason})") from error
-        for left in self.cells.glob(".writing-*"):
-            left.unlink(missing_ok=True)
+        for left in self.cells.glob(f"{WRITING}*"):  # another run's own are younger
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > DAY:
+                    left.unlink()
 
     def path(self, model: str, method: str, task: str) -> Path:
         key = hashlib.sha256("\0".join((model, method, task)).encode()).hexdigest()[:8]
@@ -86,10 +98,13 @@ class Store:
 
     def load(self, wanted) -> dict | None:
         """The finished `Cell` with this very configuration, or None (missing, damaged, different)."""
+        cell = self.stored(wanted)
+        return cell if cell is not None and not differences(cell["config"], wanted.config) else None
+
+    def stored(self, wanted) -> dict | None:
+        """The cell of this model, method and task, whatever its configuration."""
         path = self.path(wanted.model, wanted.method, wanted.task)
-        cell = self._read(path) if path.exists() else None
-        same = cell is not None and cell["config"] == json.loads(json.dumps(wanted.config))
-        return cell if same else None
+        return self._read(path) if path.exists() else None
 
     def save(self, cell: dict) -> None:
         missing = [field for field in FIELDS if field not in cell]
@@ -114,10 +129,10 @@ class Store:
             if cell is not None:
                 yield cell
 
-    def write_tables(self) -> tuple[list[dict], list[dict]]:
-        """Write summary.json and speed.json from the cells and return both lists of rows."""
+    def write_tables(self, cells: list[dict] | None = None) -> tuple[list[dict], list[dict]]:
+        """Write summary.json and speed.json from these cells (default: all) and return both lists of rows."""
         summary, speed = [], []
-        for cell in self.records():
+        for cell in self.records() if cells is None else cells:
             names = {key: cell[key] for key in ("model", "method", "task")}
             summary += [
                 names | {key: row[key] for key in ("metric", "value", "stderr", "n")}

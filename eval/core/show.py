@@ -1,11 +1,16 @@
-"""What a run prints while it works: one progress bar, and lines for what was kept or went wrong.
+"""What a run prints while it works: a bar, or lines where there is no terminal, and what went wrong.
 
-Everything goes to stderr, so that stdout holds the result alone.
+Everything goes to stderr, so that stdout holds the result alone. Nobody has to listen: a run goes on when
+whoever reads its stderr has left.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +18,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LOG = "errors.log"  # full tracebacks, in the output folder
+SILENT = 20.0  # seconds without a line after which a run without a terminal says where it is
+
+
+class Plain(Console):
+    """A console on which names and paths appear as they are: no markup, no emoji codes, no highlights."""
+
+    def __init__(self, **how):
+        super().__init__(markup=False, emoji=False, highlight=False, **how)
+
+    def on_broken_pipe(self) -> None:
+        """Who reads has left: the caller decides what that means (rich would end the process)."""
+        raise
 
 
 class Show:
@@ -20,15 +37,23 @@ class Show:
 
     def __init__(self, out: Path):
         self.out = out
-        self.console = Console(stderr=True, highlight=False)
+        self.console = Plain(stderr=True)
 
     def line(self, text: str) -> None:
-        self.console.print(text, markup=False, soft_wrap=True)
+        try:
+            self.console.print(text, soft_wrap=True)
+        except OSError:  # and nobody else's lines shall end the run
+            self.console.quiet = True
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def kept(self, kept: int, total: int, what: str) -> None:
         """Say how much of a run is there already."""
         if kept:
-            self.line(f"{kept} of {total} {what} are kept from an earlier run with the same settings")
+            all_of_it = ": everything is there" if kept == total else ""
+            self.line(
+                f"{kept} of {total} {what} are kept from an earlier run with the same settings{all_of_it}"
+            )
 
     def failed(self, what: str, error) -> None:
         """One line; the traceback goes to OUT/errors.log."""
@@ -38,30 +63,92 @@ class Show:
 
     @contextlib.contextmanager
     def bar(self, name: str, total: int) -> Iterator[Bar]:
-        """A bar over `total` cells that also moves within a cell."""
-        if not total:
-            yield Bar(None, None)
-            return
-        columns = (
-            TextColumn("{task.fields[name]:<8}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}"),
-        )
-        with Progress(*columns, console=self.console, transient=True) as progress:
-            yield Bar(progress, progress.add_task("", total=total, name=name))
+        """Progress over `total` cells, also within a cell."""
+        bar = Bar(name, total)
+        if not total or self.console.quiet:
+            yield bar
+        elif self.console.is_terminal:
+            with Progress(*COLUMNS, console=self.console, transient=True) as progress:
+                yield Drawn(name, total, progress)
+        else:
+            bar = Told(name, total, self.line)
+            try:
+                yield bar
+            finally:
+                bar.over.set()
 
 
 class Bar:
     """Adds up the finished parts of all that is under way, in cells."""
 
-    def __init__(self, progress: Progress | None, task):
-        self.progress, self.task, self.parts = progress, task, {}
+    def __init__(self, name: str, total: int):
+        self.name, self.total, self.finished = name, total, 0
+        self.parts: dict[str, float] = {}
 
     def at(self, what: str, part: float) -> None:
         """`part` cells of `what` are done."""
         self.parts[what] = part
-        if self.progress is not None:
-            completed = sum(self.parts.values())
-            self.progress.update(self.task, completed=completed, description=what)
+
+    def done(self, what: str, result: str | None) -> None:
+        """A cell is finished, with this result (None: it failed, which was said already)."""
+        self.finished += 1
+
+
+COLUMNS = (
+    TextColumn("{task.fields[name]:<8}", markup=False),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+    TextColumn("{task.description}", markup=False),
+)
+
+
+class Drawn(Bar):
+    """A bar on a terminal."""
+
+    def __init__(self, name: str, total: int, progress: Progress):
+        super().__init__(name, total)
+        self.progress, self.task = progress, progress.add_task("", total=total, name=name)
+
+    def at(self, what: str, part: float) -> None:
+        super().at(what, part)
+        self.progress.update(self.task, completed=sum(self.parts.values()), description=what)
+
+
+class Told(Bar):
+    """Lines: one for every finished cell, and one whenever there was none for `SILENT` seconds."""
+
+    def __init__(self, name: str, total: int, line):
+        super().__init__(name, total)
+        self.line, self.over, self.lock = line, threading.Event(), threading.Lock()
+        self.started = self.said = time.monotonic()
+        self.place = "getting ready"
+        threading.Thread(target=self._remind, daemon=True).start()
+
+    def at(self, what: str, part: float) -> None:
+        with self.lock:
+            super().at(what, part)
+            self.place = f"at {what}"
+
+    def done(self, what: str, result: str | None) -> None:
+        super().done(what, result)
+        if result is not None:
+            self._say(f"{what}: {result}" if result else what)
+
+    def _say(self, text: str) -> None:
+        with self.lock:
+            self.said = time.monotonic()
+            self.line(f"{self.finished}/{self.total} {text}{self.left()}")
+
+    def left(self) -> str:
+        """ ", about 2 min left", as far as that can be known."""
+        done = max(sum(self.parts.values()), self.finished)
+        if not 0 < done < self.total:
+            return ""
+        seconds = (time.monotonic() - self.started) * (self.total - done) / done
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+
+    def _remind(self) -> None:
+        while not self.over.wait(max(0.01, self.said + SILENT - time.monotonic())):
+            if time.monotonic() - self.said >= SILENT:
+                self._say(f"{self.name}, {self.place}")

@@ -20,6 +20,7 @@ from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
+from .digests import ROOT
 from .errors import Failed, describe
 
 PRELOAD = ["eval.core.preload"]
@@ -44,26 +45,52 @@ def quiet(threads: int | None = None) -> None:
 def get_ready() -> None:
     """Start the fork server: it imports what workers need while this process still looks at its arguments."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
-    forkserver.ensure_running()
+    with ours_first():
+        forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def ours_first() -> Iterator[None]:
+    """Processes that start meanwhile find our packages, whatever the working directory holds."""
+    places = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    if ROOT.name not in ("site-packages", "dist-packages"):  # a checkout
+        places.insert(0, str(ROOT))
+    changed = {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(places)}
+    before = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _serve(connection, maker: str, options, threads) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leave in order: semaphores are given back
     quiet(threads)
+
+    def tell(kind: str, value) -> None:
+        try:
+            connection.send((kind, value))
+        except OSError:  # the parent is gone; whoever computes here would take this for an error of his own
+            os._exit(1)
+
     with contextlib.redirect_stdout(sys.stderr):
         try:
             setup = import_module(maker).setup
-            handler = setup(options, lambda done, total: connection.send(("at", (done, total))))
+            handler = setup(options, lambda done, total: tell("at", (done, total)))
         except Exception as error:
-            connection.send(("failed", describe(error)))
+            tell("failed", describe(error))
             return
-        connection.send(("ready", "ready"))
-        while (job := connection.recv()) is not None:
-            try:
-                connection.send(("done", handler(job)))
-            except Exception as error:
-                connection.send(("failed", describe(error)))
+        tell("ready", "ready")
+        with contextlib.suppress(EOFError, ConnectionResetError):  # the parent is gone
+            while (job := connection.recv()) is not None:
+                try:
+                    found = "done", handler(job)
+                except Exception as error:
+                    found = "failed", describe(error)
+                tell(*found)
 
 
 class Worker:
@@ -74,7 +101,8 @@ class Worker:
         context.set_forkserver_preload(PRELOAD)
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, maker, options, threads), daemon=True)
-        self.process.start()
+        with ours_first():
+            self.process.start()
         theirs.close()
         self.job, self.busy = None, True
 

@@ -5,27 +5,38 @@ Everything comes from the stored cells: `python -m eval report --out DIR` makes 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 
-from ..core.results import RUN, Store
+from ..core.alike import alike
+from ..core.errors import Problem
+from ..core.results import RUN, Store, write_file
+from ..core.show import Plain
 from .page import draw, render
-from .tables import boards
+from .tables import boards, tabled
 from .terminal import print_tables
 
 __all__ = ["RUN", "write"]
 
 
-def write(store: Store, console: Console | None = None) -> list[Path]:
-    """Write summary.json, speed.json, the plots and report.html; print the tables. Returns the paths."""
-    store.write_tables()
-    found = boards(list(store.records()))
+def write(store: Store, wanted: Iterable = (), console: Console | None = None) -> list[Path]:
+    """Write summary.json, speed.json, the plots and report.html; print the tables. Returns the paths.
+
+    wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`). Raises
+    Problem where there are no cells for a table.
+    """
+    cells, left_out = alike(tabled(store.records()), wanted)
+    if not cells and not wanted:
+        raise Problem(f"--out {store.out}: there are no cells of accuracy or speed in this folder")
+    store.write_tables(cells)
+    found = boards(cells, left_out)
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
-    page.write_text(render(found, figures, store), encoding="utf-8")
-    console = console or Console(highlight=False)
+    write_file(page, render(found, figures, store))
+    console = console or Plain()
     for board in found:
         print_tables(board, console)
-    console.print(f"report: {page}", soft_wrap=True)
+    console.print(f"report: {page}", soft_wrap=True, markup=False)
     return [page, *(figure["path"] for figure in figures)]

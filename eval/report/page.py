@@ -1,8 +1,9 @@
-"""The report as a page that stands by itself, with its plots."""
+"""The report as a page that stands by itself, with its plots. What it looks like: `report.html.j2`."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import jinja2
@@ -14,9 +15,11 @@ from ..accuracy.batching import PREFILLED, TAIL
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
 from . import plots
-from .tables import Board, headline, is_share, method_name, size
+from .tables import COLUMNS, Board, headline, is_share, method_name, share
 
 DEFINITIONS = {
+    "question-inside": "the protocol of every score here: a prompt and its question are prefilled and "
+    "compressed together, so a method may look at the question when it chooses",
     "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
     "then the continuation go through the cache token by token (tail = 1), forked to the choices",
     "rolling perplexity": f"windows as lm-eval makes them; the first {PREFILLED:.0%} of each window are "
@@ -29,7 +32,8 @@ DEFINITIONS = {
 
 def draw(board: Board, out: Path, several: bool) -> list[dict]:
     """Draw a board's plots; returns [{path, svg, title, about, model}]."""
-    made, suffix = [], f"-{Path(board.model).name}" if several and not board.tasks else ""
+    made, own_name = [], re.sub(r"[^A-Za-z0-9_-]+", "_", Path(board.model).name)
+    suffix = f"-{own_name}" if several and not board.tasks else ""
 
     def add(name: str, title: str, about: str, make) -> None:
         path = out / f"{name}{suffix}"
@@ -83,11 +87,12 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters["size"] = size
+    environment.filters["share"] = share
     environment.filters["small"] = small
     summaries = {name: method.summary for name, method in kvlab.METHODS.items()} | BASELINES
     return environment.get_template("report.html.j2").render(
         boards=found,
+        columns=COLUMNS,
         figures=figures,
         headline=headline,
         is_share=is_share,
@@ -128,6 +133,6 @@ def _stands_on(board: Board) -> list[tuple[str, str]]:
         for name, version in cell["versions"].items():
             note(name, version)
         note("commit", cell.get("commit"))
-        for name in ("dtype", "limit", "num_fewshot"):
+        for name in ("protocol", "dtype", "limit", "num_fewshot"):
             note(name.replace("_", " "), cell["config"].get(name))
     return [(what, "; ".join(values)) for what, values in seen.items()]

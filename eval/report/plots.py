@@ -20,6 +20,10 @@ from matplotlib.figure import Figure
 
 from kvlab.plots import GRID, INK, SETTINGS, style
 
+from ..core.results import write_file
+
+NOBODY = {"Software": None}  # so that a picture is the same bytes every time
+
 
 def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
     """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
@@ -63,6 +67,7 @@ def _label(axes, name: str, point, place, arrow: dict, **how) -> None:
         textcoords="axes fraction",
         arrowprops={"arrowstyle": "-", "lw": 0.7, "shrinkA": 0} | arrow,
         annotation_clip=False,
+        parse_math=False,
         **how,
     )
 
@@ -127,8 +132,8 @@ def against_context(rows: list[dict]) -> Figure:
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["context"])
         colour, marker, line = style(method)
         xs, ys = [r["context"] for r in mine], [r["decode_ms"] for r in mine]
-        low = [y - r["decode_ms_min"] for y, r in zip(ys, mine, strict=True)]
-        high = [r["decode_ms_max"] - y for y, r in zip(ys, mine, strict=True)]
+        low = [y - r.get("decode_ms_min", y) for y, r in zip(ys, mine, strict=True)]
+        high = [r.get("decode_ms_max", y) - y for y, r in zip(ys, mine, strict=True)]
         spread = [[max(v, 0) for v in low], [max(v, 0) for v in high]]
         axes.errorbar(
             xs, ys, yerr=spread, color=colour, marker=marker, ls=line, lw=1.5, ms=6, mec=INK, mew=0.5,
@@ -164,16 +169,23 @@ def draw(make, path: Path) -> str:
     with matplotlib.rc_context(SETTINGS):
         figure, text = make(), io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None}, **look)
-        path.with_suffix(".svg").write_text(text.getvalue(), encoding="utf-8")
-        figure.savefig(path.with_suffix(".png"), dpi=160, metadata={"Software": None}, **look)
+        write_file(path.with_suffix(".svg"), text.getvalue())
+        write_file(path.with_suffix(".png"), picture(figure, "png", dpi=160, metadata=NOBODY, **look))
     return text.getvalue()
+
+
+def picture(figure: Figure, form: str, **how) -> bytes:
+    """A figure's file."""
+    made = io.BytesIO()
+    figure.savefig(made, format=form, **how)
+    return made.getvalue()
 
 
 def save(figure: Figure, stem: Path) -> None:
     """Write a study's figure as STEM.svg and STEM.png, the same bytes every time."""
     with matplotlib.rc_context(SETTINGS):
-        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None})
-        figure.savefig(stem.with_suffix(".png"), dpi=144, metadata={"Software": None})
+        write_file(stem.with_suffix(".svg"), picture(figure, "svg", metadata={"Date": None}))
+        write_file(stem.with_suffix(".png"), picture(figure, "png", dpi=144, metadata=NOBODY))
 
 
 def for_page(svg: str, name: str, title: str) -> str:

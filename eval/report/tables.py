@@ -7,6 +7,7 @@ that of the difference, not of two separate means.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +15,8 @@ import numpy as np
 import kvlab
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
-from ..core.results import SPEED
+from ..core.alike import SPEED
+from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
 
 SURE = 2.0  # standard errors beyond which a difference from full is marked
@@ -47,6 +49,7 @@ class Board:
     mean: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # method -> accuracy
     speed: list[dict] = field(default_factory=list)
     cells: list[dict] = field(default_factory=list)
+    left_out: str = ""  # a line about cells of this model that may not stand beside these
 
     @property
     def scored(self) -> set[str]:
@@ -93,12 +96,19 @@ def order(names, known) -> list[str]:
     return sorted(names, key=lambda name: place.get(method_name(name), len(place)))
 
 
-def boards(cells: list[dict]) -> list[Board]:
-    """One board per model, in the order of the cells."""
+def tabled(cells: Iterable[dict]) -> list[dict]:
+    """The cells that the tables are made of: not those of studies."""
+    return [cell for cell in cells if "metrics" in cell or cell["task"].startswith(SPEED)]
+
+
+def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Board]:
+    """One board per model, in the order of the cells, which may stand in one table (`core.alike`); left_out:
+    {model: a line about its other cells}."""
     found: dict[str, Board] = {}
-    for cell in (c for c in cells if "metrics" in c or c["task"].startswith(SPEED)):  # not those of studies
+    for cell in tabled(cells):
         found.setdefault(cell["model"], Board(cell["model"])).cells.append(cell)
     for board in found.values():
+        board.left_out = (left_out or {}).get(board.model, "")
         known = [*kvlab.METHODS, *BASELINES]
         board.methods = order((c["method"] for c in board.cells), known)
         scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c["metrics"]]
@@ -112,11 +122,6 @@ def boards(cells: list[dict]) -> list[Board]:
                 board.agreement[cell["method"]] = {row["metric"]: row for row in cell["metrics"]}
         _accuracy(board, {(c["method"], c["task"]): c for c in scored})
     return sorted(found.values(), key=lambda board: not board.tasks)
-
-
-def is_share(metric: dict) -> bool:
-    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
-    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
 
 
 def _accuracy(board: Board, cells: dict) -> None:
@@ -181,24 +186,6 @@ def paired(values: list, reference: list) -> tuple[float, float] | None:
     return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps)))
 
 
-def shown(row: dict) -> str:
-    """A metric's value as it is printed: shares in per cent with one decimal."""
-    if row["value"] is None:
-        return "n/a"
-    if is_share(row):
-        return f"{100 * row['value']:.1f}"
-    return f"{row['value']:.3g}" if abs(row["value"]) < 1000 else f"{row['value']:.0f}"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units: 950 B, 6.9 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
 def headline(board: Board) -> str:
     """The main result in one or two sentences, computed from the numbers."""
     parts = []
@@ -229,3 +216,60 @@ def headline(board: Board) -> str:
                 f"({slow['decode_ms']:.0f} ms instead of {full['decode_ms']:.1f})."
             )
     return " ".join(parts) or f"Results for {board.model}."
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units: 950 B, 6.9 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def share(value: float | None) -> str:
+    """A share in per cent: 12.5 %, 0."""
+    return "–" if value is None else "0" if value == 0 else f"{100 * value:.1f} %"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One number of the speed table. A row of an older cell that lacks it shows "–".
+
+    key: in a row of speed.json. head, unit: two lines at its top on the page. terminal: these in the
+    terminal, None where it is for the page only. `{context}` stands for the context in them. text: value ->
+    what is printed. everywhere: shown at every context, not only the longest. spread: the page shows KEY_min
+    and KEY_max too.
+    """
+
+    key: str
+    head: str
+    unit: str
+    terminal: str | None
+    text: Callable[[float], str]
+    everywhere: bool = False
+    spread: bool = False
+
+    def shown(self, row: dict | None) -> str:
+        value = (row or {}).get(self.key)
+        return "–" if value is None else self.text(value)
+
+    def range(self, row: dict | None) -> str:
+        """[smallest, largest repeat], or nothing where these are not told."""
+        ends = [(row or {}).get(f"{self.key}_{end}") for end in ("min", "max")]
+        return f"[{self.text(ends[0])}, {self.text(ends[1])}]" if self.spread and None not in ends else ""
+
+    def at(self, contexts: list[int]) -> list[int]:
+        """The contexts at which it is shown."""
+        return contexts if self.everywhere else contexts[-1:]
+
+
+COLUMNS = (
+    Column("decode_ms", "decode", "ms/token at {context}", "ms/tok\n@{context}", "{:.2f}".format, True, True),
+    Column("prefill_ms", "prefill", "ms at {context}", None, "{:.0f}".format),
+    Column("device_bytes", "device", "at {context}", None, size),
+    Column("host_bytes", "host", "at {context}", None, size),
+    Column("moved_bytes", "moved", "per step", None, size),
+    Column("read_gbps", "read", "GB/s", "read\nGB/s", "{:.1f}".format),
+    Column("fraction_of_bandwidth", "of the", "bandwidth", None, share),
+)

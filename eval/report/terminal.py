@@ -1,69 +1,93 @@
-"""The report's tables in the terminal; each fits 80 columns with the default tasks."""
+"""The report's tables in the terminal; where one is too wide, its last columns follow below.
+
+Columns of the speed table come from `tables.COLUMNS`.
+"""
 
 from __future__ import annotations
 
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
+from rich.text import Text
 
-from .tables import Board, headline
+from .tables import COLUMNS, Board, headline
+
+Columns = list[tuple[str, list]]  # (head, a text for every method)
 
 
 def print_tables(board: Board, console: Console) -> None:
     """The headline, accuracy, and what it costs."""
-    console.print(f"\n{board.model}: {headline(board)}\n", style="bold")
+    console.print(Text(f"\n{board.model}: {headline(board)}\n", style="bold"))
+    if board.left_out:
+        console.print(Text(f"{board.left_out}\n"), soft_wrap=True)
     if board.tasks:
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-        table.add_column("method", no_wrap=True)
-        for task in board.tasks:
-            label = board.metric[task]["metric"].split(",")[0]
-            label = {"exact_match": "exact", "word_perplexity": "ppl"}.get(label, label)
-            table.add_column(f"{task}\n{label}".replace("_em\n", "\n"), justify="right", no_wrap=True)
-        for method in board.methods:
-            if method in board.scored:
-                table.add_row(method, *(_mark(board, method, task) for task in board.tasks))
-        console.print(table)
+        _print([method for method in board.methods if method in board.scored], _scores(board), console)
         console.print("Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full (2 stderr).\n")
     if board.bytes or board.speed or board.agreement:
-        console.print(_costs(board))
+        _print(board.methods, _costs(board), console)
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
 
 
-def _mark(board: Board, method: str, task: str) -> str:
+def _scores(board: Board) -> Columns:
+    columns = []
+    for task in board.tasks:
+        label = board.metric[task]["metric"].split(",")[0]
+        label = {"exact_match": "exact", "word_perplexity": "ppl"}.get(label, label)
+        texts = [_mark(board, method, task) for method in board.methods if method in board.scored]
+        columns.append((f"{task}\n{label}".replace("_em\n", "\n"), texts))
+    return columns
+
+
+def _mark(board: Board, method: str, task: str) -> Text:
     entry = board.entries.get((method, task))
     if entry is None:
-        return "–  "
+        return Text("–  ")
     sign = "▲" if entry.best else "▼" if entry.worst else " "
     style = "bold" if entry.best else "dim" if entry.worst else ""
-    text = f"{entry.text}{'*' if entry.differs else ' '}{sign}"
-    return f"[{style}]{text}[/]" if style else text
+    return Text(f"{entry.text}{'*' if entry.differs else ' '}{sign}", style=style)
 
 
-def _costs(board: Board) -> Table:
-    contexts = list(dict.fromkeys(board.contexts[:1] + board.contexts[-1:]))
+def _costs(board: Board) -> Columns:
+    columns = []
+    if board.bytes:
+        shares = [board.bytes.get(method) for method in board.methods]
+        for head in ("device\nheld", "host\nheld", "moved\n/step"):
+            name = f"{head.split()[0]}_bytes"
+            columns.append((head, [f"{100 * share[name]:.1f}" if share else "–" for share in shares]))
+    if board.agreement:
+        rows = [board.agreement.get(method) for method in board.methods]
+        top1 = [f"{100 * row['top1']['value']:.2f}" if row else "–" for row in rows]
+        kl = [f"{row['kl']['value']:.4f}" if row else "–" for row in rows]
+        columns += [("top-1\nagree", top1), ("KL\nnats", kl)]
+    ends = list(dict.fromkeys(board.contexts[:1] + board.contexts[-1:]))
+    for column in COLUMNS:
+        for context in column.at(ends) if column.terminal else ():
+            texts = [column.shown(board.timing(method, context)) for method in board.methods]
+            columns.append((column.terminal.format(context=context), texts))
+    return columns
+
+
+def _print(methods: list[str], columns: Columns, console: Console) -> None:
+    """As many columns side by side as the console has room for, so that nothing is cropped."""
+    unlimited = console.options.update(width=10**4)
+
+    def fits(some: Columns) -> bool:
+        return Measurement.get(console, unlimited, _table(methods, some)).maximum <= console.width
+
+    while columns:
+        count = len(columns)
+        while count > 1 and not fits(columns[:count]):
+            count -= 1
+        console.print(_table(methods, columns[:count]))
+        columns = columns[count:]
+
+
+def _table(methods: list[str], columns: Columns) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
-    heads = ["device\nheld", "host\nheld", "moved\n/step"] if board.bytes else []
-    heads += ["top-1\nagree", "KL\nnats"] if board.agreement else []
-    heads += [f"ms/tok\n@{context}" for context in contexts]
-    heads += ["read\nGB/s"] if contexts else []
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    for method in board.methods:
-        cells = []
-        if board.bytes:
-            shares = board.bytes.get(method)
-            names = ("device_bytes", "host_bytes", "moved_bytes")
-            cells += [f"{100 * shares[name]:.1f}" if shares else "–" for name in names]
-        if board.agreement:
-            row = board.agreement.get(method)
-            top1, kl = (row["top1"]["value"], row["kl"]["value"]) if row else (None, None)
-            cells += [f"{100 * top1:.2f}", f"{kl:.4f}"] if row else ["–", "–"]
-        for context in contexts:
-            row = board.timing(method, context)
-            cells.append(f"{row['decode_ms']:.2f}" if row else "–")
-        if contexts:
-            row = board.timing(method, contexts[-1])
-            cells.append(f"{row['read_gbps']:.1f}" if row else "–")
-        table.add_row(method, *cells)
+    for head, _ in columns:
+        table.add_column(Text(head), justify="right", no_wrap=True)
+    for method, *texts in zip(methods, *(texts for _, texts in columns), strict=True):
+        table.add_row(Text(method), *texts)
     return table

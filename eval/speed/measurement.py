@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from ..core import workers
+from ..core.alike import SPEED
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, OfMethods, natural, option
-from ..core.results import SPEED
 from .baselines import baselines
 
 REPEATS = 2
@@ -58,7 +59,23 @@ class Speed(OfMethods):
 
     @property
     def contexts(self) -> tuple[int, ...]:
+        longest = self.longest
+        return tuple(context for context in self.asked if longest is None or context <= longest)
+
+    @property
+    def asked(self) -> tuple[int, ...]:
+        """The suite's contexts, whatever the model takes."""
         return CONTEXTS[self.suite][: 1 if self.limit else None]
+
+    @property
+    def longest(self) -> int | None:
+        """Tokens that the model takes, where its configuration says so."""
+        return None if self.wide else context_limit(self.model)
+
+    def notes(self) -> list[str]:
+        over = [str(context) for context in self.asked if context not in self.contexts]
+        said = f"speed at {', '.join(over)} tokens is left out: {self.model_name} takes {self.longest}"
+        return [said] if over else []
 
     def check(self) -> None:
         if self.suite not in CONTEXTS:
@@ -145,10 +162,27 @@ class Speed(OfMethods):
             for worker in timed.values():
                 worker.stop()
 
-    def write(self, store, show) -> None:
+    def result(self, found: dict) -> str:
+        return f"{found['rows'][0]['decode_ms']:.2f} ms per token"
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
         from .. import report
 
-        report.write(store)
+        report.write(store, wanted)
+
+
+@cache
+def context_limit(name: str | None) -> int | None:
+    """Tokens that a model takes, from its configuration; None where that does not say."""
+    from transformers import AutoConfig
+
+    from kvlab.models import source_of
+
+    try:
+        config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
+    except Exception:  # whoever loads the model says what is wrong
+        return None
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def context_of(cell: Cell) -> int:

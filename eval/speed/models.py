@@ -46,7 +46,7 @@ def load(options: dict, attention: str):
         return kvlab.load(options["model"], device=device, dtype=options.get("dtype"))[0]
     dtype = options.get("dtype") or ("float32" if device == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(
-        source_of(options["model"]), attn_implementation=attention, dtype=dtype
+        source_of(options["model"]), attn_implementation=attention, dtype=dtype, trust_remote_code=False
     )
     return model.to(device).eval()
 

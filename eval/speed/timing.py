@@ -1,11 +1,16 @@
 """Timing one method in one process: kvlab's loop, or transformers' caches through `generate`.
 
-    prefill_ms   prompt of (context - STEPS) tokens, one row: median over repeats
+Everything here times a batch of one row.
+
+    prefill_ms   prompt of (context - STEPS) tokens: median over repeats
     decode_ms    one token: median over the steps of all repeats; decode_ms_min and _max are the
                  smallest and largest of the repeats' own medians
     bytes        allocated by the cache after the last step, on device and host; moved by that step
     read_gbps    bytes a step must read (weights once, cache as held, bytes moved) / its time, 10^9 B/s
     fraction_of_bandwidth   read_gbps / the machine's measured read bandwidth
+
+`Ours.measure` and `Theirs.measure` return what one repeat found, `summarize` makes the numbers of these. What
+it returns goes into the cell and into speed.json as it is; `eval/report/tables.py` says what is shown.
 
 transformers' caches (see `baselines.py`) run with its own sdpa attention on a model of their own.
 """
@@ -130,7 +135,7 @@ def setup(options: dict, report: Callable) -> Callable:
 
 
 def summarize(context: int, found: list[dict], about: dict, bandwidth: float) -> dict:
-    """One row of speed.json from the repeats of one method at one context."""
+    """One entry of speed.json from the repeats of one method at one context."""
     steps = [ms for one in found for ms in one["steps_ms"]]
     medians = [statistics.median(one["steps_ms"]) for one in found]
     prefill = [one["prefill_ms"] for one in found]

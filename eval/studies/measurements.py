@@ -142,7 +142,7 @@ class Attention(Measurement):
 
         return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
 
-    def write(self, store, show) -> None:
+    def write(self, store, show, wanted: list[Cell]) -> None:
         from ..report.studies import write_attention
 
         write_attention([store.load(cell) for cell in self.cells()], store.out)

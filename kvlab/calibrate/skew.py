@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import scratch
 from ..attention import recorded
 from ..models import calibration_ids, prepare
 
@@ -33,14 +34,15 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     """The skewing matrices of every layer, from one pass over calibration tokens (`[[id, ...]]`).
 
     Without ids: `models.calibration_ids(model)`. Computed once per model and calibration text; those of a
-    larger model are also written to `folder()`, under a hash of model and text, and found there next time.
+    larger model are also written to `scratch.folder("skew")`, under a hash of model and text, and found there
+    next time.
     """
     ids = calibration_ids(model) if ids is None else torch.tensor(ids)
     key = (tuple(ids.flatten().tolist()), model.dtype)
     known = _skews.setdefault(model, {})
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
-        file = None if small else folder() / f"{fingerprint(model, ids)}.pt"
+        file = None if small else scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
         known[key] = _read(file, model)
         if known[key] is None:
             known[key] = _calibrate(model, ids)
@@ -55,12 +57,6 @@ def _calibrate(model, ids: Tensor) -> list[Tensor]:
         queries = layer.query[0].unflatten(0, (kv_heads, -1)).flatten(1, 2)  # [kv_heads, group * tokens, d]
         made.append(skewing_matrices(queries))
     return made
-
-
-def folder() -> Path:
-    """Where matrices are kept between runs: `$KVLAB_CACHE`, or kvlab in the user's cache folder."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("KVLAB_CACHE") or Path(home) / "kvlab") / "skew"
 
 
 def fingerprint(model, ids: Tensor) -> str:

@@ -9,13 +9,17 @@ from torch import Tensor
 
 from ..policy import Policy, State, check_fraction_or_count, resolve_budget
 
+FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
+
 
 @dataclass(frozen=True)
 class Keep(Policy):
     """Hold on to the `budget` tokens with the highest `score`, row by row and head by head.
 
-    A new method overrides `score`. One that wants to `observe` attention sets `watches = True` and names in
-    `per_slot` (or `per_row`) what it remembers: `layer.state` then has it, and it follows the tokens.
+    A new method overrides `score`. The newest token is held whatever its score. A method that wants to
+    `observe` attention sets `watches = True` and names in `per_slot` (or `per_row`) what it remembers:
+    `layer.state` then has it, and it follows the tokens. A dataclass where there are parameters besides
+    `budget` (`keep/sinks.py`), a plain class where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
     shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
@@ -38,7 +42,7 @@ class Keep(Policy):
 
     def start(self, layer) -> State:
         """`limits`: tokens that each row may hold, known after the prefill, and what the method declares."""
-        return State(self, (*self.per_row, "limits"), self.per_slot)
+        return KeepState(self, (*self.per_row, "limits"), self.per_slot)
 
     def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
@@ -47,8 +51,13 @@ class Keep(Policy):
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
 
-        `layer` is a `View`: `slot_positions` `[batch, kv_heads, slots]` (-1: empty), `lengths` (tokens seen
-        per row), `store.read(device)`, `state` and more.
+        `layer` is a `View`. A score can be made from the attention received (what `observe` wrote to
+        `layer.state`), from `layer.slot_positions` `[batch, kv_heads, slots]` (-1: empty) and `layer.lengths`
+        (tokens seen per row), or from the keys:
+        `keys, values = layer.store.read(layer.slot_positions.device)`, `[batch, kv_heads, slots, head_dim]`
+        each, decoded; on a host this brings all of both to the device at every pass, which is not counted as
+        moved. Scores that differ by rounding only must be made equal (`score.round(decimals=3)`), or a padded
+        batch and a single row choose differently. What an empty slot scores does not matter.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
@@ -57,9 +66,9 @@ class Keep(Policy):
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
     def choose(self, layer) -> Tensor | None:
-        """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer;
-        None when nothing has to go."""
-        if layer.state.limits is None:  # the first pass: the prompt
+        """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer; None when
+        nothing has to go. The newest token always stays."""
+        if layer.state.limits is None:  # the prompt has ended
             layer.state.limits = self.limits(layer)
         elif self.once:
             return None
@@ -67,7 +76,9 @@ class Keep(Policy):
         if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
             return None
         positions = layer.slot_positions
-        score, slots = self.score(layer).float().masked_fill(positions < 0, -torch.inf), positions.shape[2]
+        newest, slots = positions == positions.amax(-1, keepdim=True), positions.shape[2]
+        score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
+        score = score.masked_fill(positions < 0, -torch.inf)
         if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
             return _all_but_the_lowest(score)  # the usual decode step
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(limits)]
@@ -89,6 +100,35 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
     lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
     index = torch.arange(slots - 1, device=score.device)
     return index + (index >= lowest)
+
+
+class KeepState(State):
+    """What a keep remembers of one layer. last: see `LastQueries`."""
+
+    states = ("last",)
+
+    def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
+        super().__init__(policy, per_row, per_slot)
+        self.last = LastQueries(policy)
+
+
+class LastQueries(State):
+    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`.
+
+    query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding); None until there are some.
+    """
+
+    per_row = ("query", "positions")
+
+    def note(self, query: Tensor, positions: Tensor) -> None:
+        """The queries of one more pass `[batch, heads, tokens, head_dim]`, and their positions."""
+        if self.query is not None:
+            query = torch.cat([self.query, query], dim=2)
+            positions = torch.cat([self.positions, positions], dim=1)
+        newest = positions.argsort(dim=1)[:, -self.policy.last_queries :]  # each row's own, padding first
+        rows = torch.arange(len(query), device=query.device)[:, None]
+        self.query = query.transpose(1, 2)[rows, newest].transpose(1, 2)
+        self.positions = positions.gather(1, newest)
 
 
 class KeepAll(Keep):

@@ -42,7 +42,7 @@ class H2O(Keep):
 
     def score(self, layer) -> Tensor:
         received, limits = layer.state.received, layer.state.limits
-        window = torch.tensor([max(1, int(limit * self.recent)) for limit in limits], device=received.device)
+        window = torch.tensor([int(limit * self.recent) for limit in limits], device=received.device)
         lengths = torch.tensor(layer.lengths, device=received.device)
         oldest_recent = (lengths - window).view(-1, 1, 1)
         return torch.where(layer.slot_positions >= oldest_recent, torch.inf, received)

@@ -51,8 +51,6 @@ class Pool(Keep):
 
     def observe(self, layer, received: Tensor | None) -> None:
         """Count the fetches of the pass that just ended."""
-        if layer.more:
-            return
         state, positions = layer.state, layer.slot_positions
         state.step += 1
         new = positions.shape[2] - (0 if state.used is None else state.used.shape[2])

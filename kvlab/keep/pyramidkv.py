@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..policy import resolve_budget
@@ -23,7 +24,7 @@ class PyramidKV(SnapKV):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.beta, int | float) or not self.beta >= 1:
+        if not isinstance(self.beta, int | float) or not 1 <= self.beta < math.inf:
             raise ValueError(f"beta={self.beta!r}: expected a number of at least 1")
 
     def share(self, index: int, layers: int) -> float:

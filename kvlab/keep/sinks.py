@@ -28,7 +28,4 @@ class Sinks(Keep):
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
-        # A budget no larger than the sinks still leaves room for the newest token.
-        sinks = [min(self.sinks, limit - 1) for limit in layer.state.limits]
-        first = positions < torch.tensor(sinks, device=positions.device).view(-1, 1, 1)
-        return torch.where(first, torch.inf, positions.float())
+        return torch.where(positions < self.sinks, torch.inf, positions.float())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from .base import Keep
@@ -29,6 +28,4 @@ class TOVA(Keep):
         return slots
 
     def score(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        newest = positions == positions.amax(-1, keepdim=True)
-        return layer.state.weights.masked_fill(newest, torch.inf)
+        return layer.state.weights

@@ -90,7 +90,7 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
     kind = type(form), len(parts)
     if kind == (Float8, 1) and form.scales is None:
         return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
-    if kind != (Int, 2) or form.bits == 2 or not form.kernel_ready:
+    if kind != (Int, 2) or form.bits not in (4, 8) or not form.kernel_ready:
         return None
     codes, scales = parts
     groups = scales.shape[3]

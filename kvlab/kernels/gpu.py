@@ -117,11 +117,13 @@ def _merge(sums, weights, largest, out, splits, SHARE: tl.constexpr, D: tl.const
 
 
 def supports(form, head_dim: int) -> bool:
-    """Whether these kernels read a format: symmetric integers or 8-bit floats whose scales, if any, belong to
-    single tokens; head dimension and group are powers of two from 16 on."""
+    """Whether these kernels read a format: symmetric integers of 2, 4 or 8 bits, or 8-bit floats, whose
+    scales, if any, belong to single tokens; head dimension and group are powers of two from 16 on."""
     if not isinstance(form, Int | Float8) or head_dim & (head_dim - 1) or head_dim < 16:
         return False
     scales, bits = form.scales, getattr(form, "bits", 8)
+    if bits not in (2, 4, 8):
+        return False
     if scales is None:
         return True
     group = scales.group or head_dim

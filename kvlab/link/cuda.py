@@ -8,7 +8,7 @@ import statistics
 import torch
 from torch import Tensor
 
-from .base import Link, Transfer
+from .base import Link, Parcel, Transfer
 from .staging import Staging
 
 HOST, DEVICE = "host", "device"  # who gathers
@@ -21,9 +21,12 @@ class CudaLink(Link):
 
     Rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
     whose kernel reads them where they lie in pinned memory (needs triton). Both are tried, and the faster is
-    kept: `trial` tells what was found. Written for a GPU; where none is present, making one raises
+    kept: `trial` tells what was found. PCIe and NVLink check every packet (CRC), so contents are not compared
+    again. Written for a GPU; where none is present, making one raises
     ValueError.
     """
+
+    seals = False
 
     def __init__(self, device="cuda", timeout: float = 60.0):
         super().__init__(timeout)
@@ -42,8 +45,13 @@ class CudaLink(Link):
             transfer = super().fetch(parts, slots, **about)
         else:
             chosen = slots if slots is None else slots.to(self.device)
+            tokens = parts[0].shape[2] if slots is None else slots.shape[2]
+            parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
+            parcel.seal((), sums=False)
             ready = self._mark()
-            transfer = self._submit(lambda: self._gather(parts, chosen, ready), "device", **about)
+            transfer = self._submit(
+                lambda: self._gather(parts, chosen, ready), "device", parcel=parcel, **about
+            )
         self.trial.note(way, transfer)
         return transfer
 

@@ -16,7 +16,7 @@ class ModelledLink(Link):
 
     def __init__(self, bandwidth: float, latency: float = 10e-6, page: int | None = None, timeout=60.0):
         super().__init__(timeout)
-        if not isinstance(bandwidth, int | float) or not bandwidth > 0:
+        if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
             raise ValueError(f"bandwidth={bandwidth!r}: expected a positive number of bytes per second")
         if not isinstance(latency, int | float) or not 0 <= latency < math.inf:
             raise ValueError(f"latency={latency!r}: expected seconds, 0 or more")

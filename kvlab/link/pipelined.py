@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import torch
@@ -41,8 +40,8 @@ class PipelinedState(HostState):
     def _write_back(self, layer, rows: list[int]) -> None:
         keys, values = self.new
         if self.uncommitted > 1:  # a prompt: the device lets one layer go before the next is written out
-            previous, self.link.uncommitted = self.link.uncommitted, functools.partial(self.commit, layer)
-            previous()
+            before = _before(layer)
+            before.place.commit(before)
         size = self.bytes_of(layer, rows)
         self.writing = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
 
@@ -92,14 +91,14 @@ class PipelinedState(HostState):
     def read(self, layer, query: Tensor):
         self._prefetch_next(layer)
         slots, newest = self.select(layer, query), query.shape[2]
-        if self.policy.fetch.on_device(self.view(layer)):
+        if self.on_device(layer):
             if self.new is not None:
                 layer.store.add(*self.new)
                 self.new = None
             return layer.store, None
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))
         held, slots = self._receive(layer, slots)
-        if newest > 1:
+        if self.reads_all(layer, query):
             return self.extended(layer, query, held), None
         if slots is not None:
             slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
@@ -145,3 +144,11 @@ class PipelinedState(HostState):
         yield from super().tensors()
         if not self.link.staging.pinned:
             yield from self.link.staging.buffers
+
+
+def _before(layer):
+    """The layer that attended last; before the first one the last, in the pass before."""
+    found = layer
+    while found.following is not layer:
+        found = found.following
+    return found

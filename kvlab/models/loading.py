@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import scratch
 from ..attention import NAME, register
 from .shape import ModelShape
 
@@ -29,6 +30,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
     or damaged, weights are missing or of another shape than the model's, or the model does not use
     transformers' attention interface.
     """
+    scratch.settle()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     source = source_of(name_or_path)
@@ -43,7 +45,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
             raise ValueError(f"dtype={dtype!r}: expected a torch dtype such as float32 or bfloat16")
         dtype = getattr(torch, dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(
             f"no tokenizer could be loaded from {str(source)!r}: {_first_line(error)}"
@@ -52,7 +54,9 @@ def load(name_or_path=None, *, device=None, dtype=None):
     try:
         if embedded:
             logging.disable_progress_bar()  # a bar for a fifth of a second
-        model, found = AutoModelForCausalLM.from_pretrained(source, dtype=dtype, output_loading_info=True)
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source, dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
     finally:
@@ -104,6 +108,7 @@ def prepare(model):
     """
     from transformers import PreTrainedConfig
 
+    scratch.settle()
     register()
     if model not in _prepared:
         copies: dict = {}

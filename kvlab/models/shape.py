@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def other_model(made_for) -> str:
+    """Why a cache serves no other model than the one it was made for (None: that one is gone)."""
+    name = "model that is gone" if made_for is None else f"model, a {type(made_for).__name__}"
+    return f"this cache was made for another {name}: kvlab.make_cache(model, ...) makes one for this model"
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder's shape, by one set of names for all families.

@@ -41,6 +41,9 @@ class DeviceState(State):
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         """Called once after the prompt: query and keys `[batch, heads or kv_heads, tokens, head_dim]`."""
 
+    def end_prefill(self, layer) -> None:
+        """Called when a prompt that came in several passes has ended."""
+
     def append(self, layer, keys: Tensor) -> None:
         """Called for every later pass with its new keys `[batch, kv_heads, tokens, head_dim]`."""
 

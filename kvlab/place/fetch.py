@@ -40,14 +40,18 @@ class Fetch(Policy):
         return None
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
-        """Called once after the prompt: query and keys `[batch, heads or kv_heads, tokens, head_dim]`."""
+        """Called once after the prompt, or its first pass (see `extend`): query and keys `[batch, heads or
+        kv_heads, tokens, head_dim]`."""
+
+    def end_prefill(self, layer) -> None:
+        """Called when a prompt that came in several passes has ended."""
 
     def append(self, layer, keys: Tensor) -> None:
         """Called for every later pass with its new keys `[batch, kv_heads, tokens, head_dim]`."""
 
     def extend(self, layer, query: Tensor, keys: Tensor) -> None:
-        """Called when a pass of several tokens has read all keys `[batch, kv_heads, slots, head_dim]`:
-        perhaps more of the prompt."""
+        """Called when a pass of several tokens, or of more of the prompt (`layer.in_prompt`), has read all
+        keys `[batch, kv_heads, slots, head_dim]`."""
 
     def on_device(self, layer) -> bool:
         """Whether the layer's tokens are still on the device from the last step."""

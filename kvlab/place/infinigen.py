@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +22,8 @@ def _sum(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
     return (queried + keyed).topk(count, dim=-1).indices
 
 
-def _query(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
-    return queried.topk(count, dim=-1).indices
+def _first_query(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
+    return queried[:1].topk(count, dim=-1).indices.expand(len(queried), -1, -1)
 
 
 def _union(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
@@ -34,10 +35,29 @@ def _union(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
     return columns.masked_fill(chosen.gather(-1, columns) == 0, -1)
 
 
-# How the columns of the partial query and key are chosen from the sums over the prompt of |Q~| and |K~|,
-# `[batch, kv_heads, head_dim]` each. The official code's rehearsal besides uses the norm of the layer before,
-# and one count of tokens for the whole batch.
-VARIANTS = {"paper": _sum, "official-speed": _query, "official-accuracy": _union}
+@dataclass(frozen=True)
+class Variant:
+    """Where the paper and the official code (github.com/snu-comparch/InfiniGen) part.
+
+    columns: chosen from the sums over the prompt of |Q~| and |K~|, `[batch, kv_heads, head_dim]` each.
+    official: int(ratio * d) columns where the paper's ratio is rounded; a rehearsal on what the layer before
+    has normed; one count of tokens for the whole batch, the mean over all rows and heads rounded down.
+    within(score, threshold): whether a token is counted. one_threshold: that of the first row's first head
+    serves all.
+    """
+
+    columns: Callable[[Tensor, Tensor, int], Tensor]
+    official: bool = True
+    within: Callable[[Tensor, Tensor], Tensor] = torch.gt
+    one_threshold: bool = False
+
+
+VARIANTS = {
+    "paper": Variant(_sum, official=False),
+    "official-speed": Variant(_first_query),  # speedup/infinigen
+    "official-accuracy": Variant(_union, within=torch.ge),  # accuracy/src/modeling_opt_ours.py
+    "official-accuracy-llama": Variant(_union, within=torch.ge, one_threshold=True),  # modeling_llama_ours.py
+}
 
 
 @dataclass(frozen=True)
@@ -55,13 +75,16 @@ class InfiniGen(TopK):
     how far below the head's best guessed score (after scaling) a token may lie (the paper: 4 for OPT, 5 for
     Llama-2; inf: cap alone decides). ratio: part of the head dimension used for the guess (0.3 in the paper).
     calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
-    variant: "paper", or one of `VARIANTS` after the official code.
+    variant: "paper", or what the official code does instead (`VARIANTS`): "official-speed" takes the columns
+    with the largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and
+    by |K~|, and "official-accuracy-llama" besides one threshold, that of the first head of the first row, for
+    all heads (docs/offloading.md has the list, and what is followed in no variant).
     In a model that `fold` has changed, queries and keys come out skewed; in others they are rotated at run
     time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
     count is rounded up.
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
-    cache; `skew`, the layer's matrices A (None: nothing to rotate); while the prompt is `open`, `sums` of
-    |Q~| so far `[batch, kv_heads, d]`; `guessed`, slots to fetch at the coming step.
+    cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
+    `sums` of |Q~| so far `[batch, kv_heads, d]`; `guessed`, slots to fetch at the coming step.
     """
 
     full_layers: int = 2
@@ -106,14 +129,18 @@ class InfiniGen(TopK):
     def extend(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.whole(layer.index):
             return
-        if layer.state.open:  # the prompt goes on
+        if layer.in_prompt:
             self._choose_columns(layer, query, keys)
         else:
             layer.state.append(keys[:, :, -query.shape[2] :])
 
     def append(self, layer, keys: Tensor) -> None:
-        if not self.whole(layer.index) and keys.shape[2] == 1:  # more than one: see `extend`
+        if not self.whole(layer.index) and keys.shape[2] == 1 and not layer.in_prompt:  # else: see `extend`
             layer.state.append(keys)
+
+    def end_prefill(self, layer) -> None:
+        if not self.whole(layer.index):
+            layer.state.sums = None
 
     def _choose_columns(self, layer, query: Tensor, keys: Tensor) -> None:
         """By all queries and keys of the prompt so far: these queries, and all keys."""
@@ -124,15 +151,16 @@ class InfiniGen(TopK):
         asked = real if layer.some_empty is None else real[:, :, -query.shape[2] :]
         queried = (query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) * asked).sum(2)
         queried = queried if state.sums is None else queried + state.sums
-        count = max(1, round(self.ratio * keys.shape[-1]))
-        state.columns = VARIANTS[self.variant](queried, keyed, count)
+        rule, count = VARIANTS[self.variant], self.ratio * keys.shape[-1]
+        count = max(1, int(count) if rule.official else round(count))
+        state.columns = rule.columns(queried, keyed, count)
         state.partial = Roomy().start(layer)
         state.append(keys)
-        state.open, state.sums = layer.more, queried if layer.more else None
+        state.sums = queried if layer.prefilling else None
 
     def speculate(self, layer, query) -> Tensor | None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""
-        asked = query() if self.variant == "paper" else query(norm=layer.index - 1)
+        asked = query(norm=layer.index - 1) if VARIANTS[self.variant].official else query()
         guess, partial = layer.state.partial_columns(asked), layer.state.partial_keys
         scores = true_scores(guess, partial, layer.scaling, layer.some_empty, layer.softcap)
         counts = self.how_many(scores, self.caps(layer, appended=0))
@@ -143,12 +171,13 @@ class InfiniGen(TopK):
         """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`."""
         if self.alpha == math.inf:
             return caps
-        near = scores > scores.amax(-1, keepdim=True) - self.alpha
-        wanted = near.sum(-1)  # [batch, heads]
-        if self.variant != "paper":  # the official code: one count for all rows
-            wanted = wanted.flatten().expand(len(caps), -1)
-        means = [math.ceil(sum(heads) / len(heads)) for heads in wanted.tolist()]
-        return [max(1, min(pair)) for pair in zip(caps, means, strict=True)]
+        rule, threshold = VARIANTS[self.variant], scores.amax(-1, keepdim=True) - self.alpha
+        wanted = rule.within(scores, threshold[:1, :1] if rule.one_threshold else threshold).sum(-1)
+        if rule.official:
+            counts = [int(wanted.sum()) // wanted.numel()] * len(caps)
+        else:
+            counts = [math.ceil(sum(heads) / len(heads)) for heads in wanted.tolist()]
+        return [max(1, min(pair)) for pair in zip(caps, counts, strict=True)]
 
     def select(self, layer, query: Tensor) -> Tensor | None:
         if self.whole(layer.index):
@@ -163,7 +192,11 @@ class InfiniGenState(State):
     per_row = ("columns", "sums", "guessed")
     states = ("partial",)
     shared = ("skew",)
-    open = False
+
+    @property
+    def fewer(self) -> bool:
+        """Whether a head may have fewer columns than others."""
+        return VARIANTS[self.policy.variant].columns is _union
 
     @property
     def partial_keys(self) -> Tensor:
@@ -186,4 +219,4 @@ class InfiniGenState(State):
         """The chosen columns of x A, zero where there is none."""
         columns = self.columns.repeat_interleave(x.shape[1] // self.columns.shape[1], dim=1).unsqueeze(2)
         taken = self.skewed(x).gather(3, columns.clamp(min=0).expand(-1, -1, x.shape[2], -1))
-        return taken if self.policy.variant != "official-accuracy" else taken.masked_fill(columns < 0, 0.0)
+        return taken.masked_fill(columns < 0, 0.0) if self.fewer else taken

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..policy import State
@@ -27,13 +28,13 @@ class OnDemand(Fetch):
     fault: float = 2e-6
 
     def __post_init__(self):
-        if not isinstance(self.memory, int | float) or not self.memory >= 0:
+        if not isinstance(self.memory, int | float) or not 0 <= self.memory < math.inf:
             raise ValueError(
                 f"memory={self.memory!r}: expected tokens, or a fraction of the prompt, 0 or more"
             )
         if not isinstance(self.page, int) or self.page < 1:
             raise ValueError(f"page={self.page!r}: expected a positive number of bytes")
-        if not isinstance(self.fault, int | float) or not self.fault >= 0:
+        if not isinstance(self.fault, int | float) or not 0 <= self.fault < math.inf:
             raise ValueError(f"fault={self.fault!r}: expected seconds, 0 or more")
 
     def start(self, layer) -> State:
@@ -43,6 +44,10 @@ class OnDemand(Fetch):
 
     def prefill(self, layer, query, keys) -> None:
         layer.state.limit = self.memory * max(layer.lengths) if self.memory <= 1 else self.memory
+
+    def extend(self, layer, query, keys) -> None:
+        if layer.in_prompt:
+            self.prefill(layer, query, keys)
 
     def on_device(self, layer) -> bool:
         fits = max(layer.rows_held) <= layer.state.limit

@@ -32,6 +32,9 @@ class HostState(DeviceState):
         layer.moved_bytes += self.bytes_of(layer, layer.rows_held)
         self.policy.fetch.prefill(self.view(layer), query, keys)
 
+    def end_prefill(self, layer) -> None:
+        self.policy.fetch.end_prefill(self.view(layer))
+
     def append(self, layer, keys: Tensor) -> None:
         self.policy.fetch.append(self.view(layer), keys)
 
@@ -46,9 +49,18 @@ class HostState(DeviceState):
         with layer.timed("selection"):
             return fetch.speculate(self.view(layer), query)
 
+    @staticmethod
+    def reads_all(layer, query: Tensor) -> bool:
+        """Whether a pass is no decode step: nothing is chosen for it, and it may teach the fetch policy."""
+        return query.shape[2] > 1 or layer.in_prompt
+
+    def on_device(self, layer) -> bool:
+        """Whether nothing needs to cross for this pass."""
+        return not layer.in_prompt and self.policy.fetch.on_device(self.view(layer))
+
     def select(self, layer, query: Tensor) -> Tensor | None:
         """What the fetch policy chooses for a decode step; None: everything."""
-        if query.shape[2] > 1:
+        if self.reads_all(layer, query):
             return None
         fetch = self.policy.fetch
         chosen_now = not fetch.whole(layer.index) and not fetch.speculates
@@ -57,12 +69,12 @@ class HostState(DeviceState):
 
     def read(self, layer, query: Tensor):
         slots, newest = self.select(layer, query), query.shape[2]
-        if self.policy.fetch.on_device(self.view(layer)):
+        if self.on_device(layer):
             return layer.store, None
         past = [rows - newest for rows in layer.rows_held]
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(past))  # written back
         layer.moved_bytes += self.bytes_of(layer, past if slots is None else slots)
-        if newest > 1:
+        if self.reads_all(layer, query):
             return self.extended(layer, query, layer.store), None
         return (layer.store, None) if slots is None else self.with_newest(layer, slots)
 
@@ -72,7 +84,7 @@ class HostState(DeviceState):
         return layer.store.pick(slots), slots
 
     def extended(self, layer, query: Tensor, held) -> Packed:
-        """What a pass of several tokens attends to, which the fetch policy may learn from."""
+        """What such a pass attends to, which the fetch policy may learn from."""
         held = Packed.of_numbers(*held.read(query.device))
         self.policy.fetch.extend(self.view(layer), query, held.keys[0])
         return held

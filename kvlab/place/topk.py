@@ -57,6 +57,8 @@ class TopK(Fetch):
 
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
+        if not isinstance(self.full_layers, int) or self.full_layers < 0:
+            raise ValueError(f"full_layers={self.full_layers!r}: expected a number of layers, 0 or more")
 
     def whole(self, index: int) -> bool:
         return index < self.full_layers

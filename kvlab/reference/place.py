@@ -33,29 +33,42 @@ def skew(queries: Tensor) -> Tensor:
     return torch.linalg.svd(queries).Vh.T
 
 
+def column_count(ratio: float, head_dim: int, variant: str = "paper") -> int:
+    """InfiniGen: columns that the guess is made of. The official code rounds down; at least one here."""
+    return max(1, round(ratio * head_dim) if variant == "paper" else int(ratio * head_dim))
+
+
 def columns(queries: Tensor, keys: Tensor, count: int, variant: str = "paper") -> list[int]:
     """InfiniGen, section 4.3: the columns of skewed Q and K that the guess is made of, after the prompt.
 
     queries `[group, tokens, head_dim]`, keys `[tokens, head_dim]`, skewed. "paper": the largest sums over the
-    prompt of |Q| (mean over the group) + |K|. After the official code: "official-speed": of |Q| alone;
-    "official-accuracy": the `count` best of |Q| and those of |K| together.
+    prompt of |Q| (mean over the group) + |K|. The official code: "official-speed": of |Q| alone, the queries
+    being those of the batch's first row; "official-accuracy" and "official-accuracy-llama": the `count` best
+    of |Q| and those of |K| together.
     """
     asked, held = queries.abs().mean(0).sum(0), keys.abs().sum(0)
     if variant == "official-speed":
         return best(asked, count)
-    if variant == "official-accuracy":
+    if variant.startswith("official-accuracy"):
         return sorted({*best(asked, count), *best(held, count)})
     return best(asked + held, count)
 
 
-def how_many(scores: list[Tensor], alpha: float, cap: int) -> int:
+def how_many(scores: list[Tensor], alpha: float, cap: int, variant: str = "paper") -> int:
     """InfiniGen, section 4.3: tokens to fetch, one number for all heads: the mean over the heads, rounded up,
     of how many guessed scores come within `alpha` of the head's best; at most `cap`, at least 1.
 
-    scores: `[past tokens]` of every query head.
+    scores: `[past tokens]` of every query head, in the official code those of all rows, one row after the
+    other. There the mean is rounded down; for accuracy a score that is exactly `alpha` away counts too, and
+    for Llama what is best in the first of all heads is the best of every head.
     """
-    near = [sum(float(s) > float(head.max()) - alpha for s in head) for head in scores]
-    return max(1, min(cap, math.ceil(sum(near) / len(near))))
+    near = []
+    for head in scores:
+        top = float((scores[0] if variant == "official-accuracy-llama" else head).max())
+        inside = [float(s) >= top - alpha if "accuracy" in variant else float(s) > top - alpha for s in head]
+        near.append(sum(inside))
+    mean = sum(near) / len(near)
+    return max(1, min(cap, math.ceil(mean) if variant == "paper" else math.floor(mean)))
 
 
 def guess(query: Tensor, keys: Tensor, skewing: Tensor, chosen: list[int], scaling: float) -> Tensor:
@@ -71,6 +84,22 @@ def fetched(scores: Tensor, count: int) -> list[int]:
     """InfiniGen: what one KV head fetches, by the guessed scores `[group, past tokens]` of its query heads:
     the tokens with the largest weights, mean over the group."""
     return best(scores.softmax(-1).mean(0), count)
+
+
+def official_victim(fetches: list[set[int]], policy: str, capacity: int) -> int:
+    """InfiniGen's official code, one head: the position that it hides after the newest query, the pool being
+    full. `keep.pool` is what the paper says, and what kvlab does.
+
+    fetches: the positions that each query fetched. "fifo": the oldest not hidden yet. "lru" and "counter": of
+    the older half of all positions the least, hidden ones too. Those are fetched no more, so the least stays
+    the least, and is named again and again: hardly anything leaves.
+    """
+    newest = len(fetches) - 1
+    if policy == "fifo":
+        return newest - capacity
+    last = lambda token: max((query for query, found in enumerate(fetches) if token in found), default=0)
+    count = lambda token: sum(token in found for found in fetches)
+    return min(range(newest // 2), key={"lru": last, "counter": count}[policy])
 
 
 def token_bytes(head_dim: int, bits: float, scales: int = 0) -> int:

@@ -76,7 +76,9 @@ def integers(x: Tensor, first: int, bits: int, axis="group", group=None, symmetr
 
 def pack(codes: list[int], bits: int) -> list[int]:
     """4- or 2-bit codes of a vector in bytes: byte i holds codes i, i + n, i + 2n, ..., lowest bits first,
-    n being the number of bytes; each as a number from 0 on."""
+    n being the number of bytes; each as a number from 0 on. ValueError for a width that does not divide 8."""
+    if 8 % bits:
+        raise ValueError(f"bits={bits}: does not divide 8")
     size = len(codes) * bits // 8
     packed = []
     for i in range(size):

@@ -6,7 +6,7 @@ trace = StaticGraphEngine(model, max_length=512, policy="double").generate(ids, 
 
 from .cache import PaddedCache
 from .engine import StaticGraphEngine
-from .export import GraphSpec, cache_folder, graph_file
+from .export import GraphSpec, graph_file
 from .kv_manager import POLICIES, KVManager
 
 __all__ = [
@@ -15,6 +15,5 @@ __all__ = [
     "KVManager",
     "PaddedCache",
     "StaticGraphEngine",
-    "cache_folder",
     "graph_file",
 ]

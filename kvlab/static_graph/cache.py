@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin
 
-from ..cache import Stats
+from ..cache import Bound, Stats
 from .quantized import quantize
 
 
-class PaddedCache(Cache):
+class PaddedCache(Bound):
     """The rows of a batch, each with a KV manager of its own; the engine runs them one after the other.
 
     `kvlab.decode` and the harness call `forward` in place of the model. `model.generate` would run the model
     itself, so there a ValueError says what to use. engine: a `StaticGraphEngine`.
     """
 
-    recompute = False
+    recompute = prefilling = False
 
     def __init__(self, engine):
         super().__init__(layers=[_Layer(self, index) for index in range(engine.shape.layers)])
         self.engine = engine
         self.reset()
+
+    @property
+    def model(self):
+        """The model that it was made for."""
+        return self.engine.model
+
+    def __deepcopy__(self, memo) -> PaddedCache:
+        memo[id(self)] = twin = PaddedCache(self.engine)
+        twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
+        twin._filled = list(self._filled)
+        return twin
+
+    def prefill(self):
+        """See `KVCache.prefill`: here every token stays, so nothing is held back."""
+        return nullcontext()
 
     def reset(self) -> None:
         """Forget everything."""

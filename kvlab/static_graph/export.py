@@ -12,8 +12,6 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
-import sys
 import tempfile
 import warnings
 from dataclasses import asdict, dataclass
@@ -22,6 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import scratch
 from ..models import ModelShape, prepare
 from . import graph
 from .graph import StaticStep, sequence_names
@@ -61,19 +60,6 @@ def require_engine() -> None:
         )
 
 
-def cache_folder() -> Path:
-    """Where graphs are kept: $KVLAB_CACHE, or `kvlab` in the user's cache folder."""
-    if os.environ.get("KVLAB_CACHE"):
-        return Path(os.environ["KVLAB_CACHE"]) / "static_graph"
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "kvlab" / "static_graph"
-
-
 def model_digest(model) -> str:
     """SHA-256 of a model's configuration and weights."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("transformers_version", "dtype")}
@@ -93,7 +79,7 @@ def scales_digest(scales: list[Tensor] | None) -> str:
 
 def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache: Path | None = None) -> Path:
     """The graph of `spec`, exported first when it is not there. Raises ValueError for a damaged one."""
-    cache = cache_folder() if cache is None else Path(cache)
+    cache = scratch.folder("static_graph") if cache is None else Path(cache)
     folder = cache / spec.folder
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)

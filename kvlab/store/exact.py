@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,7 @@ from ..policy import Policy
 Parts = tuple[Tensor, ...]  # tensors in their stored form: codes, scales, ...
 
 
+@dataclass(frozen=True)
 class Exact(Policy):
     """The numbers as the model made them.
 
@@ -21,19 +24,26 @@ class Exact(Policy):
     """
 
     fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
-    kernel_ready = False  # whether kernels read the parts: codes, and one fp16 scale per token and group
+    kernel_ready = False  # True: parts are codes and an fp16 scale per token and group, as kernels read them
 
     def check(self, head_dim: int) -> None:
         """ValueError for parameters that do not fit the model's head dimension."""
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
-        """x without values that cannot be stored, and how many were replaced; or a ValueError."""
+        """(x without values that cannot be stored, how many were replaced); or a ValueError that names the
+        first KV head. A format that works with the numbers returns them in fp32 (`scales.admit`)."""
         return x, 0
 
     def write(
         self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, ...]:
-        """The parts of admitted numbers (see `encode`)."""
+        """The parts of admitted numbers, each `[batch, kv_heads, tokens, width]`; the last `fixed_parts` of
+        them have no tokens.
+
+        real and fixed (see `encode`) matter only where tokens share a number, with `fixed_parts` above 0: the
+        first call gets fixed=() and decides from the real tokens alone, later ones use `fixed` and return it
+        again.
+        """
         return (x,)
 
     def encode(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()):
@@ -42,10 +52,10 @@ class Exact(Policy):
         return self.write(self.admit(x)[0], real, fixed)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        """Parts -> numbers."""
+        """Parts, of all tokens or some, in any order -> numbers `[batch, kv_heads, tokens, head_dim]`."""
         return parts[0] if parts[0].dtype == dtype else parts[0].to(dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        """True bits for each number of one row's K or V, scales and all; shape: KV heads, tokens, head
-        dimension; dtype: the model's."""
+        """True bits for each number of one row's K or V, scales and all: those of the tensors that `write`
+        returns. shape: KV heads, tokens, head dimension; dtype: the model's."""
         return dtype.itemsize * 8

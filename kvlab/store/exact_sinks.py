@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State
+from ..policy import State
 
 
-@dataclass(frozen=True)
-class ExactSinks(Policy):
-    """Hold the first tokens of every row in full precision.
+class ExactSinks(State):
+    """Hold the first tokens of every row in full precision: part of a store's state.
 
     Attention rests on them at every step (Xiao et al. 2023), and their keys and values are the outliers of
     many models, so a coarse format loses most there. Their codes are stored too; what is read is overwritten.
 
-    tokens: how many of each row's own tokens, at least 1.
+    tokens: how many of each row's own tokens. held: K and V `[batch, kv_heads, tokens, head_dim]`; where
+    `[batch, kv_heads, tokens]`: the slots of the store that they are in (-1: nowhere); seen `[batch]`: tokens
+    seen, up to `tokens`.
     """
 
-    tokens: int = 4
-
-    def __post_init__(self):
-        if isinstance(self.tokens, bool) or not isinstance(self.tokens, int) or self.tokens < 1:
-            raise ValueError(f"sinks={self.tokens!r}: expected a whole number of at least 0")
-
-    def start(self, layer) -> ExactSinksState:
-        return ExactSinksState(self)
-
-
-class ExactSinksState(State):
-    """held: K and V `[batch, kv_heads, tokens, head_dim]`; where `[batch, kv_heads, tokens]`: the slots of
-    the store that they are in (-1: nowhere); seen `[batch]`: tokens seen, up to `tokens`."""
-
     per_row = ("held", "where", "seen")
+
+    def __init__(self, policy, tokens: int):
+        super().__init__(policy)
+        self.tokens = tokens
 
     def note(self, keys: Tensor, values: Tensor, real: Tensor | None, start: int) -> None:
         """New tokens `[batch, kv_heads, tokens, head_dim]` that go into the slots from `start` on."""
         batch, heads, count, _ = keys.shape
-        most = self.policy.tokens
+        most = self.tokens
         if self.held is None:
             self.held = tuple(x.new_zeros(batch, heads, most, x.shape[3]) for x in (keys, values))
             self.where = torch.full((batch, heads, most), -1, dtype=torch.int32, device=keys.device)

@@ -32,10 +32,8 @@ class Growing(Policy):
     def __post_init__(self):
         object.__setattr__(self, "format", self.format or Exact())
         object.__setattr__(self, "values", self.values or self.format)
-        if self.sinks != 0 or isinstance(self.sinks, bool):
-            object.__setattr__(self, "exact", ExactSinks(self.sinks))
-        else:
-            object.__setattr__(self, "exact", None)
+        if isinstance(self.sinks, bool) or not isinstance(self.sinks, int) or self.sinks < 0:
+            raise ValueError(f"sinks={self.sinks!r}: expected a whole number of at least 0")
 
     def start(self, layer) -> GrowingState:
         self.format.check(layer.shape.head_dim)
@@ -44,13 +42,13 @@ class Growing(Policy):
 
     def suits(self, keep, place) -> None:
         """ValueError when this store cannot serve such a keep or place."""
-        if self.exact is not None and place.on_host:
+        if self.sinks and place.on_host:
             raise ValueError("sinks: tokens held in full precision stay on the device, not on a host")
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         """True bits for each number held, mean of K and V (see `Exact.bits_per_value`)."""
         bits = sum(form.bits_per_value(shape, dtype) for form in (self.format, self.values)) / 2
-        if self.exact is None:
+        if not self.sinks:
             return bits
         heads, tokens, width = shape
         return bits + (self.sinks * (dtype.itemsize * 8 + 16 / width) + 16 / (heads * width)) / tokens
@@ -72,7 +70,7 @@ class GrowingState(State):
         super().__init__(policy)
         self.format, self.value_format = policy.format, policy.values
         self.fixed_keys = self.fixed_values = ()
-        self.exact = policy.exact and policy.exact.start(None)
+        self.exact = ExactSinks(policy, policy.sinks) if policy.sinks else None
         self.replaced, self.dtype = 0, torch.float32
 
     @property

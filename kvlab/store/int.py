@@ -23,6 +23,8 @@ class Int(Exact):
     symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and what is too
     large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. By default
     the cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
+    Another width needs another way to `pack` and `unpack`, which Kivi and the kernels read too: a class of
+    its own is less (`store/float8.py` is a whole one).
     """
 
     bits: int = 8
@@ -112,7 +114,9 @@ class Int(Exact):
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """int8 codes -> bytes: the last dimension is cut into 8 / bits equal parts that share each byte."""
+    """int8 codes -> bytes: the last dimension is cut into 8 / bits equal parts that share each byte.
+    ValueError for a width that does not divide 8."""
+    _check_width(bits)
     if bits == 8:
         return codes
     unsigned = (codes + 2 ** (bits - 1)).to(torch.uint8)
@@ -124,8 +128,14 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """The inverse of `pack`: int8 codes."""
+    _check_width(bits)
     if bits == 8:
         return packed
     mask = 2**bits - 1
     parts = [(packed >> (bits * place)) & mask for place in range(8 // bits)]
     return torch.cat(parts, dim=-1).to(torch.int8) - 2 ** (bits - 1)
+
+
+def _check_width(bits: int) -> None:
+    if bits < 1 or 8 % bits:
+        raise ValueError(f"bits={bits}: does not divide 8, so whole codes would not fill a byte")

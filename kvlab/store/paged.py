@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Iterator
 
@@ -94,9 +93,10 @@ class Paged(Growing):
     into one tensor, where a paged attention kernel would read them in place.
 
     blocks: size of the pool, shared by all layers (default: it grows); a prompt that does not fit into all
-    layers is refused before the first one writes. block: tokens per block. format: any format, since a format
-    writes each token by itself; a store whose groups run over tokens (per-channel keys) is a
-    buffer of its own and cannot be paged. pool: share one with other caches. Raises ValueError when full.
+    layers is refused before the first one writes; where a keep evicts, each layer gives blocks back before
+    the next one asks. block: tokens per block. format: any format, since a format writes each token by
+    itself; a store whose groups run over tokens (per-channel keys) is a buffer of its own and cannot be
+    paged. pool: share one with other caches. Raises ValueError when full.
     """
 
     def __init__(
@@ -128,12 +128,10 @@ class PagedState(GrowingState):
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
         self.pool, self.used = policy.pool, 0
-        self.layer, self.layers = layer.order, layer.shape.layers
+        self.layer, self.layers, self.evicts = layer.order, layer.shape.layers, layer.evicts
 
     def __deepcopy__(self, memo) -> PagedState:
-        twin = copy.copy(self)
-        for name, value in vars(self).items():
-            setattr(twin, name, copy.deepcopy(value, memo))
+        twin = super().__deepcopy__(memo)
         if self.table is not None:
             self.pool.hold(self.table.flatten().tolist())
         return twin
@@ -169,8 +167,8 @@ class PagedState(GrowingState):
         copied = _shared_ends(rows, self.pool.counts) if open_end else []
         same = _same_blocks(parts, block) if self.used == 0 and batch > 1 else {}
         need = len(copied) + wanted * batch - len(same)
-        first_prompt = self.used == 0 and self.layer == 0
-        self.pool.require(need * self.layers if first_prompt else need, parts)
+        whole_prompt = self.used == 0 and self.layer == 0 and not self.evicts
+        self.pool.require(need * self.layers if whole_prompt else need, parts)
         for row in copied:
             old, new = rows[row][-1], self.pool.take()
             for part in self.pool.parts:

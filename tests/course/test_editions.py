@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
+import tomllib
 import zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
+import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from setuptools import find_packages
 
 from course import editions
+from course.teaching import check
 
 ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -24,17 +29,25 @@ SOLVED = '''def scale(scores, d):
     ### END SOLUTION
     return scores'''
 
+CHECK = """class check:
+    def scale(answer):
+        print("not attempted")
+
+
+print(1)"""
+
 
 def chapter(number=3, teach=40, exercises=20):
     cells = [
         new_markdown_cell(f"# {number}. A chapter\n\nOne claim."),
         new_markdown_cell("## At a glance\n\n" + "x" * 300),
         new_markdown_cell("Expect the answer 7.", metadata={"tags": ["instructor"]}),
-        new_code_cell("print(1)", execution_count=1, outputs=[new_output("stream", text="1\n")]),
+        new_code_cell(CHECK, execution_count=1, outputs=[new_output("stream", text="1\n")],
+                      metadata={"tags": ["slide"]}),
         new_markdown_cell("## Exercise 1: it (20 minutes, difficulty 1)\n\n"
                           "<details><summary>Hint 1</summary>Think.</details>\n"
                           "<details><summary>Solution</summary>Use the root.</details>"),
-        new_code_cell(SOLVED),
+        new_code_cell(SOLVED + "\n\n\ncheck.scale(scale)"),
         new_markdown_cell("## Key points"),
     ]  # fmt: skip
     return new_notebook(cells=cells, metadata={"course": {"teach": teach, "exercises": exercises}})
@@ -64,9 +77,11 @@ def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
     made = editions.learner(source)
     nbformat.validate(made)
     everything = "\n".join(cell.source for cell in made.cells)
-    for hidden in ("Use the root", "d**0.5", "BEGIN SOLUTION", "Expect the answer", "INSTEAD"):
+    for hidden in ("Use the root", "Think.", "d**0.5", "BEGIN SOLUTION", "Expect the answer", "INSTEAD"):
         assert hidden not in everything
-    assert "Think." in everything and "scores / d\n" in everything
+    assert 'check.hint("scale")' in everything and 'check.solution("scale")' in everything
+    assert "scores / d\n" in everything
+    assert not made.metadata and not any(cell.metadata for cell in made.cells)  # nor what instructors noted
     assert all(not cell.outputs and cell.execution_count is None for cell in made.cells if "outputs" in cell)
     assert source == before
 
@@ -123,6 +138,49 @@ def test_a_learner_finds_no_solution_text(path):
         if editions.BEGIN in cell.source:
             hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
             assert hidden and hidden not in everything
+
+
+def secrets(path):
+    """[(line, where it stands)]: every line of a chapter's solutions that a learner is not given anyway."""
+    found = []
+    for cell in nbformat.read(path, as_version=4).cells:
+        if editions.BEGIN in cell.source:
+            given = editions.open_gaps(cell.source)
+            lines = re.search(r"### BEGIN SOLUTION\n(.*?)### (?:INSTEAD|END)", cell.source, re.S)[
+                1
+            ].splitlines()
+            name = re.search(r"^check\.(\w+)\(", cell.source, re.M)[1]
+            said = re.split(r"(?<=[.:;]) ", check.HELP[name]["solution"].partition("\n\n")[0])
+            found += [line.strip() for line in [*lines, *said] if line.strip() not in given]
+    return [line for line in found if len(line) > 12]
+
+
+def test_nothing_handed_to_learners_holds_a_line_of_a_solution():
+    """Neither a learner edition nor a file of the wheel: the checks' key is compressed."""
+    lines = [line for path in CHAPTERS for line in secrets(path)]
+    assert len(lines) > 60
+    handed = {path.name: nbformat.writes(editions.learner(nbformat.read(path, 4))) for path in CHAPTERS}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    for package in find_packages(str(ROOT), **settings["packages"]["find"]):
+        folder = ROOT / package.replace(".", "/")
+        for path in [*folder.glob("*.py"), *(p for p in folder.rglob("*") if "__pycache__" not in p.parts)]:
+            if path.is_file():
+                handed[str(path.relative_to(ROOT))] = path.read_bytes().decode(errors="ignore")
+    assert "course/teaching/check/key.z" in handed and not any("exercises/" in name for name in handed)
+    shown = [(where, line) for where, text in handed.items() for line in lines if line in text]
+    assert shown == []
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_an_untouched_exercise_is_not_attempted_and_a_solved_one_is_correct(path, capsys):
+    for cell in nbformat.read(path, as_version=4).cells:
+        if editions.BEGIN in cell.source:
+            for source, told in (
+                (editions.open_gaps(cell.source), "not attempted"),
+                (cell.source, "correct"),
+            ):
+                exec(source, {"torch": torch, "math": math, "check": check})
+                assert capsys.readouterr().out.startswith(told), cell.id
 
 
 def test_a_learner_edition_runs_with_nothing_answered():

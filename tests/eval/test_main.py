@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from eval.__main__ import chosen, main, split
@@ -59,6 +60,13 @@ def refused(capsys, *words: str) -> str:
         (["all", "--methods", "h2o:budget=1.5"], "budget=1.5"),
         (["speed", "--methods", "sinks:budget=0"], "budget=0"),
         (["all", "--methods", "int4:group=0"], "group=0"),
+        (["all", "--methods", "h2o:budget=inf"], "budget=inf"),
+        (["all", "--methods", "h2o:budget=1e400"], "budget=1e400"),
+        (["all", "--methods", "topk:budget=nan"], "budget=nan"),
+        (["all", "--methods", "h2o:budget=" + "9" * 400], "budget=999"),
+        (["all", "--methods", "infinigen:ratio=nan"], "ratio=nan"),
+        (["all", "--methods", "offload:link=1e400"], "link=1e400"),
+        (["all", "--limit", "9" * 30], "too large"),
         (["all", "--methods", ","], "--methods"),
         (["all", "--tasks", "recal"], "nearest: recall"),
         (["report", "--out", "nowhere"], "no results"),
@@ -195,8 +203,19 @@ def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, m
     assert "no room" in (tmp_path / "out" / "errors.log").read_text()
 
 
-def test_ctrl_c_in_a_real_run(folder, tmp_path):
-    """Worker processes, a real SIGINT after the first task: exit code 130, the cells are there."""
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        (signal.SIGTERM, 143, "terminated"),
+        (signal.SIGKILL, -signal.SIGKILL, ""),
+    ],
+)
+def test_a_signal_in_a_real_run(folder, tmp_path, number, code, said):
+    """Worker processes, a real signal after the first task: one line, the cells are there, nobody lives on.
+
+    Ctrl-C reaches workers too; SIGTERM and SIGKILL, the parent alone.
+    """
     out = tmp_path / "out"
     command = [sys.executable, "-m", "eval", "accuracy", "--model", str(folder), "--out", str(out)]
     tasks = ["recall", "needle", "chain", "recall_em", "needle_em", "chain_em"]
@@ -215,10 +234,15 @@ def test_ctrl_c_in_a_real_run(folder, tmp_path):
         if any((out / "cells").glob("[!.]*.json")):
             break
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert len(workers) >= 2  # the fork server, a worker
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, printed = process.communicate(timeout=60)
-    assert process.returncode == 130, printed
+    assert process.returncode == code, printed
+    assert not psutil.wait_procs(workers, timeout=30)[1]
     assert "Traceback" not in printed
     kept = len(list((out / "cells").glob("[!.]*.json")))
     assert 1 <= kept < len(tasks)
-    assert f"{kept} finished cells are kept" in printed
+    assert all(json.loads(path.read_text()) for path in (out / "cells").glob("[!.]*.json"))
+    if said:
+        assert printed.splitlines()[-1].startswith(f"{said}: {kept} finished cells are kept in {out};")

@@ -15,7 +15,7 @@ import kvlab
 from eval import report
 from eval.core.machine import machine, versions
 from eval.core.results import Store
-from eval.report import plots, tables
+from eval.report import page, plots, tables, terminal
 from eval.speed.baselines import BASELINES
 
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
@@ -77,11 +77,16 @@ def store(tmp_path_factory):
     return made
 
 
+def write(store, width=80):
+    """(what is printed, the page, paths of its files)."""
+    out = io.StringIO()
+    paths = report.write(store, console=Console(file=out, width=width))
+    return out.getvalue(), (store.out / "report.html").read_text(), paths
+
+
 @pytest.fixture(scope="module")
 def written(store):
-    out = io.StringIO()
-    paths = report.write(store, Console(file=out, width=80))
-    return out.getvalue(), (store.out / "report.html").read_text(), paths
+    return write(store)
 
 
 class Page(HTMLParser):
@@ -92,6 +97,7 @@ class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.open, self.ids, self.labels, self.figures, self.tables = [], [], [], 0, 0
+        self.rows = []  # of every table: the number of cells in each of its rows
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
@@ -100,6 +106,12 @@ class Page(HTMLParser):
             self.ids.append(found["id"])
         self.figures += tag == "svg" and found.get("role") == "img"
         self.tables += tag == "table" and any("scroll" in o for o in self.open)
+        if tag == "table":
+            self.rows.append([])
+        elif tag == "tr":
+            self.rows[-1].append(0)
+        elif tag in ("th", "td"):
+            self.rows[-1][-1] += 1
         if tag not in self.VOID:
             self.open.append(f"{tag} {found.get('class', '')}")
 
@@ -117,6 +129,10 @@ def test_every_method_is_everywhere(written):
         assert preset.summary.split(";")[0] in page
 
 
+def test_two_tables_suffice_for_the_methods_of_the_demo(written):
+    assert sum(line.split()[:1] == ["full"] for line in written[0].splitlines()) == 2
+
+
 def test_the_page_stands_by_itself(written):
     page = written[1]
     assert not re.search(r"https?:|//[a-z]|@import|<script|<link|<img|src=", page)
@@ -125,6 +141,7 @@ def test_the_page_stands_by_itself(written):
     assert len(parsed.ids) == len(set(parsed.ids))
     assert parsed.figures == 3
     assert parsed.tables == 3
+    assert all(len(set(cells)) == 1 for cells in parsed.rows), parsed.rows
     assert "prefers-color-scheme: dark" in page
     assert 'name="viewport"' in page
 
@@ -163,7 +180,7 @@ def test_figures_are_files_and_repeatable(written, store):
     before = {name: (store.out / f"{name}.svg").read_text() for name in names}
     assert {path.stem for path in written[2]} == names | {"report"}
     assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
-    report.write(store, Console(file=io.StringIO(), width=80))
+    report.write(store, console=Console(file=io.StringIO(), width=80))
     assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
 
 
@@ -201,5 +218,61 @@ def test_an_almost_empty_store(tmp_path):
     made = Store(tmp_path)
     made.prepare()
     made.save(cell("full", "speed:model:256", [], rows=[]))
-    report.write(made, Console(file=io.StringIO(), width=80))
+    report.write(made, console=Console(file=io.StringIO(), width=80))
     assert "Results for m." in (tmp_path / "report.html").read_text()
+
+
+TASKS = {"recall": 100.0, "needle": 100.0, "chain": 100.0, "recall_em": 100.0, "needle_em": 100.0,
+         "chain_em": 100.0, "cloze": 100.0, "prose": 9876.0}  # fmt: skip
+
+
+@pytest.fixture()
+def wide(tmp_path):
+    """A store with the longest names and numbers that the default tasks and contexts may bring."""
+    made = Store(tmp_path)
+    made.prepare()
+    held = {"device_bytes": 1e6, "host_bytes": 1e6, "moved_bytes": 1e6, "row_steps": 9}
+    for method in ("full", "infinigen:budget=0.2"):
+        for task, value in TASKS.items():
+            better = task != "prose"
+            name = "word_perplexity" if not better else "exact_match" if task.endswith("_em") else "acc"
+            found = row(name, value / 100 if better else value, better)
+            more = {"values": {name: [1.0] * 100}, "bytes": held, "value_bytes": 4, "chance": 0.25}
+            made.save(cell(method, task, [found], **more))
+        both = [row("top1", 1.0), row("kl", 12.3456, False)]
+        more = {"values": {"top1": [1.0], "kl": [1.0]}, "bytes": held, "value_bytes": 4}
+        made.save(cell(method, "agreement", both, **more))
+        for context in (256, 131072):
+            timing = {column.key: 0.5 for column in tables.COLUMNS} | {"context": context}
+            timing |= {"decode_ms": 12345.67, "prefill_ms": 123456.0, "read_gbps": 4800.0}
+            timing |= {"decode_ms_min": 12345.67, "decode_ms_max": 12345.67, "bandwidth_gbps": 4800.0}
+            made.save(cell(method, f"speed:model:{context}", [], rows=[timing]))
+    return made
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_nothing_is_cropped_and_what_has_no_room_follows_below(wide, width):
+    printed, _, _ = write(wide, width)
+    assert "…" not in printed
+    assert max(map(len, printed.partition("report: ")[0].splitlines())) <= width
+    count = sum(line.split()[:1] == ["full"] for line in printed.splitlines())
+    assert count == 2 if width == 200 else count > 2
+    words = printed.split()
+    for head in ("recall", "prose", "ppl", "KL", "@256", "@131072", "GB/s", "12345.67", "4800.0"):
+        assert head in words
+
+
+def test_a_column_is_one_line(wide, monkeypatch):
+    """A number that older cells do not have is shown as a dash, by the page and by the terminal."""
+    column = tables.Column("speed", "speed", "tokens/s at {context}", "tok/s\n@{context}", "{:.0f}".format)
+    for module in (tables, page, terminal):
+        monkeypatch.setattr(module, "COLUMNS", (column, *module.COLUMNS))
+    timing = {"context": 131072, "decode_ms": 2.0, "speed": 500.0}
+    wide.save(cell("int8", "speed:model:131072", [], rows=[timing]))
+    printed, text, _ = write(wide, 200)
+    assert "tokens/s at 131072" in text and "<td>500</td>" in text
+    assert all(len(set(cells)) == 1 for cells in Page(text).rows)
+    costs = printed.partition("tok/s")[2].splitlines()
+    found = {line.split()[0]: line.split() for line in costs if line.strip()}
+    assert found["int8"][6] == "500"  # after the method, three bytes and two of agreement
+    assert found["full"][6] == "–" and found["full"].count("–") == 1

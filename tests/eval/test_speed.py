@@ -12,7 +12,7 @@ import kvlab
 from eval.__main__ import main
 from eval.core import workers
 from eval.core.errors import Failed
-from eval.core.results import SPEED_FIELDS
+from eval.report.tables import COLUMNS
 from eval.speed import baselines, measurement, models, timing
 
 
@@ -32,7 +32,7 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     assert {row["method"] for row in rows} == {*methods, *measurement.baselines()}
     assert len(rows) == 2 * 6
     for row in rows:
-        assert set(SPEED_FIELDS) <= set(row)
+        assert {"model", "method", "context", *(column.key for column in COLUMNS)} <= set(row)
         assert row["decode_ms_min"] <= row["decode_ms"] <= row["decode_ms_max"] or row["repeats"] == 2
         assert row["prefill_ms"] > 0
         assert 0 < row["fraction_of_bandwidth"]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from drawn import FORMS
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -90,6 +91,28 @@ def test_the_flops_of_a_step_are_those_without_kernels(calls, monkeypatch):
 def test_what_kernels_cannot_do_goes_without(name, calls):
     decoded(llama(), OTHERS[name], [prompt(23)])
     assert not calls
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in FORMS if getattr(form, "scale", "fp16") == "fp16"], ids=str
+)
+def test_every_format_is_read_by_a_kernel_or_goes_without(form, calls, monkeypatch):
+    """One that says nothing of kernels decodes first, and so does one that promises more than they know."""
+    found = decoded(llama(), {"store": form}, [prompt(23)])
+    assert form.kernel_ready or not calls
+    if not calls:
+        return
+    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    expected = decoded(llama(), {"store": form}, [prompt(23)])
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+def test_a_width_that_no_kernel_knows_goes_without(monkeypatch):
+    form = Int(8)
+    parts = form.encode(torch.randn(1, 2, 5, 32))
+    assert packed._layout_of(form, parts, 32) == (0, 32, 32)
+    object.__setattr__(form, "bits", 6)
+    assert packed._layout_of(form, parts, 32) is None
 
 
 def test_kernels_are_compiled_ahead():

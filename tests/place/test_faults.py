@@ -7,8 +7,9 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
+from kvlab.link.base import checksum
 from kvlab.place import Host, LinkError, ModelledLink, TopK, Whole
-from kvlab.store import Static
+from kvlab.store import Int, Roomy, Static
 
 
 class Breaking(ModelledLink):
@@ -80,6 +81,124 @@ def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
         stepper.feed(prompt(1))
     cache.reset()
     assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
+
+
+def nothing(work):
+    """Says that it is done, and has done nothing."""
+    return None
+
+
+def stale(work):
+    """Hands over what lay in the buffer before."""
+    return tuple(torch.full_like(part, 7) for part in work())
+
+
+def short(work):
+    return tuple(part[:, :, 1:] for part in work())
+
+
+def other_kind(work):
+    return tuple(part.double() for part in work())
+
+
+def keys_alone(work):
+    return work()[:1]
+
+
+def one_number(work):
+    parts = tuple(part.clone() for part in work())
+    parts[-1].view(torch.uint8).view(-1)[5] ^= 64  # one bit of V
+    return parts
+
+
+def rows_swapped(work):
+    return tuple(torch.cat([p[:, :, 1:2], p[:, :, :1], p[:, :, 2:]], 2) for p in work())
+
+
+def heads_swapped(work):
+    return tuple(part.flip(1) for part in work())
+
+
+def not_a_number(work):
+    parts = tuple(part.clone() for part in work())
+    parts[0].view(torch.uint8).view(-1)[-4:] = 255
+    return parts
+
+
+def torn(work):
+    """The second half never came."""
+    parts = tuple(part.clone() for part in work())
+    for part in parts:
+        part[:, :, part.shape[2] // 2 :] = 0
+    return parts
+
+
+def unplugged(work):
+    raise OSError("unplugged")
+
+
+class Faulty(ModelledLink):
+    """A link whose n-th transfer, either way, has a fault."""
+
+    def __init__(self, at, fault):
+        super().__init__(1e12, latency=0)
+        self.at, self.fault, self.count, self.struck = at, fault, 0, False
+
+    def _submit(self, work, toward, **about):
+        self.count += 1
+        if self.count != self.at:
+            return super()._submit(work, toward, **about)
+        self.struck = True
+        return super()._submit(lambda: self.fault(work), toward, **about)
+
+
+FAULTS = [
+    nothing, stale, short, other_kind, keys_alone, one_number, rows_swapped, heads_swapped, not_a_number,
+    torn, unplugged,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    "parts",
+    [lambda: {}, lambda: {"store": Roomy(Int(4, group=8))}, lambda: {"fetch": TopK(0.5), "store": Roomy()}],
+    ids=["offload", "int4", "topk"],
+)
+def test_a_corrupt_transfer_is_an_error_and_never_a_wrong_token(fault, parts):
+    """Every transfer of a prompt and three steps in turn: LinkError, or, if nobody wanted it, the same
+    numbers; after a reset the cache is as good as new."""
+    model, ids = tiny("llama", num_hidden_layers=2), prompt(12, rows=2)
+
+    def decode(link):
+        policies = {"fetch": Whole()} | parts()
+        cache = kvlab.KVCache(model, store=policies.get("store"), place=Host(policies["fetch"], link))
+        return cache, kvlab.decode(model, ids, cache, 4)
+
+    link = Faulty(0, fault)
+    right, errors = decode(link)[1], 0
+    for at in range(1, link.count + 1):
+        struck = Faulty(at, fault)
+        try:
+            found = decode(struck)[1]
+        except LinkError as error:
+            errors += 1
+            assert "\n" not in str(error)
+        else:
+            assert struck.struck and torch.equal(found.logprobs, right.logprobs), (at, fault.__name__)
+    assert errors >= link.count // 2  # the others: ahead of a step that never came, or one row, swapped
+
+
+def test_a_checksum_knows_rows_numbers_and_their_order():
+    for shape, dtype in [
+        ((2, 3, 5, 8), torch.float32),
+        ((1, 1, 4, 3), torch.uint8),
+        ((2, 1, 0, 4), torch.int8),
+    ]:
+        part = (torch.rand(shape) * 99).to(dtype)
+        known = checksum(part)
+        assert checksum(part.clone()) == checksum(part.transpose(0, 1).contiguous().transpose(0, 1)) == known
+        if part.numel():
+            assert checksum(part.flip(2)) != known and checksum(part + 1) != known
 
 
 def test_a_host_buffer_that_is_full_says_so():

@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -16,7 +17,8 @@ from kvlab.link.base import gather
 from kvlab.link.staging import Staging
 from kvlab.measure.machines import link_named
 from kvlab.models import ModelShape
-from kvlab.place import Host, Link, ModelledLink, Whole, like
+from kvlab.place import Host, Link, ModelledLink, TopK, Whole, like
+from kvlab.store import Roomy
 
 PAIRS = [  # the same system with a link and without
     ("offload", "full"),
@@ -167,6 +169,37 @@ def test_a_link_of_a_named_machine():
     assert link.seconds(4 * size) / here == pytest.approx((10e-6 + 2 * size / 16e9) / there)
     assert like("A6000-PCIe3", model, tokens=64).bandwidth == link.bandwidth  # measured once
     assert kvlab.make_cache(model, "offload:link=GH200-C2C").layers[0].place.link.bandwidth > link.bandwidth
+
+
+@pytest.mark.parametrize("fetch", [Whole(), TopK(0.4)])
+def test_two_threads_may_share_a_link(fetch):
+    """Each has a cache of its own, and gets the numbers that it gets alone, again and again."""
+    model, link = tiny("llama"), ModelledLink(1e9, latency=1e-5)
+
+    def run(seed: int, carrier) -> torch.Tensor:
+        cache, found = kvlab.KVCache(model, store=Roomy(), place=Host(fetch, carrier)), []
+        for turn in range(4):
+            ids = prompt(11 + 5 * seed, rows=1 + seed % 2, seed=seed + turn)
+            found.append(kvlab.decode(model, ids, cache, 8).logprobs)
+            cache.reset()
+        return torch.cat([part.flatten() for part in found])
+
+    alone = [run(seed, ModelledLink(1e9)) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(lambda seed: run(seed, link), range(3)))
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one, other)
+    assert {record.toward for record in link.records} == {"device", "host"}
+
+
+def test_what_is_remembered_of_transfers_is_bounded_and_holds_no_tensor(monkeypatch):
+    monkeypatch.setattr("kvlab.link.base.RECORDS", 30)
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "offload:link=1e9")
+    kvlab.decode(model, prompt(20), cache, 20)
+    cache.reset()
+    link = cache.layers[0].place.link
+    link.drain()
+    assert len(link.records) == 30 and all(record.future is None for record in link.records)
 
 
 def test_bad_links():

@@ -270,21 +270,28 @@ def test_only_models_without_rotation_are_folded():
 
 def test_the_variants_choose_columns_and_counts_as_they_say():
     queried, keyed = torch.tensor([[[5.5, 4, 0, 0, 1, 3]]]), torch.tensor([[[0.0, 0, 6, 1, 0, 2]]])
-    column_sets = {name: set(choose(queried, keyed, 2)[0, 0].tolist()) for name, choose in VARIANTS.items()}
-    assert column_sets == {"paper": {0, 2}, "official-speed": {0, 1}, "official-accuracy": {0, 1, 2, 5}}
+    column_sets = [set(rule.columns(queried, keyed, 2)[0, 0].tolist()) for rule in VARIANTS.values()]
+    assert column_sets == [{0, 2}, {0, 1}, {0, 1, 2, 5}, {0, 1, 2, 5}]
     two = torch.cat([queried, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
     same = torch.cat([keyed, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
-    assert (VARIANTS["official-accuracy"](two, same, 2)[1, 0] < 0).sum() == 2  # a smaller union
+    assert (VARIANTS["official-accuracy"].columns(two, same, 2)[1, 0] < 0).sum() == 2  # a smaller union
     scores = torch.tensor([[[0.0, -1, -9, -9]], [[0.0, -1, -1, -1]]])
     assert InfiniGen(alpha=2.0).how_many(scores, [4, 4]) == [2, 4]
+    assert VARIANTS["official-speed"].columns(two, same, 2)[1, 0].tolist() == [0, 1]  # the first row's
     assert InfiniGen(alpha=2.0, variant="official-speed").how_many(scores, [4, 4]) == [3, 3]
+    scores[1] -= 0.5  # the first row's best is 0: of the second, one is within 1 of it
+    counts = {v: InfiniGen(alpha=1.0, variant=v).how_many(scores, [4, 4]) for v in VARIANTS}
+    assert counts == {
+        "paper": [1, 1], "official-speed": [1, 1],
+        "official-accuracy": [3, 3], "official-accuracy-llama": [1, 1],
+    }  # fmt: skip
     model, seen = tiny("opt"), {}
 
     def query(norm=None):
         seen["norm"] = norm
         return torch.zeros(1, 4, 1, 8)
 
-    for variant, norm in [("paper", None), ("official-speed", 2), ("official-accuracy", 2)]:
+    for variant, norm in [("paper", None), ("official-speed", 2), ("official-accuracy-llama", 2)]:
         cache = kvlab.KVCache(model, place=Host(InfiniGen(5, variant=variant)))
         kvlab.decode(model, prompt(20), cache, 4)
         cache.layers[3].place.speculate(cache.layers[3], query)

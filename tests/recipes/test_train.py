@@ -98,9 +98,9 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(stories, tmp_path, arch,
     monkeypatch.setattr(train, "time", SimpleNamespace(time=lambda: next(clock)))
     for minutes in ("1", "600"):
         train.main(command(stories, tmp_path / "parts", "--minutes", minutes, *more))
-        steps = torch.load(tmp_path / "parts" / "state.pt", weights_only=False)["step"]
+        steps = torch.load(tmp_path / "parts" / "state.pt", weights_only=True)["step"]
         assert (0 < steps < 6) if minutes == "1" else steps == 6
-    whole, parts = (torch.load(tmp_path / run / "state.pt", weights_only=False) for run in ("whole", "parts"))
+    whole, parts = (torch.load(tmp_path / run / "state.pt", weights_only=True) for run in ("whole", "parts"))
     assert whole["rng"] == parts["rng"] and whole["tokens"] == parts["tokens"]
     for name, tensor in whole["model"].items():
         torch.testing.assert_close(parts["model"][name], tensor, rtol=0, atol=0)

@@ -1,4 +1,9 @@
-"""Every keep against its definition: what is held after the prompt and each of forty steps, and outputs."""
+"""Every keep against its definition: what is held after the prompt and each of forty steps, and outputs.
+
+A new keep adds a `by_...` and a line in each list below that applies.
+`follow(new, present, attended)` returns the positions held by every KV head after a pass; new: positions of
+the pass's own tokens; present: what each KV head held, and these; attended: what its queries saw of them.
+"""
 
 import pytest
 import torch

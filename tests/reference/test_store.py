@@ -30,7 +30,7 @@ def check_codes(run: Driven, quantize, bits: int | None = None) -> None:
         pad = run.longest - row.prompt
         for side, x in enumerate((row.keys, row.values)):
             codes, numbers = quantize(x, row.prompt)
-            if bits in (2, 4):
+            if bits not in (None, 8):
                 packed = [[store.pack(t.int().tolist(), bits) for t in head] for head in codes]
                 codes = torch.tensor(packed)
             assert torch.equal(found[side][index, :, pad:].int(), codes.int())

@@ -1,6 +1,8 @@
 """The engine against transformers: tokens, log-probabilities, sliding past S, int8, addresses, forks."""
 
+import copy
 import json
+import pickle
 import shutil
 
 import numpy as np
@@ -239,6 +241,24 @@ def test_forks_crops_and_bytes(options):
     assert stats.tokens_seen == stats.tokens_held == 10
     cache.reset()
     assert cache.stats().device_bytes == 0 and cache.get_seq_length() == 0
+
+
+def test_a_deep_copy_goes_on_by_itself_and_pickling_is_refused():
+    made = engine()
+    cache = PaddedCache(made)
+    stepper = kvlab.Stepper(made.model, cache)
+    with cache.prefill():  # nothing is held back
+        stepper.feed(prompt(8, rows=2))
+    twin = copy.deepcopy(cache)
+    other = kvlab.Stepper(made.model, twin)
+    other.ids, other.mask = stepper.ids, stepper.mask
+    theirs = [other.feed(prompt(1, rows=2, seed=seed)) for seed in (1, 2)]
+    ours = [stepper.feed(prompt(1, rows=2, seed=seed)) for seed in (1, 2)]
+    assert all(torch.equal(one, two) for one, two in zip(theirs, ours, strict=True))
+    with pytest.raises(TypeError, match="a PaddedCache belongs to a model in this process and cannot be"):
+        pickle.dumps(cache)
+    with pytest.raises(ValueError, match="made for another model"):
+        kvlab.Stepper(copy.deepcopy(made.model), cache)
 
 
 def test_a_prompt_made_elsewhere_is_taken_over():

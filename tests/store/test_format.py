@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from drawn import numbers
+from drawn import FORMS, numbers
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import FAMILIES, prompt, tiny
@@ -12,8 +12,10 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 import kvlab
+from kvlab.reference import store as reference
 from kvlab.reference.store import integers
-from kvlab.store import Float8, Int
+from kvlab.store import Exact, Float8, Int
+from kvlab.store.int import pack, unpack
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -46,11 +48,24 @@ def test_constant_groups_are_kept_to_the_precision_of_the_scale(data):
 def test_tokens_are_written_one_by_one(data):
     """Encoding a batch and encoding each token alone give the same bits."""
     x = data.draw(numbers(8))
-    for form in (Int(4, 8), Int(8, 8), Float8("e5m2")):
+    for form in (form for form in FORMS if not form.fixed_parts):
         whole = form.encode(x)
         for token in range(x.shape[2]):
             for part, alone in zip(whole, form.encode(x[:, :, token : token + 1]), strict=True):
                 assert torch.equal(part[:, :, token : token + 1], alone)
+
+
+@given(data=st.data())
+def test_numbers_of_some_tokens_are_numbers_of_all(data):
+    """Every format decodes parts of any tokens, in any order."""
+    x, form = data.draw(numbers(8)), data.draw(st.sampled_from(FORMS))
+    parts = form.encode(x)
+    back = form.decode(parts, x.dtype)
+    assert back.shape == x.shape and back.dtype == x.dtype
+    order = torch.tensor(data.draw(st.permutations(range(x.shape[2]))))[: max(1, x.shape[2] - 1)]
+    moving = len(parts) - form.fixed_parts
+    some = (*(part[:, :, order] for part in parts[:moving]), *parts[moving:])
+    assert torch.equal(form.decode(some, x.dtype), back[:, :, order])
 
 
 def test_packing_is_two_and_four_values_a_byte():
@@ -77,7 +92,7 @@ def test_fp8_saturates(form, largest):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("form", [Int(8), Int(4), Float8("e4m3"), Float8("e5m2")])
+@pytest.mark.parametrize("form", [form for form in FORMS if type(form) is not Exact], ids=str)
 def test_not_finite_is_refused(form, bad):
     x = torch.ones(1, 1, 2, 8)
     x[0, 0, 1, 3] = bad
@@ -89,6 +104,13 @@ def test_bad_parameters():
     for bits in (3, 16, 0, "8"):
         with pytest.raises(ValueError, match="bits="):
             Int(bits)
+    for bits in (0, 3, 6, 16):
+        with pytest.raises(ValueError, match=f"bits={bits}: does not divide 8"):
+            pack(torch.zeros(1, 1, 1, 8, dtype=torch.int8), bits)
+        with pytest.raises(ValueError, match=f"bits={bits}: does not divide 8"):
+            unpack(torch.zeros(1, 1, 1, 8, dtype=torch.uint8), bits)
+    with pytest.raises(ValueError, match="bits=6: does not divide 8"):
+        reference.pack([1, 2, 3, 4], 6)
     for group in (0, -4, 2.5):
         with pytest.raises(ValueError, match="group="):
             Int(8, group)
@@ -121,12 +143,12 @@ def test_a_decode_equals_transformers_over_hand_quantized_values(family, bits):
     theirs = DynamicCache()
     theirs.layer_class_to_replicate = type("Layer", (RoundTrip,), {"bits": bits, "group": 4})
     theirs.layers = []
-    stepper, reference = kvlab.Stepper(model, kvlab.make_cache(model, spec)), tiny(family, "sdpa")
+    stepper, plain = kvlab.Stepper(model, kvlab.make_cache(model, spec)), tiny(family, "sdpa")
     stepper.feed(ids)
     with torch.no_grad():
-        reference(ids, past_key_values=theirs)
+        plain(ids, past_key_values=theirs)
         for step in range(3):
             token = follow[:, step : step + 1]
             ours = stepper.feed(token)
-            expected = reference(token, past_key_values=theirs).logits
+            expected = plain(token, past_key_values=theirs).logits
             assert torch.allclose(ours, expected, atol=2e-3), (ours - expected).abs().max()

@@ -1,38 +1,36 @@
 """Checks for the exercises: `check.name(answer)` says correct, incorrect with the likely mistake, or not
-attempted. One file for each chapter; `exercise.py` holds what they share."""
+attempted; `check.hint("name")` gives three steps, one at a time; `check.solution("name")` shows the solution
+after a first attempt. `exercise.py` holds what the checks share; the checks themselves are in `key.z`, which
+`key.py` makes and reads."""
 
-from .ch01 import decode_flops, greedy, growth
-from .ch02 import append, memory, next_position
-from .ch03 import policy, real_slots, window_start
-from .ch04 import form, quantize, unpack
-from .ch05 import design, heavy_hitters, sink_slots
-from .ch06 import link_needed, schedule, slow_link
-from .ch07 import dial, how_many, rehearse
-from .ch08 import fair, norm_score, pareto
+from . import key
+from .exercise import ATTEMPTED, EXERCISES
 
-__all__ = [
-    "append",
-    "decode_flops",
-    "design",
-    "dial",
-    "fair",
-    "form",
-    "greedy",
-    "growth",
-    "heavy_hitters",
-    "how_many",
-    "link_needed",
-    "memory",
-    "next_position",
-    "norm_score",
-    "pareto",
-    "policy",
-    "quantize",
-    "real_slots",
-    "rehearse",
-    "schedule",
-    "sink_slots",
-    "slow_link",
-    "unpack",
-    "window_start",
-]
+_key = key.read()
+for _file, _text in _key["checks"].items():
+    exec(compile(_text, _file, "exec"), {"__name__": _file})
+globals().update(EXERCISES)
+HELP = _key["help"]
+_steps = dict.fromkeys(HELP, 0)  # the hint that comes next
+
+
+def hint(name: str) -> None:
+    """Print the next of an exercise's three hints."""
+    if not _known(name):
+        return
+    hints, step = HELP[name]["hints"], _steps[name]
+    more = "   (call it again for the next)" if step + 1 < len(hints) else ""
+    print(f"hint {step + 1} of {len(hints)}: {hints[step]}{more}")
+    _steps[name] = min(step + 1, len(hints) - 1)
+
+
+def solution(name: str) -> None:
+    """Print an exercise's solution, once an answer was tried."""
+    if _known(name):
+        print(HELP[name]["solution"] if name in ATTEMPTED else f"try it first: check.{name}(your answer)")
+
+
+def _known(name) -> bool:
+    if name not in HELP:
+        print(f"there is no exercise {name!r}; there are: {', '.join(HELP)}")
+    return name in HELP

@@ -1,16 +1,32 @@
-"""The checks of the exercises: they accept the solution and name the mistake in typical wrong answers."""
+"""The checks of the exercises: they accept the solution and name the mistake in typical wrong answers.
+
+What learners answer, written independently of the checks, is in `test_answers.py`.
+"""
 
 from __future__ import annotations
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
 from course.teaching import check
-from course.teaching.check.exercise import CORRECT, INCORRECT, NOT_ATTEMPTED, Choice, Exercise, Verdict, same
+from course.teaching.check import key
+from course.teaching.check.exercise import (
+    CORRECT,
+    EXERCISES,
+    INCORRECT,
+    NOT_ATTEMPTED,
+    Choice,
+    Exercise,
+    Verdict,
+    same,
+    same_members,
+    same_order,
+)
 
-ALL = {name: getattr(check, name) for name in check.__all__}
+ALL = {name: getattr(check, name) for name in EXERCISES}
 FUNCTIONS = {name: one for name, one in ALL.items() if isinstance(one, Exercise)}
 CHOICES = {name: one for name, one in ALL.items() if isinstance(one, Choice)}
 MISTAKES = [(name, sentence) for name, one in FUNCTIONS.items() for sentence in one.mistakes]
@@ -21,14 +37,15 @@ def test_every_check_goes_by_its_name():
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_solution_is_accepted_and_three_mistakes_are_known(name):
+def test_the_solution_is_accepted_and_eight_mistakes_are_known(name):
     assert FUNCTIONS[name].verdict(FUNCTIONS[name].right).state == CORRECT
-    assert len(FUNCTIONS[name].mistakes) >= 3
+    assert len(FUNCTIONS[name].mistakes) >= 8
 
 
 @pytest.mark.parametrize("name, sentence", MISTAKES)
 def test_a_typical_wrong_answer_is_rejected_with_its_own_message(name, sentence):
-    assert FUNCTIONS[name].verdict(FUNCTIONS[name].mistakes[sentence]) == Verdict(INCORRECT, sentence)
+    wrong = FUNCTIONS[name].mistakes[sentence]  # written anew: the planted bug itself is "not attempted"
+    assert FUNCTIONS[name].verdict(lambda *given: wrong(*given)) == Verdict(INCORRECT, sentence)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -41,6 +58,23 @@ def test_a_stub_is_not_attempted(name):
     assert arguments
     for stub in (..., None, lambda *given: None, lambda *given: ..., raises):
         assert FUNCTIONS[name].verdict(stub) == Verdict(NOT_ATTEMPTED)
+    if FUNCTIONS[name].given:
+        assert FUNCTIONS[name].verdict(FUNCTIONS[name].given) == Verdict(NOT_ATTEMPTED)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_answer_that_was_tried_is_no_stub(name):
+    def raises(*given):
+        raise NotImplementedError("here" + str(len(given)))
+
+    for tried in (
+        lambda *given: print(len(given)),
+        lambda *given: len(given) and None,
+        lambda *given: 0,
+        raises,
+    ):
+        verdict = FUNCTIONS[name].verdict(tried)
+        assert verdict.state == INCORRECT and verdict.message
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -49,7 +83,9 @@ def test_an_answer_that_fails_or_is_something_else_is_explained(name):
         raise KeyError("oops")
 
     assert "it stops with KeyError: 'oops'" in FUNCTIONS[name].verdict(breaks).message
-    assert FUNCTIONS[name].verdict(7) == Verdict(INCORRECT, "expected a function, got int")
+    assert FUNCTIONS[name].verdict(7) == Verdict(
+        INCORRECT, "expected a function, got int: hand over the function itself, not what it returns"
+    )
     assert FUNCTIONS[name].verdict(lambda *given: "something").state == INCORRECT
 
 
@@ -74,8 +110,6 @@ def test_a_check_prints_one_line(capsys):
 
 def test_answers_written_independently():
     """Not the mistakes that the checks hold: other code that makes them, and code that is right."""
-    import numpy as np
-
     assert check.append.verdict(lambda p, n: torch.stack([*p.unbind(2), *n.unbind(2)], 2)).state == CORRECT
     stale = check.append.verdict(lambda p, n: p.clone())
     assert "stale" in stale.message
@@ -97,5 +131,61 @@ def test_answers_written_independently():
 def test_same_compares_what_checks_compare():
     assert same(torch.ones(2), [1, 1], 1e-5) and not same(torch.ones(2), torch.ones(3), 1e-5)
     assert same([1, 2.0], (1, 2), 1e-5) and not same([1], [1, 2], 1e-5)
+    assert same(np.ones(2), torch.ones(2)) and same({2, 1}, range(1, 3)) and same([], ())
+    assert same([("ask", 0)], [["ask", 0]]) and not same([("ask", 0)], [("ask", 1)])
+    assert same_order([3.0, 1.0], [9, -9]) and not same_order([3.0, 1.0], [1, 2])
+    assert not same_order([float("nan"), 1.0], [1, 2]) and not same_order([1, 2], [1, 2, 3])
+    assert same_members([2, 1], [1, 2]) and not same_members([1, 1], [1, 2])
     assert same(3, 3.00001, 1e-5) and not same(3, 3.1, 1e-5)
     assert not same(ValueError(), 3, 1e-5) and not same("x", 3, 1e-5)
+
+
+ODD = [
+    {}, {"a": 1}, "text", b"bytes", object(), [], [[]], [[1], [1, 2]], [None], torch.tensor([]), 3j,
+    float("inf"), torch.tensor(float("nan")), [torch.ones(2), "a"], iter(()), np.array(["a"]),
+    torch.ones(1, dtype=torch.complex64),
+    torch.ones(2).to_sparse(), type, ValueError("x"), {1, "a"}, torch.ones(2, requires_grad=True), lambda: 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_whatever_comes_back_gets_a_sentence_about_the_answer(name):
+    for odd in ODD:
+        verdict = FUNCTIONS[name].verdict(lambda *given, odd=odd: odd)
+        assert verdict.state == INCORRECT and verdict.message, odd
+    for error in (SystemExit(), RecursionError("deep"), StopIteration(), AssertionError("no"), MemoryError()):
+
+        def fails(*given, error=error):
+            raise error
+
+        assert "it stops with" in FUNCTIONS[name].verdict(fails).message
+
+
+def test_the_key_is_what_the_sources_say():
+    assert key.read() == key.make(), "run: python course/teaching/check/key.py"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_hints_come_one_by_one_and_a_solution_after_an_attempt(name, capsys, monkeypatch):
+    monkeypatch.setattr(check, "ATTEMPTED", set())
+    monkeypatch.setitem(check._steps, name, 0)
+    hints = check.HELP[name]["hints"]
+    assert len(hints) == len(set(hints)) == 3
+    for number in (1, 2, 3, 3):
+        check.hint(name)
+        assert capsys.readouterr().out.startswith(f"hint {number} of 3: {hints[number - 1]}")
+    check.solution(name)
+    assert capsys.readouterr().out == f"try it first: check.{name}(your answer)\n"
+    check.ATTEMPTED.add(name)
+    check.solution(name)
+    assert check.HELP[name]["solution"] in capsys.readouterr().out
+
+
+def test_an_attempt_is_noted_and_an_unknown_name_is_told(capsys):
+    check.ATTEMPTED.discard("memory")
+    check.memory(lambda *given: None)
+    assert "memory" not in check.ATTEMPTED
+    check.memory(lambda *given: 1)
+    assert "memory" in check.ATTEMPTED
+    check.hint("gredy")
+    assert "there is no exercise 'gredy'" in capsys.readouterr().out

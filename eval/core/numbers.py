@@ -1,0 +1,17 @@
+"""Numbers as text: how the value of a metric is printed, in lines and in tables."""
+
+from __future__ import annotations
+
+
+def is_share(metric: dict) -> bool:
+    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
+    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
+
+
+def shown(row: dict) -> str:
+    """A metric's value as it is printed: shares in per cent with one decimal."""
+    if row["value"] is None:
+        return "n/a"
+    if is_share(row):
+        return f"{100 * row['value']:.1f}"
+    return f"{row['value']:.3g}" if abs(row["value"]) < 1000 else f"{row['value']:.0f}"

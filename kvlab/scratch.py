@@ -1,0 +1,89 @@
+"""Scratch: folders for what is costly to make and can be made again, also where none can be written."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+KERNELS = Path(__file__).parent / "kernels" / "__pycache__"  # where numba keeps what it compiled, if it can
+ELSEWHERE = {  # where others keep theirs: variable -> folder in the temporary one
+    "XDG_CACHE_HOME": "",
+    "MPLCONFIGDIR": "matplotlib",
+    "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
+    "TRITON_CACHE_DIR": "triton",
+}
+
+
+def folder(name: str) -> Path:
+    """$KVLAB_CACHE/NAME, or kvlab/NAME in the user's cache folder; not made yet."""
+    settle()
+    kept = os.environ.get("KVLAB_CACHE")
+    return (Path(kept) if kept else user_folder() / "kvlab") / name
+
+
+@cache
+def settle() -> None:
+    """Once in a process: where $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
+    read-only one), the caches of this process and of those it starts go to a temporary folder, and one line
+    says so. What the user has set for other packages stays."""
+    kept, home = os.environ.get("KVLAB_CACHE"), user_folder()
+    ours, theirs = writable(Path(kept) if kept else home), writable(home)
+    if ours and theirs:
+        return
+    place = temporary()
+    if not ours:
+        os.environ["KVLAB_CACHE"] = str(place)
+    if not theirs:
+        hub = home / "huggingface" / "hub" if home else None
+        if hub and "HF_HOME" not in os.environ and hub.is_dir():
+            os.environ.setdefault("HF_HUB_CACHE", str(hub))  # models that are there can still be read
+        os.environ["XDG_CACHE_HOME"] = str(place)
+        for name, inside in ELSEWHERE.items():
+            os.environ.setdefault(name, str(place / inside))
+        if not writable(KERNELS):
+            os.environ.setdefault("NUMBA_CACHE_DIR", str(place / "numba"))
+    what = kept if kept and not ours else home or "the user's cache folder"
+    print(f"kvlab: {what} cannot be written; caches go to {place}", file=sys.stderr, flush=True)
+
+
+def user_folder() -> Path | None:
+    """The folder that this system has for a user's caches; None for a user without a home."""
+    try:
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches"
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:
+        return None
+
+
+def writable(place: Path | None) -> bool:
+    """Can files be made in this folder, or in the one it would be made in?"""
+    if place is None:
+        return False
+    try:
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False
+
+
+def temporary() -> Path:
+    """A folder in the system's temporary one that only this user can enter, the same every time."""
+    if hasattr(os, "getuid"):
+        place = Path(tempfile.gettempdir()) / f"kvlab-{os.getuid()}"
+        try:
+            place.mkdir(mode=0o700, exist_ok=True)
+            found = place.lstat()
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
+                return place
+        except OSError:
+            pass
+    return Path(tempfile.mkdtemp(prefix="kvlab-"))

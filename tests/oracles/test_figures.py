@@ -1,0 +1,219 @@
+"""Every figure that the source texts print and that arithmetic can make, to its digit; else, the difference.
+
+The texts are named as in docs/sources.md.
+"""
+
+import math
+
+import pytest
+
+from kvlab.arithmetic import (
+    MACHINES,
+    SHAPES,
+    decode_flops,
+    kv_bytes,
+    kv_bytes_per_token,
+    kv_to_weights,
+    padded_buffer_bytes,
+    prefill_flops,
+    required_bandwidth,
+    tokens_that_fit,
+    weight_bytes,
+)
+from kvlab.keep import H2O
+from kvlab.models import ModelShape
+
+
+def prints(value: float, printed: str) -> bool:
+    """Rounded to as many decimals as were printed, is it what was printed?"""
+    decimals = len(printed.partition(".")[2])
+    return f"{value:.{decimals}f}" == printed
+
+
+# QC AI Research (n.d.)
+
+
+def test_padded_buffers_of_llama_7b():
+    llama = SHAPES["Llama-7B"]
+    assert padded_buffer_bytes(llama, 2048, factor=2) == 2_146_435_072
+    assert padded_buffer_bytes(llama, 2048, factor=1.5) == 1_609_826_304
+    # Erratum: "(S - 1)/2" more rows are no whole number for an even S; half a row of each sequence is meant.
+    assert 2047 % 2 == 1 and 1.5 * 2047 != int(1.5 * 2047)
+
+
+# Gong, Yi and Zhang (2024)
+
+
+def test_a_token_of_opt_30b():
+    opt = SHAPES["OPT-30B"]
+    assert kv_bytes_per_token(opt) == 1_376_256
+    assert prints(math.floor(kv_bytes_per_token(opt) / 2**20 * 10) / 10, "1.3")  # 1.3125 MiB, cut off
+    wrong = ModelShape(48, 7198, 1, 1)  # erratum: the hidden size is 7168, as their own table has it
+    assert prints(kv_bytes_per_token(wrong) / 2**20, "1.3") and kv_bytes_per_token(wrong) == 1_382_016
+    # "40.6 GB" is 32,000 tokens of the rounded 1.3 MB at 1,024 MB to the GB.
+    assert prints(math.floor(1.3 * 32_000 / 1024 * 10) / 10, "40.6")
+    assert prints(kv_bytes(opt, 32_000) / 2**30, "41.0") and prints(kv_bytes(opt, 32_768) / 2**30, "42.0")
+
+
+LONGCHAT = {  # thousands of tokens: ms of prefill and of a decode step, size, bandwidths they require
+    1: ("172.59", "27.99", "0.50", "2.92", "17.99"),
+    2: ("327.27", "30.73", "0.99", "3.03", "32.27"),
+    4: ("670.07", "36.05", "1.97", "2.94", "54.60"),
+    8: ("1343.27", "46.91", "3.92", "2.92", "83.60"),
+    16: ("3026.89", "68.35", "7.83", "2.59", "114.52"),
+    32: ("7640.90", "112.46", "15.64", "2.05", "139.08"),
+}
+
+
+def allows(size: float, ms: str, printed: str) -> bool:
+    """Is there a time that is printed as `ms` and gives the printed bandwidth?"""
+    slow, quick = (required_bandwidth(size, (float(ms) + half) / 1e3) for half in (0.005, -0.005))
+    return slow <= float(printed) + 0.005 and quick >= float(printed) - 0.005
+
+
+@pytest.mark.parametrize("thousands", LONGCHAT)
+def test_bandwidth_that_longchat_requires(thousands):
+    """Erratum: the sizes, printed GB, are GiB, of 1,000 K + 31 tokens."""
+    prefill, decode, size, over_prefill, over_decode = LONGCHAT[thousands]
+    found = kv_bytes(SHAPES["Longchat-7B"], 1000 * thousands + 31) / 2**30
+    assert prints(found, size)
+    assert prints(required_bandwidth(found, float(prefill) / 1e3), over_prefill)
+    assert allows(found, decode, over_decode)
+    if thousands not in (8, 32):  # 83.594 and 139.073: the times have lost what makes the last digit
+        assert prints(required_bandwidth(found, float(decode) / 1e3), over_decode)
+    else:
+        assert abs(required_bandwidth(found, float(decode) / 1e3) - float(over_decode)) < 0.0075
+
+
+def test_no_other_number_of_tokens_makes_the_longchat_table():
+    def fits(more: int) -> bool:
+        sizes = {k: kv_bytes(SHAPES["Longchat-7B"], 1000 * k + more) / 2**30 for k in LONGCHAT}
+        return all(allows(sizes[k], row[1], row[4]) for k, row in LONGCHAT.items())
+
+    assert [more for more in range(-100, 200) if fits(more)] == [31]
+    # With 2^n tokens and true GB the table comes out up to a tenth higher.
+    at = required_bandwidth(kv_bytes(SHAPES["Longchat-7B"], 32 * 1024), 0.11246) / 1e9
+    assert prints(at, "152.8")
+
+
+def test_a_tenth_of_longchats_cache_fits_through_pcie():
+    needed = [float(row[4]) for row in LONGCHAT.values()]
+    assert [value > 28 for value in needed] == [False, True, True, True, True, True]
+    assert max(needed) * 0.1 < 28
+
+
+def test_compression_ratios_and_links():
+    shape = SHAPES["OPT-13B"]
+    assert kv_bytes(shape, 2048) / kv_bytes(shape, 2048, bits=4) == 4  # INT4, its scales left out
+    assert 1 / H2O().budget == 5
+    assert MACHINES["A6000-PCIe3"].link == 16e9 and MACHINES["A100-PCIe4"].link == 28e9
+
+
+# allenlu2009 (2023)
+
+
+@pytest.mark.parametrize(
+    "name, layers, hidden, heads",
+    [("Llama-2-7B", 32, 4096, 32), ("Llama-2-13B", 40, 5120, 40), ("Llama-33B", 60, 6656, 52),
+     ("Llama-2-70B", 80, 8192, 64), ("GPT-3", 96, 12288, 96)],
+)  # fmt: skip
+def test_printed_shapes(name, layers, hidden, heads):
+    """Erratum: 33B is a model of the first Llama, not of Llama 2."""
+    shape = SHAPES[name]
+    assert (shape.layers, shape.hidden, shape.heads) == (layers, hidden, heads)
+
+
+def test_caches_of_gpt_3():
+    gpt3 = SHAPES["GPT-3"]
+    assert prints(kv_bytes(gpt3, 100) / 1e6, "472")
+    assert prints(kv_bytes(gpt3, 512 + 32, batch=64) / 1e9, "164")
+    assert prints(kv_bytes(gpt3, 2048) / 1e9, "9.7")
+    assert prints(weight_bytes(gpt3, bits=8) / 1e9, "175")
+    # 16-bit cache, 8-bit weights: twice b(s + n) / 6h.
+    assert prints(200 * kv_to_weights(gpt3, 2048), "5.6")
+    assert prints(2 * kv_to_weights(gpt3, 512 + 32, batch=64), "1")  # "about 1 time"
+
+
+def test_caches_of_llama_2_7b():
+    llama = SHAPES["Llama-2-7B"]
+    assert kv_bytes(llama, 2048) == 2**30  # "about 1 GB"
+    assert prints(kv_bytes(llama, 4096) / 1e9, "2.1")
+    assert prints(100 * kv_bytes(llama, 2048) / 7e9, "15")
+    assert prints(100 * kv_bytes(llama, 4096) / 7e9, "31")
+    # Erratum: "INT8: 7B x 2 = 7 GB"; 7e9 parameters in 8 bits are 7 GB, in 4 bits half of it.
+    assert prints(weight_bytes(llama, bits=8) / 1e9, "7") and 7e9 * 4 / 8 == 3.5e9
+
+
+@pytest.mark.parametrize(
+    "name, printed, right",
+    [("Llama-2-7B", "7", True), ("Llama-2-13B", "13", True), ("Llama-33B", "33", False),
+     ("Llama-2-70B", "70", False), ("GPT-3", "175", True)],
+)  # fmt: skip
+def test_parameters_by_12_l_h_squared(name, printed, right):
+    """Erratum: 12 l h^2 is for an MLP of width 4h; Llama's is gated, and with GQA the count is another."""
+    assert prints(weight_bytes(SHAPES[name], bits=8) / 1e9, printed) is right
+
+
+def test_allenlu2009s_flops_of_a_decode_step():
+    """24bh^2 + 4bh + 4b(kv_length)h a layer and 2bhV: right. (Its products carry a factor s too many, and the
+    pass without a cache a factor h.)"""
+    b, h, past, layers, vocabulary = 3, 64, 24, 2, 90
+    shape = ModelShape(layers, h, 4, 4, vocabulary)
+    printed = layers * (24 * b * h**2 + 4 * b * h + 4 * b * past * h) + 2 * b * h * vocabulary
+    assert decode_flops(shape, past + 1, batch=b) == printed
+
+
+# KV Cache (n.d.)
+
+
+def test_the_steps_of_a_prefill():
+    """Erratum: the output projection of s tokens is 2bsh^2, printed 2bh^2; their total has it right."""
+    b, s, h, vocabulary = 2, 24, 64, 90
+    steps = [6 * b * s * h**2, 2 * b * s**2 * h, 2 * b * s**2 * h, 2 * b * s * h**2, *[8 * b * s * h**2] * 2]
+    head, shape = 2 * b * s * h * vocabulary, ModelShape(3, h, 4, 4, vocabulary)
+    assert prefill_flops(shape, s, batch=b) == 3 * sum(steps) + head
+    as_printed = sum(steps) - 2 * b * s * h**2 + 2 * b * h**2
+    assert as_printed != sum(steps)
+
+
+def test_the_printed_decode_formula_drops_factors_of_h():
+    """Erratum: 4bKV_Length has lost an h, and 2bhVh (in the text, not in the conclusion) has one too many."""
+    b, h, past, layers, vocabulary = 2, 64, 24, 3, 90
+    shape = ModelShape(layers, h, 4, 4, vocabulary)
+    right = decode_flops(shape, past + 1, batch=b)
+    conclusion = layers * (24 * b * h**2 + 4 * b * h + 4 * b * past) + 2 * b * h * vocabulary
+    assert right - conclusion == layers * 4 * b * past * (h - 1)
+    text = layers * (24 * b * h**2 + 4 * b * h + 4 * b * past) + 2 * b * h * vocabulary * h
+    assert text - conclusion == 2 * b * h * vocabulary * (h - 1)
+
+
+# 8-bit KV Cache (2024)
+
+
+def test_llama_70b_in_two_devices_of_80_gb():
+    llama = SHAPES["Llama-70B-MHA"]
+    assert kv_bytes_per_token(llama) == 2_621_440
+    assert prints(kv_bytes_per_token(llama) / 1e9, "0.0026")
+    assert 70e9 * 2 == 140e9 and 2 * 80 - 140 == 20  # erratum: printed 70e12 * 2 = 140e12 bytes
+    # The text divides by the rounded 0.0026 GB; either way a batch of 3 requests of 2,048 tokens.
+    assert int(20 / 0.0026) == 7692
+    assert tokens_that_fit(llama, 20e9) == 7629
+    assert 7692 // 2048 == tokens_that_fit(llama, 20e9) // 2048 == 3
+    # Erratum: it assumes 64 KV heads. The model has 8, an eighth of the cache.
+    real = SHAPES["Llama-2-70B"]
+    assert kv_bytes_per_token(real) * 8 == 2_621_440
+    assert tokens_that_fit(real, 20e9) // 2048 == 29
+
+
+def test_eight_bits_halve_the_cache():
+    llama = SHAPES["Llama-70B-MHA"]
+    assert kv_bytes(llama, 2048, bits=8) * 2 == kv_bytes(llama, 2048)
+
+
+def test_shares_of_device_memory():
+    """84 % of the DRAM (7B) and 50 % (175B) are printed without a device or a batch. 84 % is what the weights
+    leave of 80 GB. 50 % is a cache as large as the weights: 6h tokens over all rows."""
+    assert prints(100 * (1 - weight_bytes(SHAPES["Llama-7B"]) / 80e9), "84")
+    gpt3 = SHAPES["GPT-3"]
+    assert kv_to_weights(gpt3, 6 * gpt3.hidden) == 1 and 6 * gpt3.hidden == 73_728
+    assert prints(100 * (1 - weight_bytes(gpt3) / (8 * 80e9)), "45")  # of eight such devices

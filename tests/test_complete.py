@@ -1,0 +1,58 @@
+"""Nothing is forgotten: every method and every policy stands in each list that must have it."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny import ELSEWHERE, SETTINGS, policies
+
+from kvlab import keep, place, plots, store
+from kvlab.methods import METHODS
+from kvlab.policy import Policy
+
+ROOT = Path(__file__).parents[1]
+TABLE = re.compile(r"^\| (`.*?) \|", re.MULTILINE)  # the first column of a table of names
+
+
+def text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_is_in_every_list(name):
+    readme = set(re.findall(r"`([^`]+)`", " ".join(TABLE.findall(text("README.md")))))
+    defined = "".join(
+        text(f"tests/reference/test_{room}.py") for room in ("keep", "store", "place", "models")
+    )
+    missing = []
+    if name not in SETTINGS and name not in ELSEWHERE:
+        missing.append("SETTINGS in tests/tiny.py")
+    if name not in readme:
+        missing.append("the table of README.md")
+    if name not in plots.STYLE:
+        missing.append("STYLE in kvlab/plots.py")
+    if not re.search(rf'"{re.escape(name)}[:,"]', defined):
+        missing.append("the comparisons in tests/reference (with a definition in kvlab/reference)")
+    assert not missing, f"{name} is missing in {'; '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_keeps_or_fetches_has_both_settings(name):
+    assert name in METHODS, f"{name}: in tests/tiny.py, not in kvlab.METHODS"
+    neutral, lossy = SETTINGS[name]
+    assert all(spec.partition(":")[0] == name for spec in (*neutral, *lossy))
+    assert neutral or lossy, f"{name}: SETTINGS in tests/tiny.py has no setting of it"
+    fetch = getattr(policies(name).get("place"), "fetch", None)
+    chooses = fetch is not None and type(fetch) not in (place.Whole, place.OnDemand)
+    if ("keep" in policies(name) and policies(name)["keep"].evicts) or chooses:
+        missing = "one that equals the full cache" if not neutral else "one that gives something up"
+        assert neutral and lossy, f"{name}: SETTINGS in tests/tiny.py lacks {missing}"
+
+
+@pytest.mark.parametrize("room", [keep, store, place], ids=lambda room: room.__name__)
+def test_every_policy_is_in_the_map(room):
+    questions = text("docs/architecture.md").partition("## Three questions")[2].partition("```")[0]
+    made = (getattr(room, name) for name in room.__all__)
+    named = {one.__name__ for one in made if isinstance(one, type) and issubclass(one, Policy)}
+    missing = {name for name in named - {"Keep", "Fetch"} if f"`{name}`" not in questions}
+    assert not missing, f"{missing}: missing in the table of docs/architecture.md, Three questions"
