@@ -49,9 +49,8 @@ class StaticGraphEngine:
         check_parameters(max_length, policy, extra, form, chunk)
         require_engine()
         self.model, self.shape = prepare(model), ModelShape.of(model)
-        if is_latent(model) or any(type(layer).__name__ != "DynamicLayer" for layer in layers_of(model)):
-            raise ValueError(GRAPH)
         self.length = _length(model, max_length)
+        _check_layers(model, self.length)
         self.policy, self.extra, self.form, self.quantized = policy, extra, form, quantized
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
@@ -198,6 +197,19 @@ def check_parameters(max_length, policy, extra, form, chunk) -> None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
+
+
+def _check_layers(model, length: int) -> None:
+    """ValueError for layers that see less than the newest `length` tokens, or that hold something else."""
+    known = {"DynamicLayer", "DynamicSlidingWindowLayer"}
+    layers = layers_of(model)
+    if (
+        is_latent(model)
+        or any(type(layer).__name__ not in known for layer in layers)
+        or any(getattr(layer, "sliding_window", length) < length for layer in layers)
+        or getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
+    ):
+        raise ValueError(GRAPH)
 
 
 def _length(model, asked: int | None) -> int:

@@ -16,7 +16,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
 
-GRAPH = "the static graph knows layers that attend to everything, without soft caps and sink scores"
+GRAPH = (
+    "the static graph knows layers that see its newest tokens, all of them, without soft caps and sink scores"
+)
 
 
 class Quantizer:
@@ -81,8 +83,8 @@ class StaticLayer(CacheLayerMixin):
 
     def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """query `[1, query heads, width, D]` -> the same shape. What kvlab's attention function calls."""
-        if softcap is not None or sinks is not None or visibility.rule is not None:
-            raise ValueError(f"padded: {GRAPH}")
+        if softcap is not None or sinks is not None:
+            raise ValueError(GRAPH)
         keys, values = self._fresh
         parts, (group, width) = len(self.past[0]), (query.shape[1] // keys.shape[1], query.shape[2])
         self.new, out = [[], []], []
