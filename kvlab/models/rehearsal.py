@@ -89,26 +89,28 @@ def report_block_inputs(model) -> None:
     if model in _reporting:
         return
     _reporting.add(model)
-    reports = _Reports(model)
-    for index, block in enumerate(blocks_of(model)):
+    blocks = blocks_of(model)
+    reports = _Reports(model, len(blocks))
+    for index, block in enumerate(blocks):
         block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
 
 
 class _Reports:
-    """What the blocks of a model were given. before, now: position embeddings of the last pass and of this
-    one, by block. Blocks that shared one object share it again, so that an earlier block of this pass can
-    lend a layer its own."""
+    """What the blocks of a model are given. now: position embeddings of the pass that runs, by block.
+    lenders: for every block the last one before it that was given the same object in the last pass, and has
+    it already this time (-1: none)."""
 
-    def __init__(self, model):
-        self.model = weakref.ref(model)
-        self.before, self.now = {}, {}
+    def __init__(self, model, blocks: int):
+        self.model, self.blocks = weakref.ref(model), blocks
+        self.lenders, self.now = [-1] * blocks, []
 
-    def lent(self, index: int):
-        """(whether layer `index` has its position embeddings already, which)."""
-        for earlier in range(index - 1, -1, -1):
-            if self.before.get(earlier, self) is self.before.get(index):
-                return True, self.now[earlier]
-        return False, None
+    def note(self, index: int, embeddings) -> None:
+        if index == 0:
+            self.now = []
+        self.now.append(embeddings)
+        if index + 1 == self.blocks == len(self.now):
+            same = [[at for at in range(i) if self.now[at] is self.now[i]] for i in range(self.blocks)]
+            self.lenders, self.now = [max(earlier, default=-1) for earlier in same], []
 
 
 class _Report:
@@ -119,16 +121,14 @@ class _Report:
 
     def __call__(self, block, args, kwargs) -> None:
         reports, following = self.reports, self.index + 1
-        if self.index == 0:
-            reports.before, reports.now = reports.now, {}
-        reports.now[self.index] = kwargs.get("position_embeddings")
+        reports.note(self.index, kwargs.get("position_embeddings"))
         hidden = args[0] if args else kwargs["hidden_states"]
         if hidden.shape[1] != 1:
             return
         cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
-        known, rotary = reports.lent(following)
-        if cache is None or following >= len(cache.layers) or not known:
+        if cache is None or following >= reports.blocks or reports.lenders[following] < 0:
             return
+        rotary = reports.now[reports.lenders[following]]
         given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}
         if not hasattr(cache.layers[following], "conv_states"):
             given["past_key_values"] = _Probe(cache)

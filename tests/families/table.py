@@ -68,11 +68,17 @@ def whole(model, ids, mask) -> torch.Tensor:
     return model(ids, attention_mask=mask, use_cache=False, **positions).logits[mask.bool()]
 
 
+@torch.no_grad()
 def own_logits(model, ids, mask) -> torch.Tensor:
     """The same by the model's own attention and cache."""
-    cache = DynamicCache(config=model.config)
-    cache.recompute = False
-    return logits(model, cache, ids, mask)
+    cache, found = DynamicCache(config=model.config), []
+    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+    for start, end in [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, ids.shape[1]))]:
+        said = {"attention_mask": mask[:, :end], "past_key_values": cache, "use_cache": True}
+        if takes_positions:
+            said["position_ids"] = own_positions(mask)[:, start:end].clamp(min=0)
+        found.append(model(ids[:, start:end], **said).logits)
+    return torch.cat(found, 1)[mask.bool()]
 
 
 def find(name: str, methods=SPECS) -> Row:
