@@ -114,11 +114,11 @@ def split(words: list[str], what: str) -> list[str]:
 
 def work(measurements: list[Measurement], command: str) -> int:
     """Check, make what is missing, show; returns the exit code."""
-    from kvlab.scratch import settle
+    from kvlab.scratch import set_up
 
     from .core.show import Show
 
-    settle()
+    set_up()
     for measurement in measurements:
         measurement.check()
     last = measurements[-1]

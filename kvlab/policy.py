@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Iterator
 
@@ -10,17 +11,41 @@ import torch
 from torch import Tensor
 
 
-class Policy:
+class _Sealed(type):
+    """The class of classes whose objects do not change once they are made, however they are written."""
+
+    def __call__(cls, *args, **parameters):
+        made = super().__call__(*args, **parameters)
+        object.__setattr__(made, "_made", True)
+        return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Of a class: that of its `__init__`."""
+        if cls.__init__ is object.__init__:
+            return inspect.Signature()
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Policy(metaclass=_Sealed):
     """A keep, store, format, place or fetch: an immutable set of parameters, shared by all layers.
 
     `start(layer)` makes its state. Whatever a policy learns while a model runs belongs there.
     """
+
+    _made = False
 
     def start(self, layer) -> State:
         """The state of one layer (see `Layer`). ValueError where a parameter does not fit the model."""
         return State(self)
 
     def __setattr__(self, name: str, value) -> None:
+        if self._made:
+            raise AttributeError(
+                f"{type(self).__name__}.{name}: a policy's parameters do not change; make another one, and "
+                "write to the state what is learned"
+            )
         if _holds_tensor(value):
             raise TypeError(
                 f"{type(self).__name__}.{name} is a tensor, but a policy holds parameters: name it in "
@@ -54,12 +79,16 @@ class State:
             setattr(self, name, None)
 
     def __setattr__(self, name: str, value) -> None:
-        if _holds_tensor(value) and name not in (*self.per_row, *self.per_slot, *self.shared):
+        if name not in (*self.per_row, *self.per_slot, *self.shared):
+            self._check(name, value)
+        super().__setattr__(name, value)
+
+    def _check(self, name: str, value) -> None:
+        if _holds_tensor(value):
             raise TypeError(
                 f"the state of {type(self.policy).__name__} keeps a tensor in {name!r}: declare it in "
                 "per_row (it follows the batch) or per_slot (it follows the tokens)"
             )
-        super().__setattr__(name, value)
 
     def __deepcopy__(self, memo) -> State:
         memo[id(self)] = twin = object.__new__(type(self))
@@ -68,7 +97,9 @@ class State:
         return twin
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that it holds."""
+        """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared."""
+        for name in vars(self).keys() - {*self.per_row, *self.per_slot, *self.shared}:
+            self._check(name, getattr(self, name))
         for name in (*self.per_row, *self.per_slot):
             value = getattr(self, name)
             yield from (item for item in _items(value) if isinstance(item, Tensor))

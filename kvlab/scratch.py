@@ -20,13 +20,13 @@ ELSEWHERE = {  # where others keep theirs: variable -> folder in the temporary o
 
 def folder(name: str) -> Path:
     """$KVLAB_CACHE/NAME, or kvlab/NAME in the user's cache folder; not made yet."""
-    settle()
+    set_up()
     kept = os.environ.get("KVLAB_CACHE")
     return (Path(kept) if kept else user_folder() / "kvlab") / name
 
 
 @cache
-def settle() -> None:
+def set_up() -> None:
     """Once in a process: where $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
     read-only one), the caches of this process and of those it starts go to a temporary folder, and one line
     says so. What the user has set for other packages stays."""

@@ -30,7 +30,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
     or damaged, weights are missing or of another shape than the model's, or the model does not use
     transformers' attention interface.
     """
-    scratch.settle()  # before transformers looks where its own caches are
+    scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     source = source_of(name_or_path)
@@ -108,7 +108,7 @@ def prepare(model):
     """
     from transformers import PreTrainedConfig
 
-    scratch.settle()
+    scratch.set_up()
     register()
     if model not in _prepared:
         copies: dict = {}

@@ -113,6 +113,6 @@ def moved(slots: int, new: int, kv_heads: int, size: int) -> int:
     return (slots + new * kv_heads) * size
 
 
-def resident(held: int, memory: int, touched: bool) -> bool:
+def on_device(held: int, memory: int, touched: bool) -> bool:
     """Unified memory: nothing moves while all that is held fits, once a step has touched it."""
     return touched and held <= memory

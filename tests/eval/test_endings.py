@@ -306,7 +306,7 @@ import os, sys
 from pathlib import Path
 from kvlab import scratch
 scratch.KERNELS = Path({nowhere!r})
-scratch.settle()
+scratch.set_up()
 print(scratch.folder("skew"))
 import matplotlib
 print(matplotlib.get_cachedir())

@@ -273,7 +273,7 @@ def test_unified_memory(spec, budget, memory):
     touched = False
     for step, (found,) in enumerate(run.seen[1:], 1):
         held = min(31 + step - 1, budget)
-        there = place.resident(held + 1, memory, touched)
+        there = place.on_device(held + 1, memory, touched)
         touched = held + 1 <= memory
         assert found.moved == (0 if there else place.moved(held * KV_HEADS, 1, KV_HEADS, FIXED))
 
@@ -310,7 +310,9 @@ def test_definitions_by_hand():
     assert [place.how_many(lower, 1.0, 9, variant) for variant in OFFICIAL] == [1, 2, 1]
     assert place.fetched(torch.tensor([[0.0, 5, 0, 4], [9, 0, 0, 8.0]]), 2) == [0, 1]
     assert place.token_bytes(64, 4, 2) == 72 and place.moved(30, 1, 2, 72) == 32 * 72
-    assert not place.resident(5, 9, False) and place.resident(9, 9, True) and not place.resident(10, 9, True)
+    assert (
+        not place.on_device(5, 9, False) and place.on_device(9, 9, True) and not place.on_device(10, 9, True)
+    )
 
 
 @given(head_dim=st.sampled_from([4, 10, 15]), tokens=st.sampled_from([20, 45]), seed=st.integers(0, 9))

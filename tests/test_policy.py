@@ -1,0 +1,53 @@
+"""Policies do not change, and no state holds a tensor that it has not declared."""
+
+import pytest
+import torch
+from tiny import prompt, started, tiny
+
+import kvlab
+from kvlab.keep import H2O, TOVA, Keep
+from kvlab.place import Device, Whole
+from kvlab.store import Exact, Growing, Int, Kivi, Paged, Roomy, Static
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [H2O(), TOVA(), Int(4), Exact(), Static(9), Roomy(), Kivi(), Paged(), Device(), Whole()],
+    ids=str,
+)
+def test_a_policy_does_not_change(policy):
+    for name in (*vars(policy), "learned"):
+        with pytest.raises(AttributeError):
+            setattr(policy, name, 1)
+
+
+class Forgetful(Keep):
+    """Hides what it learns."""
+
+    def start(self, layer):
+        state = super().start(layer)
+        state.box, state.named = [], {}
+        return state
+
+    def score(self, layer):
+        return layer.slot_positions.float()
+
+    def observe(self, layer, received):
+        layer.state.box.append(torch.zeros(3))
+
+
+def test_a_tensor_that_is_not_declared_is_refused():
+    state = started(Growing(Int(4)))
+    with pytest.raises(TypeError, match="keeps a tensor in 'seen': declare it in per_row"):
+        state.seen = torch.zeros(2)
+    with pytest.raises(TypeError, match="keeps a tensor in 'seen'"):
+        state.seen = {"a": [torch.zeros(2)]}
+    with pytest.raises(TypeError, match="is a tensor, but a policy holds parameters"):
+        type("Odd", (Keep,), {"__init__": lambda self: setattr(self, "weights", torch.ones(2))})()
+
+
+def test_a_tensor_that_hides_in_a_list_is_found_when_bytes_are_counted():
+    model, cache = tiny("llama"), kvlab.KVCache(tiny("llama"), keep=Forgetful(0.5))
+    kvlab.Stepper(model, cache).feed(prompt(9))
+    with pytest.raises(TypeError, match="the state of Forgetful keeps a tensor in 'box'"):
+        cache.stats()
