@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
 
 import torch
@@ -95,10 +96,10 @@ def report_block_inputs(model) -> None:
         block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
 
 
-class _Reports:
-    """What the blocks of a model are given. now: position embeddings of the pass that runs, by block.
-    lenders: for every block the last one before it that was given the same object in the last pass, and has
-    it already this time (-1: none)."""
+class _Reports(threading.local):
+    """What the blocks of a model are given, in each thread by itself. now: position embeddings of the pass that
+    runs, by block. lenders: for every block the last one before it that was given the same object in the last
+    pass, and has it already this time (-1: none)."""
 
     def __init__(self, model, blocks: int):
         self.model, self.blocks = weakref.ref(model), blocks
@@ -121,12 +122,12 @@ class _Report:
 
     def __call__(self, block, args, kwargs) -> None:
         reports, following = self.reports, self.index + 1
+        cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
+        if cache is None:  # nobody asks; least of all a trace of the model
+            return
         reports.note(self.index, kwargs.get("position_embeddings"))
         hidden = args[0] if args else kwargs["hidden_states"]
-        if hidden.shape[1] != 1:
-            return
-        cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
-        if cache is None or following >= reports.blocks or reports.lenders[following] < 0:
+        if hidden.shape[1] != 1 or following >= reports.blocks or reports.lenders[following] < 0:
             return
         rotary = reports.now[reports.lenders[following]]
         given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -289,16 +290,17 @@ def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):
         (here / "lm_eval.py").write_text("raise SystemExit('the wrong lm_eval')")
         if name != "eval":
             (here / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')")
-    (tmp_path / "tmp").mkdir()
+    short = Path(tempfile.mkdtemp(prefix="k", dir="/tmp"))  # the path of a socket has 107 bytes
     words = ["-m", "eval", "accuracy", *quick, "1"]
-    done = python(*words, cwd=here, HOME=NOWHERE, TMPDIR=str(tmp_path / "tmp"))
+    done = python(*words, cwd=here, HOME=NOWHERE, TMPDIR=str(short))
     assert done.returncode == 0, done.stderr
     lines = done.stderr.splitlines()
-    (place,) = (tmp_path / "tmp").glob("kvlab-*")
+    (place,) = short.glob("kvlab-*")
     assert lines[0] == f"kvlab: {NOWHERE}/.cache cannot be written; caches go to {place}"
     assert [line.split(" on ")[0] for line in lines[1:]] == ["1/2 full", "2/2 sinks:budget=0.5"]
     assert "report:" in done.stdout
     assert {path.name for path in here.iterdir()} == {"kvlab", "course", "eval", "lm_eval.py"}
+    shutil.rmtree(short)
 
 
 SETTLED = """

@@ -90,7 +90,7 @@ def kept(scores, budget: int) -> list[set[int]]:
     policy, slots = Given(budget), scores.shape[-1]
     layer = SimpleNamespace(
         state=policy.start(None), scores=scores, lengths=[slots], rows_held=[slots],
-        slot_positions=torch.arange(slots).expand(scores.shape),
+        slot_positions=torch.arange(slots).expand(scores.shape), local=None,
     )  # fmt: skip
     return [set(head) for head in policy.choose(layer)[0].tolist()]
 
