@@ -97,9 +97,9 @@ def report_block_inputs(model) -> None:
 
 
 class _Reports(threading.local):
-    """What the blocks of a model are given, in each thread by itself. now: position embeddings of the pass that
-    runs, by block. lenders: for every block the last one before it that was given the same object in the last
-    pass, and has it already this time (-1: none)."""
+    """What the blocks of a model are given, in each thread by itself. now: position embeddings of the pass
+    that runs, by block. lenders: for every block the last one before it that was given the same object in the
+    last pass, and has it already this time (-1: none)."""
 
     def __init__(self, model, blocks: int):
         self.model, self.blocks = weakref.ref(model), blocks
