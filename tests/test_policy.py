@@ -13,7 +13,7 @@ from kvlab.store import Exact, Growing, Int, Kivi, Paged, Roomy, Static
 @pytest.mark.parametrize(
     "policy",
     [H2O(), TOVA(), Int(4), Exact(), Static(9), Roomy(), Kivi(), Paged(), Device(), Whole()],
-    ids=str,
+    ids=lambda policy: type(policy).__name__,
 )
 def test_a_policy_does_not_change(policy):
     for name in (*vars(policy), "learned"):
