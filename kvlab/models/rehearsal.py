@@ -117,10 +117,15 @@ class _Reports(threading.local):
 class _Report:
     """A forward pre-hook of block i - 1: offers the block's input to layer i of the kvlab cache in use."""
 
-    def __init__(self, reports: _Reports, index: int):
+    def __init__(self, reports: _Reports | None, index: int):
         self.reports, self.index = reports, index
 
+    def __deepcopy__(self, memo) -> _Report:
+        return _Report(None, self.index)  # says nothing: a copy of the model gets hooks of its own
+
     def __call__(self, block, args, kwargs) -> None:
+        if self.reports is None:
+            return
         reports, following = self.reports, self.index + 1
         cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
         if cache is None:  # nobody asks; least of all a trace of the model
