@@ -1,14 +1,15 @@
 """kvlab: a course and a laboratory about the KV cache of language models."""
 
 from . import keep, place, store
+from .bill import bill
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, make_cache, method
 from .models import load, prepare
 
 __version__ = "0.1.0"
 __all__ = [
-    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "decode", "keep", "load", "make_cache",
-    "method", "place", "prepare", "store",
+    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "bill", "decode", "keep", "load",
+    "make_cache", "method", "place", "prepare", "store",
 ]  # fmt: skip
 
 

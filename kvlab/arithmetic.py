@@ -132,6 +132,33 @@ def decode_flops(shape: ModelShape, held: int, batch: int = 1) -> float:
     return shape.layers * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * shape.vocabulary
 
 
+def causal_pairs(tokens: int, window: int | None = None) -> int:
+    """Pairs of a query and a key it sees: s(s + 1) / 2, less (s - w)(s - w + 1) / 2 outside a window w."""
+    outside = max(0, tokens - window) if window else 0
+    return (tokens * (tokens + 1) - outside * (outside + 1)) // 2
+
+
+def experts_read(experts: int, taken: int, rows: int) -> float:
+    """Experts of a layer that a step of `rows` tokens reads, E(1 - (1 - k / E)^b), each token taking k of E
+    with equal chances, by itself."""
+    return experts * (1 - (1 - taken / experts) ** rows)
+
+
+def step_floor(machine: Machine, size: float, moved: float, operations: float) -> dict[str, float]:
+    """Seconds that a step cannot be shorter than, by what it is bound by: bytes the device reads over its
+    bandwidth, bytes moved over the link's, operations over FLOP/s. The longest is the floor."""
+    return {
+        "bandwidth": size / machine.memory,
+        "link": moved / machine.link,
+        "FLOP/s": operations / machine.flops,
+    }
+
+
+def cost_per_million(price: float, seconds: float, tokens: int) -> float:
+    """Cost of a million tokens where `tokens` take `seconds`: price per hour * s / 3600 * 1e6 / n."""
+    return price * seconds / 3600 * 1e6 / tokens
+
+
 _kernel_flops = 0  # of all calls of our kernels so far
 
 

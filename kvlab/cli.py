@@ -1,4 +1,4 @@
-"""The `kvlab` command: `kvlab doctor` and `kvlab methods`. Runs start with `python -m eval`."""
+"""The `kvlab` command: `kvlab doctor`, `kvlab methods` and `kvlab bill`. Runs start with `python -m eval`."""
 
 from __future__ import annotations
 
@@ -54,6 +54,29 @@ def methods(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def bill(arguments: argparse.Namespace) -> int:
+    """Print what a model costs on a device."""
+    from .bill import bill, show
+
+    methods = None if arguments.methods is None else separated(arguments.methods)
+    given = arguments.model, arguments.device, arguments.context, arguments.users, arguments.price
+    found = bill(*given, methods)
+    print(found)
+    print(f"\n{show.elsewhere([line.method.partition(':')[0] for line in found.lines])}")
+    return 0
+
+
+def separated(words: list[str]) -> list[str]:
+    """What spaces or commas separate: `a:x=1,y=2,b` is `a:x=1,y=2` and `b`."""
+    found: list[str] = []
+    for part in ",".join(words).split(","):
+        if found and "=" in part and ":" not in part and ":" in found[-1]:
+            found[-1] += f",{part}"
+        else:
+            found.append(part.strip())
+    return found
+
+
 def parameters(method) -> str:
     """A method's parameters with their defaults, as they are written in its name."""
     return "\n".join(f"{name}={default}" for name, default in method.parameters.items())
@@ -71,6 +94,17 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")
     command.set_defaults(run=methods)
+
+    command = commands.add_parser("bill", help="what a model costs on a device: bytes, time, money")
+    command.add_argument(
+        "--model", required=True, help="a released model's name, or a folder with a config.json"
+    )
+    command.add_argument("--device", required=True, help="a device's name, such as 'RTX 4090'")
+    command.add_argument("--context", type=int, help="tokens of every user (what the model was trained for)")
+    command.add_argument("--users", type=int, default=1, help="users at once (1)")
+    command.add_argument("--price", type=float, help="of the device, per hour")
+    command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as full,h2o:budget=0.1 (all)")
+    command.set_defaults(run=bill)
     return parser
 
 

@@ -1,0 +1,207 @@
+"""Account: what a method holds, moves and reads of one row's cache, from its policies and a model's layers.
+
+The same policies that make a `KVCache` say how many tokens stay (`Keep.limits`), how many bits a number has
+(`Growing.bits_per_value`) and what is fetched (`Fetch`), so a method of your own is counted as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+from ..arithmetic import causal_pairs, experts_read
+from ..keep import KeepAll
+from ..methods import Spec
+from ..place import Device, InfiniGen, OnDemand, TopK
+from ..policy import resolve_budget
+from ..store import Exact, Growing, Kivi, Paged, Static
+
+
+@dataclass(frozen=True)
+class Account:
+    """One row of tokens, all layers. Bytes held on the device (of what a host sends: one layer at a time) and
+    on the host, moved over the link and read by the device in a step; operations of a step's attention.
+    pages: what is on the host stays on the device as long as it fits there."""
+
+    device: float = 0.0
+    host: float = 0.0
+    moved: float = 0.0
+    read: float = 0.0
+    operations: float = 0.0
+    pages: bool = False
+
+
+def policies(spec: Spec) -> dict:
+    """The keep, store and place of a method, buffers and all; for those that are no `KVCache`, {}.
+
+    ValueError for parameters out of range, and for a link, which the bill takes from the device.
+    """
+    if "link" in spec.parameters:
+        raise ValueError(f"method {spec.text!r}: the bill takes the link from the device; leave link= out")
+    if spec.name == "recompute" or (spec.name == "padded" and not spec.parameters):
+        return {}  # checked at no cost: the engine behind `padded` takes seconds to load
+    try:
+        made = spec.method.policies(**spec.parameters)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"method {spec.text!r}: {error}") from error
+    if "cache" in made:
+        return {}
+    store = made.get("store")
+    store = Growing(store) if store is None or isinstance(store, Exact) else store
+    return {"keep": made.get("keep") or KeepAll(), "store": store, "place": made.get("place") or Device()}
+
+
+def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
+    """What `spec`, whose `policies` were made, costs for one row of `tokens` tokens. Nothing is rounded, and
+    what a keep or a table remembers of a token (some 8 bytes a head) is not counted.
+    ValueError where kvlab would refuse the method on such layers."""
+    if spec.name == "recompute":
+        return Account(operations=prefill_operations(model, tokens))
+    if spec.name == "padded":
+        return _padded(spec, model, tokens)
+    keep, store, place = made["keep"], made["store"], made["place"]
+    store.suits(keep, place)
+    kinds = model["kinds"]
+    total = {"device": 0.0, "host": 0.0, "moved": 0.0, "read": 0.0, "operations": 0.0}
+    largest, order, known, last = 0.0, 0, {}, {}
+    attending = sum(kinds[letter]["heads"] > 0 for letter in model["layers"])
+    for letter in model["layers"]:
+        kind = kinds[letter]
+        total["device"] += kind["state"]
+        total["read"] += kind["state"]
+        if kind["shares"]:  # reads what another layer holds
+            total["read"] += last[kind["shares"]]["read"]
+            total["operations"] += last[kind["shares"]]["operations"]
+        if not kind["heads"]:
+            continue
+        limit = _limit(keep, kind, tokens, order, attending)
+        whole = not place.on_host or not isinstance(place.fetch, TopK) or place.fetch.whole(order)
+        if (letter, limit, whole) not in known:
+            known[letter, limit, whole] = _layer(kind, limit, whole, store, place, tokens, model["context"])
+        part = last[letter] = known[letter, limit, whole]
+        for name in total:
+            total[name] += part[name]
+        largest, order = max(largest, part["staged"]), order + 1
+    total["device"] += largest
+    return Account(**total, pages=place.on_host and isinstance(place.fetch, OnDemand))
+
+
+def seen(kind: dict, tokens: int) -> int:
+    """Tokens that a layer has any use for between two steps: W - 1 of a window of W."""
+    return min(tokens, kind["window"] - 1) if kind["window"] else tokens
+
+
+def _limit(keep, kind: dict, tokens: int, order: int, layers: int) -> int:
+    """Tokens that stay in a layer."""
+    if not keep.evicts:
+        return seen(kind, tokens)
+    layer = SimpleNamespace(
+        lengths=[tokens], local=kind["window"], order=order, shape=SimpleNamespace(layers=layers)
+    )
+    return min(keep.limits(layer)[0], seen(kind, tokens))
+
+
+def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int | None) -> dict[str, float]:
+    """One layer that holds `held` of `tokens` tokens; staged: bytes that a host sends it in a step."""
+    if isinstance(store, Kivi) and kind["window"]:
+        raise ValueError("blocks of keys cannot lose single tokens to a sliding window")
+    store.format.check(kind["key"])
+    store.values.check(kind["value"])
+
+    def size(slots: float) -> float:
+        shape = kind["heads"], max(held, 1)
+        bits = sum(kind[side] * store.bits_per_value((*shape, kind[side])) for side in ("key", "value"))
+        return slots * kind["heads"] * bits / 8
+
+    index = held * kind["index"] * 2
+    read = size(min(held, kind["reads"] or held))
+    if place.on_host:
+        if kind["latent"]:
+            raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
+        fetch, attended, partial = place.fetch, held, 0.0
+        if not whole:
+            budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
+            attended = held if budget is None else min(budget, held)
+            if isinstance(fetch, InfiniGen):
+                partial = held * kind["heads"] * max(1, round(fetch.ratio * kind["key"])) * 2
+        staged, read = size(attended), size(attended) + partial
+        moved = staged + size(1)  # the new token goes back
+        return {
+            "device": partial + index, "host": size(held), "moved": moved, "read": read + index,
+            "operations": 2 * kind["scores"] * attended, "staged": staged,
+        }  # fmt: skip
+    slots = held
+    if isinstance(store, Static):
+        slots = store.capacity or context or tokens
+        if held > slots:
+            raise ValueError(f"{held} tokens do not fit into a buffer of length={slots}")
+    elif isinstance(store, Paged):
+        slots = -(-held // store.pool.block) * store.pool.block
+    operations = 2 * kind["scores"] * min(held, kind["reads"] or held) + 2 * kind["index_scores"] * held
+    return {
+        "device": size(slots) + index, "host": 0.0, "moved": 0.0, "read": read + index,
+        "operations": operations, "staged": 0.0,
+    }  # fmt: skip
+
+
+def _padded(spec: Spec, model: dict, tokens: int) -> Account:
+    """(1 + spare part) * (S - 1) rows in every layer (QC AI Research, n.d.), of which S - 1 are read."""
+    given = {**spec.method.parameters, **spec.parameters}
+    length = given["length"] or model["context"] or tokens
+    part = 0.5 if given["extra"] is None else given["extra"]
+    spare = {"double": 1, "compromise": part}.get(given["policy"], 0)
+    plain = ("window", "index", "state", "shares", "latent")
+    if any(kind[name] for kind in model["kinds"].values() for name in plain):
+        raise ValueError("a static graph knows full attention alone")
+    rows, bits = length - 1, 8 if given["quantized"] else 16
+    layers = [model["kinds"][letter] for letter in model["layers"]]
+    numbers = sum(kind["heads"] * (kind["key"] + kind["value"]) for kind in layers)
+    row_bytes = numbers * bits / 8
+    return Account(
+        device=(1 + spare) * rows * row_bytes, read=rows * row_bytes,
+        operations=2 * rows * sum(kind["scores"] for kind in layers),
+    )  # fmt: skip
+
+
+def weights(model: dict, *when: str) -> float:
+    """Bytes of a model's weights; with `when`, of those that are read then (see `describe`)."""
+    return sum(count * bits / 8 for _, count, bits, read in model["weights"] if not when or read in when)
+
+
+def step_weights(model: dict, rows: int) -> float:
+    """Bytes of weights that a step of `rows` rows reads at least: of experts those that some row takes."""
+    read = weights(model, "step", "head")
+    if model["experts"]:
+        read += weights(model, "experts") * experts_read(*model["experts"], rows) / model["experts"][0]
+    return read
+
+
+def step_operations(model: dict) -> float:
+    """Operations of one token of a step without attention: two for every parameter it meets."""
+    return 2 * (_met(model) + _parameters(model, "head"))
+
+
+def prefill_operations(model: dict, tokens: int) -> float:
+    """Operations of a prompt of `tokens` tokens: two for every parameter that a token meets, the head for the
+    last one alone, and two for every multiply-add of the pairs that attention scores."""
+    pairs = 0
+    for kind in _layers(model):
+        limit = min(kind["window"] or tokens, kind["reads"] or tokens)
+        pairs += kind["scores"] * causal_pairs(tokens, limit)
+        pairs += kind["index_scores"] * causal_pairs(tokens, kind["window"])
+    return 2 * (tokens * _met(model) + _parameters(model, "head") + pairs)
+
+
+def _layers(model: dict) -> Iterator[dict]:
+    yield from (model["kinds"][letter] for letter in model["layers"])
+
+
+def _parameters(model: dict, when: str) -> int:
+    return sum(count for _, count, _, read in model["weights"] if read == when)
+
+
+def _met(model: dict) -> float:
+    """Parameters of the blocks that one token meets."""
+    experts, taken = model["experts"] or (1, 1)
+    return _parameters(model, "step") + _parameters(model, "experts") * taken / experts

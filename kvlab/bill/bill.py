@@ -1,0 +1,180 @@
+"""Bill: what a model costs on a device: bytes, what fits, floors of time, money, and what runs out first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..arithmetic import cost_per_million, step_floor
+from ..methods import METHODS, Spec, parse
+from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
+from .data import device_named, machine, model_named
+from .show import html, text
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method. Bytes are of all users asked for; times are floors, for the users that fit at once.
+
+    users, tokens: most users at this context, longest context of these users (None: no limit is known, since
+    the host's memory is none of the bill's). step: seconds per token of one user. floors: seconds by what a
+    step is bound by. cost: of a million tokens. first: what runs out first. refused: why kvlab refuses the
+    method on this model; then the rest is empty.
+    """
+
+    method: str
+    device_bytes: float = 0.0
+    host_bytes: float = 0.0
+    moved_bytes: float = 0.0
+    users: int | None = 0
+    tokens: int | None = 0
+    step: float | None = None
+    floors: dict[str, float] | None = None
+    cost: float | None = None
+    first: str = ""
+    refused: str | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Bill:
+    """See `bill`. Sizes in bytes, times in seconds, price per hour; lines: one `Line` per method. Prints as
+    a table, in a notebook too. `dataclasses.asdict(bill)` is plain JSON."""
+
+    model: str
+    device: str
+    context: int
+    users: int
+    price: float | None
+    model_context: int | None
+    memory: float
+    weights_bytes: float
+    prefill: float
+    prefill_cost: float | None
+    lines: list[Line]
+
+    def __getitem__(self, method: str) -> Line:
+        """The line of a method, as it was written."""
+        return next(line for line in self.lines if line.method == method)
+
+    def __str__(self) -> str:
+        return text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html(self)
+
+
+def bill(
+    model: str,
+    device: str,
+    context: int | None = None,
+    users: int = 1,
+    price: float | None = None,
+    methods=None,
+) -> Bill:
+    """What every method would hold, move and take, at best, with 16-bit keys and values.
+
+    model: a name in models.json, a folder with a config.json, or that file. device: a name in devices.json.
+    context: tokens of every user (default: what the model was trained for). users: rows held at once. price:
+    of the device per hour. methods: specs such as "h2o:budget=0.1" (default: every named method).
+    Everything is a bound: no activations, no fragmentation, no launch and no kernel is charged, so nothing
+    real is quicker or smaller. ValueError, one line, for what is unknown or does not fit.
+    """
+    name, model = model_named(model)
+    device, figures = device_named(device)
+    context = _context(name, model, context)
+    if isinstance(users, bool) or not isinstance(users, int) or users < 1:
+        raise ValueError(f"users={users!r}: expected a whole number of at least 1")
+    if price is not None and (
+        isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf
+    ):
+        raise ValueError(f"price={price!r}: expected an amount per hour, 0 or more")
+    specs = [parse(spec) for spec in METHODS] if methods is None else [parse(spec) for spec in methods]
+    made = [policies(spec) for spec in specs]
+    size = weights(model)
+    if size > figures["memory"]:
+        raise ValueError(
+            f"{name}: its weights take {size / 1e9:.1f} GB and {device} has {figures['memory'] / 1e9:g} GB; "
+            "the bill is of one device, so choose a larger one or a smaller model"
+        )
+    there = machine(figures)
+    prefill = max(
+        prefill_operations(model, context) / there.flops, step_weights(model, context) / there.memory
+    )
+    lines = [
+        _line(spec, policy, model, figures, context, users, price)
+        for spec, policy in zip(specs, made, strict=True)
+    ]
+    prefill_cost = None if price is None else cost_per_million(price, prefill, context)
+    return Bill(
+        name,
+        device,
+        context,
+        users,
+        price,
+        model["context"],
+        figures["memory"],
+        size,
+        prefill,
+        prefill_cost,
+        lines,
+    )
+
+
+def _context(name: str, model: dict, context: int | None) -> int:
+    known = model["context"]
+    if context is None:
+        if known is None:
+            raise ValueError(f"context: {name} does not say what it was trained for, so name one")
+        return known
+    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
+        raise ValueError(f"context={context!r}: expected a whole number of tokens, at least 1")
+    if known is not None and context > known:
+        raise ValueError(f"context={context}: {name} was trained for {known:,} tokens")
+    return context
+
+
+def _line(spec: Spec, made: dict, model: dict, device: dict, context: int, users: int, price) -> Line:
+    try:
+        row = account(spec, made, model, context)
+    except ValueError as error:
+        return Line(spec.text, refused=str(error))
+    left = device["memory"] - weights(model)
+    fit = int(left // row.device) if row.device else None
+    if row.pages and users * row.host <= left:  # unified memory: all of it stays on the device
+        row = Account(row.host, 0.0, 0.0, row.read, row.operations)
+    served = users if fit is None else min(users, fit)
+    line = {
+        "device_bytes": users * row.device, "host_bytes": users * row.host, "moved_bytes": users * row.moved,
+        "users": fit, "tokens": _tokens(spec, made, model, left, users),
+    }  # fmt: skip
+    if not served:
+        return Line(spec.text, **line, first="memory")
+    there = machine(device)
+    size, operations = step_weights(model, served) + served * row.read, served * row.operations
+    if spec.name != "recompute":
+        operations += served * step_operations(model)
+    floors = step_floor(there, size, served * row.moved, operations)
+    bound = max(floors, key=floors.get)
+    cost = None if price is None else cost_per_million(price, floors[bound], served)
+    first = bound if served == users else "memory"
+    return Line(spec.text, **line, step=floors[bound], floors=floors, cost=cost, first=first)
+
+
+def _tokens(spec: Spec, made: dict, model: dict, left: float, users: int) -> int | None:
+    """The longest context whose cache of `users` rows takes at most `left` bytes of the device."""
+    most = model["context"]
+    if most is None:
+        return None
+
+    def fits(tokens: int) -> bool:
+        return tokens == 0 or users * account(spec, made, model, tokens).device <= left
+
+    if fits(most):
+        return most
+    low, high = 0, most  # low fits, high does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

@@ -1,0 +1,158 @@
+"""Show: a bill as a table of 80 columns, and as HTML for a notebook."""
+
+from __future__ import annotations
+
+import html as escaping
+import io
+import textwrap
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from .data import table
+
+WIDTH = 80
+
+
+def text(bill) -> str:
+    """The bill in lines of at most 80 characters."""
+    out = io.StringIO()
+    console = Console(file=out, width=WIDTH, markup=False, emoji=False, highlight=False)
+    grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in columns(bill):
+        side = "left" if name in ("method", "first to\nrun out") else "right"
+        grid.add_column(name, justify=side, no_wrap=True)
+    for line in bill.lines:
+        if line.refused is None:
+            grid.add_row(*cells(bill, line))
+    console.print(grid)
+    rows = [row.rstrip() for row in out.getvalue().splitlines()]
+    refused = [f"{line.method}: not on this model: {line.refused}" for line in bill.lines if line.refused]
+    return "\n".join([*wrapped(header(bill)), "", *rows, "", *wrapped([*refused, *notes(bill)])])
+
+
+def wrapped(lines: list[str]) -> list[str]:
+    """Lines of at most 80 characters; what follows is set in by two."""
+    options = {"width": WIDTH, "subsequent_indent": "  ", "break_on_hyphens": False}
+    return [part for line in lines for part in textwrap.wrap(line, **options)]
+
+
+def html(bill) -> str:
+    """The bill as HTML."""
+    safe = escaping.escape
+    head = "".join(f"<p>{safe(line)}</p>" for line in header(bill))
+    names = "".join(f"<th scope='col'>{safe(name)}</th>" for name in columns(bill))
+    rows = ""
+    for line in bill.lines:
+        if line.refused is None:
+            row = "".join(f"<td>{safe(cell)}</td>" for cell in cells(bill, line)[1:])
+        else:
+            row = f"<td colspan='{len(columns(bill)) - 1}'>not on this model: {safe(line.refused)}</td>"
+        rows += f"<tr><th scope='row'>{safe(line.method)}</th>{row}</tr>"
+    return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def header(bill) -> list[str]:
+    """What stands above the table: one line each."""
+    users = f"{bill.users} user{'s' if bill.users > 1 else ''}"
+    left = bill.memory - bill.weights_bytes
+    lines = [
+        f"{bill.model} on {bill.device}: {users} of {bill.context:,} tokens",
+        f"weights {size(bill.weights_bytes)} of {size(bill.memory)}; {size(left)} are left for caches",
+        f"prefill of one user's context: at least {seconds(bill.prefill)}"
+        + ("" if bill.prefill_cost is None else f", {money(bill.prefill_cost)} per million tokens"),
+    ]
+    return lines
+
+
+def columns(bill) -> list[str]:
+    """Names of the columns; without a price there is no cost."""
+    priced = [] if bill.price is None else ["cost per\n1M"]
+    held = "cache on\ndevice", "cache on\nhost"
+    return ["method", *held, "users\nfit", "tokens\nfit", "ms per\ntoken", *priced, "first to\nrun out"]
+
+
+def notes(bill) -> list[str]:
+    """What stands below the table: which formula makes each column (`kvlab/arithmetic.py` has them)."""
+    all_users = "the user" if bill.users == 1 else f"all {bill.users} users"
+    notes = [
+        "Bounds, from sizes and data sheets: nothing real is smaller or quicker.",
+        f"cache: of {all_users}: tokens held * KV heads * (key + value numbers) * bits / 8, over the layers; "
+        "of what a host sends, one layer at a time is on the device",
+        "users fit: memory left / one user's cache on the device (any: nothing of it is there)",
+        f"tokens fit: the longest context for {all_users} by the same rule, at most what the model was "
+        "trained for",
+        "ms per token: the longest of (weights + cache read) / bandwidth, bytes moved / link, and operations "
+        "/ FLOP/s, for the users that fit",
+        "cost per 1M: price per hour * seconds / 3600 * 1e6 / tokens, of tokens decoded",
+        "first to run out: memory, where fewer fit than were asked for; else what the ms are made of",
+    ]
+    return [note for note in notes if bill.price is not None or not note.startswith("cost")]
+
+
+def cells(bill, line) -> list[str]:
+    """A line of the table, as text."""
+    none = "–"
+    priced = [] if bill.price is None else [none if line.cost is None else money(line.cost)]
+    return [
+        line.method,
+        size(line.device_bytes),
+        size(line.host_bytes) if line.host_bytes else none,
+        "any" if line.users is None else f"{line.users:,}",
+        "any" if line.tokens is None else f"{line.tokens:,}",
+        none if line.step is None else number(line.step * 1e3),
+        *priced,
+        line.first,
+    ]
+
+
+def size(value: float) -> str:
+    """Bytes in decimal units, three digits: 16.1 GB."""
+    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if value >= 0.9995 * least:
+            return f"{number(value / least)} {unit}"
+    return f"{value:.0f} B"
+
+
+def seconds(value: float) -> str:
+    return f"{number(value)} s" if value >= 1 else f"{number(value * 1e3)} ms"
+
+
+def money(value: float) -> str:
+    """An amount in whatever currency the price was in."""
+    return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def number(value: float) -> str:
+    """Three digits: 0.0123, 1.23, 12.3, 123, 1,234."""
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"
+
+
+def elsewhere(methods: list[str]) -> str:
+    """The options that do what the named methods do in the engines people use, in lines of 80 characters."""
+    known = table("flags")
+    engines = ", ".join(f"{name} {engine['version']}" for name, engine in known["engines"].items())
+    lines, missing = wrapped([f"The same elsewhere: {engines}; read on {known['read']}"]), []
+    for technique in known["techniques"]:
+        if not set(technique["methods"]) & set(methods):
+            continue
+        there = {name: option for name, option in technique["options"].items() if option}
+        title = f"{technique['name']} ({', '.join(technique['methods'])})"
+        if not there:
+            missing.append(title)
+            continue
+        lines += ["", title]
+        for name, option in there.items():
+            note = f"; {option['note']}" if option["note"] else ""
+            lines += textwrap.wrap(
+                f"  {name:<13}{option['option']}{note}",
+                WIDTH,
+                subsequent_indent=" " * 15,
+                break_on_hyphens=False,
+            )
+    if missing:
+        lines += ["", *textwrap.wrap(f"In none of the four: {', '.join(missing)}", WIDTH)]
+    return "\n".join(lines)
