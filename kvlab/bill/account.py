@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
-from ..methods import Spec
+from ..methods import Spec, parse
 from ..place import Device, InfiniGen, OnDemand, TopK
 from ..policy import resolve_budget
 from ..store import Exact, Growing, Kivi, Paged, Static
@@ -87,6 +87,15 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
     return Account(**total, pages=place.on_host and isinstance(place.fetch, OnDemand))
 
 
+def bytes_per_token(model: dict, token: int) -> float:
+    """Bytes in 16 bits that a row's token number `token` (from 1) adds to a cache that holds all: less once
+    windows are full."""
+    spec = parse("full")
+    made = policies(spec)
+    now, before = (account(spec, made, model, tokens).device for tokens in (token, token - 1))
+    return now - before
+
+
 def seen(kind: dict, tokens: int) -> int:
     """Tokens that a layer has any use for between two steps: W - 1 of a window of W."""
     return min(tokens, kind["window"] - 1) if kind["window"] else tokens
@@ -104,10 +113,11 @@ def _limit(keep, kind: dict, tokens: int, order: int, layers: int) -> int:
 
 def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int | None) -> dict[str, float]:
     """One layer that holds `held` of `tokens` tokens; staged: bytes that a host sends it in a step."""
-    if isinstance(store, Kivi) and kind["window"]:
-        raise ValueError("blocks of keys cannot lose single tokens to a sliding window")
     store.format.check(kind["key"])
-    store.values.check(kind["value"])
+    if not isinstance(store, Kivi):  # which makes its groups of values fit
+        store.values.check(kind["value"])
+    elif kind["window"]:
+        raise ValueError("blocks of keys cannot lose single tokens to a sliding window")
 
     def size(slots: float) -> float:
         shape = kind["heads"], max(held, 1)

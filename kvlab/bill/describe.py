@@ -11,6 +11,9 @@ import string
 
 import torch
 
+# How it computes does not matter here; these forms need no numbers.
+PLAIN = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+
 
 def describe(config, bits: dict[str, float] | None = None) -> dict:
     """What `models.json` has of a model besides its configuration and its sources.
@@ -25,7 +28,7 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
     text = config.get_text_config(decoder=True)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, **PLAIN)
             ids = torch.zeros(1, 2, dtype=torch.long)
         cache = DynamicCache(config=text)
         with torch.no_grad():
