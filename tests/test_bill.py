@@ -120,11 +120,16 @@ def allocated(cache) -> int:
     return total
 
 
+@pytest.mark.parametrize("window", [None, 12])
 @pytest.mark.parametrize("spec", [spec for spec in EACH if spec != "recompute"])
-def test_bytes_that_kvlab_allocates(spec):
+def test_bytes_that_kvlab_allocates(spec, window):
     """K and V with their scales, on the side where they are; what keeps and tables remember left out."""
     spec = "static:length=40" if spec == "static" else re.sub("[:,]link=.*", "", spec)
-    model = tiny("llama", dtype=torch.bfloat16)
+    model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
+    if window and "kivi" in spec:
+        with pytest.raises(ValueError, match="blocks of keys"):
+            held(spec, describe(model.config), 30)
+        return
     cache = kvlab.make_cache(model, spec)
     with torch.no_grad():
         model(prompt(30), past_key_values=cache)

@@ -28,8 +28,17 @@ def text(bill) -> str:
             grid.add_row(*cells(bill, line))
     console.print(grid)
     rows = [row.rstrip() for row in out.getvalue().splitlines()]
-    refused = [f"{line.method}: not on this model: {line.refused}" for line in bill.lines if line.refused]
-    return "\n".join([*wrapped(header(bill)), "", *rows, "", *wrapped([*refused, *notes(bill)])])
+    return "\n".join([*wrapped(header(bill)), "", *rows, "", *refused(bill), *wrapped(notes(bill))])
+
+
+def refused(bill) -> list[str]:
+    """Methods that kvlab refuses on this model, by reason, and an empty line."""
+    reasons: dict[str, list[str]] = {}
+    for line in bill.lines:
+        if line.refused:
+            reasons.setdefault(line.refused, []).append(line.method)
+    lines = [f"not on this model: {', '.join(methods)} ({reason})" for reason, methods in reasons.items()]
+    return [*wrapped(lines), ""] if lines else []
 
 
 def wrapped(lines: list[str]) -> list[str]:
@@ -78,7 +87,7 @@ def notes(bill) -> list[str]:
     all_users = "the user" if bill.users == 1 else f"all {bill.users} users"
     notes = [
         "Bounds, from sizes and data sheets: nothing real is smaller or quicker.",
-        f"cache: of {all_users}: tokens held * KV heads * (key + value numbers) * bits / 8, over the layers; "
+        f"cache of {all_users}: tokens held * KV heads * (key + value numbers) * bits / 8, over the layers; "
         "of what a host sends, one layer at a time is on the device",
         "users fit: memory left / one user's cache on the device (any: nothing of it is there)",
         f"tokens fit: the longest context for {all_users} by the same rule, at most what the model was "
