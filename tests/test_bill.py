@@ -397,7 +397,7 @@ def test_a_bill_in_a_notebook_has_a_row_for_every_method():
     bill = kvlab.bill("gemma-3-27b-it", "H200", 4096)
     page = bill._repr_html_()
     assert page.count("<tr>") == 1 + len(METHODS) and "not on this model" in page
-    assert "cost" not in page and repr(bill) == str(bill)
+    assert "cost" not in page and "bytes moved / link" in page and repr(bill) == str(bill)
 
 
 def test_a_folder_or_a_config_is_a_model(tmp_path):
@@ -406,6 +406,20 @@ def test_a_folder_or_a_config_is_a_model(tmp_path):
         bill = kvlab.bill(str(path), "L4", methods=["full", "h2o:budget=0.5"])
         assert bill.context == 128 and bill["full"].device_bytes == 128 * 2 * 4 * 2 * 8 * 2
         assert bill["h2o:budget=0.5"].device_bytes == bill["full"].device_bytes / 2
+
+
+def test_what_a_config_leaves_out_is_told(tmp_path):
+    """Weights that are quantized and parts that are no text stand in the name; code of a model is not run."""
+    values = tiny("llama").config.to_dict()
+    for more, told in {
+        "quantized": ({"quantization_config": {"quant_method": "fp8"}}, "though they are quantized"),
+        "text": ({"model_type": "llava", "text_config": values}, "its text part"),
+    }.values():
+        (tmp_path / "config.json").write_text(json.dumps(values | more))
+        assert told in kvlab.bill(str(tmp_path), "L4", 100, methods="full").model
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}}')
+    with pytest.raises(ValueError, match="not a configuration that transformers reads"):
+        kvlab.bill(str(tmp_path), "L4")
 
 
 def test_names_are_read_kindly():

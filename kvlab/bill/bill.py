@@ -90,7 +90,8 @@ def bill(
         isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf
     ):
         raise ValueError(f"price={price!r}: expected an amount per hour, 0 or more")
-    specs = [parse(spec) for spec in METHODS] if methods is None else [parse(spec) for spec in methods]
+    methods = [methods] if isinstance(methods, str) else METHODS if methods is None else methods
+    specs = [parse(spec) for spec in methods]
     made = [policies(spec) for spec in specs]
     size = weights(model)
     if size > figures["memory"]:

@@ -25,46 +25,48 @@ def model_named(name: str) -> tuple[str, dict]:
     The organisation may be left out. ValueError, naming the nearest, for anything else.
     """
     known, path = table("models")["models"], Path(name)
-    found = _find(name, {**known, **{key.split("/")[1]: entry for key, entry in known.items()}})
-    if found is not None:
-        key = next(key for key in known if key.lower().endswith(found.lower()))
-        return key, known[key]
+    asked = name.strip().lower()
+    for key, entry in known.items():
+        if asked in (key.lower(), key.split("/")[1].lower()):
+            return key, entry
     if path.is_dir() and not (path / "config.json").exists():
         raise ValueError(f"model={name!r}: this folder has no config.json")
     if path.exists():
-        return name, _described(path)
+        return _described(path)
     raise ValueError(f"model={name!r} is no folder and not known{_nearest(name, known)}")
 
 
-def _described(path: Path) -> dict:
+def _described(path: Path) -> tuple[str, dict]:
+    """What a config.json says, and a name that tells what of it is left out."""
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ValueError(
             f"model={str(path)!r}: not a configuration that transformers reads: {why}"
         ) from error
-    return describe(config)
+    name, text = str(path), config.get_text_config(decoder=True)
+    if text is not config:
+        name += " (its text part)"
+    if getattr(config, "quantization_config", None) or getattr(text, "quantization_config", None):
+        name += " (its weights counted in 16 bits, though they are quantized)"
+    return name, describe(text)
 
 
 def device_named(name: str) -> tuple[str, dict]:
     """(Name, entry) of a device, upper or lower case. ValueError, naming the nearest, for another."""
     known = table("devices")["devices"]
-    found = _find(name, known)
-    if found is None:
-        raise ValueError(f"device={name!r} is not known{_nearest(name, known)}")
-    return found, known[found]
+    for key, entry in known.items():
+        if name.strip().lower() == key.lower():
+            return key, entry
+    raise ValueError(f"device={name!r} is not known{_nearest(name, known)}")
 
 
 def machine(device: dict) -> Machine:
     """What a roofline needs of a device."""
     return Machine(device["flops"], device["bandwidth"], device["link"])
-
-
-def _find(name: str, known) -> str | None:
-    return next((key for key in known if key.lower() == name.strip().lower()), None)
 
 
 def _nearest(name: str, known) -> str:

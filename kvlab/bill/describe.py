@@ -7,7 +7,6 @@ what transformers would allocate: grouped and shared heads, windows, latents, in
 from __future__ import annotations
 
 import re
-import string
 
 import torch
 
@@ -44,7 +43,7 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
         kind = _kind(cache.layers[index if source is None else source], text)
         if source is not None:
             kind |= {"heads": 0, "shares": layers[source]}
-        layers += letters.setdefault(tuple(kind.items()), string.ascii_uppercase[len(letters)])
+        layers += letters.setdefault(tuple(kind.items()), chr(ord("A") + len(letters)))
     weights, experts = _weights(model, bits or {})
     return {
         "context": getattr(text, "max_position_embeddings", None),

@@ -59,7 +59,8 @@ def html(bill) -> str:
         else:
             row = f"<td colspan='{len(columns(bill)) - 1}'>not on this model: {safe(line.refused)}</td>"
         rows += f"<tr><th scope='row'>{safe(line.method)}</th>{row}</tr>"
-    return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table>"
+    foot = "".join(f"<li>{safe(note)}</li>" for note in notes(bill))
+    return f"{head}<table><thead><tr>{names}</tr></thead><tbody>{rows}</tbody></table><ul>{foot}</ul>"
 
 
 def header(bill) -> list[str]:
