@@ -64,13 +64,14 @@ class Slots:
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
-    def in_view(self, visibility: Visibility) -> tuple[Tensor, list[int]] | None:
-        """Slots that later queries may see, `[batch, kv_heads, n]` (-1: nothing), and how many each row (the
-        head that has most) holds of them; None where that is all of them."""
-        if max(self.lengths) < visibility.local:
+    def in_view(self, visibility: Visibility, last: int, spare: int) -> tuple[Tensor, list[int]] | None:
+        """Slots that later queries, and the `last` ones, may see, `[batch, kv_heads, n]` (-1: nothing), and
+        how many each row (the head that has most) holds of them; None where that is all of them, or `spare`
+        more at the most."""
+        if max(self.lengths) < visibility.local or (spare and self.count <= visibility.local + spare):
             return None
         positions = self.positions if self.moved is None else self.moved
-        stays = visibility.kept(self.lengths, positions) & (positions >= 0)
+        stays = visibility.kept(self.lengths, positions, last) & (positions >= 0)
         held = stays.sum(-1).amax(-1)
         if int(held.max()) == self.count and bool(stays.all()):
             return None

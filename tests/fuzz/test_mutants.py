@@ -61,7 +61,7 @@ MUTANTS = {
         "test_chunks.py::test_a_prompt_cut_anywhere_is_compressed_to_the_same_set[snapkv-left]",
     ),
     "a fork does not hold its blocks": (
-        "kvlab.store.paged", "PagedState.select_rows", "self.pool.hold(self.table", "list(self.table",
+        "kvlab.store.paged", "PagedState.__setattr__", "self.pool.hold(", "list(",
         "store/test_paged.py::test_forks_share_until_one_writes",
     ),
 }  # fmt: skip

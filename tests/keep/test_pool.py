@@ -14,7 +14,7 @@ from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
 from kvlab.reference import keep
 from kvlab.store import Roomy
-from kvlab.visibility import PLAIN
+from kvlab.visibility import CAUSAL
 
 
 class ByHand:
@@ -132,11 +132,11 @@ def test_ten_thousand_steps_under_pressure():
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
     queries = torch.randn(1, 4, 10_040, 8, generator=generator)
-    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), PLAIN, 0.5))
+    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), CAUSAL, 0.5))
     sizes, used = set(), set()
     for step in range(40, 10_040):
         layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
-        out = layer.attend(queries[:, :, step : step + 1], PLAIN, 0.5)
+        out = layer.attend(queries[:, :, step : step + 1], CAUSAL, 0.5)
         index = read_positions[0].long()
         used.add(index.shape[2])
         if step % 20 == 0:

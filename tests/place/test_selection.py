@@ -124,10 +124,10 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
         table, partial = cache.layers[layer.index].table, layer.state.partial
         held, seen = table.rows_held, table.lengths
         table.rows_held, table.lengths = [n - 1 for n in held], [n - 1 for n in seen]
-        partial.used -= 1
+        partial.filled -= 1
         self.speculate(layer, lambda: query)
         table.rows_held, table.lengths = held, seen
-        partial.used += 1
+        partial.filled += 1
         return plain_select(self, layer, query)
 
     monkeypatch.setattr(InfiniGen, "select", rehearse_late)

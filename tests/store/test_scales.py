@@ -13,7 +13,7 @@ from tiny import SETTINGS, policies, prompt, started, tiny
 import kvlab
 from kvlab.reference.store import groups
 from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
-from kvlab.store.scales import AXES, DTYPES
+from kvlab.store.int import AXES, DTYPES
 
 
 @pytest.mark.parametrize("axis, group", AXIS_GROUP)
