@@ -14,7 +14,7 @@ from .kernels import attend_packed, fits
 from .policy import View
 from .visibility import Visibility
 
-SPARE = 16  # tokens outside a window that may wait until they go together, where nothing is chosen or fetched
+SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
 
 
 class Layer(Held):
@@ -145,7 +145,7 @@ class Layer(Held):
         if self.local is not None:
             spare = 0 if self.evicts or self.place.on_host else SPARE
             voters = self.last_queries if self.votes_later else 0
-            if gone := self.table.in_view(self.given.visibility, voters, spare):
+            if gone := self.table.leave_window(self.given.visibility, voters, spare):
                 self._let_go(*gone)
 
     def _let_go(self, slots: Tensor, limits: list[int]) -> None:
