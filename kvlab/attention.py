@@ -28,7 +28,7 @@ def kvlab_attention(
 ):
     """The attention function of transformers' AttentionInterface.
 
-    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or plain tensors
+    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
     `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
     padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
     queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score

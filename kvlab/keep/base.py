@@ -19,7 +19,7 @@ class Keep(Policy):
     A new method overrides `score`. The newest token is held whatever its score. A method that wants to
     `observe` attention sets `observes = True` and names in `per_slot` (or `per_row`) what it remembers:
     `layer.state` then has it, and evictions and forks apply to it too. A dataclass where there are parameters
-    besides `budget` (`keep/sinks.py`), a plain class where there are none (`keep/tova.py`).
+    besides `budget` (`keep/sinks.py`), a class without them where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
     shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
