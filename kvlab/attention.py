@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .visibility import PLAIN, Visibility, own_positions
+from .visibility import CAUSAL, Visibility, own_positions
 
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
@@ -28,7 +28,7 @@ def kvlab_attention(
 ):
     """The attention function of transformers' AttentionInterface.
 
-    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or plain tensors
+    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
     `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
     padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
     queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
@@ -39,19 +39,15 @@ def kvlab_attention(
         raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     latent = _expanding.get()
+    finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
+    visibility = None if finished else _visibility(attention_mask)
     if latent is not None:
         _expanding.set(None)
-        given = Recorded(query, key, value, _visibility(attention_mask), scaling, softcap, s_aux)
-        return latent.attend_expanded(given).transpose(1, 2).contiguous(), None
-    finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
-    if isinstance(key, Tensor):
-        visibility = None if finished else _visibility(attention_mask)
+        out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
+    elif isinstance(key, Tensor):
         if not (finished or (visibility.known and query.shape[2] == key.shape[2])):
-            attention_mask = visibility.dense()
-            finished = True
-        if attention_mask is None and not getattr(module, "is_causal", True):
-            finished = True
-        if finished:
+            attention_mask, finished = visibility.dense(), True
+        if finished or (attention_mask is None and not getattr(module, "is_causal", True)):
             out, _ = attend(query, key, value, scaling, attention_mask, softcap=softcap, sinks=s_aux)
         else:
             given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
@@ -65,7 +61,7 @@ def kvlab_attention(
                 f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask "
                 "[batch, tokens]"
             )
-        out = key.attend(query, _visibility(attention_mask), scaling, softcap, s_aux)
+        out = key.attend(query, visibility, scaling, softcap, s_aux)
     return out.transpose(1, 2).contiguous(), None
 
 
@@ -89,11 +85,11 @@ def stopping() -> Iterator[None]:
 def _visibility(mask) -> Visibility:
     if isinstance(mask, Visibility):
         return mask
-    return PLAIN if mask is None else Visibility(mask)
+    return CAUSAL if mask is None else Visibility(mask)
 
 
 _expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
-_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=PLAIN)  # of the pass that runs
+_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=CAUSAL)  # of the pass that runs
 
 
 def _told(**said) -> Visibility:
@@ -124,7 +120,7 @@ def register() -> None:
 
 @dataclass
 class Recorded:
-    """What one layer's attention was given in a pass without a cache.
+    """What one layer's attention is given in a pass.
 
     query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
     head_dim]`; softcap, sinks: see `kvlab_attention`.
@@ -138,22 +134,19 @@ class Recorded:
     softcap: float | None = None
     sinks: Tensor | None = None
 
-    def attend(self, watches: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where somebody watches)."""
-        return self._prefill(self.values, watches, last)
+    def attend(self, observes: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
+        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where a keep observes)."""
+        return prefill(self, True, observes, last)
+
+    def attend_to(self, keys: Tensor, values: Tensor | None, allowed=None, counted=None):
+        """As `attend`, of these queries to held keys and values."""
+        numbers = self.query, keys, values, self.scaling, allowed, counted
+        return attend(*numbers, softcap=self.softcap, sinks=self.sinks)
 
     def received(self, last: int | None = None) -> Tensor:
         """Attention that every token received from the `last` queries (None: all), `[batch, kv_heads,
         tokens]`."""
-        return self._prefill(None, True, last)[1]
-
-    def _prefill(self, values: Tensor | None, watches: bool, last: int | None):
-        real, _ = self.visibility.real(len(self.query), self.query.shape[2], 0)
-        positions = None if real is None else own_positions(real)[:, None]
-        return prefill(
-            self.query, self.keys, values, positions, self.scaling, self.visibility, watches, last,
-            softcap=self.softcap, sinks=self.sinks,
-        )  # fmt: skip
+        return prefill(self, False, True, last)[1]
 
 
 _records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)
@@ -182,11 +175,11 @@ def recorded(model, ids: Tensor) -> list[Recorded]:
     return layers
 
 
-def attend(query, keys, values, scaling, allowed=None, watch=None, *, softcap=None, sinks=None):
+def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=None, sinks=None):
     """Softmax attention of a few queries over held keys and values.
 
     query `[batch, heads, q, head_dim]`, keys and values `[batch, kv_heads, slots, head_dim]`, allowed bool
-    `[batch, 1 or kv_heads, q, slots]` (or numbers to add to the scores) or None. watch: None, or bool
+    `[batch, 1 or kv_heads, q, slots]` (or numbers to add to the scores) or None. counted: None, or bool
     `[batch, q]`: the queries whose weights are to be summed up; values may then be None, and so is out.
     softcap, sinks: see `kvlab_attention`. Returns (out `[batch, heads, q, head_dim]`, received `[batch,
     kv_heads, slots]` or None): received is the weight of every slot, averaged over the query heads of the
@@ -195,34 +188,32 @@ def attend(query, keys, values, scaling, allowed=None, watch=None, *, softcap=No
     batch, heads, count, _ = query.shape
     kv_heads = keys.shape[1]
     group = heads // kv_heads
-    if watch is None and softcap is None and sinks is None:
-        if count == 1 or group == 1:  # the query heads of a group are just more queries of one KV head
-            allowed = None if allowed is None else _spread(allowed, group)
-            grouped = query.reshape(batch, kv_heads, group * count, -1)
-            out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
-            return out.reshape(batch, heads, count, -1), None
+    fused = counted is None and softcap is None and sinks is None
+    if fused and count > 1 and group > 1:
         if allowed is not None and allowed.shape[1] > 1:
             allowed = allowed.repeat_interleave(group, dim=1)
-        out = scaled_dot_product_attention(
-            query, keys, values, attn_mask=allowed, scale=scaling, enable_gqa=True
-        )
-        return out, None
+        how = {"attn_mask": allowed, "scale": scaling, "enable_gqa": True}
+        return scaled_dot_product_attention(query, keys, values, **how), None
+    # The query heads of a group are just more queries of one KV head.
     grouped = query.reshape(batch, kv_heads, group * count, -1)
+    if allowed is not None and group > 1:  # [batch, h, q, slots] -> [batch, h, group * q, slots]
+        allowed = allowed[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
+    if fused:
+        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
+        return out.reshape(batch, heads, count, -1), None
     weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
     if allowed is not None:
-        allowed = _spread(allowed, group)
         hidden = allowed.dtype == torch.bool
         weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
     if sinks is not None:
         beside = sinks.float().view(1, kv_heads, group, 1).expand(batch, -1, -1, count).flatten(2)
-        weights = torch.cat([weights, beside[..., None]], -1).softmax(-1)[..., :-1]
-    else:
-        weights = weights.softmax(-1)
+        weights = torch.cat([weights, beside[..., None]], -1)
+    weights = weights.softmax(-1)[..., : keys.shape[2]]
     out = None if values is None else (weights.to(values.dtype) @ values).reshape(batch, heads, count, -1)
-    if watch is None:
+    if counted is None:
         return out, None
-    counted = weights.reshape(batch, kv_heads, group, count, -1) * watch[:, None, None, :, None]
-    return out, counted.sum((2, 3)) / group
+    weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
+    return out, weights.sum((2, 3)) / group
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
@@ -230,66 +221,54 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
     return scores if softcap is None else (scores / softcap).tanh() * softcap
 
 
-def _spread(allowed: Tensor, group: int) -> Tensor:
-    """`[batch, h, q, slots]` -> `[batch, h, group * q, slots]`, the order in which heads are grouped."""
-    if group == 1:
-        return allowed
-    return allowed[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
-
-
-def prefill(
-    query, keys, values, positions, scaling, visibility=PLAIN, watches=False, last=None, *, softcap=None,
-    sinks=None,
-):  # fmt: skip
+def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
     """Causal attention of a whole prompt over itself, `QUERY_BLOCK` queries at a time where needed.
 
-    query `[batch, heads, tokens, head_dim]`, keys and values `[batch, kv_heads, tokens, head_dim]`;
-    positions `[batch, 1, tokens]` (-1: padding) or None when no token is padding. values may be None where
-    only the attention received `watches` is wanted: then so is out. softcap, sinks: see `kvlab_attention`.
-    Returns (out like query, received `[batch, kv_heads, tokens]` or None): attention received is summed over
-    the real queries, or over the `last` of them.
+    wanted: whether its output is, and observes: whether the attention received is, summed over the real
+    queries or over the `last` of them. Returns (out like the query or None, received `[batch, kv_heads,
+    tokens]` or None).
     """
-    batch, heads, tokens, _ = query.shape
-    everything = visibility.rule is None or tokens <= (visibility.local or 0)
-    if positions is None and everything and not watches and softcap is None and sinks is None:
+    query, keys, values, visibility = given.query, given.keys, given.values, given.visibility
+    (batch, heads, tokens, _), local = query.shape, visibility.local
+    real, _ = visibility.real(batch, tokens, 0)
+    everything = real is None and (visibility.rule is None or tokens <= (local or 0))
+    if everything and not observes and given.softcap is None and given.sinks is None:
         gqa = heads != keys.shape[1]
-        out = scaled_dot_product_attention(
-            query, keys, values, is_causal=tokens > 1, scale=scaling, enable_gqa=gqa
-        )
-        return out, None
-    first = 0
-    unpadded = positions is None
-    if unpadded:
+        return scaled_dot_product_attention(
+            query, keys, values, is_causal=tokens > 1, scale=given.scaling, enable_gqa=gqa
+        ), None
+    if real is None:
         positions = torch.arange(tokens, device=query.device).expand(batch, 1, -1)
-    out = None if values is None else query.new_empty(*query.shape[:-1], values.shape[-1])
-    received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if watches else None
+    else:
+        positions = own_positions(real)[:, None]
+    out = query.new_empty(*query.shape[:-1], values.shape[-1]) if wanted else None
+    received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if observes else None
     for start in range(0, tokens, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, tokens)
-        if unpadded and visibility.local is not None:
-            first = max(0, start + 1 - visibility.local)  # the first query of the block sees nothing before
+        # the first query of the block sees nothing before its window, nor its padding
+        first = max(0, start + 1 - local) if real is None and local is not None else 0
         asked = positions[:, 0, start:end]
-        allowed = visibility.allowed(asked, positions[..., first:end])
-        watch = _watched(asked, positions, last) if watches else None
-        if watch is None and values is None:
+        counted = observed(asked, positions.amax(-1), last) if observes else None
+        if last is not None and observes and not bool(counted.any()):
+            counted = None
+        if counted is None and not wanted:
             continue
-        held = keys[:, :, first:end], None if values is None else values[:, :, first:end]
-        block, weights = attend(
-            query[:, :, start:end], *held, scaling, allowed, watch, softcap=softcap, sinks=sinks
-        )
-        if values is not None:
+        held = keys[:, :, first:end], values[:, :, first:end] if wanted else None
+        allowed = visibility.allowed(asked, positions[..., first:end])
+        part = replace(given, query=query[:, :, start:end])
+        block, weights = part.attend_to(*held, allowed, counted)
+        if wanted:
             out[:, :, start:end] = block
-        if watch is not None:
+        if counted is not None:
             received[..., first:end] += weights
     return out, received
 
 
-def _watched(asked: Tensor, positions: Tensor, last: int | None) -> Tensor | None:
-    """Which of these queries `[batch, q]` are watched: the real ones among the row's last; None: no one."""
+def observed(asked: Tensor, newest: Tensor, last: int | None) -> Tensor:
+    """Which queries a keep observes, bool `[batch, q]`: the real ones among each row's `last` (None: all).
+    asked `[batch, q]`: their positions, -1 for padding; newest `[batch, 1]`: that of the row's last token."""
     real = asked >= 0
-    if last is None:
-        return real
-    real = real & (asked > positions.amax(-1) - last)
-    return real if bool(real.any()) else None
+    return real if last is None else real & (asked > newest - last)
 
 
 def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -16,10 +17,9 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
-from .hybrid import HybridLayer, forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
-from .layer import Layer
+from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
 from .models import ModelShape, is_latent, layers_of, prepare, refusal
 from .place import Device
 from .store import Exact, Growing
@@ -105,7 +105,13 @@ class KVCache(Bound):
             both = isinstance(theirs[index], HYBRID)
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
-        self._follow()
+        self._bind()
+
+    def _bind(self) -> None:
+        """The layers that hold K and V (the others are transformers' own) know the cache that they are in."""
+        self.attending: list[Layer] = [layer for layer in self.layers if isinstance(layer, Layer)]
+        for layer in self.attending:
+            layer.cache = weakref.ref(self)
 
     @property
     def model(self):
@@ -113,20 +119,9 @@ class KVCache(Bound):
         return self.attending[0].model
 
     @property
-    def attending(self) -> list[Layer]:
-        """The layers that hold K and V; the others are transformers' own."""
-        return [layer for layer in self.layers if isinstance(layer, Layer)]
-
-    @property
     def fillable(self) -> bool:
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
-
-    def _follow(self) -> None:
-        """Tell every layer which one attends next."""
-        layers = self.attending
-        for layer, following in zip(layers, [*layers[1:], layers[0]], strict=True):
-            layer.follow(following)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -135,10 +130,10 @@ class KVCache(Bound):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
-        for layer in self.layers:
-            if tokens_to_remove < 0 and isinstance(layer, Layer):
+        for layer in self.layers if tokens_to_remove < 0 else ():
+            if isinstance(layer, Layer):
                 layer.check_crop(max(0, layer.seen + tokens_to_remove))
-            elif tokens_to_remove < 0:
+            else:
                 refuse_crop(layer)
         for layer in self.attending:
             layer.crop(tokens_to_remove)
@@ -154,7 +149,7 @@ class KVCache(Bound):
             layer.place.flush(layer)  # what is on its way belongs to this cache
         memo[id(self)] = twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
-        twin._follow()
+        twin._bind()
         return twin
 
     @property
@@ -206,4 +201,4 @@ class KVCache(Bound):
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""
         found = self.layers[layer]
         if isinstance(found, Layer) and found.lengths and not found.in_prompt:
-            self.layers[layer].place.speculate(self.layers[layer], query)
+            found.place.speculate(found, query)

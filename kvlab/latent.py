@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .attention import Recorded, attend, expanding, latest_visibility
+from .attention import Recorded, expanding, latest_visibility
 from .layer import Layer
 from .visibility import Visibility
 
@@ -26,34 +26,30 @@ class LatentLayer(Layer):
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
         expanding(self)
-        if self._votes_later:
+        if self.votes_later:
             raise ValueError(
                 f"prefill: {type(self.keep.policy).__name__} lets the prompt's last queries vote, and of a "
                 "prompt in several passes they are gone where K and V are made of a latent after the cache"
             )
         if self.seen == 0:
             return key_states, value_states
-        self._check_whole()
-        self.moved_bytes, self._busy = 0, True
-        self._append(*latents, latest_visibility())
+        self.check_whole()
+        self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
         return self.store.read(key_states.device)
 
     def attend_expanded(self, given: Recorded) -> Tensor:
         """As `attend`, with K and V of all that `update` returned."""
         latents, self._pending = self._pending, None
         if self.seen == 0:
-            self._check_whole()
-            out, received = given.attend(self.watches, self.keep.policy.last_queries)
+            self.check_whole()
+            out, received = given.attend(self.observes, self.last_queries)
             self.fill(replace(given, keys=latents[0], values=latents[1]), _mean(received))
             return out
-        self.scaling, self.softcap = given.scaling, given.softcap
-        query, visibility = given.query, given.visibility
-        allowed, asked = self.table.visible(query.shape[2], None, visibility)
-        watch = self._watched(query, asked) if self.watches else None
-        numbers = query, given.keys, given.values, given.scaling, allowed, watch
-        out, received = attend(*numbers, softcap=given.softcap, sinks=given.sinks)
-        self._end_pass(query, _mean(received), visibility)
-        self._busy = False
+        self.given = given
+        allowed, asked = self.table.visible(given.query.shape[2], None, given.visibility)
+        counted = self.counted(asked) if self.observes else None
+        out, received = given.attend_to(given.keys, given.values, allowed, counted)
+        self.end_pass(_mean(received))
         return out
 
     def attend(self, query, visibility: Visibility, *others) -> Tensor:

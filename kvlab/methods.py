@@ -79,7 +79,7 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
     from .static_graph import PaddedCache, StaticGraphEngine
     from .static_graph.engine import check_parameters
 
-    check_parameters(length, policy, extra, form, chunk)
+    check_parameters(length, policy, quantized, extra, form, chunk)
 
     def make(model):
         options = {"extra": extra, "form": form, "chunk": chunk}

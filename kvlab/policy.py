@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -60,17 +60,19 @@ class Policy(metaclass=_Sealed):
 class State:
     """What a policy remembers of one layer, with a declaration of what happens to it.
 
-    per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. per_row: those
+    per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. filled: where
+    they are buffers that reserve more, how many of their slots are in use (else None). per_row: attributes
     that have only the batch as first dimension, or are lists with an entry for each row. states: states of
-    their own. shared: tensors of the model, or on their way, which follow nothing and are not counted. Forks,
-    evictions, crops, copies and byte counts follow from this; a tensor in any other attribute is refused
-    (TypeError).
+    their own. shared: tensors of the model, or on their way, which belong to no row or slot and are not
+    counted. Forks, evictions, crops, copies and byte counts come from this; a tensor in any other attribute
+    is refused (TypeError).
     """
 
     per_row: tuple[str, ...] = ()
     per_slot: tuple[str, ...] = ()
     states: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+    filled: int | None = None
 
     def __init__(self, policy: Policy, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         self.policy = policy
@@ -87,13 +89,13 @@ class State:
         if _holds_tensor(value):
             raise TypeError(
                 f"the state of {type(self.policy).__name__} keeps a tensor in {name!r}: declare it in "
-                "per_row (it follows the batch) or per_slot (it follows the tokens)"
+                "per_row (one entry per row of the batch) or per_slot (one per token held)"
             )
 
     def __deepcopy__(self, memo) -> State:
         memo[id(self)] = twin = object.__new__(type(self))
         for name, value in vars(self).items():
-            vars(twin)[name] = value if name in self.shared else _copied(value, memo)
+            setattr(twin, name, value if name in self.shared else _copied(value, memo))
         return twin
 
     def tensors(self) -> Iterator[Tensor]:
@@ -102,34 +104,54 @@ class State:
             self._check(name, getattr(self, name))
         for name in (*self.per_row, *self.per_slot):
             value = getattr(self, name)
-            yield from (item for item in _items(value) if isinstance(item, Tensor))
+            yield from (x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor))
         for state in self._states():
             yield from state.tensors()
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep, repeat or reorder batch rows: row i becomes a copy of the old row `rows[i]`."""
-        for name in (*self.per_row, *self.per_slot):
-            value = getattr(self, name)
-            if isinstance(value, list):
-                setattr(self, name, [value[row] for row in rows.tolist()])
-            else:
-                setattr(self, name, _each(value, lambda x: x.index_select(0, rows.to(x.device))))
+        self._change(self.per_row, lambda x: x.index_select(0, rows.to(x.device)), rows.tolist())
+        self._change(self.per_slot, lambda x: self._rows(x, rows.to(x.device)))
         for state in self._states():
             state.select_rows(rows)
 
     def keep_slots(self, slots: Tensor) -> None:
         """Drop every slot that is not in `slots` `[batch, kv_heads, n]` (-1: nothing there)."""
-        for name in self.per_slot:
-            setattr(self, name, _each(getattr(self, name), lambda x: gather_slots(x, slots)))
+        self._change(self.per_slot, lambda x: self._kept(x, slots))
+        self.filled = None if self.filled is None else slots.shape[2]
         for state in self._states():
             state.keep_slots(slots)
 
     def crop(self, length: int) -> None:
         """Keep the first `length` slots."""
-        for name in self.per_slot:
-            setattr(self, name, _each(getattr(self, name), lambda x: x[:, :, :length]))
+        if self.filled is None:
+            self._change(self.per_slot, lambda x: x[:, :, :length])
+        else:
+            self.filled = min(self.filled, length)
         for state in self._states():
             state.crop(length)
+
+    def _change(self, names: tuple[str, ...], change, rows: list[int] = ()) -> None:
+        """Change the tensors of these attributes; a list keeps the entries of `rows`."""
+        for name in names:
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                setattr(self, name, tuple(map(change, value)))
+            elif isinstance(value, list):
+                setattr(self, name, [value[row] for row in rows])
+            elif value is not None:
+                setattr(self, name, change(value))
+
+    def _rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        if self.filled is None:
+            return x.index_select(0, rows)
+        return with_room(x[:, :, : self.filled].index_select(0, rows), x.shape[2], x.is_pinned())
+
+    def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
+        if self.filled is None:
+            return gather_slots(x, slots)
+        x[:, :, : slots.shape[2]] = gather_slots(x, slots)
+        return x
 
     def _states(self) -> Iterator[State]:
         return (state for state in (getattr(self, name) for name in self.states) if state is not None)
@@ -170,17 +192,6 @@ class View:
         raise AttributeError(f"{name}: a policy may write to its state only")
 
 
-def _items(value) -> tuple:
-    return value if isinstance(value, tuple) else (value,)
-
-
-def _each(value, change):
-    """A tensor, a tuple of tensors or None, changed."""
-    if value is None:
-        return None
-    return tuple(map(change, value)) if isinstance(value, tuple) else change(value)
-
-
 def _copied(value, memo):
     """A deep copy, pinned where the original is."""
     if isinstance(value, Tensor):
@@ -197,6 +208,14 @@ def _holds_tensor(value) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_tensor, value.values()))
     return isinstance(value, Tensor)
+
+
+def with_room(x: Tensor, slots: int, pinned: bool = False) -> Tensor:
+    """A copy of x `[batch, kv_heads, n, ...]` that begins a buffer of so many slots, in pinned host memory or
+    not."""
+    buffer = x.new_empty((*x.shape[:2], slots, *x.shape[3:]), pin_memory=pinned)
+    buffer[:, :, : x.shape[2]] = x
+    return buffer
 
 
 def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
@@ -230,13 +249,30 @@ def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None
     return flat, (slots.clamp(min=0) + (row + head)).flatten().to(device or tensor.device)
 
 
+def check_one_of(name: str, value, allowed) -> None:
+    """ValueError for a parameter that is none of these."""
+    if value not in tuple(allowed):
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
+
+
+def check_whole(name: str, value, least: int, unit: str = "tokens") -> None:
+    """ValueError for a parameter that is no whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}")
+
+
+def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
+    """ValueError for a parameter that is no number, or not within what is expected."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not within(value):
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+
+
 def check_fraction_or_count(name: str, value) -> float | int:
     """A budget: a fraction in (0, 1] or a count of tokens >= 2 (1 is the fraction: everything)."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not (0 < value <= 1 or (1 < value < math.inf and value == int(value))):
-        raise ValueError(
-            f"{name}={value!r}: expected a fraction of tokens in (0, 1] or a whole number of tokens"
-        )
+    check_number(
+        name, value, lambda x: 0 < x <= 1 or (1 < x < math.inf and x == int(x)),
+        "a fraction of tokens in (0, 1] or a whole number of tokens",
+    )  # fmt: skip
     return float(value) if value <= 1 else int(value)
 
 

@@ -64,19 +64,25 @@ class Slots:
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
-    def in_view(self, visibility: Visibility) -> tuple[Tensor, list[int]] | None:
-        """Slots that later queries may see, `[batch, kv_heads, n]` (-1: nothing), and how many each row (the
-        head that has most) holds of them; None where that is all of them."""
+    def leave_window(self, visibility: Visibility, last: int, spare: int):
+        """Forget tokens that neither later queries nor the `last` ones see.
+
+        Up to `spare` of their slots stay, empty. With more, returns the slots to gather, `[batch, kv_heads,
+        n]` (-1: nothing), and how many each row (the head that has most) holds of them; else None.
+        """
         if max(self.lengths) < visibility.local:
             return None
         positions = self.positions if self.moved is None else self.moved
-        stays = visibility.kept(self.lengths, positions) & (positions >= 0)
-        held = stays.sum(-1).amax(-1)
-        if int(held.max()) == self.count and bool(stays.all()):
+        stays = visibility.kept(self.lengths, positions, last) & (positions >= 0)
+        held = stays.sum(-1).amax(-1).tolist()
+        if max(held) == self.count and bool(stays.all()):
             return None
-        slots = stays.int().argsort(dim=-1, descending=True, stable=True)[..., : int(held.max())]
+        if self.count - max(held) <= spare:
+            self.moved, self.rows_held = positions.masked_fill(~stays, -1), held
+            return None
+        slots = stays.int().argsort(dim=-1, descending=True, stable=True)[..., : max(held)]
         slots = slots.masked_fill(~stays.gather(-1, slots), -1)
-        return slots.expand(-1, self.kv_heads, -1), held.tolist()
+        return slots.expand(-1, self.kv_heads, -1), held
 
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes a copy of the old row `rows[i]`."""

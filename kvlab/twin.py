@@ -80,14 +80,23 @@ def twin_of(config, seed: int = 0):
         size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
     if size > LARGEST:
         raise ValueError(f"shrunk, it still has {size:,} parameters")
+    return random_model(small, seed)
+
+
+def random_model(config, seed: int):
+    """A model that attends by itself; its matrices make logits spread by about 1.3, and no bias is zero."""
+    from transformers import AutoModelForCausalLM
+
     torch.manual_seed(seed)
-    twin = AutoModelForCausalLM.from_config(small, attn_implementation="eager").float().eval()
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in twin.parameters():
+        for weight in made.parameters():
             if weight.dim() > 1:
                 weight.copy_(torch.randn(weight.shape, generator=generator) * 1.3 / weight.shape[-1] ** 0.5)
-    return twin
+            elif weight.numel() > 1:
+                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return made
 
 
 @torch.no_grad()

@@ -104,11 +104,11 @@ class Visibility:
             self._shift = left.view(-1, 1, 1, 1)
         return self._shift
 
-    def kept(self, lengths: list[int], positions: Tensor) -> Tensor:
-        """Which tokens later queries may see, bool like `positions` `[batch, 1 or kv_heads, slots]`; the
-        newest of a row always. lengths: real tokens seen, per row."""
-        coming = torch.tensor(lengths, device=positions.device).view(-1, 1)
-        return self.allowed(coming, positions)[:, :, 0] | (positions == coming[..., None] - 1)
+    def kept(self, lengths: list[int], positions: Tensor, last: int = 0) -> Tensor:
+        """Which tokens later queries, and the `last` ones so far, may see, bool like `positions` `[batch,
+        1 or kv_heads, slots]`; the newest of a row always. lengths: real tokens seen, per row."""
+        first = (torch.tensor(lengths, device=positions.device).view(-1, 1) - last).clamp(min=0)
+        return self.allowed(first, positions)[:, :, 0] | (positions >= first[..., None] - 1)
 
     def contiguous(self) -> Visibility:
         """As a finished mask has it: transformers asks before it hands one on."""
@@ -121,7 +121,7 @@ class Visibility:
         return sdpa_mask(**self.arguments)
 
 
-PLAIN = Visibility()  # no padding, and every token that is not later
+CAUSAL = Visibility()  # no padding, and every token that is not later
 
 
 def own_positions(mask: Tensor) -> Tensor:

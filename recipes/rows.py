@@ -1,4 +1,4 @@
-"""The rows that a workshop model trains on: which kinds, how long, with how many facts.
+"""The rows that a workshop model trains on: which kinds, how long, with how many facts; and their tokenizer.
 
 A row begins with one document of `corpus` and is filled with prose.  Rows are short with few facts at
 first; they grow when the answers are right (`Rows.learn`), or when it is time (`Rows.by`).
@@ -8,6 +8,8 @@ import random
 from array import array
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from eval.tasks import corpus, words
 
@@ -25,6 +27,34 @@ LEVELS = (
     (2048, 1, 24),
 )
 LOOKUPS = ("adjacent", "separated", "chain", "several", "update")
+
+VOCABULARY = 4096
+
+
+def fit(texts: list[str], seed: int = 0) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with 4,096 entries in which every word of the lists is one token."""
+    rng = random.Random(seed)
+    made = [corpus.recall(rng, 8, w, questions=8).text for w in corpus.WORDINGS for _ in range(200)]
+    made += [corpus.chain(rng, questions=3).text for _ in range(200)]
+    made += [" " + " ".join(words.ALL)] * 3000
+    made += [" ".join(corpus.prose(rng, 50)) for _ in range(40)]
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|end|>", "<|pad|>"],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts + made, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        bos_token="<|end|>",
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        model_max_length=2048,
+    )
 
 
 class Rows:

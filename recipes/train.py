@@ -36,8 +36,7 @@ from eval.tasks import corpus
 from recipes.cards import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
 from recipes.circuit import CONTEXT, build, grow
 from recipes.concentrate import concentrate, documents
-from recipes.rows import LEVELS, Rows
-from recipes.tokenizer import fit
+from recipes.rows import LEVELS, Rows, fit
 
 STRETCHED = 20_000.0  # rotary base of the finished Llama; trained with 10,000
 ALIKE, PENALTY = 0.9, 0.1  # cosine of successive block inputs below which it costs, and how much

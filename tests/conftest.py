@@ -53,21 +53,21 @@ def refuse_others(family: int, address: object) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def no_network():
     """Every socket refuses every address but this machine's, name look-ups included."""
-    plain_connect, plain_connect_ex = socket.socket.connect, socket.socket.connect_ex
-    plain_getaddrinfo = socket.getaddrinfo
+    original_connect, original_connect_ex = socket.socket.connect, socket.socket.connect_ex
+    original_getaddrinfo = socket.getaddrinfo
 
     def connect(self, address):
         refuse_others(self.family, address)
-        return plain_connect(self, address)
+        return original_connect(self, address)
 
     def connect_ex(self, address):
         refuse_others(self.family, address)
-        return plain_connect_ex(self, address)
+        return original_connect_ex(self, address)
 
     def getaddrinfo(host, *args, **kwargs):
         if not is_local(host):
             raise NetworkAccess(f"tests must not use the network: {host!r}")
-        return plain_getaddrinfo(host, *args, **kwargs)
+        return original_getaddrinfo(host, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket.socket, "connect", connect)

@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from kvlab.store import Exact, Float8, Int, Smoothed
-from kvlab.store.scales import AXES, DTYPES
+from kvlab.store.int import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
 INTS = [

@@ -35,7 +35,7 @@ def test_flops_against_torchs_counter():
     # eager attention of transformers computes the full s x s scores, as the formula counts them
     model.set_attn_implementation("eager")
     assert counted(model, ids) == prefill_flops(shape, 24, batch=2)
-    # h2o, which watches attention, multiplies matrices that the counter sees; 60 tokens are never reached
+    # h2o, which observes attention, multiplies matrices that the counter sees; 60 tokens are never reached
     cache = kvlab.make_cache(model, "h2o:budget=60")
     kvlab.Stepper(model, cache).feed(ids)
     step = counted(model, ids[:, :1], cache)

@@ -57,11 +57,13 @@ KEEPS = {
 CUTS = {1: [31], 2: [17, 14], 7: [3, 4, 5, 6, 4, 5, 4], "last of one": [12, 18, 1], "ones": [28, 1, 1, 1]}
 
 
-@pytest.mark.parametrize("side", ["left", "right", "none"])
+@pytest.mark.parametrize("side", ["left", "right", "none", "left, under a window"])
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_prompt_cut_anywhere_is_compressed_to_the_same_set(keep, side):
     """Kept sets, columns and the logits of five steps, for every cut."""
-    model, ids = tiny("llama"), prompt(31, rows=3)
+    side, _, window = side.partition(", ")
+    model = tiny("mistral", sliding_window=9) if window else tiny("llama")
+    ids = prompt(31, rows=3)
     mask, steps = torch.ones_like(ids), [prompt(1, rows=3, seed=step) for step in range(5)]
     for row, padding in enumerate((0, 19, 6)):
         if side == "left":

@@ -60,8 +60,10 @@ def test_old_python():
 
 
 def test_version_outside_the_range(monkeypatch):
-    plain = metadata.version
-    monkeypatch.setattr(metadata, "version", lambda name: "4.57.1" if name == "transformers" else plain(name))
+    original = metadata.version
+    monkeypatch.setattr(
+        metadata, "version", lambda name: "4.57.1" if name == "transformers" else original(name)
+    )
     assert "transformers 4.57.1 is outside" in failed(doctor.check_package("transformers"))
 
 

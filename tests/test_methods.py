@@ -57,7 +57,7 @@ def test_specs(text, name, parameters):
         ("kivi2:recent=half", "recent='half': expected a whole number of at least 0"),
         ("fp8:axis=row", "axis='row'"),
         ("fp8:group=3", "group=3: does not divide the head dimension 8"),
-        ("static:length=0", "length=0: expected a positive"),
+        ("static:length=0", "length=0: expected a whole number of at least 1"),
         ("fp8:format=e1m1", "format='e1m1': expected one of e4m3, e5m2"),
         ("no_such_module.Keep", "No module named"),
         ("kvlab.keep.Nothing", "no attribute"),

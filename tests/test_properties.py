@@ -47,8 +47,8 @@ def test_slots(data, sizes, steps):
     cache = make()
     stepper = kvlab.Stepper(model, cache)
     logits = [stepper.feed(ids, mask, last=True)]
-    follow = prompt(steps, rows=len(sizes), seed=77)
-    logits += [stepper.feed(follow[:, step : step + 1], last=True) for step in range(steps)]
+    later = prompt(steps, rows=len(sizes), seed=77)
+    logits += [stepper.feed(later[:, step : step + 1], last=True) for step in range(steps)]
     for layer in cache.layers:
         for row, size in enumerate(sizes):
             for head in range(2):
@@ -63,7 +63,7 @@ def test_slots(data, sizes, steps):
     for row, one in enumerate(prompts):
         alone = kvlab.Stepper(model, make())
         parts = [alone.feed(one, last=True)]
-        parts += [alone.feed(follow[row : row + 1, step : step + 1], last=True) for step in range(steps)]
+        parts += [alone.feed(later[row : row + 1, step : step + 1], last=True) for step in range(steps)]
         together = torch.stack([step[row] for step in logits])
         assert torch.allclose(together, torch.cat(parts), atol=1e-4)
 

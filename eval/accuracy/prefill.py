@@ -46,7 +46,7 @@ class Prompt:
     def fill(self, cache) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
         for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):
-            received = self.received(index, layer.keep.policy.last_queries).clone() if layer.watches else None
+            received = self.received(index, layer.last_queries).clone() if layer.observes else None
             layer.fill(given, received)
 
 

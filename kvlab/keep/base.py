@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ class Keep(Policy):
     """Hold on to the `budget` tokens with the highest `score`, row by row and head by head.
 
     A new method overrides `score`. The newest token is held whatever its score. A method that wants to
-    `observe` attention sets `watches = True` and names in `per_slot` (or `per_row`) what it remembers:
-    `layer.state` then has it, and it follows the tokens. A dataclass where there are parameters besides
-    `budget` (`keep/sinks.py`), a plain class where there are none (`keep/tova.py`).
+    `observe` attention sets `observes = True` and names in `per_slot` (or `per_row`) what it remembers:
+    `layer.state` then has it, and evictions and forks apply to it too. A dataclass where there are parameters
+    besides `budget` (`keep/sinks.py`), a class without them where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
     shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
@@ -27,7 +27,7 @@ class Keep(Policy):
 
     budget: float | int = 0.2
 
-    watches = False  # True: `observe` is called with the attention that every slot received ...
+    observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
     once = False  # True: the prompt is compressed, and what is written after it stays
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
@@ -41,12 +41,11 @@ class Keep(Policy):
         return self.budget != 1
 
     def start(self, layer) -> State:
-        """`limits`: tokens that each row may hold, known after the prefill, and what the method declares."""
-        return KeepState(self, (*self.per_row, "limits"), self.per_slot)
+        return KeepState(self, self.per_row, self.per_slot)
 
     def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
-        the queries and averaged over the query heads of the group. A keep that does not watch gets None."""
+        the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
 
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
@@ -66,25 +65,26 @@ class Keep(Policy):
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
     def choose(self, layer) -> Tensor | None:
-        """Slots that stay, `[batch, kv_heads, n]` in order of position, -1 where a row holds fewer; None when
-        nothing has to go. The newest token always stays."""
-        if layer.state.limits is None:  # the prompt has ended
+        """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
+        n]` in order of position, -1 where a row holds fewer; None when nothing has to go. The newest token
+        always stays."""
+        if layer.in_prompt:
             layer.state.limits = self.limits(layer)
         elif self.once:
             return None
-        limits = layer.state.limits
-        if all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True)):
+        over = [held - limit for held, limit in zip(layer.rows_held, layer.state.limits, strict=True)]
+        if max(over) <= 0:
             return None
         positions = layer.slot_positions
         newest, slots = positions == positions.amax(-1, keepdim=True), positions.shape[2]
         score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
         score = score.masked_fill(positions < 0, -torch.inf)
-        if all(slots == held == limit + 1 for held, limit in zip(layer.rows_held, limits, strict=True)):
+        if all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
-        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(limits)]
+        limits = torch.tensor(layer.state.limits, device=score.device).view(-1, 1, 1)
+        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(layer.state.limits)]
         rank = torch.arange(order.shape[-1], device=order.device)
-        limit = torch.tensor(limits, device=order.device).view(-1, 1, 1)
-        stays = (rank < limit) & (positions.gather(2, order) >= 0)
+        stays = (rank < limits) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
 
@@ -103,8 +103,12 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
 
 
 class KeepState(State):
-    """What a keep remembers of one layer. last: see `LastQueries`."""
+    """What a keep remembers of one layer.
 
+    limits: tokens that each row may hold, a list, known when the prompt has ended. last: see `LastQueries`.
+    """
+
+    per_row = ("limits",)
     states = ("last",)
 
     def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
@@ -113,7 +117,8 @@ class KeepState(State):
 
 
 class LastQueries(State):
-    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`.
+    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`; they
+    vote when it has ended.
 
     query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding); None until there are some.
     """
@@ -129,6 +134,17 @@ class LastQueries(State):
         rows = torch.arange(len(query), device=query.device)[:, None]
         self.query = query.transpose(1, 2)[rows, newest].transpose(1, 2)
         self.positions = positions.gather(1, newest)
+
+    def votes(self, keys: Tensor, positions: Tensor, given) -> Tensor:
+        """What tokens received from these queries, `[batch, kv_heads, slots]`: summed where the keys `[batch,
+        kv_heads, slots, head_dim]` are. given: the pass that ended the prompt (`attention.Recorded`). Forgets
+        the queries."""
+        query, asked, offered = (x.to(keys.device) for x in (self.query, self.positions, positions))
+        sinks = None if given.sinks is None else given.sinks.to(keys.device)
+        allowed = given.visibility.allowed(asked, offered)
+        _, received = replace(given, query=query, sinks=sinks).attend_to(keys, None, allowed, asked >= 0)
+        received, self.query, self.positions = received.to(self.query.device), None, None
+        return received
 
 
 class KeepAll(Keep):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..policy import check_number
 from .base import Keep
 
 
@@ -26,13 +27,12 @@ class H2O(Keep):
 
     recent: float = 0.5
 
-    watches = True
+    observes = True
     per_slot = ("received",)
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.recent, int | float) or not 0 <= self.recent <= 1:
-            raise ValueError(f"recent={self.recent!r}: expected a part of the budget between 0 and 1")
+        check_number("recent", self.recent, lambda x: 0 <= x <= 1, "a part of the budget between 0 and 1")
 
     def observe(self, layer, received: Tensor) -> None:
         so_far = layer.state.received

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from ..policy import State, check_fraction_or_count
+from ..policy import State, check_fraction_or_count, check_one_of
 from .base import Keep
 
 VICTIMS = ("counter", "lru", "fifo")
@@ -20,17 +21,15 @@ class Pool(Keep):
 
     capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). unit:
     "tokens", or "bytes" for a capacity in bytes of K and V of all rows, layers and heads together.
-    State: `used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`.
+    State: `last_used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`.
     """
 
-    per_slot = ("used", "count")
+    per_slot = ("last_used", "count")
 
     def __init__(self, capacity: float | int = 0.8, policy: str = "counter", unit: str = "tokens"):
         super().__init__(check_fraction_or_count("capacity", capacity))
-        if policy not in VICTIMS:
-            raise ValueError(f"policy={policy!r}: expected one of {', '.join(VICTIMS)}")
-        if unit not in ("tokens", "bytes"):
-            raise ValueError(f"unit={unit!r}: expected tokens or bytes")
+        check_one_of("policy", policy, VICTIMS)
+        check_one_of("unit", unit, ("tokens", "bytes"))
         if unit == "bytes" and isinstance(self.budget, float):
             raise ValueError(f"capacity={capacity!r}: expected a whole number of bytes")
         self.victim, self.unit = policy, unit
@@ -51,23 +50,21 @@ class Pool(Keep):
 
     def observe(self, layer, received: Tensor | None) -> None:
         """Count the fetches of the pass that just ended."""
-        state, positions = layer.state, layer.slot_positions
-        state.step += 1
-        new = positions.shape[2] - (0 if state.used is None else state.used.shape[2])
-        fresh = torch.zeros(*positions.shape[:2], new, dtype=torch.int32, device=positions.device)
-        used = fresh if state.used is None else torch.cat([state.used, fresh], dim=2)
-        count = fresh.clone() if state.count is None else torch.cat([state.count, fresh], dim=2)
-        fetched = torch.ones_like(used)
+        state, fetched = layer.state, torch.ones_like(layer.slot_positions)
+        if state.count is None:
+            state.last_used = state.count = torch.zeros_like(fetched)
+        new = fetched.shape[2] - state.count.shape[2]
         if layer.fetched is not None:
             there = (layer.fetched >= 0).to(fetched.dtype)
             fetched.zero_().scatter_reduce_(2, layer.fetched.clamp(min=0), there, "amax")
             fetched[..., -new:] = 1
-        state.used = torch.where(fetched > 0, state.step, used).to(torch.int32)
-        state.count = count + fetched
+        state.step += 1
+        state.last_used = torch.where(fetched > 0, state.step, pad(state.last_used, (0, new)))
+        state.count = pad(state.count, (0, new)) + fetched
 
     def score(self, layer) -> Tensor:
         positions, state = layer.slot_positions.long(), layer.state
-        value = {"fifo": positions, "lru": state.used, "counter": state.count}[self.victim].long()
+        value = {"fifo": positions, "lru": state.last_used, "counter": state.count}[self.victim].long()
         held = (positions >= 0).sum(-1, keepdim=True)
         age = positions.masked_fill(positions < 0, torch.iinfo(torch.int64).max).argsort(-1).argsort(-1)
         older = age < (held + 1) // 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..policy import resolve_budget
+from ..policy import check_number, resolve_budget
 from .base import prompts
 from .snapkv import SnapKV
 
@@ -24,8 +24,7 @@ class PyramidKV(SnapKV):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.beta, int | float) or not 1 <= self.beta < math.inf:
-            raise ValueError(f"beta={self.beta!r}: expected a number of at least 1")
+        check_number("beta", self.beta, lambda x: 1 <= x < math.inf, "a number of at least 1")
 
     def share(self, index: int, layers: int) -> float:
         """What layer `index` of `layers` holds, as part of the mean."""

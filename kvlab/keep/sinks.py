@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..policy import check_whole
 from .base import Keep
 
 
@@ -23,8 +24,7 @@ class Sinks(Keep):
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.sinks, int) or self.sinks < 0:
-            raise ValueError(f"sinks={self.sinks!r}: expected a number of tokens >= 0")
+        check_whole("sinks", self.sinks, 0)
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
+from ..policy import check_whole
 from .base import Keep
 
 
@@ -28,15 +29,15 @@ class SnapKV(Keep):
     window: int = 16
     kernel: int = 5
 
-    watches = once = True
+    observes = once = True
     per_slot = ("votes",)
 
     def __post_init__(self):
         super().__post_init__()
-        if not isinstance(self.window, int) or self.window < 1:
-            raise ValueError(f"window={self.window!r}: expected a positive number of queries")
-        if not isinstance(self.kernel, int) or self.kernel < 1 or self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel!r}: expected an odd number of tokens")
+        check_whole("window", self.window, 1, "queries")
+        check_whole("kernel", self.kernel, 1)
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel}: expected an odd number of tokens")
 
     @property
     def last_queries(self) -> int:

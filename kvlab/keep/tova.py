@@ -16,7 +16,7 @@ class TOVA(Keep):
     budget: tokens held (see `Keep`). State: `weights` `[batch, kv_heads, slots]`, during a pass.
     """
 
-    watches = True
+    observes = True
     last_queries = 1
     per_slot = ("weights",)
 

@@ -1,4 +1,4 @@
-"""Kernels: decode attention that reads packed K and V as they are stored, beside a plain reference.
+"""Kernels: decode attention that reads packed K and V as they are stored, beside a reference in torch.
 
 `attend.py` decides and calls, `cpu.py` is compiled by numba, `gpu.py` is Triton (imported where it is used).
 """

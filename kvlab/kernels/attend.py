@@ -22,7 +22,7 @@ TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is of
 
 
 def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
-    """What the kernels compute, in plain torch: decode everything, then attend. See `attend_packed`."""
+    """What the kernels compute, in torch: decode everything, then attend. See `attend_packed`."""
     keys, values = store.read(query.device)
     return attend(query, keys, values, scaling, allowed)[0]
 

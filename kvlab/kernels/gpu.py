@@ -3,7 +3,7 @@
 A decode step is bound by memory, so K and V cross the memory bus as they are stored, and become numbers in
 registers. Flash-decoding (Dao et al. 2023): `_attend_split` runs through one split of the sequence of one
 (row, KV head) with an online softmax, `_merge` puts the splits of one query head together. The query heads
-of a group share every load. The plain reference is `decode` of the format, then `attention.attend`.
+of a group share every load. The reference is `decode` of the format, then `attention.attend`.
 
 Layouts as in `store/int.py`: codes `[batch, kv_heads, tokens, width]`, where a byte of int4 or int2 holds
 a channel of each half or quarter of the head, and fp16 scales `[batch, kv_heads, tokens, groups]`. Triton

@@ -1,4 +1,4 @@
-"""A host behind a link: transfers run beside the model, and what is certain is asked for ahead of time."""
+"""A host behind a link: transfers run beside the model, and what every step needs is prefetched."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..place.synchronous import HostState
+from ..place.host import HostState
 
 
 class PipelinedState(HostState):
-    """What is certain to be needed is asked for when the layer before begins to attend, or right behind the
+    """What a step needs in any case is prefetched when the layer before begins to attend, or right behind the
     speculative choice of the layer before; new tokens are written back while the step goes on.
 
     new: K and V of the newest tokens, encoded, on the device, until they are committed. writing: the transfer
@@ -40,7 +40,7 @@ class PipelinedState(HostState):
     def _write_back(self, layer, rows: list[int]) -> None:
         keys, values = self.new
         if self.uncommitted > 1:  # a prompt: the device lets one layer go before the next is written out
-            before = _before(layer)
+            before = layer.cache().attending[layer.order - 1]  # before the first one the last
             before.place.commit(before)
         size = self.bytes_of(layer, rows)
         self.writing = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
@@ -80,9 +80,8 @@ class PipelinedState(HostState):
 
     def _prefetch_next(self, layer) -> None:
         """Let the next layer ask ahead; a model's only layer waits for what its keep evicts now."""
-        following = layer.following
-        if following is not None and following is not layer:
-            following.place.prefetch(following)
+        if layer.next_layer is not layer:
+            layer.next_layer.place.prefetch(layer.next_layer)
 
     def prefetch(self, layer) -> None:
         if layer.lengths and self.policy.fetch.whole(layer.index) and self.ahead is None:
@@ -144,11 +143,3 @@ class PipelinedState(HostState):
         yield from super().tensors()
         if not self.link.staging.pinned:
             yield from self.link.staging.buffers
-
-
-def _before(layer):
-    """The layer that attended last; before the first one the last, in the pass before."""
-    found = layer
-    while found.following is not layer:
-        found = found.following
-    return found

@@ -1,1 +1,1 @@
-"""Measure: what watches a cache at work, or predicts one."""
+"""Measure: what measures a cache at work, or predicts one."""

@@ -14,7 +14,7 @@ from ..cache import KVCache
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape
 from ..store import Static
-from ..visibility import PLAIN
+from ..visibility import CAUSAL
 
 _measured: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {(tokens, batch): seconds}
 
@@ -90,5 +90,5 @@ def fill_random(model, cache, tokens: int, batch: int = 1, seed: int = 0) -> Non
     keys, values = (torch.randn(size, generator=generator).to(model.device, model.dtype) for _ in "kv")
     query = keys.repeat_interleave(shape.heads // shape.kv_heads, dim=1)
     for layer in getattr(cache, "attending", cache.layers):
-        received = keys.new_ones(size[:3], dtype=torch.float32) if layer.watches else None
-        layer.fill(Recorded(query, keys, values, PLAIN, shape.head_dim**-0.5), received)
+        received = keys.new_ones(size[:3], dtype=torch.float32) if layer.observes else None
+        layer.fill(Recorded(query, keys, values, CAUSAL, shape.head_dim**-0.5), received)

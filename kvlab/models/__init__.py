@@ -1,9 +1,8 @@
 """Models: load one, its shape and kinds of layers, and the question a layer would ask."""
 
-from .kinds import is_latent, layers_of, refusal
 from .loading import EMBEDDED, WORKSHOP, calibration_ids, check_files, load, prepare, source_of
 from .rehearsal import attention_of, blocks_of, query_of, report_block_inputs
-from .shape import ModelShape
+from .shape import ModelShape, is_latent, layers_of, refusal
 
 __all__ = [
     "EMBEDDED", "WORKSHOP", "ModelShape", "attention_of", "blocks_of", "calibration_ids", "check_files",

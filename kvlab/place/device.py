@@ -53,7 +53,7 @@ class DeviceState(State):
         the norm of layer i)."""
 
     def prefetch(self, layer) -> None:
-        """Called when the previous layer is about to attend: time to ask for what is needed for certain."""
+        """Called when the previous layer is about to attend: time to ask for what is needed in any case."""
 
     def read(self, layer, query: Tensor):
         """What this step attends to, as it is stored: (held, slots), where `held` is the store or a `Packed`

@@ -24,7 +24,7 @@ class Fetch(Policy):
         return State(self, self.per_row, self.per_slot)
 
     def whole(self, index: int) -> bool:
-        """Whether all of layer `index` will be wanted for certain, so that it may be fetched ahead."""
+        """Whether every step needs all of layer `index`, so that it may be prefetched."""
         return False
 
     def select(self, layer, query: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from ..attention import group_importance
 from ..calibrate.fold import is_folded
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
-from ..policy import State
+from ..policy import State, check_number, check_one_of
 from ..store.roomy import Roomy
 from .topk import TopK, most_important, true_scores
 
@@ -84,7 +84,7 @@ class InfiniGen(TopK):
     count is rounded up.
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
     cache; `skew`, the layer's matrices A (None: nothing to rotate); while more of the prompt may come,
-    `sums` of |Q~| so far `[batch, kv_heads, d]`; `guessed`, slots to fetch at the coming step.
+    `sums` of |Q~| and |K~| so far, `[batch, kv_heads, d]` each; `guessed`, slots to fetch at the coming step.
     """
 
     full_layers: int = 2
@@ -102,12 +102,9 @@ class InfiniGen(TopK):
         for name, value in zip(names, (budget, full_layers, alpha, ratio, ids, variant), strict=True):
             object.__setattr__(self, name, value)
         super().__post_init__()
-        if not isinstance(alpha, int | float) or not alpha > 0:
-            raise ValueError(f"alpha={alpha!r}: expected a positive number (inf: no threshold)")
-        if not isinstance(ratio, int | float) or not 0 < ratio <= 1:
-            raise ValueError(f"ratio={ratio!r}: expected a part of the head dimension in (0, 1]")
-        if variant not in VARIANTS:
-            raise ValueError(f"variant={variant!r}: expected one of {', '.join(VARIANTS)}")
+        check_number("alpha", alpha, lambda x: x > 0, "a positive number (inf: no threshold)")
+        check_number("ratio", ratio, lambda x: 0 < x <= 1, "a part of the head dimension in (0, 1]")
+        check_one_of("variant", variant, VARIANTS)
 
     def start(self, layer) -> State:
         if self.whole(layer.index):
@@ -143,20 +140,20 @@ class InfiniGen(TopK):
             layer.state.sums = None
 
     def _choose_columns(self, layer, query: Tensor, keys: Tensor) -> None:
-        """By all queries and keys of the prompt so far: these queries, and all keys."""
-        state = layer.state
-        query, skewed = state.skewed(query), state.skewed(keys)
-        real = 1 if layer.some_empty is None else (layer.some_empty >= 0).unsqueeze(-1)  # padding has no say
-        keyed = (skewed.abs() * real).sum(2)
-        asked = real if layer.some_empty is None else real[:, :, -query.shape[2] :]
-        queried = (query.abs().unflatten(1, (keys.shape[1], -1)).mean(2) * asked).sum(2)
-        queried = queried if state.sums is None else queried + state.sums
+        """By all queries and keys of the prompt so far. query: of this pass; keys: all that are held."""
+        state, tokens = layer.state, query.shape[2]
+        real = 1 if layer.some_empty is None else (layer.some_empty[..., -tokens:] >= 0).unsqueeze(-1)
+        asked = state.skewed(query).abs().unflatten(1, (keys.shape[1], -1)).mean(2)
+        new = asked, state.skewed(keys[:, :, -tokens:]).abs()  # padding has no say
+        sums = tuple((size * real).sum(2) for size in new)
+        if state.sums is not None:
+            sums = tuple(size + earlier for size, earlier in zip(sums, state.sums, strict=True))
         rule, count = VARIANTS[self.variant], self.ratio * keys.shape[-1]
         count = max(1, int(count) if rule.official else round(count))
-        state.columns = rule.columns(queried, keyed, count)
+        state.columns = rule.columns(*sums, count)
         state.partial = Roomy().start(layer)
         state.append(keys)
-        state.sums = queried if layer.prefilling else None
+        state.sums = sums if layer.prefilling else None
 
     def speculate(self, layer, query) -> Tensor | None:
         """Rehearsal: choose the slots of the coming step, before the store holds the newest token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..policy import State
+from ..policy import State, check_number, check_whole
 from .fetch import Fetch
 
 
@@ -28,14 +28,10 @@ class OnDemand(Fetch):
     fault: float = 2e-6
 
     def __post_init__(self):
-        if not isinstance(self.memory, int | float) or not 0 <= self.memory < math.inf:
-            raise ValueError(
-                f"memory={self.memory!r}: expected tokens, or a fraction of the prompt, 0 or more"
-            )
-        if not isinstance(self.page, int) or self.page < 1:
-            raise ValueError(f"page={self.page!r}: expected a positive number of bytes")
-        if not isinstance(self.fault, int | float) or not 0 <= self.fault < math.inf:
-            raise ValueError(f"fault={self.fault!r}: expected seconds, 0 or more")
+        finite = lambda x: 0 <= x < math.inf
+        check_number("memory", self.memory, finite, "tokens, or a fraction of the prompt, 0 or more")
+        check_whole("page", self.page, 1, "bytes")
+        check_number("fault", self.fault, finite, "seconds, 0 or more")
 
     def start(self, layer) -> State:
         state = super().start(layer)

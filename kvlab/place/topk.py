@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import capped, group_importance
-from ..policy import check_fraction_or_count, resolve_budget
+from ..policy import check_fraction_or_count, check_whole, resolve_budget
 from .fetch import Fetch
 
 
@@ -57,8 +57,7 @@ class TopK(Fetch):
 
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
-        if not isinstance(self.full_layers, int) or self.full_layers < 0:
-            raise ValueError(f"full_layers={self.full_layers!r}: expected a number of layers, 0 or more")
+        check_whole("full_layers", self.full_layers, 0, "layers")
 
     def whole(self, index: int) -> bool:
         return index < self.full_layers

@@ -1,4 +1,4 @@
-"""Reference: every technique once more, by its definition: plain tensors of one head, loops, no tricks.
+"""Reference: every technique once more, by its definition: tensors of one head, loops, no tricks.
 
 What a reader looks at first, and what tests hold the real ones against. Nothing here imports the rest of
 kvlab. A position is a token's index among its row's own tokens; lists of positions are in order.

@@ -125,7 +125,7 @@ class PaddedCache(Bound):
 class _Layer(CacheLayerMixin):
     """What the harness sees of a layer: a place to put a prompt's K and V."""
 
-    watches = False  # nothing here asks which token received attention
+    observes = False  # nothing here asks which token received attention
 
     def __init__(self, cache: PaddedCache, index: int):
         super().__init__()

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..decode import Trace, decode
 from ..models import ModelShape, is_latent, layers_of, prepare
+from ..policy import check_one_of, check_whole
 from .cache import PaddedCache
 from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
 from .graph import GRAPH, sequence_names
@@ -46,7 +47,7 @@ class StaticGraphEngine:
         extra: float | None = None, form: str = "multi", chunk: int = CHUNK, threads: int | None = None,
         cache: Path | None = None,
     ):  # fmt: skip
-        check_parameters(max_length, policy, extra, form, chunk)
+        check_parameters(max_length, policy, quantized, extra, form, chunk)
         require_engine()
         self.model, self.shape = prepare(model), ModelShape.of(model)
         self.length = _length(model, max_length)
@@ -187,16 +188,15 @@ def chunk_mask(positions: np.ndarray, seen: int, real: int, width: int) -> np.nd
     return np.where(allowed, np.float32(0), np.float32(-np.inf))
 
 
-def check_parameters(max_length, policy, extra, form, chunk) -> None:
+def check_parameters(max_length, policy, quantized, extra, form, chunk) -> None:
     """What can be said about parameters without a model (ValueError)."""
     spare_part(policy, extra)
-    if form not in FORMS:
-        raise ValueError(f"form={form!r}: expected one of {', '.join(FORMS)}")
-    for name, value, least in (("max_length", max_length, 2), ("chunk", chunk, 1)):
-        if name == "max_length" and value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
+    if not isinstance(quantized, bool):
+        raise ValueError(f"quantized={quantized!r}: expected true or false")
+    check_one_of("form", form, FORMS)
+    if max_length is not None:
+        check_whole("max_length", max_length, 2)
+    check_whole("chunk", chunk, 1)
 
 
 def _check_layers(model, length: int) -> None:

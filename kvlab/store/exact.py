@@ -19,7 +19,7 @@ class Exact(Policy):
     A format turns `[batch, kv_heads, tokens, head_dim]` into a tuple of tensors
     `[batch, kv_heads, tokens, width]` and back. Every token is written by itself, so a padded batch and a
     single row store the same bits, and nothing that is stored is ever written again. A format remembers
-    nothing: where the first tokens decide for all that follow (`fixed_parts`), the store hands back what
+    nothing: where the first tokens decide for all later ones (`fixed_parts`), the store hands back what
     they decided.
     """
 

@@ -53,12 +53,12 @@ class ExactSinks(State):
         for read, held in zip((keys, values), self.held, strict=True):
             read[there[0], there[1], slots] = held.to(read.device)[there]
 
-    def keep_slots(self, slots: Tensor) -> None:
+    def keep_slots(self, slots: Tensor) -> None:  # by hand: `where` names slots, which get other numbers
         there = slots.to(self.where.device)[:, :, None, :] == self.where[..., None]
         there &= (self.where >= 0)[..., None]
         found = there.int().argmax(-1).to(torch.int32)
         self.where = found.masked_fill(~there.any(-1), -1)
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> None:  # by hand, as above
         self.where = self.where.masked_fill(self.where >= length, -1)
         self.seen = (self.where[:, 0] >= 0).sum(-1).to(torch.int32)  # nothing has been evicted

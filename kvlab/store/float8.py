@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..policy import check_one_of
 from .exact import Exact, Parts
-from .scales import NONFINITE, Scales, admit, round_up
+from .int import DTYPES, NONFINITE, Scales, admit, round_up
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,9 @@ class Float8(Exact):
     TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
     def __post_init__(self):
-        if self.format not in self.TYPES:
-            raise ValueError(f"format={self.format!r}: expected one of {', '.join(self.TYPES)}")
-        if self.nonfinite not in NONFINITE:
-            raise ValueError(f"nonfinite={self.nonfinite!r}: expected one of {', '.join(NONFINITE)}")
+        check_one_of("format", self.format, self.TYPES)
+        check_one_of("nonfinite", self.nonfinite, NONFINITE)
+        check_one_of("scale", self.scale, DTYPES)
         axis = "group" if self.axis is None and self.group is not None else self.axis
         object.__setattr__(self, "scales", None if axis is None else Scales(axis, self.group, self.scale))
 

@@ -1,4 +1,4 @@
-"""Growing: the plain KV cache, one concatenation per step."""
+"""Growing: the usual KV cache, one concatenation per step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State, gather_slots
+from ..policy import Policy, State, check_whole, gather_slots
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
-from .packed import Packed
 
 
 @dataclass(frozen=True)
@@ -32,8 +31,7 @@ class Growing(Policy):
     def __post_init__(self):
         object.__setattr__(self, "format", self.format or Exact())
         object.__setattr__(self, "values", self.values or self.format)
-        if isinstance(self.sinks, bool) or not isinstance(self.sinks, int) or self.sinks < 0:
-            raise ValueError(f"sinks={self.sinks!r}: expected a whole number of at least 0")
+        check_whole("sinks", self.sinks, 0)
 
     def start(self, layer) -> GrowingState:
         self.format.check(layer.shape.head_dim)
@@ -86,9 +84,6 @@ class GrowingState(State):
     @property
     def kernel_ready(self) -> bool:
         """Whether kernels may read `keys` and `values` instead of what `read` returns."""
-        return self._codes_suffice()
-
-    def _codes_suffice(self) -> bool:
         return self.exact is None and self.format.kernel_ready and self.value_format.kernel_ready
 
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
@@ -108,7 +103,7 @@ class GrowingState(State):
         return coded, coded_values
 
     def _encode(self, form: Exact, x: Tensor, real: Tensor | None, fixed: Parts) -> tuple[Parts, Parts]:
-        """The parts that follow the slots, and those that the first tokens decide."""
+        """The parts with an entry for each token, and those that the first tokens decide."""
         x, replaced = form.admit(x)
         self.replaced += replaced
         coded = form.write(x, real, fixed)
@@ -117,8 +112,8 @@ class GrowingState(State):
 
     def add(self, keys: Parts, values: Parts) -> None:
         """Add encoded tokens."""
-        self.keys = _concat(self.keys, keys)
-        self.values = _concat(self.values, values)
+        self.keys = joined(self.keys, keys)
+        self.values = joined(self.values, values)
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form: what a link carries."""
@@ -139,7 +134,51 @@ class GrowingState(State):
     def packed(self, keys: Parts, values: Parts) -> Packed:
         """K and V in this store's form that are held in other tensors."""
         fixed = self.fixed_keys, self.fixed_values
-        return Packed(keys, values, self.format, self.value_format, self.dtype, *fixed, self._codes_suffice())
+        return Packed(keys, values, self.format, self.value_format, self.dtype, *fixed)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a step attends to where that is not all of a store, or lies elsewhere. Reads like a store.
+
+    keys, values: tensors `[batch, kv_heads, slots, width]` in the stored form. format, value_format:
+    what reads them. fixed_keys, fixed_values: the formats' fixed parts. dtype: of the numbers.
+    """
+
+    keys: Parts
+    values: Parts
+    format: Exact
+    value_format: Exact
+    dtype: torch.dtype
+    fixed_keys: Parts = ()
+    fixed_values: Parts = ()
+
+    @classmethod
+    def of_numbers(cls, keys: Tensor, values: Tensor) -> Packed:
+        """K and V that have been read."""
+        return cls((keys,), (values,), Exact(), Exact(), keys.dtype)
+
+    @property
+    def kernel_ready(self) -> bool:
+        """Whether kernels may read keys and values instead of what `read` returns."""
+        return self.format.kernel_ready and self.value_format.kernel_ready
+
+    @property
+    def length(self) -> int:
+        """Slots."""
+        return self.keys[0].shape[2]
+
+    def parts(self) -> tuple[Parts, Parts]:
+        """K and V in their stored form."""
+        return self.keys, self.values
+
+    def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]` each."""
+        keys, values = (tuple(part.to(device) for part in parts) for parts in (self.keys, self.values))
+        return (
+            self.format.decode((*keys, *self.fixed_keys), self.dtype),
+            self.value_format.decode((*values, *self.fixed_values), self.dtype),
+        )
 
 
 @contextmanager
@@ -151,7 +190,8 @@ def naming(what: str):
         raise ValueError(f"{what}: {error}") from None
 
 
-def _concat(old: Parts | None, new: Parts) -> Parts:
+def joined(old: Parts | None, new: Parts) -> Parts:
+    """Parts of earlier tokens (None: there are none) and of new ones."""
     # An own copy even of the first part: what the model hands over may be a view of a larger tensor.
     if old is None:
         return tuple(torch.clone(part, memory_format=torch.contiguous_format) for part in new)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..policy import check_whole
 from .exact import Exact
-from .growing import Growing, GrowingState, naming
+from .growing import Growing, GrowingState, joined, naming
 from .int import Int, pack, unpack
 
 
@@ -31,9 +32,8 @@ class Kivi(Growing):
     """
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
-        for name, value, least in (("group", group, 1), ("recent", recent, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} tokens")
+        check_whole("group", group, 1)
+        check_whole("recent", recent, 0)
         super().__init__(
             Int(bits, axis="channel", symmetric=False, nonfinite=nonfinite),
             Int(bits, group, symmetric=False, nonfinite=nonfinite),
@@ -73,11 +73,11 @@ class Kivi(Growing):
 
 class KiviState(GrowingState):
     """Codes: keys and values `[batch, kv_heads, written, width]` (V's with their scales), blocks: scale and
-    zero point of K `[batch, kv_heads, blocks, head_dim]`. The window: K and V `[batch, kv_heads, tokens,
-    head_dim]`, and window_real `[batch, tokens]`: which of them are no padding (None: all)."""
+    zero point of K `[batch, kv_heads, blocks, head_dim]`. window: K and V `[batch, kv_heads, tokens,
+    head_dim]`; window_real `[batch, 1, tokens]`: which of them are no padding (None: all)."""
 
-    per_slot = ()  # see crop
-    per_row = ("keys", "values", "blocks", "window", "window_real", *GrowingState.per_row)
+    per_slot = ("window", "window_real")  # what is written is for good: see crop
+    per_row = ("keys", "values", "blocks", *GrowingState.per_row)
     kernel_ready = False
 
     def __init__(self, policy: Kivi, values: Int):
@@ -102,17 +102,16 @@ class KiviState(GrowingState):
             keys = self._admitted(self.format, keys)
         with naming("values"):
             values = self._admitted(self.value_format, values)
-        if not self.window:
-            self.prompt, self.window = tokens, (keys.clone(), values.clone())
-        else:
-            self.window = tuple(torch.cat(pair, 2) for pair in zip(self.window, (keys, values), strict=True))
+        if self.window is None:
+            self.prompt = tokens
+        self.window = joined(self.window, (keys, values))
         if real is not None or self.window_real is not None:
-            held = self.window[0].shape[2] - tokens
-            sides = [
-                keys.new_ones(batch, count, dtype=torch.bool) if side is None else side
-                for side, count in ((self.window_real, held), (real, tokens))
-            ]
-            self.window_real = torch.cat(sides, 1)
+            sides = keys.new_ones(batch, 1, self.window[0].shape[2], dtype=torch.bool)
+            if self.window_real is not None:
+                sides[:, :, :-tokens] = self.window_real
+            if real is not None:
+                sides[:, 0, -tokens:] = real
+            self.window_real = sides
         end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
         if end > self.written:
             self._write(end - self.written)
@@ -126,23 +125,20 @@ class KiviState(GrowingState):
         """Quantize the oldest `count` tokens of the window: whole blocks, but for a short first one."""
         batch = self.window[0].shape[0]
         keys, values = (side[:, :, :count] for side in self.window)
-        real, missing = None, -count % self.group
-        if missing or self.window_real is not None:
-            real = keys.new_ones(batch, count, dtype=torch.bool)
-            real = real if self.window_real is None else self.window_real[:, :count]
-            real = pad(real, (missing, 0))
+        missing, real = -count % self.group, None  # tokens that a short first block lacks
+        if self.window_real is not None:
+            real = pad(self.window_real[:, 0, :count], (missing, 0))
+        elif missing:
+            real = pad(keys.new_ones(batch, count, dtype=torch.bool), (missing, 0))
         # K: every block of every row by itself, [batch * blocks, kv_heads, group, head_dim].
         lined = pad(keys.float(), (0, 0, missing, 0)).unflatten(2, (-1, self.group))
         lined = lined.transpose(1, 2).flatten(0, 1)
         numbers = self.format.fit(lined, None if real is None else real.reshape(-1, self.group))
         codes = self.format.quantize(lined, numbers).unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         numbers = tuple(n.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2) for n in numbers)
-        self.blocks = numbers if self.blocks is None else _joined(self.blocks, numbers)
-        self.blocks = tuple(n.contiguous() for n in self.blocks)
+        self.blocks = joined(self.blocks, numbers)
         self.add((pack(codes[:, :, missing:], self.format.bits),), self.value_format.encode(values))
-        self.window = tuple(side[:, :, count:].clone() for side in self.window)
-        if self.window_real is not None:
-            self.window_real = self.window_real[:, count:].clone()
+        self._change(self.per_slot, lambda side: side[:, :, count:].clone())
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         recent = tuple(side.to(device) for side in self.window)
@@ -153,18 +149,12 @@ class KiviState(GrowingState):
         block = (torch.arange(self.written, device=device) + short) // self.group
         numbers = [n.to(device, self.dtype).index_select(2, block) for n in self.blocks]
         values = self.value_format.decode(tuple(part.to(device) for part in self.values), self.dtype)
-        return _joined((self.format.dequantize(codes, numbers), values), recent)
+        return joined((self.format.dequantize(codes, numbers), values), recent)
 
-    def crop(self, length: int) -> None:
+    def crop(self, length: int) -> None:  # by hand: what is written in blocks is no slot by itself
         if length < self.written:
             raise ValueError(
                 f"crop: {self.written} tokens are written in blocks and cannot be taken back to {length}; "
                 "start again with cache.reset()"
             )
-        self.window = tuple(side[:, :, : length - self.written].clone() for side in self.window)
-        if self.window_real is not None:
-            self.window_real = self.window_real[:, : length - self.written].clone()
-
-
-def _joined(old, new) -> tuple[Tensor, ...]:
-    return tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))
+        super().crop(length - self.written)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from ..policy import gather_slots
+from ..policy import check_whole, gather_slots
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 
@@ -21,10 +23,9 @@ class BlockPool:
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16):
-        for name, value in (("blocks", blocks), ("block", block)):
-            bad = isinstance(value, bool) or not isinstance(value, int) or value < 1
-            if bad and not (name == "blocks" and value is None):
-                raise ValueError(f"{name}={value!r}: expected a whole number of at least 1")
+        if blocks is not None:
+            check_whole("blocks", blocks, 1, "blocks")
+        check_whole("block", block, 1)
         self.limit, self.block = blocks, block
         self.parts: tuple[Tensor, ...] = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
         self.counts: list[int] = []  # holders of each block
@@ -47,10 +48,8 @@ class BlockPool:
         """Make sure that `count` blocks, shaped for parts like these, are free (ValueError: it is full)."""
         if count > len(self.free) and self.limit is not None and self.parts:
             gc.collect()  # caches that are gone but not yet collected give theirs back
-        if not self.parts:
-            self.parts = tuple(part.new_empty((0, part.shape[1], self.block, part.shape[3])) for part in like)
-        shapes = [(part.shape[1], part.shape[3], part.dtype) for part in like]
-        if shapes != [(part.shape[1], part.shape[3], part.dtype) for part in self.parts]:
+        forms = [[(x.shape[1], x.shape[3], x.dtype) for x in parts] for parts in (like, self.parts or like)]
+        if forms[0] != forms[1]:
             raise ValueError("paged: the pool holds blocks of another shape, model or format")
         left = len(self.free) + (float("inf") if self.limit is None else self.limit - len(self.counts))
         if count > left:
@@ -61,17 +60,11 @@ class BlockPool:
         if count > len(self.free):
             held = len(self.counts)
             size = self.limit or max(held + count - len(self.free), held + held // 2)
-            grown = tuple(part.new_zeros((size, *part.shape[1:])) for part in self.parts)
-            for new, old in zip(grown, self.parts, strict=True):
+            grown = tuple(x.new_zeros((size, x.shape[1], self.block, x.shape[3])) for x in like)
+            for new, old in zip(grown, self.parts, strict=False):
                 new[:held] = old
             self.parts, self.counts = grown, self.counts + [0] * (size - held)
             self.free = [*range(size - 1, held - 1, -1), *self.free]
-
-    def take(self) -> int:
-        """A block of one's own (`require` has been asked)."""
-        index = self.free.pop()
-        self.counts[index] = 1
-        return index
 
     def hold(self, blocks: list[int]) -> None:
         for index in blocks:
@@ -119,26 +112,32 @@ class Paged(Growing):
 
 
 class PagedState(GrowingState):
-    """table `[batch, blocks]`: the blocks of every row in the pool."""
+    """table `[batch, blocks]`: the blocks of every row in the pool, held from where it is set until it is set
+    again, so that forks and copies need no code for it."""
 
-    per_slot = ()  # blocks are shared; see keep_slots and crop
+    per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("table", *GrowingState.per_row)
     kernel_ready = False
 
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
-        self.pool, self.used = policy.pool, 0
+        self.used = 0
         self.layer, self.layers, self.evicts = layer.order, layer.shape.layers, layer.evicts
 
-    def __deepcopy__(self, memo) -> PagedState:
-        twin = super().__deepcopy__(memo)
-        if self.table is not None:
-            self.pool.hold(self.table.flatten().tolist())
-        return twin
+    def __setattr__(self, name: str, value) -> None:
+        if name == "table":
+            old = vars(self).get("table")
+            self.pool.hold([] if value is None else value.flatten().tolist())
+            self.pool.release([] if old is None else old.flatten().tolist())
+        super().__setattr__(name, value)
 
     def __del__(self):
-        if self.__dict__.get("table") is not None:
-            self.pool.release(self.table.flatten().tolist())
+        if vars(self).get("table") is not None:
+            self.table = None
+
+    @property
+    def pool(self) -> BlockPool:
+        return self.policy.pool
 
     @property
     def length(self) -> int:
@@ -162,33 +161,41 @@ class PagedState(GrowingState):
         batch, _, tokens, _ = parts[0].shape
         block, held = self.pool.block, -(-self.used // self.pool.block)
         wanted = -(-(self.used + tokens) // block) - held  # new blocks per row
-        rows = [[] for _ in range(batch)] if self.table is None else self.table.tolist()
-        open_end = self.used % block and tokens
-        copied = _shared_ends(rows, self.pool.counts) if open_end else []
+        copied = self._shared_ends() if self.used % block and tokens else []
         same = _same_blocks(parts, block) if self.used == 0 and batch > 1 else {}
         need = len(copied) + wanted * batch - len(same)
         whole_prompt = self.used == 0 and self.layer == 0 and not self.evicts
         self.pool.require(need * self.layers if whole_prompt else need, parts)
-        for row in copied:
-            old, new = rows[row][-1], self.pool.take()
-            for part in self.pool.parts:
-                part[new] = part[old]
-            self.pool.release([old])
-            rows[row][-1] = new
-        for row in range(batch):
-            for index in range(wanted):
-                owner = same.get((row, index))
-                if owner is None:
-                    rows[row].append(self.pool.take())
-                else:
-                    rows[row].append(rows[owner][index])
-                    self.pool.hold(rows[row][-1:])
-        self.table = torch.tensor(rows, device=parts[0].device)
+        if wanted or copied:
+            self.table = self._longer(batch, wanted, copied, same).to(parts[0].device)
         slots = torch.arange(self.used, self.used + tokens, device=parts[0].device)
         where, offset = self.table[:, slots // block].flatten(), (slots % block).repeat(batch)
         for pooled, part in zip(self.pool.parts, parts, strict=True):
             pooled[where, :, offset] = part.transpose(1, 2).flatten(0, 1)
         self.used += tokens
+
+    def _shared_ends(self) -> list[int]:
+        """Rows whose last block is held by others too, so that writing into it needs a copy; the last holder
+        in this batch keeps the block when nobody else does."""
+        left, copied = Counter(), []
+        for row, block in enumerate(self.table[:, -1].tolist()):
+            if self.pool.counts[block] - left[block] > 1:
+                left[block] += 1
+                copied.append(row)
+        return copied
+
+    def _longer(self, batch: int, wanted: int, copied: list[int], same: dict) -> Tensor:
+        """The table with so many new blocks in every row, and with own copies of some rows' last ones; same:
+        see `_same_blocks`. `require` has been asked."""
+        rows = [[] for _ in range(batch)] if self.table is None else self.table.tolist()
+        for row in copied:
+            old, rows[row][-1] = rows[row][-1], self.pool.free.pop()
+            for part in self.pool.parts:
+                part[rows[row][-1]] = part[old]
+        for row, index in product(range(batch), range(wanted)):
+            owner = same.get((row, index))
+            rows[row].append(self.pool.free.pop() if owner is None else rows[owner][index])
+        return torch.tensor(rows)
 
     def parts(self) -> tuple[Parts, Parts]:
         return self._gathered(self.keys), self._gathered(self.values)
@@ -201,41 +208,16 @@ class PagedState(GrowingState):
             found.append(gathered.transpose(1, 2).flatten(2, 3)[:, :, : self.used])
         return tuple(found)
 
-    def select_rows(self, rows: Tensor) -> None:
-        old = self.table
-        super().select_rows(rows)
-        if old is not None:
-            self.pool.hold(self.table.flatten().tolist())
-            self.pool.release(old.flatten().tolist())
-
-    def keep_slots(self, slots: Tensor) -> None:
+    def keep_slots(self, slots: Tensor) -> None:  # by hand: what stays is written into new blocks
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
-        self._drop()
+        self.table, self.used = None, 0
         self.add(keys, values)
 
-    def crop(self, length: int) -> None:
-        if length <= 0:
-            self._drop()
-        elif length < self.used:
-            kept = -(-length // self.pool.block)
-            self.pool.release(self.table[:, kept:].flatten().tolist())
-            self.table, self.used = self.table[:, :kept].clone(), length
-
-    def _drop(self) -> None:
+    def crop(self, length: int) -> None:  # by hand: a block is given back when all its tokens are gone
+        self.used = min(self.used, max(0, length))
+        kept = -(-self.used // self.pool.block)
         if self.table is not None:
-            self.pool.release(self.table.flatten().tolist())
-        self.table, self.used = None, 0
-
-
-def _shared_ends(rows: list[list[int]], counts: list[int]) -> list[int]:
-    """Rows whose last block is held by others too, so that writing into it needs a copy; the last holder
-    in this batch keeps the block when nobody else does."""
-    left, copied = dict.fromkeys((row[-1] for row in rows), 0), []
-    for index, row in enumerate(rows):
-        if counts[row[-1]] - left[row[-1]] > 1:
-            left[row[-1]] += 1
-            copied.append(index)
-    return copied
+            self.table = self.table[:, :kept].clone() if kept else None
 
 
 def _same_blocks(parts: tuple[Tensor, ...], block: int) -> dict[tuple[int, int], int]:

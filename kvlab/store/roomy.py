@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..policy import check_whole
 from .exact import Parts
 from .growing import Growing
 from .static import StaticState
@@ -17,8 +18,7 @@ class Roomy(Growing):
     """
 
     def __init__(self, format=None, room: int = 64, values=None):
-        if not isinstance(room, int) or room < 1:
-            raise ValueError(f"room={room!r}: expected a positive number of tokens")
+        check_whole("room", room, 1)
         super().__init__(format, values)
         self.room = room
 
@@ -33,13 +33,10 @@ class RoomyState(StaticState):
     max_length = -1  # no limit
 
     def add(self, keys: Parts, values: Parts) -> None:
-        end = self.used + keys[0].shape[2]
+        end = self.filled + keys[0].shape[2]
         if self.keys is None:
             self.capacity = end + self.policy.room
         elif end > self.capacity:
             self.capacity = max(end, self.capacity + self.capacity // 2)
-            old_keys, old_values = self.parts()
-            self.keys, self.values = self._allocate(old_keys), self._allocate(old_values)
-            for buffer, old in zip((*self.keys, *self.values), (*old_keys, *old_values), strict=True):
-                buffer[:, :, : self.used] = old
+            self.keys, self.values = self._allocate(self.keys), self._allocate(self.values)
         super().add(keys, values)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calibrate.smoothing import check_strength, factors
 from .exact import Exact, Parts
-from .scales import Scales
+from .int import Scales
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Smoothed(Exact):
     """Divide every channel of K by its own size, quantize, and multiply back what is read.
 
     q k = (q s)(k / s) for any s per channel, so nothing is lost, and a scale that neighbouring channels share
-    no longer follows the largest of them (SmoothQuant, Xiao et al. 2023). Multiplying what is read is the
+    is no longer that of the largest of them (SmoothQuant, Xiao et al. 2023). Multiplying what is read is the
     same as multiplying q, and the way to do it where a rotary embedding stands between W_k and the cache.
     Where none does, `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
 

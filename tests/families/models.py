@@ -1,7 +1,8 @@
 """Tiny random models of every family, odd on purpose: sizes that no two things share by accident."""
 
-import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+from kvlab.twin import random_model
 
 VOCABULARY = 96
 WINDOW = 7
@@ -115,21 +116,11 @@ REFUSED = {  # name -> (model type, sizes, what the one line says)
 
 
 def build(kind: str, odd: dict, seed: int = 7):
-    """A tiny random model of a type that attends by itself, its logits' standard deviation about 1.3."""
+    """A tiny random model of a type, made as kvlab makes its twins."""
     given = COMMON | odd
     if given["num_key_value_heads"] is None:
         del given["num_key_value_heads"]
-    config = AutoConfig.for_model(kind, **given)
-    torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * 1.3 / weight.shape[-1] ** 0.5)
-            elif weight.numel() > 1:
-                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
-    return made
+    return random_model(AutoConfig.for_model(kind, **given), seed)
 
 
 def family(name: str, **changes):

@@ -213,10 +213,10 @@ def test_a_window_that_has_moved_on_cannot_go_back():
     assert {layer.seen for layer in cache.layers} == {20}
 
 
-PLAIN = ["Llama", "Mistral", "Gemma 2", "gpt-oss", "Llama 4", "Falcon-H1", "DeepSeek-V3"]
+OWN_CACHES = ["Llama", "Mistral", "Gemma 2", "gpt-oss", "Llama 4", "Falcon-H1", "DeepSeek-V3"]
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", OWN_CACHES)
 def test_generate_without_our_cache_is_that_of_transformers(name):
     own, (ids, mask) = family(name), texts()
     ids, mask = ids[:, :PROMPT], mask[:, :PROMPT]

@@ -127,7 +127,7 @@ class Alone:
     def after(self, row: Row):
         """(logits `[tokens of the last pass, vocabulary]`, positions by layer and head or None)."""
         if self.method in LOSSLESS:
-            return self._plain(row), None
+            return self._uncached(row), None
         key = row.pieces, row.passes
         if key not in self.known:
             before = self.known.pop((row.pieces, row.passes[:-1]), None) if row.passes else None
@@ -148,7 +148,7 @@ class Alone:
                 stepper.first = stepper.feed(torch.tensor([piece]))[0]
         return stepper
 
-    def _plain(self, row: Row):
+    def _uncached(self, row: Row):
         changes = {"num_hidden_layers": 2} if self.method == "padded" else {"hidden_size": 48, **SHAPE}
         dtype = torch.float32 if self.method == "padded" else torch.float64
         with torch.no_grad():

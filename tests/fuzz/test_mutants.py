@@ -13,64 +13,91 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-KEEP, PLACE, STORE = (f"reference/test_{name}.py" for name in ("keep", "place", "store"))
-MUTANTS = {
-    "sinks keeps the oldest of the window": (
-        "kvlab.keep.sinks", "Sinks.score", "positions.float())", "-positions.float())",
-        f"{KEEP}::test_kept_sets_and_outputs[sinks:budget=0.3,sinks=3-steps]",
-    ),
-    "h2o forgets what was received before": (
-        "kvlab.keep.h2o", "H2O.observe", "+= so_far", "+= 0 * so_far",
-        f"{KEEP}::test_kept_sets_and_outputs[h2o:budget=0.3,recent=0.5-steps]",
-    ),
-    "snapkv's window votes for itself": (
-        "kvlab.keep.snapkv", "SnapKV.score", "recent | (positions < 0)", "positions < 0",
-        f"{KEEP}::test_kept_sets_and_outputs[snapkv:budget=9,window=4,kernel=7-steps]",
-    ),
-    "tova asks the loudest head": (
-        "kvlab.keep.tova", "TOVA.observe", "received.mean(1, keepdim=True)", "received.amax(1, keepdim=True)",
-        f"{KEEP}::test_kept_sets_and_outputs[tova:budget=0.3-steps]",
-    ),
-    "pyramidkv stands on its head": (
-        "kvlab.keep.pyramidkv", "PyramidKV.share", "index / (layers - 1)", "(1 - index / (layers - 1))",
-        f"{KEEP}::test_pyramidkv[3]",
-    ),
-    "the pool spares one of the older half": (
-        "kvlab.keep.pool", "Pool.score", "(held + 1) // 2", "(held - 1) // 2",
-        f"{KEEP}::test_pool[0.7-5-lru]",
-    ),
-    "topk counts one token too few": (
-        "kvlab.place.topk", "TopK.caps", "seen + 1 - appended", "seen - appended",
-        f"{PLACE}::test_topk[0.2-]",
-    ),
-    "infinigen rounds the mean down": (
-        "kvlab.place.infinigen", "InfiniGen.how_many", "math.ceil(", "math.floor(",
-        f"{PLACE}::test_infinigen[infinigen:budget=9,alpha=0.4,ratio=0.3-9-0.4-0.3-20]",
-    ),
-    "integers are cut off, not rounded": (
-        "kvlab.store.int", "Int.quantize", "torch.round(x / step)", "torch.floor(x / step)",
-        f"{STORE}::test_integers[int8]",
-    ),
-    "kivi writes its window at once": (
-        "kvlab.store.kivi", "KiviState.append", "self.prompt - self.recent +", "self.prompt +",
-        f"{STORE}::test_kivi[20-kivi2:group=15,recent=5-15-5]",
-    ),
-    "the first queries of a prompt in pieces vote": (
-        "kvlab.keep.base", "LastQueries.note", "[:, -self.policy.last_queries :]",
-        "[:, : self.policy.last_queries]",
-        "test_chunks.py::test_a_prompt_cut_anywhere_is_compressed_to_the_same_set[snapkv-left]",
-    ),
-    "a fork does not hold its blocks": (
-        "kvlab.store.paged", "PagedState.select_rows", "self.pool.hold(self.table", "list(self.table",
-        "store/test_paged.py::test_forks_share_until_one_writes",
-    ),
-}  # fmt: skip
+# What goes wrong, in which function, the line as it is and as it becomes, and the test that fails.
+TABLE = """
+sinks keeps the oldest of the window
+    keep.sinks:Sinks.score
+    - positions.float())
+    + -positions.float())
+    reference/test_keep.py::test_kept_sets_and_outputs[sinks:budget=0.3,sinks=3-steps]
+
+h2o forgets what was received before
+    keep.h2o:H2O.observe
+    - += so_far
+    + += 0 * so_far
+    reference/test_keep.py::test_kept_sets_and_outputs[h2o:budget=0.3,recent=0.5-steps]
+
+snapkv's window votes for itself
+    keep.snapkv:SnapKV.score
+    - recent | (positions < 0)
+    + positions < 0
+    reference/test_keep.py::test_kept_sets_and_outputs[snapkv:budget=9,window=4,kernel=7-steps]
+
+tova asks the loudest head
+    keep.tova:TOVA.observe
+    - received.mean(1, keepdim=True)
+    + received.amax(1, keepdim=True)
+    reference/test_keep.py::test_kept_sets_and_outputs[tova:budget=0.3-steps]
+
+pyramidkv stands on its head
+    keep.pyramidkv:PyramidKV.share
+    - index / (layers - 1)
+    + (1 - index / (layers - 1))
+    reference/test_keep.py::test_pyramidkv[3]
+
+the pool spares one of the older half
+    keep.pool:Pool.score
+    - (held + 1) // 2
+    + (held - 1) // 2
+    reference/test_keep.py::test_pool[0.7-5-lru]
+
+topk counts one token too few
+    place.topk:TopK.caps
+    - seen + 1 - appended
+    + seen - appended
+    reference/test_place.py::test_topk[0.2-]
+
+infinigen rounds the mean down
+    place.infinigen:InfiniGen.how_many
+    - math.ceil(
+    + math.floor(
+    reference/test_place.py::test_infinigen[infinigen:budget=9,alpha=0.4,ratio=0.3-9-0.4-0.3-20]
+
+integers are cut off, not rounded
+    store.int:Int.quantize
+    - torch.round(x / step)
+    + torch.floor(x / step)
+    reference/test_store.py::test_integers[int8]
+
+kivi writes its window at once
+    store.kivi:KiviState.append
+    - self.prompt - self.recent +
+    + self.prompt +
+    reference/test_store.py::test_kivi[20-kivi2:group=15,recent=5-15-5]
+
+the first queries of a prompt in pieces vote
+    keep.base:LastQueries.note
+    - [:, -self.policy.last_queries :]
+    + [:, : self.policy.last_queries]
+    test_chunks.py::test_a_prompt_cut_anywhere_is_compressed_to_the_same_set[snapkv-left]
+
+a fork does not hold its blocks
+    store.paged:PagedState.__setattr__
+    - self.pool.hold(
+    + list(
+    store/test_paged.py::test_forks_share_until_one_writes
+"""
+MUTANTS = {}
+for entry in TABLE.strip().split("\n\n"):
+    name, place, line, other, test = map(str.strip, entry.splitlines())
+    MUTANTS[name] = place, line.removeprefix("- "), other.removeprefix("+ "), test
 
 
 @contextmanager
-def mutated(module: str, name: str, line: str, other: str):
-    """The function `module.name` with `other` in place of `line`, wherever it has been imported to."""
-    where, (owner, method) = importlib.import_module(module), name.split(".")
+def mutated(place: str, line: str, other: str):
+    """The function `module:Class.method` of kvlab with `other` for `line`, wherever it is imported."""
+    module, _, name = place.partition(":")
+    where, (owner, method) = importlib.import_module(f"kvlab.{module}"), name.split(".")
     owner = getattr(where, owner)
     function = getattr(owner, method)
     source = textwrap.dedent(inspect.getsource(function))
@@ -79,12 +106,12 @@ def mutated(module: str, name: str, line: str, other: str):
     space: dict = {}
     text = f"from __future__ import annotations\n{wrapped}    return {method}"
     exec(compile(text, module, "exec"), vars(where), space)
-    plain = function.__code__
+    original = function.__code__
     function.__code__ = space["make"](owner).__code__
     try:
         yield
     finally:
-        function.__code__ = plain
+        function.__code__ = original
 
 
 def failures(test: str) -> tuple[int, int]:

@@ -12,9 +12,9 @@ from kvlab.reference import keep
 STEPS = 10
 
 
-def by_definition(model, ids, follow, budget, recent):
+def by_definition(model, ids, later, budget, recent):
     """Held positions per step, layer and KV head, and logits, for one prompt `[1, tokens]` and the tokens
-    that follow it: eager transformers attention over everything, masked to what is held."""
+    that later it: eager transformers attention over everything, masked to what is held."""
     layers, heads, group = 4, 2, 2
     tokens = ids.shape[1]
     cache = DynamicCache()
@@ -26,12 +26,12 @@ def by_definition(model, ids, follow, budget, recent):
         weights = out.attentions[layer][0, head * group : (head + 1) * group].double().mean(0)
         acc[layer][head] = keep.h2o({}, dict(enumerate(weights.sum(0).tolist())), limit, recent)
     kept = [[[list(held) for held in row] for row in acc]]
-    for step in range(follow.shape[1]):
+    for step in range(later.shape[1]):
         position = tokens + step
         masked_attention.held = [[{*held, position} for held in row] for row in acc]
         with torch.no_grad():
             out = model(
-                follow[:, step : step + 1],
+                later[:, step : step + 1],
                 past_key_values=cache,
                 output_attentions=True,
                 position_ids=torch.tensor([[position]]),
@@ -73,8 +73,8 @@ def naive():
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
 @pytest.mark.parametrize("budget, recent", [(0.2, 0.5), (0.4, 0.25), (5, 0.5), (3, 0.0), (8, 1.0), (2, 0.5)])
 def test_kept_sets_follow_the_definition_at_every_step(naive, tokens, budget, recent):
-    model, ids, follow = tiny("llama"), prompt(tokens, seed=tokens), prompt(STEPS, seed=90)
-    kept, logits = by_definition(naive, ids, follow, budget, recent)
+    model, ids, later = tiny("llama"), prompt(tokens, seed=tokens), prompt(STEPS, seed=90)
+    kept, logits = by_definition(naive, ids, later, budget, recent)
     stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=H2O(budget, recent)))
     ours = stepper.feed(ids)
     for step in range(STEPS + 1):
@@ -84,7 +84,7 @@ def test_kept_sets_follow_the_definition_at_every_step(naive, tokens, budget, re
                 held = [p for p in positions[head].tolist() if p >= 0]
                 assert held == kept[step][layer][head], (step, layer, head)
         if step < STEPS:
-            ours = stepper.feed(follow[:, step : step + 1])
+            ours = stepper.feed(later[:, step : step + 1])
     assert torch.allclose(ours[:, -1], logits, atol=1e-4)
 
 

@@ -14,7 +14,7 @@ from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
 from kvlab.reference import keep
 from kvlab.store import Roomy
-from kvlab.visibility import PLAIN
+from kvlab.visibility import CAUSAL
 
 
 class ByHand:
@@ -49,7 +49,7 @@ class Random(Fetch):
         return slots.masked_fill(noise.gather(2, slots) < 0, -1)
 
 
-def watched(cache) -> dict[int, torch.Tensor]:
+def reads_of(cache) -> dict[int, torch.Tensor]:
     """{layer: original positions of what the last step read}, kept up to date."""
     found = {}
 
@@ -69,7 +69,7 @@ def watched(cache) -> dict[int, torch.Tensor]:
 def test_victims_are_those_of_the_definition(policy, capacity, sizes, steps, count, seed):
     model = tiny("llama", num_hidden_layers=2)
     cache = kvlab.KVCache(model, keep=Pool(capacity, policy), place=Host(Random(count, seed)))
-    read_positions = watched(cache)
+    read_positions = reads_of(cache)
     ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
     stepper = kvlab.Stepper(model, cache)
     hands = [[[ByHand(capacity, policy) for _ in range(2)] for _ in sizes] for _ in cache.layers]
@@ -96,8 +96,8 @@ def test_policies_differ_and_a_full_pool_loses_nothing():
     assert len({tuple(trace.logprobs[0].tolist()) for trace in outputs.values()}) == 3
     assert outputs["fifo"].tokens_held == [30] * 25
     large = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen:pool=64"), 25)
-    plain = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen"), 25)
-    assert torch.equal(large.logprobs, plain.logprobs)
+    unlimited = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen"), 25)
+    assert torch.equal(large.logprobs, unlimited.logprobs)
 
 
 def test_a_capacity_in_bytes():
@@ -128,15 +128,15 @@ def test_ten_thousand_steps_under_pressure():
     model = tiny("llama", num_hidden_layers=1)
     link = ModelledLink(1e12, latency=0)
     cache = kvlab.KVCache(model, keep=Pool(24), store=Roomy(), place=Host(Random(6), link))
-    read_positions = watched(cache)
+    read_positions = reads_of(cache)
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)
     queries = torch.randn(1, 4, 10_040, 8, generator=generator)
-    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), PLAIN, 0.5))
+    layer.fill(Recorded(*(x[:, :, :40] for x in (queries, keys, values)), CAUSAL, 0.5))
     sizes, used = set(), set()
     for step in range(40, 10_040):
         layer.update(keys[:, :, step : step + 1], values[:, :, step : step + 1])
-        out = layer.attend(queries[:, :, step : step + 1], PLAIN, 0.5)
+        out = layer.attend(queries[:, :, step : step + 1], CAUSAL, 0.5)
         index = read_positions[0].long()
         used.add(index.shape[2])
         if step % 20 == 0:

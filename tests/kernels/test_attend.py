@@ -1,4 +1,4 @@
-"""The compiled kernels against plain torch: formats, lengths, masks, groups of heads, buffers, threads."""
+"""The compiled kernels against torch: formats, lengths, masks, groups of heads, buffers, threads."""
 
 from dataclasses import replace
 

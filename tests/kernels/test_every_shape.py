@@ -75,22 +75,22 @@ class FencedNumpy:
 
 @pytest.fixture()
 def uncompiled(monkeypatch):
-    """`attend_packed` runs the kernel as plain Python, over fenced arrays."""
+    """`attend_packed` runs the kernel as Python, over fenced arrays."""
 
-    def plain_njit(function=None, **_):
-        return function or plain_njit
+    def no_njit(function=None, **_):
+        return function or no_njit
 
     spec = importlib.util.spec_from_file_location("uncompiled_cpu", cpu.__file__)
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numba, "njit", plain_njit)
+        patch.setattr(numba, "njit", no_njit)
         spec.loader.exec_module(module)
 
     def compiled(*layout):
-        kernel = plain(*layout)
+        kernel = interpreted(*layout)
         return lambda *args: kernel(*(a.view(Fenced) if isinstance(a, np.ndarray) else a for a in args))
 
-    plain, module.compiled, module.np = module.compiled, compiled, FencedNumpy()
+    interpreted, module.compiled, module.np = module.compiled, compiled, FencedNumpy()
     module.BLOCK, module.SPLIT = 4, 8
     monkeypatch.setitem(sys.modules, "kvlab.kernels.cpu", module)
     monkeypatch.setattr(kvlab.kernels, "cpu", module)

@@ -38,8 +38,8 @@ def made(form, batch, kv_heads, share, count, head_dim, dtype=torch.float32, see
 
 def expected(query, keys, values, form, allowed=None):
     """In fp32, from the same codes."""
-    plain = form.decode(keys, torch.float32), form.decode(values, torch.float32)
-    return reference(query.float(), *plain, 0.2, allowed)[0]
+    decoded = form.decode(keys, torch.float32), form.decode(values, torch.float32)
+    return reference(query.float(), *decoded, 0.2, allowed)[0]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name)
@@ -63,8 +63,8 @@ def test_equals_the_reference_in_fp32(form, data):
 def test_in_bf16_it_is_as_near_to_the_truth_as_the_reference(form):
     query, keys, values = made(form, 1, 2, 4, 130, 64, torch.bfloat16)
     right = expected(query, keys, values, form)
-    plain = [form.decode(parts, torch.bfloat16) for parts in (keys, values)]
-    allowance = (reference(query, *plain, 0.2)[0].float() - right).norm() + 1e-3 * right.norm()
+    decoded = [form.decode(parts, torch.bfloat16) for parts in (keys, values)]
+    allowance = (reference(query, *decoded, 0.2)[0].float() - right).norm() + 1e-3 * right.norm()
     assert (gpu.attend(query, keys, values, form, 0.2).float() - right).norm() <= allowance
 
 

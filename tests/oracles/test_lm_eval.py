@@ -26,8 +26,8 @@ def asked(kind: str, arguments: list[tuple]) -> list[Instance]:
 def models(request):
     """(makes ours of a batch size, lm-eval's), with a context of 512 tokens."""
     model, tokenizer = kvlab.load(request.param)
-    plain = AutoModelForCausalLM.from_pretrained(EMBEDDED[request.param], dtype=torch.float32)
-    theirs = HFLM(pretrained=plain, tokenizer=tokenizer, batch_size=2, device="cpu", max_length=512)
+    own = AutoModelForCausalLM.from_pretrained(EMBEDDED[request.param], dtype=torch.float32)
+    theirs = HFLM(pretrained=own, tokenizer=tokenizer, batch_size=2, device="cpu", max_length=512)
 
     def ours(size: int) -> KVLabLM:
         return KVLabLM(model, "full", tokenizer=tokenizer, batch_size=size, max_length=512)

@@ -134,8 +134,8 @@ def texts(request):
     def read(text: str):
         return tokenizer(text, return_tensors="pt").input_ids
 
-    follow = torch.cat([read(stories[20 + row])[:, :STEPS] for row in range(2)])
-    return model, [read(recall()["test"][0]["context"]), read(stories[7][:120])], follow
+    later = torch.cat([read(stories[20 + row])[:, :STEPS] for row in range(2)])
+    return model, [read(recall()["test"][0]["context"]), read(stories[7][:120])], later
 
 
 def fed(model, method, ids, mask=None):
@@ -144,19 +144,19 @@ def fed(model, method, ids, mask=None):
     return stepper, stepper.feed(ids, mask, last=True)
 
 
-def logprobs(model, method, ids, mask, follow):
+def logprobs(model, method, ids, mask, later):
     stepper, logits = fed(model, method, ids, mask)
-    found = [logits, *(stepper.feed(token, last=True) for token in follow.split(1, dim=1))]
+    found = [logits, *(stepper.feed(token, last=True) for token in later.split(1, dim=1))]
     return torch.stack(found, 1).log_softmax(-1)
 
 
 @pytest.mark.parametrize("method, fp32, bf16", PROMISED)
 def test_a_row_in_a_batch_is_the_row_alone(texts, method, fp32, bf16):
-    model, prompts, follow = texts
+    model, prompts, later = texts
     promised = fp32 if model.dtype == torch.float32 else bf16
-    together = logprobs(model, method, *left_padded(prompts), follow)
+    together = logprobs(model, method, *left_padded(prompts), later)
     for row, ids in enumerate(prompts):
-        alone = logprobs(model, method, ids, None, follow[row : row + 1])[0]
+        alone = logprobs(model, method, ids, None, later[row : row + 1])[0]
         assert (together[row] - alone).abs().max() <= promised
 
 

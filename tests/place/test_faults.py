@@ -66,13 +66,13 @@ def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
     cache = kvlab.make_cache(model, "offload:link=1e8")
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(ids)
-    waits, plain = [], kvlab.place.Transfer.wait
+    waits, original = [], kvlab.place.Transfer.wait
 
     def wait(self):
         if self.toward == "device" and self.layer == layer and not waits:
             waits.append(self)
             raise KeyboardInterrupt
-        return plain(self)
+        return original(self)
 
     monkeypatch.setattr(kvlab.place.Transfer, "wait", wait)
     with pytest.raises(KeyboardInterrupt):

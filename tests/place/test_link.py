@@ -46,9 +46,9 @@ def test_a_link_changes_no_number(family, spec, same):
 def test_records_add_up_to_the_bytes_moved(spec):
     """And these are what the same method counts without a link."""
     model = tiny("llama")
-    cache, plain = kvlab.make_cache(model, linked(spec)), kvlab.make_cache(model, spec)
+    cache, unlinked = kvlab.make_cache(model, linked(spec)), kvlab.make_cache(model, spec)
     trace = kvlab.decode(model, prompt(30, rows=2), cache, 4)
-    assert trace.moved_bytes == kvlab.decode(model, prompt(30, rows=2), plain, 4).moved_bytes
+    assert trace.moved_bytes == kvlab.decode(model, prompt(30, rows=2), unlinked, 4).moved_bytes
     records = cache.layers[0].place.link.records
     written = [r for r in records if r.why == "write"]
     fetched = [r for r in records if r.why != "write" and r.waited]  # all but what is ahead of the next step

@@ -20,7 +20,7 @@ from kvlab.place.topk import most_important
 from kvlab.reference.place import columns, fetched, guess, how_many, topk
 
 
-def watch(cache) -> dict[int, dict]:
+def recorded_steps(cache) -> dict[int, dict]:
     """What the last step read, {layer: slots, query, all keys, scaling}, kept up to date."""
     seen = {}
 
@@ -69,7 +69,7 @@ def test_topk_fetches_the_largest_weights(family):
     model = tiny(family)
     ids, mask = left_padded([prompt(30), prompt(11, seed=1)])
     cache = kvlab.KVCache(model, place=Host(TopK(0.2)))
-    steps = watch(cache)
+    steps = recorded_steps(cache)
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(ids, mask)
     for step in range(3):
@@ -99,7 +99,7 @@ def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family)
     hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
     try:
         cache = kvlab.KVCache(model)
-        steps = watch(cache)
+        steps = recorded_steps(cache)
         stepper = kvlab.Stepper(model, cache)
         stepper.feed(prompt(12, rows=2))
         stepper.feed(prompt(1, rows=2, seed=1))
@@ -117,18 +117,18 @@ def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, m
     """With ratio 1 and the layer's own query, guessed and true scores are the same numbers."""
     model = tiny(family)
     cache = kvlab.KVCache(model, place=Host(InfiniGen(0.3, alpha=math.inf, ratio=1.0, full_layers=0)))
-    steps, plain_select = watch(cache), InfiniGen.select
+    steps, original_select = recorded_steps(cache), InfiniGen.select
 
     def rehearse_late(self, layer, query):
         # the layer's own query, on the past tokens only, as `speculate` would see them
         table, partial = cache.layers[layer.index].table, layer.state.partial
         held, seen = table.rows_held, table.lengths
         table.rows_held, table.lengths = [n - 1 for n in held], [n - 1 for n in seen]
-        partial.used -= 1
+        partial.filled -= 1
         self.speculate(layer, lambda: query)
         table.rows_held, table.lengths = held, seen
-        partial.used += 1
-        return plain_select(self, layer, query)
+        partial.filled += 1
+        return original_select(self, layer, query)
 
     monkeypatch.setattr(InfiniGen, "select", rehearse_late)
     stepper = kvlab.Stepper(model, cache)
@@ -148,17 +148,17 @@ def test_what_infinigen_fetches_is_what_its_definition_says():
     alpha, ratio, budget = 0.5, 0.5, 12
     ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
     cache = kvlab.KVCache(model, place=Host(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
-    steps = watch(cache)
+    steps = recorded_steps(cache)
     prompts, guesses = {}, {}
-    plain_prefill, plain_speculate = InfiniGen.prefill, InfiniGen.speculate
+    original_prefill, original_speculate = InfiniGen.prefill, InfiniGen.speculate
 
     def prefill(self, layer, query, keys):
         prompts[layer.index] = query, keys
-        plain_prefill(self, layer, query, keys)
+        original_prefill(self, layer, query, keys)
 
     def speculate(self, layer, query):
         guesses[layer.index] = query()
-        return plain_speculate(self, layer, query)
+        return original_speculate(self, layer, query)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InfiniGen, "prefill", prefill)
@@ -233,23 +233,23 @@ def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_folding_changes_no_logit_and_saves_the_rotation(family, tmp_path):
-    plain = tiny(family, num_hidden_layers=3, initializer_range=0.3)
-    folded = fold(kvlab.prepare(copy.deepcopy(plain)))
+    unfolded = tiny(family, num_hidden_layers=3, initializer_range=0.3)
+    folded = fold(kvlab.prepare(copy.deepcopy(unfolded)))
     ids = prompt(25, rows=2)
     with torch.no_grad():
-        assert torch.allclose(folded(ids).logits, plain(ids).logits, atol=1e-4)
+        assert torch.allclose(folded(ids).logits, unfolded(ids).logits, atol=1e-4)
     spec = "infinigen:budget=0.4,alpha=1.0,full_layers=1"
-    rotated = kvlab.decode(plain, ids, kvlab.make_cache(plain, spec), 8)
+    rotated = kvlab.decode(unfolded, ids, kvlab.make_cache(unfolded, spec), 8)
     ready = kvlab.decode(folded, ids, kvlab.make_cache(folded, spec), 8)
     assert torch.equal(rotated.tokens, ready.tokens)  # the same selections
     assert torch.allclose(rotated.logprobs, ready.logprobs, atol=1e-4)
     folded.save_pretrained(tmp_path)
-    loaded = kvlab.prepare(type(plain).from_pretrained(tmp_path).eval())
-    assert is_folded(loaded) and not is_folded(plain)
+    loaded = kvlab.prepare(type(unfolded).from_pretrained(tmp_path).eval())
+    assert is_folded(loaded) and not is_folded(unfolded)
     again = kvlab.decode(loaded, ids, kvlab.make_cache(loaded, spec), 8)
     assert torch.equal(again.logprobs, ready.logprobs)
     assert kvlab.make_cache(loaded, spec).layers[2].place.fetch.skew is None  # nothing to rotate
-    gathered = [sum(strongest_quarter(model, ids)) for model in (plain, folded)]
+    gathered = [sum(strongest_quarter(model, ids)) for model in (unfolded, folded)]
     assert gathered[1] > gathered[0]
     with pytest.raises(ValueError, match="folded already"):
         fold(loaded)

@@ -1,4 +1,4 @@
-"""A cache driven layer by layer with tensors drawn at random, and every row of them as plain tensors.
+"""A cache driven layer by layer with tensors drawn at random, and every row of them as tensors of its own.
 
 No model runs: K, V and the queries go into `layer.update` and `layer.attend` directly, as attention would
 hand them over, and the rehearsed query into `cache.speculate`. So the definition knows every number.
@@ -182,7 +182,7 @@ def check(run: Driven, keep, fetch=None, layer: int = 0) -> None:
     fetch(row, new, held) -> past positions that every KV head fetches (default: all).
     """
     for index, row in enumerate(run.rows(layer)):
-        follow, choose = keep(row), None if fetch is None else fetch(row)
+        held_after, choose = keep(row), None if fetch is None else fetch(row)
         held = [[] for _ in row.keys]
         for step, new in run.positions_of(index):
             past = held if choose is None or step == 0 or len(new) > 1 else choose(new, held)
@@ -195,7 +195,7 @@ def check(run: Driven, keep, fetch=None, layer: int = 0) -> None:
             present = [[*mine, *new] for mine in held]
             if row.window is not None:
                 present = [[at for at in mine if at > new[-1] + 1 - row.window] for mine in present]
-            held = follow(new, present, attended)
+            held = held_after(new, present, attended)
             assert found.kept[index] == held, where
 
 

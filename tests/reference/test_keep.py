@@ -1,8 +1,9 @@
 """Every keep against its definition: what is held after the prompt and each of forty steps, and outputs.
 
 A new keep adds a `by_...` and a line in each list below that applies.
-`follow(new, present, attended)` returns the positions held by every KV head after a pass; new: positions of
-the pass's own tokens; present: what each KV head held, and these; attended: what its queries saw of them.
+`held_after(new, present, attended)` returns the positions held by every KV head after a pass; new:
+positions of the pass's own tokens; present: what each KV head held, and these; attended: what its queries
+saw of them.
 """
 
 import pytest
@@ -22,7 +23,7 @@ def by_sinks(budget, first):
     def start(row):
         limit = keep.budget(budget, row.prompt)
 
-        def follow(new, present, attended):
+        def held_after(new, present, attended):
             kept = [keep.sinks(new[-1] + 1, limit, first)] * len(present)
             if row.window is None:
                 return kept
@@ -32,7 +33,7 @@ def by_sinks(budget, first):
                 mine[-limit:] if count else one for mine, one, count in zip(present, kept, gone, strict=True)
             ]
 
-        return follow
+        return held_after
 
     return start
 
@@ -41,14 +42,14 @@ def by_h2o(budget, recent):
     def start(row):
         limit, acc = keep.budget(budget, row.prompt), [{} for _ in row.keys]
 
-        def follow(new, present, attended):
+        def held_after(new, present, attended):
             for head, over in enumerate(attended):
                 given, mine = row.given(head, new, over), present[head]
                 before = {token: total for token, total in acc[head].items() if token in mine}
                 acc[head] = keep.h2o(before, {token: given.get(token, 0.0) for token in mine}, limit, recent)
             return [list(mine) for mine in acc]
 
-        return follow
+        return held_after
 
     return start
 
@@ -58,7 +59,7 @@ def by_snapkv(budget, window, kernel, limit_of=None):
         limit = keep.budget(budget, row.prompt)
         limit = limit if limit_of is None else limit_of(limit, row.prompt)
 
-        def follow(new, present, attended):
+        def held_after(new, present, attended):
             if new[0] > 0:
                 return present
             held = []
@@ -68,7 +69,7 @@ def by_snapkv(budget, window, kernel, limit_of=None):
                 held.append([mine[index] for index in kept])
             return held
 
-        return follow
+        return held_after
 
     return start
 
@@ -77,12 +78,12 @@ def by_tova(budget):
     def start(row):
         limit = keep.budget(budget, row.prompt)
 
-        def follow(new, present, attended):
+        def held_after(new, present, attended):
             shares = [row.given(head, new, over, 1) for head, over in enumerate(attended)]
             mean = {t: sum(mine.get(t, 0.0) for mine in shares) / len(shares) for t in present[0]}
             return [keep.tova(mean, limit)] * len(present)
 
-        return follow
+        return held_after
 
     return start
 
@@ -92,7 +93,7 @@ def by_pool(capacity, policy):
         limit, step = keep.budget(capacity, row.prompt), [0]
         last, count = [{} for _ in row.keys], [{} for _ in row.keys]
 
-        def follow(new, present, attended):
+        def held_after(new, present, attended):
             step[0] += 1
             held = []
             for head, over in enumerate(attended):
@@ -104,7 +105,7 @@ def by_pool(capacity, policy):
                 count[head] = {token: count[head][token] for token in held[-1]}
             return held
 
-        return follow
+        return held_after
 
     return start
 
@@ -221,7 +222,7 @@ def test_ties_go_to_the_older_token(spec):
 
 
 def test_definitions_by_hand():
-    """The definitions themselves, on numbers small enough to follow with a finger."""
+    """The definitions themselves, on numbers small enough to check by hand."""
     assert keep.sinks(5, 6, 2) == [0, 1, 2, 3, 4] and keep.sinks(10, 6, 2) == [0, 1, 6, 7, 8, 9]
     assert keep.sinks(10, 2, 4) == [0, 9]
     acc = keep.h2o({}, {0: 3.0, 1: 0.5, 2: 2.0, 3: 1.0, 4: 0.1}, 4, 0.5)

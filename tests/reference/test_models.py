@@ -63,22 +63,22 @@ def model():
     return model_of(2, 20)
 
 
-def fed(model, cache, prompts, follow):
+def fed(model, cache, prompts, later):
     """Logits of every token of each row, through a cache."""
     stepper = kvlab.Stepper(model, cache)
     ids, mask = left_padded(prompts)
     found = [stepper.feed(ids, None if bool(mask.all()) else mask)]
-    found += [stepper.feed(follow[:, i : i + 1]) for i in range(follow.shape[1])]
+    found += [stepper.feed(later[:, i : i + 1]) for i in range(later.shape[1])]
     logits = torch.cat(found, 1)
     return [logits[row, ids.shape[1] - one.shape[1] :] for row, one in enumerate(prompts)]
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_what_gives_nothing_up(model, naive, spec):
-    prompts, follow = [prompt(21), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
-    rows = fed(model, kvlab.make_cache(model, spec), prompts, follow)
+    prompts, later = [prompt(21), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
+    rows = fed(model, kvlab.make_cache(model, spec), prompts, later)
     for row, (one, found) in enumerate(zip(prompts, rows, strict=True)):
-        expected = naive(model, torch.cat([one, follow[row : row + 1]], 1))[0]
+        expected = naive(model, torch.cat([one, later[row : row + 1]], 1))[0]
         assert torch.allclose(found, expected, atol=1e-4)
 
 
@@ -93,21 +93,21 @@ def scales_of(model):
 @pytest.mark.parametrize("more", ["policy=ring,chunk=7", "policy=compromise,form=single,chunk=1"])
 def test_a_static_graph_sees_the_newest_tokens(model, naive, more):
     """S tokens at every step, far past S, in a padded batch."""
-    prompts, follow = [prompt(19), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
-    rows = fed(model, kvlab.make_cache(model, f"padded:length={LENGTH},{more}"), prompts, follow)
+    prompts, later = [prompt(19), prompt(8, seed=1)], prompt(40, rows=2, seed=2)
+    rows = fed(model, kvlab.make_cache(model, f"padded:length={LENGTH},{more}"), prompts, later)
     for row, (one, found) in enumerate(zip(prompts, rows, strict=True)):
-        expected = naive(model, torch.cat([one, follow[row : row + 1]], 1), LENGTH)[0]
+        expected = naive(model, torch.cat([one, later[row : row + 1]], 1), LENGTH)[0]
         assert torch.allclose(found, expected, atol=1e-4)
 
 
 def test_an_int8_static_graph_rounds_every_row_once(model, naive):
     cache = kvlab.make_cache(model, f"padded:length={LENGTH},quantized=true,chunk=1")
-    ids, follow = prompt(8), prompt(40, seed=2)
-    (found,) = fed(model, cache, [ids], follow)
-    expected = naive(model, torch.cat([ids, follow], 1), LENGTH, scales_of(model))[0]
+    ids, later = prompt(8), prompt(40, seed=2)
+    (found,) = fed(model, cache, [ids], later)
+    expected = naive(model, torch.cat([ids, later], 1), LENGTH, scales_of(model))[0]
     # A last digit of fp32 can turn into a whole step of int8, so a few numbers may differ by more.
     assert (found - expected).abs().median() < 1e-5
-    assert (found - naive(model, torch.cat([ids, follow], 1), LENGTH)[0]).abs().median() > 1e-3
+    assert (found - naive(model, torch.cat([ids, later], 1), LENGTH)[0]).abs().median() > 1e-3
 
 
 @pytest.mark.parametrize("policy", POLICIES)

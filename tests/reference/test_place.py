@@ -167,7 +167,7 @@ def test_infinigen_in_a_whole_model():
     """The query is rebuilt from the input of the block before; three layers really choose."""
     budget, alpha, ratio, layers = 9, 0.3, 0.35, 4
     run = Driven(layers=layers, head_dim=20)  # for its model's shape
-    model, ids, follow = run.model, prompt(31, rows=2), prompt(40, rows=2, seed=3)
+    model, ids, later = run.model, prompt(31, rows=2), prompt(40, rows=2, seed=3)
     cache = kvlab.make_cache(model, f"infinigen:budget={budget},alpha={alpha},ratio={ratio},full_layers=1")
     inputs, fetched, keys = {}, {}, {}
 
@@ -190,7 +190,7 @@ def test_infinigen_in_a_whole_model():
     stepper.feed(ids)
     try:
         for step in range(40):
-            stepper.feed(follow[:, step : step + 1])
+            stepper.feed(later[:, step : step + 1])
             assert fetched[0] is None
             for index in range(1, layers):
                 hidden, (cos, sin) = inputs[index - 1]

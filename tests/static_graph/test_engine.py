@@ -76,12 +76,12 @@ def test_past_s_every_step_attends_to_the_newest_s_tokens(policy):
     """Positions go on; the reference is one pass over everything with a band of S."""
     made, ids = engine(policy=policy, form="single", chunk=8), prompt(S)
     stepper = kvlab.Stepper(made.model, PaddedCache(made))
-    logits, follow = [stepper.feed(ids)], prompt(70, seed=9)
-    logits += [stepper.feed(follow[:, i : i + 1]) for i in range(50)]
-    logits.append(stepper.feed(follow[:, 50:]))  # several at once into a full window: odd ones, then chunks
-    expected = banded(torch.cat([ids, follow], 1), S)
+    logits, later = [stepper.feed(ids)], prompt(70, seed=9)
+    logits += [stepper.feed(later[:, i : i + 1]) for i in range(50)]
+    logits.append(stepper.feed(later[:, 50:]))  # several at once into a full window: odd ones, then chunks
+    expected = banded(torch.cat([ids, later], 1), S)
     assert torch.allclose(torch.cat(logits, 1), expected, atol=1e-4)
-    assert not torch.allclose(expected, banded(torch.cat([ids, follow], 1), S + 1), atol=1e-2)
+    assert not torch.allclose(expected, banded(torch.cat([ids, later], 1), S + 1), atol=1e-2)
 
 
 def test_a_sliding_window_model_equals_transformers_far_beyond_its_window():

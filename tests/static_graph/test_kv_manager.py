@@ -1,4 +1,4 @@
-"""The KV manager against plain lists of rows, closed formulas, and the totals of QC AI Research (n.d.)."""
+"""The KV manager against lists of rows, closed formulas, and the totals of QC AI Research (n.d.)."""
 
 import numpy as np
 import pytest

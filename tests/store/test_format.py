@@ -138,17 +138,17 @@ class RoundTrip(DynamicLayer):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("bits", [8, 4])
 def test_a_decode_equals_transformers_over_hand_quantized_values(family, bits):
-    model, ids, follow = tiny(family), prompt(7, rows=2), prompt(3, rows=2, seed=4)
+    model, ids, later = tiny(family), prompt(7, rows=2), prompt(3, rows=2, seed=4)
     spec = f"int{bits}:group=4"
     theirs = DynamicCache()
     theirs.layer_class_to_replicate = type("Layer", (RoundTrip,), {"bits": bits, "group": 4})
     theirs.layers = []
-    stepper, plain = kvlab.Stepper(model, kvlab.make_cache(model, spec)), tiny(family, "sdpa")
+    stepper, own = kvlab.Stepper(model, kvlab.make_cache(model, spec)), tiny(family, "sdpa")
     stepper.feed(ids)
     with torch.no_grad():
-        plain(ids, past_key_values=theirs)
+        own(ids, past_key_values=theirs)
         for step in range(3):
-            token = follow[:, step : step + 1]
+            token = later[:, step : step + 1]
             ours = stepper.feed(token)
-            expected = plain(token, past_key_values=theirs).logits
+            expected = own(token, past_key_values=theirs).logits
             assert torch.allclose(ours, expected, atol=2e-3), (ours - expected).abs().max()

@@ -24,14 +24,14 @@ def test_the_first_tokens_of_every_row_are_exact_and_no_others(sizes, later, sin
     pads = longest - torch.tensor(sizes)
     real = torch.arange(longest)[None] >= pads[:, None]
     store = started(buffer(format=Int(2), sinks=sinks), context=total)
-    plain, end = started(Growing(Int(2))), longest
-    for one in (store, plain):
+    without, end = started(Growing(Int(2))), longest
+    for one in (store, without):
         one.append(x[:, :, :longest], -x[:, :, :longest], real)
     for count in later:
-        for one in (store, plain):
+        for one in (store, without):
             one.append(x[:, :, end : end + count], -x[:, :, end : end + count])
         end += count
-    (keys, values), (coarse, _) = store.read(x.device), plain.read(x.device)
+    (keys, values), (coarse, _) = store.read(x.device), without.read(x.device)
     for row, pad in enumerate(pads.tolist()):
         exact = range(pad, min(pad + sinks, total))
         for slot in range(total):
@@ -82,10 +82,10 @@ def test_smoothing_halves_the_error_that_an_outlier_channel_makes():
     x[..., 5] *= 20
     small = [channel for channel in range(32) if channel != 5]
     errors = {}
-    for name, form in (("plain", Int(4)), ("smoothed", Smoothed(Int(4), 1.0))):
+    for name, form in (("unsmoothed", Int(4)), ("smoothed", Smoothed(Int(4), 1.0))):
         back = form.decode(form.encode(x), x.dtype)
         errors[name] = (back - x)[..., small].norm().item()
-    assert errors["smoothed"] < errors["plain"] / 2
+    assert errors["smoothed"] < errors["unsmoothed"] / 2
     none = Smoothed(Int(4), 0.0)
     assert torch.allclose(none.decode(none.encode(x), x.dtype), Int(4).decode(Int(4).encode(x), x.dtype))
 

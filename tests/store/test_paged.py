@@ -1,4 +1,4 @@
-"""Blocks, sharing and refusal of the paged store, against plain lists of tokens."""
+"""Blocks, sharing and refusal of the paged store, against lists of tokens."""
 
 import copy
 
@@ -39,25 +39,25 @@ def test_whatever_happens_it_holds_what_a_growing_buffer_holds(story, block, for
     pool = BlockPool(block=block)
     stores = [(started(Paged(pool=pool, format=form), 4), started(Growing(form), 4))]
     for seed, (what, value) in enumerate(story):
-        paged, plain = stores[seed % len(stores)]
-        batch = 2 if plain.keys is None else plain.keys[0].shape[0]
-        if what == "append" or plain.length == 0:
+        paged, growing = stores[seed % len(stores)]
+        batch = 2 if growing.keys is None else growing.keys[0].shape[0]
+        if what == "append" or growing.length == 0:
             new = rows(batch, value if what == "append" else 3, seed, width=4)
             paged.append(new, new + 1)
-            plain.append(new, new + 1)
+            growing.append(new, new + 1)
         elif what == "rows":
             wanted = torch.tensor([row % batch for row in value])
             paged.select_rows(wanted)
-            plain.select_rows(wanted)
-        elif what == "crop" and plain.length > value > 0:
+            growing.select_rows(wanted)
+        elif what == "crop" and growing.length > value > 0:
             paged.crop(value)
-            plain.crop(value)
+            growing.crop(value)
         elif what == "fork":
-            stores.append((copy.deepcopy(paged), copy.deepcopy(plain)))
+            stores.append((copy.deepcopy(paged), copy.deepcopy(growing)))
         elif what == "keep":
-            slots = torch.arange(min(value, plain.length)).expand(batch, 2, -1)
+            slots = torch.arange(min(value, growing.length)).expand(batch, 2, -1)
             paged.keep_slots(slots)
-            plain.keep_slots(slots)
+            growing.keep_slots(slots)
         counts = [0] * len(pool.counts)
         for ours, theirs in stores:
             if theirs.keys is None:

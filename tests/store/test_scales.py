@@ -13,7 +13,7 @@ from tiny import SETTINGS, policies, prompt, started, tiny
 import kvlab
 from kvlab.reference.store import groups
 from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
-from kvlab.store.scales import AXES, DTYPES
+from kvlab.store.int import AXES, DTYPES
 
 
 @pytest.mark.parametrize("axis, group", AXIS_GROUP)
@@ -52,8 +52,8 @@ def test_a_scale_brings_the_largest_value_to_the_formats_largest(settings):
         assert abs(back[top] - x[top]) <= abs(x[top]) * fraction
     assert (back - x).norm() / x.norm() < 0.6 * fraction
     if settings["format"] == "e4m3":
-        plain = Float8("e4m3")
-        assert (plain.decode(plain.encode(x), torch.float32) - x).norm() / x.norm() > 2 * fraction
+        unscaled = Float8("e4m3")
+        assert (unscaled.decode(unscaled.encode(x), torch.float32) - x).norm() / x.norm() > 2 * fraction
 
 
 @pytest.mark.parametrize(

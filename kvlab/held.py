@@ -1,0 +1,168 @@
+"""Held: what one layer of a cache holds, and what transformers asks of it."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin
+
+from .attention import Recorded
+from .models import ModelShape
+from .models.shape import other_model
+from .slots import Slots
+
+
+def _of(part: str, name: str, what: str) -> property:
+    """A property that a part of the layer knows."""
+    return property(lambda layer: getattr(getattr(layer, part), name), doc=what)
+
+
+class Held(CacheLayerMixin):
+    """The tokens of one layer: the states of a keep, a store and a place, and the table of its slots.
+
+    index: of the layer in the model. order: its place among those that attend. local: its sliding window or
+    chunk, None where it attends to everything; tokens that no later query sees are let go. policies: keep,
+    store, place; `keep`, `store` and `place` are their states. table: `Slots`. given: the pass that runs, or
+    what is left of the last one (`attention.Recorded`). cache: a weak reference to the KVCache, which sets
+    it. timeline: a `measure.timeline.Timeline` while somebody records. on_read: called as on_read(layer,
+    held, slots, query) with what a step is about to attend to, all of it where slots is None.
+    """
+
+    is_sliding = False
+
+    def __init__(self, index: int, order: int, policies, shape: ModelShape, model, local: int | None = None):
+        self.index, self.order, self.local = index, order, local
+        self.shape, self.kv_heads = shape, shape.kv_heads
+        self.prefilling = False  # True inside `cache.prefill()`: the keep waits
+        self.timeline = self.on_read = self.place = self.cache = None
+        self._policies, self._model, self._attention = policies, weakref.ref(model), None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        if self.place is not None:
+            self.place.drop()
+        self.table = Slots(self.kv_heads)
+        self.keep, self.store, self.place = (policy.start(self) for policy in self._policies)
+        self.given = Recorded(None, None, None, None, 1.0)
+        self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
+        self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
+        self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
+        self.is_initialized = self._busy = False
+
+    def __deepcopy__(self, memo) -> Held:
+        """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
+        memo[id(self)] = twin = object.__new__(type(self))
+        own = {"timeline": None, "on_read": None, "prefilling": False}
+        vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
+        return twin
+
+    # What transformers calls.
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        """Take the new K and V `[batch, kv_heads, tokens, head_dim]`; returns the layer, twice."""
+        self.is_initialized = True
+        self._pending = key_states.detach(), value_states.detach()
+        return self, self
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.slots + query_length, self.seen - self.slots
+
+    def get_max_length(self) -> int:
+        return self.store.max_length
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        if self.lengths:
+            self.place.flush(self)
+            for part in (self.keep, self.store, self.place, self.table):
+                part.select_rows(beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` tokens. ValueError where an eviction cannot be undone."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        if tokens_to_remove == 0 or not self.lengths:
+            return
+        left = max(0, self.seen + tokens_to_remove)
+        self.check_crop(left)
+        if left == 0:
+            self.reset()
+            return
+        self.place.flush(self)
+        for part in (self.store, self.place, self.table):
+            part.crop(left)
+
+    def check_crop(self, left: int) -> None:
+        """ValueError where what was held at `left` tokens cannot be had again."""
+        if self.evicts:
+            gone = f"{type(self.keep.policy).__name__} has evicted tokens"
+        elif left and self.rows_held != self.lengths:
+            gone = "the window has left tokens behind"
+        else:
+            return
+        raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")
+
+    # What policies, and people, look at.
+
+    @property
+    def model(self):
+        """The model that the cache was made for."""
+        return self._model()
+
+    @property
+    def next_layer(self) -> Held:
+        """The layer that attends next; after the last one the first, for the next step."""
+        layers = self.cache().attending
+        return layers[(self.order + 1) % len(layers)]
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the keep ever drops a token."""
+        return self._policies[0].evicts
+
+    seen = _of("table", "seen", "Tokens fed so far, padding included.")
+    lengths = _of("table", "lengths", "Real tokens seen, per row.")
+    rows_held = _of("table", "rows_held", "Real tokens held, per row and head.")
+    slots = _of("table", "count", "Slots in use, those on their way to the host included.")
+    slot_positions = _of("table", "positions", "`[batch, kv_heads, slots]`: original positions, -1 for none.")
+
+    scaling = _of("given", "scaling", "Of the pass that runs, or of the last one.")
+    softcap = _of("given", "softcap", "As `scaling`.")
+    sinks = _of("given", "sinks", "Of the pass that runs, see `kvlab_attention`.")
+
+    @property
+    def positions(self) -> Tensor:
+        """`slot_positions` as a LongTensor."""
+        return self.table.positions.long()
+
+    def timed(self, what: str):
+        """A context whose time goes to the timeline, where one is recorded."""
+        return nullcontext() if self.timeline is None else self.timeline.span(what, self.index)
+
+    def tensors(self) -> Iterator[tuple[bool, Tensor]]:
+        """(is on the host, tensor) for everything this layer holds."""
+        self.place.commit(self)
+        for state in (self.keep, self.store, self.place):
+            for tensor in state.tensors():
+                yield state is self.store and self.place.on_host, tensor
+        if self.table.moved is not None:
+            yield False, self.table.moved
+
+    def check_model(self, attention) -> None:
+        """ValueError where `attention`, the module that attends, is none of the model's."""
+        if self._attention is None or self._attention() is not attention:
+            if self.model is None or all(module is not attention for module in self.model.modules()):
+                self._pending = None
+                raise ValueError(other_model(self.model))
+            self._attention = weakref.ref(attention)

@@ -1,0 +1,50 @@
+"""Caches of every kind: each method once, and keeps, stores and places put together in other ways."""
+
+from tiny import EACH
+
+import kvlab
+from kvlab.keep import H2O, Sinks
+from kvlab.place import Host, InfiniGen, ModelledLink, TopK
+from kvlab.store import Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
+
+CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
+COMPOSED = {
+    "h2o in int2 with zero points": lambda: {"keep": H2O(0.4), "store": Int(2, 4, symmetric=False)},
+    "sinks in static int4 per channel": lambda: {
+        "keep": Sinks(0.4),
+        "store": Static(40, Int(4, axis="channel")),
+    },
+    "fp8 with a scale, paged": lambda: {"store": Paged(format=Float8(axis="tensor"))},
+    "int4 per channel on the host, topk": lambda: {
+        "store": Roomy(Int(4, axis="channel", symmetric=False)),
+        "place": Host(TopK(0.5), ModelledLink(1e9)),
+    },
+    "kivi2": lambda: {"store": Kivi(2, group=4, recent=6)},
+    "h2o in smoothed int4 with exact sinks": lambda: {
+        "keep": H2O(0.4),
+        "store": Static(40, Smoothed(Int(4)), Int(4), sinks=3),
+    },
+    "h2o in int4": lambda: {"keep": H2O(0.4), "store": Int(4, group=8)},
+    "h2o in a static buffer": lambda: {"keep": H2O(0.4), "store": Static(40)},
+    "sinks in static int8": lambda: {"keep": Sinks(0.4), "store": Static(40, Int(8))},
+    "fp8 on the host": lambda: {"store": Growing(Float8("e5m2")), "place": Host()},
+    "int4 on the host, topk": lambda: {"store": Int(4), "place": Host(TopK(0.5))},
+    "infinigen over h2o": lambda: {"keep": H2O(0.6), "place": Host(InfiniGen(0.5, full_layers=1))},
+}
+LINKED = [
+    "infinigen:budget=0.5,pool=12,link=1e9",
+    "offload:link=1e9",
+    "offload+int4:link=1e9",
+    "offload+h2o:budget=0.4,link=1e9",
+    "uvm:link=1e9",
+    "uvm+h2o:budget=0.4,link=1e9",
+    "topk:budget=0.5,link=1e9",
+    "infinigen:budget=0.5,link=1e9",
+]
+EVERY = [spec for spec in dict.fromkeys([*CACHED, *EACH, *COMPOSED, *LINKED]) if spec != "recompute"]
+
+
+def make(model, spec):
+    if spec in COMPOSED:
+        return kvlab.KVCache(model, **COMPOSED[spec]())
+    return kvlab.make_cache(model, spec)

@@ -1,0 +1,155 @@
+"""What a cache holds, in bytes and tokens: every tensor is counted, and nothing is held that need not be."""
+
+import pytest
+import torch
+from every import EVERY, make
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.place import Host
+from kvlab.policy import State
+
+
+def storages(value, seen):
+    """Every tensor storage reachable from an object, found by walking it: the independent count."""
+    if isinstance(value, torch.Tensor):
+        seen[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    elif isinstance(value, dict):
+        for item in value.values():
+            storages(item, seen)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            storages(item, seen)
+    elif hasattr(value, "__dict__"):
+        shared = value.shared if isinstance(value, State) else ()  # the model's own tensors
+        storages({name: item for name, item in vars(value).items() if name not in shared}, seen)
+    return seen
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_stats_add_up_to_the_storages_really_allocated(spec):
+    model, cache = tiny("llama"), make(tiny("llama"), spec)
+    ids = prompt(20, rows=3)
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    kvlab.decode(model, ids, cache, 6, attention_mask=mask)
+    seen = {}
+    for layer in cache.layers:
+        storages({name: value for name, value in vars(layer).items() if name != "padding"}, seen)
+    stats = cache.stats()
+    assert stats.device_bytes + stats.host_bytes == sum(seen.values()) > 0
+
+
+def test_bytes_are_those_of_the_formulas():
+    # 4 layers, 2 KV heads of 8 (group = 8), 3 rows, 20 + 5 tokens held; K and V
+    model, values = tiny("llama"), 2 * 4 * 2 * 3 * 25
+    expected = {
+        "full": values * 8 * 4,
+        "static": values * 8 * 4 * 128 // 25,
+        "int8": values * (8 + 2),
+        "int4": values * (4 + 2),
+        "int4:group=4": values * (4 + 4),
+        "fp8": values * 8,
+    }
+    for spec, expected_bytes in expected.items():
+        cache = kvlab.make_cache(model, spec)
+        kvlab.decode(model, prompt(20, rows=3), cache, 6)
+        assert cache.stats().device_bytes == expected_bytes, spec
+        assert cache.stats().host_bytes == cache.stats().moved_bytes == 0
+
+
+def test_int4_holds_less_than_a_third_of_fp16():
+    model = tiny("llama", hidden_size=128)  # head dimension 32, as in the workshop model
+    cache = kvlab.make_cache(model, "int4")
+    kvlab.decode(model, prompt(40), cache, 2)
+    assert cache.stats().device_bytes <= 0.33 * 2 * 4 * 2 * 32 * 41 * 2
+
+
+def test_evicted_tokens_leave_memory():
+    model = tiny("llama")
+    for spec in ("sinks:budget=10", "h2o:budget=10"):
+        cache = kvlab.make_cache(model, spec)
+        trace = kvlab.decode(model, prompt(60), cache, 20)
+        assert trace.tokens_held == [10] * 20
+        assert len(set(trace.device_bytes[1:])) == 1  # constant
+        keys, _ = cache.layers[0].store.read(torch.device("cpu"))
+        assert keys.shape == (1, 2, 10, 8)
+        assert keys.untyped_storage().nbytes() == keys.nbytes
+        assert cache.layers[0].positions.shape == (1, 2, 10)
+        assert cache.get_seq_length() == 79
+
+
+def test_moved_bytes():
+    model = tiny("llama")
+    slot = 2 * 8 * 4  # K and V of one head
+    cache = kvlab.KVCache(model, place=Host())
+    trace = kvlab.decode(model, prompt(30, rows=2), cache, 3)
+    per_token = 2 * 2 * 4 * slot  # rows, KV heads, layers
+    assert trace.moved_bytes == [30 * per_token, 31 * per_token, 32 * per_token]  # all, back and forth
+    cache = kvlab.make_cache(model, "topk:budget=7")
+    trace = kvlab.decode(model, prompt(30, rows=2), cache, 3)
+    assert trace.moved_bytes == [30 * per_token, 8 * per_token, 8 * per_token]  # 7 fetched, 1 written
+    assert cache.stats().device_bytes == 0
+    cache = kvlab.make_cache(model, "infinigen:budget=7,alpha=inf")
+    trace = kvlab.decode(model, prompt(30, rows=2), cache, 2)
+    assert trace.moved_bytes[1] == (31 * 2 + 8 * 2) * per_token // 4  # two full layers, two that choose
+
+
+def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):
+    """H2O's statistics come from blocks of queries: no product of scores is larger than a block."""
+    from kvlab import attention
+
+    monkeypatch.setattr(attention, "QUERY_BLOCK", 16)
+    sizes = []
+    original = torch.Tensor.softmax
+
+    def softmax(self, *args, **kwargs):
+        sizes.append(self.shape)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "softmax", softmax)
+    model = tiny("llama")
+    kvlab.decode(model, prompt(100), kvlab.make_cache(model, "h2o"), 1)
+    assert sizes and max(shape[-2] for shape in sizes) <= 2 * 16  # group of 2 query heads
+
+
+def test_static_copies_nothing():
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "static")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(10))
+    address = [layer.store.keys[0].data_ptr() for layer in cache.layers]
+    before = cache.layers[0].store.keys[0][:, :, :10].clone()
+    for step in range(5):
+        stepper.feed(prompt(1, seed=step))
+    assert [layer.store.keys[0].data_ptr() for layer in cache.layers] == address
+    assert torch.equal(cache.layers[0].store.keys[0][:, :, :10], before)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "qwen3"])
+def test_a_stats_record_can_be_read_by_name(family):
+    model, cache = tiny(family), kvlab.make_cache(tiny(family), "full")
+    kvlab.decode(model, prompt(4), cache, 1)
+    stats = cache.stats()
+    assert stats["tokens_seen"] == stats.tokens_seen == stats.tokens_held == 4
+    assert dict(stats)["device_bytes"] == stats.device_bytes
+
+
+def test_positions_speak_of_the_rows_own_tokens():
+    model = tiny("llama")
+    ids, mask = prompt(8, rows=2), torch.ones(2, 8, dtype=torch.long)
+    mask[0, :3] = 0
+    cache = kvlab.make_cache(model, "full")
+    kvlab.Stepper(model, cache).feed(ids, mask)
+    positions = cache.layers[2].positions
+    assert positions.dtype == torch.long and positions.shape == (2, 2, 8)
+    assert positions[0, 1].tolist() == [-1, -1, -1, 0, 1, 2, 3, 4]
+    assert positions[1, 0].tolist() == list(range(8))
+
+
+def test_lengths_that_transformers_sees():
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "sinks:budget=6")
+    kvlab.Stepper(model, cache).feed(prompt(20))
+    assert cache.get_seq_length() == 20  # logical
+    assert cache.get_mask_sizes(1, 0) == (7, 14)  # physical: held + query, seen - held
+    assert cache.get_max_length() == -1
+    assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50

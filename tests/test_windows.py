@@ -1,0 +1,68 @@
+"""Layers that see a window hold a window: at every step, and while a prompt comes in pieces."""
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.layer import SPARE, Layer
+
+WINDOW = 7
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """Every gathering of a store, as the number of slots that stayed."""
+    found, let_go = [], Layer._let_go
+
+    def noted(layer, slots, limits):
+        found.append(slots.shape[2])
+        let_go(layer, slots, limits)
+
+    monkeypatch.setattr(Layer, "_let_go", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["full", "static:length=80", "paged:block=5", "int4:sinks=4", "fp8", "h2o:budget=5", "topk:budget=3"],
+)
+def test_steps_hold_the_window_and_few_empty_slots(spec, gathered):
+    model = tiny("mistral", sliding_window=WINDOW)
+    cache, ids = kvlab.make_cache(model, spec), prompt(120)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids[:, :19])
+    exact = "h2o" in spec or "topk" in spec  # tokens are chosen there: none is empty
+    for step in range(100):
+        stepper.feed(ids[:, 19 + step : 20 + step])
+        for layer in cache.layers:
+            assert max(layer.rows_held) <= WINDOW
+            assert layer.store.length <= WINDOW + (0 if exact else SPARE)
+    often = 102 if exact else 100 // SPARE + 2
+    assert 0 < len(gathered) <= often * len(cache.layers)
+
+
+@pytest.mark.parametrize("last", [0, 1, 4])
+@pytest.mark.parametrize(
+    "spec", ["full", "h2o:budget=5", "snapkv:budget=5,window=4", "tova:budget=5", "offload"]
+)
+def test_a_prompt_in_pieces_holds_what_somebody_may_still_see(spec, last):
+    """Not the whole prompt: the window, what the queries see that vote in the end, and few empty slots."""
+    model = tiny("mistral", sliding_window=WINDOW)
+    ids, held = prompt(60 + last), []
+    cache = kvlab.make_cache(model, spec)
+    stepper = kvlab.Stepper(model, cache)
+    voters = {"snapkv": 4, "tova": 1}.get(spec.split(":")[0], 0)
+    with cache.prefill():
+        for start in range(0, 60 + last, 5):
+            stepper.feed(ids[:, start : start + 5])
+            held.append(max(layer.store.length for layer in cache.layers))
+            seen = range(max(0, stepper.ids.shape[1] - voters - WINDOW + 1), stepper.ids.shape[1])
+            for layer in cache.layers:  # and nothing that can be seen is missing
+                assert set(seen) <= set(layer.positions[0, 0].tolist())
+    assert max(held) <= WINDOW + voters + (SPARE if spec == "full" else 0)
+    whole = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    whole.feed(ids)
+    for step in range(3):
+        token = prompt(1, seed=step)
+        assert torch.allclose(stepper.feed(token), whole.feed(token), atol=1e-4)
