@@ -122,10 +122,12 @@ def data():
 
 
 @pytest.fixture(scope="module")
-def both(smollm2, theirs):
-    """(ours, lm-eval's), with a context of 512 tokens."""
-    model, tokenizer = smollm2
-    other = HFLM(pretrained=theirs, tokenizer=tokenizer, batch_size=1, device="cpu", max_length=512)
+def both(smollm2):
+    """(ours, lm-eval's), with a context of 512 tokens. In fp64: in fp32, lm-eval's sum over an answer of 25
+    tokens is off by 3e-4 from what both give here."""
+    model, tokenizer = kvlab.load("smollm2", device="cpu", dtype="float64")
+    plain = AutoModelForCausalLM.from_pretrained(source_of("smollm2"), dtype=torch.float64)
+    other = HFLM(pretrained=plain, tokenizer=tokenizer, batch_size=1, device="cpu", max_length=512)
     return KVLabLM(model, "full", tokenizer=tokenizer, batch_size=4, max_length=512), other
 
 
@@ -156,7 +158,7 @@ def test_choices(both, data):
     pairs += [tuple(row["text"].rsplit(" ", 1)) for row in rows(data, "lambada_test.jsonl", 2)]
     wanted = asked("loglikelihood", [(context, f" {end.strip()}") for context, end in pairs])
     for mine, other in zip(ours.loglikelihood(wanted), theirs.loglikelihood(wanted), strict=True):
-        assert mine[0] == pytest.approx(other[0], abs=2e-4)
+        assert mine[0] == pytest.approx(other[0], abs=1e-4)
         assert mine[1] == other[1]
 
 
@@ -166,7 +168,7 @@ def test_whole_texts(both, data):
     text = (data / "wikitext2_test.txt").read_text(encoding="utf-8")[:3000]
     assert len(theirs.tok_encode(text)) > 512
     wanted = asked("loglikelihood_rolling", [(text,)])
-    assert ours.loglikelihood_rolling(wanted) == pytest.approx(theirs.loglikelihood_rolling(wanted), abs=1e-2)
+    assert ours.loglikelihood_rolling(wanted) == pytest.approx(theirs.loglikelihood_rolling(wanted), abs=1e-3)
 
 
 def test_generation(both, data):
