@@ -1,4 +1,4 @@
-"""The `kvlab` command: `kvlab doctor`, `kvlab methods` and `kvlab bill`. Runs start with `python -m eval`."""
+"""The `kvlab` command: `doctor`, `fetch`, `methods`, `bill`. Runs start with `python -m eval`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,14 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         return doctor.model(arguments.model)
     return doctor.run(results=arguments.results)
+
+
+def fetch(arguments: argparse.Namespace) -> int:
+    """Bring a model that people know to this machine."""
+    from .models import fetch
+
+    fetch(arguments.name, lambda line: print(line, flush=True))
+    return 0
 
 
 def methods(arguments: argparse.Namespace) -> int:
@@ -91,6 +99,10 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--results", default="results", help="folder for results (results)")
     command.add_argument("--model", help="only say which methods serve this model (a name or a folder)")
     command.set_defaults(run=doctor)
+
+    command = commands.add_parser("fetch", help="bring a model that people know to this machine: smollm2")
+    command.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, 93 MB to download, 540 MB to keep")
+    command.set_defaults(run=fetch)
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")
     command.set_defaults(run=methods)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import weakref
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from . import fetching, gguf
+from .files import damage
 from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -23,19 +24,19 @@ _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model ->
 def load(name_or_path=None, *, device=None, dtype=None):
     """Load a model ready for kvlab caches, and its tokenizer.
 
-    name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network), else a folder or
-    a hub id. device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name
-    (default: float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
-    Raises ValueError when the folder holds no model or no tokenizer, a file of an embedded model is missing
-    or damaged, weights are missing or of another shape than the model's, or the model does not use
-    transformers' attention interface.
+    name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
+    `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
+    device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
+    float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
+    model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
+    another shape than the model's, or the model does not use transformers' attention interface.
     """
     scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     source = source_of(name_or_path)
-    embedded = source in EMBEDDED.values()
-    if embedded:
+    if source in EMBEDDED.values():
         check_files(source)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
@@ -48,12 +49,12 @@ def load(name_or_path=None, *, device=None, dtype=None):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(
-            f"no tokenizer could be loaded from {str(source)!r}: {_first_line(error)}"
+            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {_first_line(error)}"
         ) from error
     bars = logging.is_progress_bar_enabled()
     try:
-        if embedded:
-            logging.disable_progress_bar()  # a bar for a fifth of a second
+        if source is not name_or_path:
+            logging.disable_progress_bar()  # a small model of ours: a bar for a fifth of a second
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
@@ -75,30 +76,24 @@ def load(name_or_path=None, *, device=None, dtype=None):
 
 
 def source_of(name_or_path=None):
-    """The folder of an embedded model (None: workshop); anything else as it is."""
-    return EMBEDDED.get("workshop" if name_or_path is None else name_or_path, name_or_path)
+    """The folder of an embedded model (None: workshop), of a fetched one or of a converted GGUF file; a
+    folder or a hub id as it is. ValueError for a model that was not fetched, a file that cannot be converted.
+    """
+    name = "workshop" if name_or_path is None else name_or_path
+    if name in EMBEDDED:
+        return EMBEDDED[name]
+    if name in fetching.PACKAGES:
+        return fetching.folder_of(name)
+    return gguf.folder_of(name) if gguf.is_gguf(name) else name
 
 
 def check_files(folder: Path) -> None:
-    """Compare an embedded model's files with `sha256.txt` (as `sha256sum` writes it).
-
-    Raises ValueError naming the first file that is missing or damaged.
-    """
-    again = "install kvlab again, or restore the file from its repository"
-    listed = folder / "sha256.txt"
-    if not listed.is_file():
-        raise ValueError(f"the embedded model {folder} is incomplete: sha256.txt is missing; {again}")
-    for line in listed.read_text(encoding="utf-8").splitlines():
-        expected, name = line.split()
-        file = folder / name
-        if not file.is_file():
-            raise ValueError(f"the embedded model {folder} is incomplete: {name} is missing; {again}")
-        content = file.read_bytes()
-        if hashlib.sha256(content).hexdigest() != expected:
-            raise ValueError(
-                f"{file} is damaged: its {len(content):,} bytes have another sha256 than sha256.txt says; "
-                f"{again}"
-            )
+    """Compare an embedded model's files with `sha256.txt`; ValueError naming the first one missing or
+    damaged."""
+    if wrong := damage(folder):
+        raise ValueError(
+            f"the embedded model {wrong}; install kvlab again, or restore it from its repository"
+        )
 
 
 def prepare(model):

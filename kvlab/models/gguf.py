@@ -1,0 +1,176 @@
+"""GGUF: a model file of llama.cpp, written once as the folder of files that transformers reads."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from .. import scratch
+from .files import write_sums
+
+# What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
+# GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
+DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
+AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
+
+
+def is_gguf(name) -> bool:
+    """Does this name a GGUF file, by its ending?"""
+    return str(name).lower().endswith(".gguf")
+
+
+def folder_of(name: str | os.PathLike) -> Path:
+    """The folder that a GGUF file is converted to, in the user's cache folder; made at the first call for a
+    file of this path, size and time. ValueError where there is no such file, or it cannot be converted."""
+    file = Path(name).expanduser().resolve()
+    if not file.is_file():
+        raise ValueError(f"there is no file {str(name)!r}")
+    stat = file.stat()
+    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    models = scratch.folder("models")
+    home = models / f"{file.stem}-{key}"
+    if not home.is_dir():
+        print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
+        with unfinished(models, file.stem) as work:
+            convert(file, work / "model")
+            move(work / "model", home)
+    return home
+
+
+def package():
+    """The package gguf, which reads and decodes. ValueError where it is not installed."""
+    try:
+        import gguf
+    except ImportError as error:
+        raise ValueError(
+            'the package gguf, which reads GGUF files, is not installed: pip install "kvlab[gguf]"'
+        ) from error
+    return gguf
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write a GGUF file's model into a new folder: config.json, model.safetensors (fp32, the numbers that the
+    file's blocks stand for, nothing rounded again), the tokenizer with its chat template, and checksums.
+
+    Raises ValueError for a file that is no GGUF file, a quantization type that the package gguf cannot
+    decode, an architecture that transformers cannot read from GGUF, and a tokenizer whose way to cut text is
+    not known.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    reader = _checked(file)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            model = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32
+            )
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{file} cannot be converted: {reason}") from error
+    _cut(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"), file)
+    config = model.config
+    _check_positions(config.get_text_config(), reader, file)
+    if hasattr(config, "quantization_config"):  # these weights are plain now
+        del config.quantization_config
+    tokenizer.model_max_length = config.get_text_config().max_position_embeddings
+    with torch.device("meta"):
+        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.generation_config = model.generation_config
+    for name in ("is_local", "local_files_only"):  # said of this machine, not of the model
+        tokenizer.init_kwargs.pop(name, None)
+    folder.mkdir(parents=True)
+    with contextlib.redirect_stderr(io.StringIO()):
+        plain.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_sums(folder)
+
+
+def _checked(file: Path):
+    """A reader of the file, whose tensors can all be decoded."""
+    gguf = package()
+    try:
+        reader = gguf.GGUFReader(file)
+    except Exception as error:  # numpy's errors too, where the file is cut off
+        unknown = re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error))
+        why = f"its quantization type {unknown[1]} is unknown to" if unknown else "it cannot be read by"
+        raise ValueError(f"{file}: {why} the package gguf ({error})") from error
+    samples = {tensor.tensor_type: tensor for tensor in reader.tensors}
+    for kind, tensor in samples.items():
+        try:
+            gguf.dequantize(tensor.data[:1], kind)
+        except NotImplementedError as error:
+            raise ValueError(
+                f"{file}: {tensor.name} is of quantization type {kind.name}, which the package gguf cannot "
+                "decode; use a file of another type, such as Q8_0, Q4_1 or Q4_K_M"
+            ) from error
+    return reader
+
+
+def _field(reader, name: str):
+    """What a GGUF file says under this name, None where it says nothing."""
+    found = reader.fields.get(name)
+    return None if found is None else found.contents()
+
+
+def _check_positions(config, reader, file: Path) -> None:
+    """transformers drops scaled rotary embeddings (Llama 3.1, YaRN) from most GGUF files; refuse those."""
+    kind = _field(reader, f"{_field(reader, 'general.architecture')}.rope.scaling.type")
+    scaled = kind not in (None, "none") or any(t.name.startswith("rope_f") for t in reader.tensors)
+    if scaled and (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") == "default":
+        raise ValueError(
+            f"{file}: it scales its rotary embedding, which transformers does not read from a GGUF file of "
+            "this architecture; load the model's own folder or hub id instead"
+        )
+
+
+def _cut(tokenizer, pre: str | None, file: Path) -> None:
+    """Let a byte-level tokenizer cut text before its merges as the one it was made from did."""
+    from tokenizers import pre_tokenizers as cuts
+
+    if not isinstance(tokenizer.pre_tokenizer, cuts.ByteLevel):
+        return  # transformers knows how
+    if pre in DIGITS:
+        digits = cuts.Digits(individual_digits=True)
+        tokenizer.pre_tokenizer = cuts.Sequence([digits, cuts.ByteLevel(add_prefix_space=False)])
+    elif pre is not None and pre not in AS_GPT2:
+        raise ValueError(
+            f"{file}: how its tokenizer cuts text ({pre!r}) is not known here, so its tokens would be wrong; "
+            "load the model's own folder or hub id instead"
+        )
+
+
+@contextlib.contextmanager
+def unfinished(models: Path, name: str) -> Iterator[Path]:
+    """A folder of this process's own beside the finished ones; what a killed process left is removed."""
+    models.mkdir(parents=True, exist_ok=True)
+    for left in models.glob(".*.unfinished"):
+        owner = left.name.split("-")[-2]
+        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
+            shutil.rmtree(left, ignore_errors=True)
+    work = tempfile.mkdtemp(dir=models, prefix=f".{name}-{os.getpid()}-", suffix=".unfinished")
+    try:
+        yield Path(work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def move(made: Path, home: Path) -> None:
+    """Give a finished folder its name, unless another process was faster."""
+    try:
+        made.rename(home)
+    except OSError:
+        if not home.is_dir():
+            raise
