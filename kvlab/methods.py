@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, Keep, Pool, PyramidKV, Sinks, SnapKV
+from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, Pool, PyramidKV, Random, Sinks, SnapKV
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
@@ -152,6 +152,24 @@ def _tova(budget=0.2):
 def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
     """As snapkv, with more tokens in lower layers and fewer in higher ones."""
     return {"keep": PyramidKV(budget, window, kernel, beta)}
+
+
+@method("keydiff")
+def _keydiff(budget=0.2):
+    """The tokens whose keys are least like the others', and all tokens after the prompt."""
+    return {"keep": KeyDiff(budget)}
+
+
+@method("keynorm")
+def _keynorm(budget=0.2):
+    """The tokens with the shortest keys, and all tokens after the prompt."""
+    return {"keep": KeyNorm(budget)}
+
+
+@method("random")
+def _random(budget=0.2, seed=0):
+    """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
+    return {"keep": Random(budget, seed)}
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:

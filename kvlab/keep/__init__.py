@@ -2,10 +2,15 @@
 
 from .base import Keep, KeepAll
 from .h2o import H2O
+from .keydiff import KeyDiff
+from .keynorm import KeyNorm
 from .pool import Pool
 from .pyramidkv import PyramidKV
+from .random import Random
 from .sinks import Sinks
 from .snapkv import SnapKV
 from .tova import TOVA
 
-__all__ = ["H2O", "TOVA", "Keep", "KeepAll", "Pool", "PyramidKV", "Sinks", "SnapKV"]
+__all__ = [
+    "H2O", "TOVA", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 
 def budget(part: float | int, tokens: int) -> int:
     """Tokens that may be held: a count as it is, or a fraction below 1 of the prompt's, at least one."""
@@ -69,6 +71,44 @@ def tova(weights: dict[int, float], budget: int) -> list[int]:
     earlier = sorted(weights)[:-1]
     best = sorted(earlier, key=lambda token: (-weights[token], token))[: budget - 1]
     return sorted([*best, max(weights)])
+
+
+def keydiff(keys: Tensor, budget: int) -> list[int]:
+    """KeyDiff (Park et al. 2025, section 3.2): once, after the prompt.
+
+    keys `[tokens, head_dim]` of one KV head. The anchor is the mean of the keys at unit length; the keys that
+    make the smallest cosine with it stay, and the newest token.
+    """
+    units = [key / key.norm() for key in keys]
+    anchor = sum(units) / len(units)
+    likeness = [float(unit @ anchor / anchor.norm()) for unit in units]
+    return _least(likeness, budget)
+
+
+def keynorm(keys: Tensor, budget: int) -> list[int]:
+    """Key norm (Devoto et al. 2024, section 3): once, after the prompt, the newest token and the shortest keys
+    `[tokens, head_dim]` stay, compared to three decimals."""
+    return _least([round(float(key.norm()), 3) for key in keys], budget)
+
+
+def random(tokens: int, head: int, layer: int, seed: int, budget: int) -> list[int]:
+    """The floor: once, after the prompt, the tokens with the largest hashes stay, and the newest token."""
+    drawn = [_hash(_hash(seed ^ _hash(head + (layer << 16))) ^ token) >> 8 for token in range(tokens)]
+    return _least([-value for value in drawn], budget)
+
+
+def _least(values: list[float], budget: int) -> list[int]:
+    """The newest token, and those with the smallest values."""
+    newest = len(values) - 1
+    best = sorted(range(newest), key=lambda token: (values[token], token))
+    return sorted([*best[: budget - 1], newest])
+
+
+def _hash(x: int) -> int:
+    """A 32-bit number from a 32-bit number: twice xor with its upper half, and a multiplication."""
+    for _ in range(2):
+        x = (x ^ x >> 16) * 0x045D9F3B & 0xFFFFFFFF
+    return x ^ x >> 16
 
 
 def pool(last: dict[int, int], count: dict[int, int], policy: str, capacity: int) -> list[int]:

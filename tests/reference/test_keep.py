@@ -125,6 +125,37 @@ def by_topk(budget):
     return start
 
 
+def by_keys(budget, choose):
+    """choose(keys `[tokens, head_dim]`, KV head, limit) -> what stays of the prompt."""
+
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            return [
+                [mine[i] for i in choose(row.keys[head, mine].double(), head, min(limit, len(mine)))]
+                for head, mine in enumerate(present)
+            ]
+
+        return follow
+
+    return start
+
+
+def by_keydiff(budget):
+    return by_keys(budget, lambda keys, head, limit: keep.keydiff(keys, limit))
+
+
+def by_keynorm(budget):
+    return by_keys(budget, lambda keys, head, limit: keep.keynorm(keys, limit))
+
+
+def by_random(budget, seed=0):
+    return by_keys(budget, lambda keys, head, limit: keep.random(len(keys), head, 0, seed, limit))
+
+
 KEEPS = {
     "sinks:budget=0.3,sinks=3": by_sinks(0.3, 3),
     "sinks:budget=3,sinks=4": by_sinks(3, 4),
@@ -137,6 +168,11 @@ KEEPS = {
     "snapkv:budget=5,window=8,kernel=1": by_snapkv(5, 8, 1),
     "tova:budget=0.3": by_tova(0.3),
     "tova:budget=9": by_tova(9),
+    "keydiff:budget=0.3": by_keydiff(0.3),
+    "keydiff:budget=9": by_keydiff(9),
+    "keynorm:budget=0.3": by_keynorm(0.3),
+    "random:budget=0.3": by_random(0.3),
+    "random:budget=9,seed=5": by_random(9, 5),
     "full": keep_all,
 }
 
@@ -152,6 +188,8 @@ OTHERS = {
     "h2o:budget=13": by_h2o(13, 0.5),
     "snapkv:budget=13,window=3": by_snapkv(13, 3, 5),
     "tova:budget=13": by_tova(13),
+    "keydiff:budget=13": by_keydiff(13),
+    "keynorm:budget=13": by_keynorm(13),
 }
 
 

@@ -1,0 +1,30 @@
+"""KeyDiff: keep the tokens whose keys are least alike (Park et al. 2025, arXiv 2504.15364)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.functional import cosine_similarity, normalize
+
+from .base import Keep
+
+
+class KeyDiff(Keep):
+    """After the prompt, drop the tokens whose keys point where most keys point. No query is asked.
+
+    Definition: the anchor of a KV head is the mean of its keys, each divided by its length; a token's score is
+    minus the cosine between its key and the anchor. Keys are taken after RoPE, as they are stored. Tokens
+    written after the prompt all stay.
+
+    budget: tokens of the prompt held (see `Keep`). Deviation: the paper also drops while a long prompt is
+    read block by block; here the whole prompt is there when it is compressed, as in kvpress.
+    """
+
+    once = True
+
+    def score(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        keys, _ = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
+        real = (positions >= 0)[..., None]
+        units = normalize(keys.float(), dim=-1).masked_fill(~real, 0.0)
+        anchor = units.sum(2, keepdim=True) / real.sum(2, keepdim=True)
+        return -cosine_similarity(keys.float(), anchor, dim=-1)

@@ -1,0 +1,24 @@
+"""Key norm: keep the tokens with the shortest keys (Devoto et al. 2024, arXiv 2406.11430)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .base import Keep
+
+
+class KeyNorm(Keep):
+    """After the prompt, drop the tokens with the longest keys. No query is asked.
+
+    Definition: a token's score is minus the L2 norm of its key, per KV head. A rotation leaves a norm as it
+    is, so tokens of the same word have equal norms in the first layer but for rounding: norms are compared to
+    three decimals, and the older token stays. Tokens written after the prompt all stay.
+
+    budget: tokens of the prompt held (see `Keep`). Deviation: the paper leaves the first two layers whole.
+    """
+
+    once = True
+
+    def score(self, layer) -> Tensor:
+        keys, _ = layer.store.read(layer.slot_positions.device)  # [batch, kv_heads, slots, head_dim]
+        return -keys.float().norm(dim=-1).round(decimals=3)
