@@ -11,7 +11,7 @@ from .base import Keep
 class KeyDiff(Keep):
     """After the prompt, drop the tokens whose keys point where most keys point. No query is asked.
 
-    Definition: the anchor of a KV head is the mean of its keys, each divided by its length; a token's score is
+    Definition: the anchor of a KV head is the mean of its keys at unit length; a token's score is
     minus the cosine between its key and the anchor. Keys are taken after RoPE, as they are stored. Tokens
     written after the prompt all stay.
 

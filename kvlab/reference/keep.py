@@ -86,7 +86,7 @@ def keydiff(keys: Tensor, budget: int) -> list[int]:
 
 
 def keynorm(keys: Tensor, budget: int) -> list[int]:
-    """Key norm (Devoto et al. 2024, section 3): once, after the prompt, the newest token and the shortest keys
+    """Key norm (Devoto et al. 2024, section 3): once, after the prompt, the newest and the shortest keys
     `[tokens, head_dim]` stay, compared to three decimals."""
     return _least([round(float(key.norm()), 3) for key in keys], budget)
 
