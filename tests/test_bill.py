@@ -9,7 +9,6 @@ from dataclasses import asdict
 import pytest
 import torch
 from families.models import FAMILIES, build
-from kvlab.hybrid import states_of
 from tiny import EACH, prompt, tiny
 from transformers import DynamicCache
 
@@ -26,6 +25,7 @@ from kvlab.bill import data
 from kvlab.bill.account import account, bytes_per_token, policies, prefill_operations, seen, weights
 from kvlab.bill.describe import describe
 from kvlab.cli import main
+from kvlab.layer import states_of
 from kvlab.methods import METHODS, parse
 from kvlab.static_graph.kv_manager import spare_part
 
