@@ -13,6 +13,7 @@ import torch
 
 from course.teaching import check
 from course.teaching.check import key
+from course.teaching.check.answer import same, same_members, same_order
 from course.teaching.check.exercise import (
     CORRECT,
     EXERCISES,
@@ -21,9 +22,6 @@ from course.teaching.check.exercise import (
     Choice,
     Exercise,
     Verdict,
-    same,
-    same_members,
-    same_order,
 )
 
 ALL = {name: getattr(check, name) for name in EXERCISES}
