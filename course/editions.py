@@ -21,37 +21,59 @@ import shutil
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from .run import execute
+from .teaching.check.key import FOLDS, questions
 
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
-HELP = re.compile(r"(?:<details>\s*<summary>\s*(?:Hint \d|Solution)</summary>.*?</details>\s*)+", re.S)
 STUCK = """*Stuck?* `check.hint("{0}")` gives three steps, one at a time. After a first attempt
 `check.solution("{0}")` shows a solution."""
+CHOOSE = "# Commit yourself before you go on: write {} in place of the dots, and run this cell."
+WRITE = (
+    "# Write your answer in place of the dots, in quotes, and run this cell: it shows one to compare with."
+)
 
 
 def learner(notebook):
     """A notebook for learners: no solution, no instructor cell, no output, no metadata of either.
 
-    Hints and solutions come from the checks: the key of `course.teaching.check` has them.
+    What was folded away comes from the checks, whose key has it: hints and solutions when asked for, and what
+    there is to say on *Predict* and *Quiz* once a learner has answered, in a cell made for it.
     """
     made = copy.deepcopy(notebook)
     made.cells = [cell for cell in made.cells if "instructor" not in cell.metadata.get("tags", [])]
     made.metadata = {
         key: made.metadata[key] for key in ("kernelspec", "language_info") if key in made.metadata
     }
+    chapter, cells, count = title(made).partition(".")[0], [], 0
     for cell, after in zip(made.cells, [*made.cells[1:], None]):
         cell.metadata = {}
+        cells.append(cell)
         if cell.cell_type == "code":
             cell.source, cell.outputs, cell.execution_count = open_gaps(cell.source), [], None
-        else:
-            asked = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
-            cell.source = HELP.sub(STUCK.format(asked[1]) if asked else "", cell.source).rstrip()
-    made.cells = [cell for cell in made.cells if cell.source]
+            continue
+        exercise = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
+        asked = questions(cell.source)
+        cell.source = FOLDS.sub("\n\n" if asked or not exercise else STUCK.format(exercise[1]), cell.source)
+        cell.source = re.sub(r"\n{3,}", "\n\n", cell.source).strip()
+        if asked:
+            names = [f"{chapter}.{number}" for number in range(count + 1, count + 1 + len(asked))]
+            here = any(re.search(r"^(?:from|import) .*\bcheck\b", one.source, re.M) for one in cells)
+            cells.append(new_code_cell(_ask(names, asked, here), id=f"{cell.id}-answer", metadata={}))
+            count += len(asked)
+    made.cells = [cell for cell in cells if cell.source]
     return made
+
+
+def _ask(names: list[str], asked: list[dict[str, str]], imported: bool) -> str:
+    """The cell in which a learner answers questions."""
+    numbers = [what.partition(".")[0] for what in asked[0]]
+    lines = [] if imported else ["from course.teaching import check", ""]
+    lines.append(CHOOSE.format(" or ".join(numbers)) if len(numbers) > 1 else WRITE)
+    return "\n".join([*lines, *(f'check.question("{name}", ...)' for name in names)])
 
 
 def open_gaps(source: str) -> str:

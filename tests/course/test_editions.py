@@ -30,6 +30,8 @@ SOLVED = '''def scale(scores, d):
     return scores'''
 
 CHECK = """class check:
+    question = print
+
     def scale(answer):
         print("not attempted")
 
@@ -42,6 +44,9 @@ def chapter(number=3, teach=40, exercises=20):
         new_markdown_cell(f"# {number}. A chapter\n\nOne claim."),
         new_markdown_cell("## At a glance\n\n" + "x" * 300),
         new_markdown_cell("Expect the answer 7.", metadata={"tags": ["instructor"]}),
+        new_markdown_cell("## Predict\n\n1. red\n2. blue\n\n"
+                          "<details><summary>1. red</summary>Too warm.</details>\n"
+                          "<details><summary>2. blue</summary>Quite so.</details>"),
         new_code_cell(CHECK, execution_count=1, outputs=[new_output("stream", text="1\n")],
                       metadata={"tags": ["slide"]}),
         new_markdown_cell("## Exercise 1: it (20 minutes, difficulty 1)\n\n"
@@ -49,6 +54,8 @@ def chapter(number=3, teach=40, exercises=20):
                           "<details><summary>Solution</summary>Use the root.</details>"),
         new_code_cell(SOLVED + "\n\n\ncheck.scale(scale)"),
         new_markdown_cell("## Key points"),
+        new_markdown_cell("## Quiz\n\n**1.** Why?\n\n<details><summary>Answer</summary>Because.</details>\n\n"
+                          "**2.** When?\n\n<details><summary>Answer</summary>At noon.</details>"),
     ]  # fmt: skip
     return new_notebook(cells=cells, metadata={"course": {"teach": teach, "exercises": exercises}})
 
@@ -77,10 +84,26 @@ def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
     made = editions.learner(source)
     nbformat.validate(made)
     everything = "\n".join(cell.source for cell in made.cells)
-    for hidden in ("Use the root", "Think.", "d**0.5", "BEGIN SOLUTION", "Expect the answer", "INSTEAD"):
+    for hidden in (
+        "Too warm",
+        "Quite so",
+        "Because",
+        "noon",
+        "details",
+        "Use the root",
+        "Think.",
+        "d**0.5",
+        "BEGIN SOLUTION",
+        "Expect the answer",
+        "INSTEAD",
+    ):
         assert hidden not in everything
     assert 'check.hint("scale")' in everything and 'check.solution("scale")' in everything
     assert "scores / d\n" in everything
+    questions = [cell.source for cell in made.cells if "check.question" in cell.source]
+    assert [re.findall(r'"(3\.\d)", \.\.\.', source) for source in questions] == [["3.1"], ["3.2", "3.3"]]
+    assert "1 or 2 in place of" in questions[0]
+    assert ["import check" in source for source in questions] == [True, False]
     assert not made.metadata and not any(cell.metadata for cell in made.cells)  # nor what instructors noted
     assert all(not cell.outputs and cell.execution_count is None for cell in made.cells if "outputs" in cell)
     assert source == before
@@ -90,8 +113,14 @@ def test_the_instructor_gets_an_agenda_that_adds_up():
     made = editions.instructor(chapter(teach=40, exercises=20))
     assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
     rows = [line.split("|") for line in made.cells[1].source.splitlines() if line.startswith("| 0:")]
-    assert [row[3].strip() for row in rows] == ["At a glance", "Exercise 1: it", "Key points"]
-    assert sum(int(row[2]) for row in rows) == 60 and int(rows[1][2]) == 20
+    assert [row[3].strip() for row in rows] == [
+        "At a glance",
+        "Predict",
+        "Exercise 1: it",
+        "Key points",
+        "Quiz",
+    ]
+    assert sum(int(row[2]) for row in rows) == 60 and int(rows[2][2]) == 20
     assert rows[0][1].strip() == "0:00"
 
 
