@@ -214,19 +214,18 @@ def _session(notebooks, pace: float, part: float) -> list[str]:
     return rows + [f"| {_clock(clock)} | | end |", ""]
 
 
-def write(paths: list[Path], out: Path) -> list[Path]:
-    """Write out/learner, out/solution, out/instructor, the run-of-show and a zip; returns what was made."""
-    notebooks = {path.name: nbformat.read(path, as_version=4) for path in paths}
-    shutil.rmtree(out, ignore_errors=True)
-    for edition, change in (("learner", learner), ("solution", copy.deepcopy), ("instructor", instructor)):
-        (out / edition).mkdir(parents=True)
-        for name, notebook in notebooks.items():
-            nbformat.write(change(notebook), out / edition / name)
-        shutil.copy(EXPLORER, out / edition)
-    (out / "run_of_show.md").write_text(run_of_show(list(notebooks.values())), encoding="utf-8")
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md"):
-        if (docs / name).exists():
-            shutil.copy(docs / name, out / name)
-    archive = shutil.make_archive(str(out.parent / f"{out.name}-kit"), "zip", out.parent, out.name)
-    return [out / "learner", out / "solution", out / "instructor", out / "run_of_show.md", Path(archive)]
+def lay_out(paths: list[Path], folder: Path) -> list[str]:
+    """Put the learner edition into `folder`, where a learner works; what is there already stays as it is.
+
+    Returns the names of those that stayed and are older than the chapter they were made from.
+    """
+    folder.mkdir(exist_ok=True)
+    shutil.copy(EXPLORER, folder)
+    stayed = []
+    for path in paths:
+        made = folder / path.name
+        if not made.exists():
+            nbformat.write(learner(nbformat.read(path, as_version=4)), made)
+        elif made.stat().st_mtime < path.stat().st_mtime:
+            stayed.append(path.name)
+    return stayed

@@ -1,19 +1,17 @@
-"""Learner, solution and instructor editions, the run-of-show, and the zip."""
+"""Learner and instructor editions, and the run-of-show. What is handed out: kit/test_pack.py."""
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 import re
-import tomllib
-import zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from setuptools import find_packages
 
 from course import editions
 from course.teaching import check
@@ -139,20 +137,18 @@ def test_run_of_show_covers_three_kinds_of_day():
     assert "| all | 360 | 180 |" in show
 
 
-@pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
-def test_the_kit_holds_every_chapter_three_times(tmp_path):
-    made = editions.write(CHAPTERS, tmp_path / "workshop")
-    assert all(path.exists() for path in made)
-    for edition in ("learner", "solution", "instructor"):
-        assert [p.name for p in sorted((tmp_path / "workshop" / edition).iterdir())] == [
-            *(p.name for p in CHAPTERS),
-            "explorer.html",  # chapters link to it
-        ]
-    for source in CHAPTERS:
-        assert nbformat.read(tmp_path / "workshop/solution" / source.name, 4) == nbformat.read(source, 4)
-    with zipfile.ZipFile(made[-1]) as archive:
-        assert archive.testzip() is None
-        assert {f"workshop/learner/{p.name}" for p in CHAPTERS} <= set(archive.namelist())
+def test_what_a_learner_works_in_is_never_written_over(tmp_path):
+    source, folder = tmp_path / "03_chapter.ipynb", tmp_path / "lab"
+    nbformat.write(chapter(), source)
+    assert editions.lay_out([source], folder) == []
+    work = folder / source.name
+    assert "check.hint" in work.read_text() and "d**0.5" not in work.read_text()
+    assert (folder / "explorer.html").exists()  # chapters link to it
+    work.write_text("mine")
+    assert editions.lay_out([source], folder) == []
+    later = work.stat().st_mtime + 60
+    os.utime(source, (later, later))
+    assert editions.lay_out([source], folder) == [source.name] and work.read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
@@ -167,37 +163,6 @@ def test_a_learner_finds_no_solution_text(path):
         if editions.BEGIN in cell.source:
             hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
             assert hidden and hidden not in everything
-
-
-def secrets(path):
-    """[(line, where it stands)]: every line of a chapter's solutions that a learner is not given anyway."""
-    found = []
-    for cell in nbformat.read(path, as_version=4).cells:
-        if editions.BEGIN in cell.source:
-            given = editions.open_gaps(cell.source)
-            lines = re.search(r"### BEGIN SOLUTION\n(.*?)### (?:INSTEAD|END)", cell.source, re.S)[
-                1
-            ].splitlines()
-            name = re.search(r"^check\.(\w+)\(", cell.source, re.M)[1]
-            said = re.split(r"(?<=[.:;]) ", check.HELP[name]["solution"].partition("\n\n")[0])
-            found += [line.strip() for line in [*lines, *said] if line.strip() not in given]
-    return [line for line in found if len(line) > 12]
-
-
-def test_nothing_handed_to_learners_holds_a_line_of_a_solution():
-    """Neither a learner edition nor a file of the wheel: the checks' key is compressed."""
-    lines = [line for path in CHAPTERS for line in secrets(path)]
-    assert len(lines) > 60
-    handed = {path.name: nbformat.writes(editions.learner(nbformat.read(path, 4))) for path in CHAPTERS}
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    for package in find_packages(str(ROOT), **settings["packages"]["find"]):
-        folder = ROOT / package.replace(".", "/")
-        for path in [*folder.glob("*.py"), *(p for p in folder.rglob("*") if "__pycache__" not in p.parts)]:
-            if path.is_file():
-                handed[str(path.relative_to(ROOT))] = path.read_bytes().decode(errors="ignore")
-    assert "course/teaching/check/key.z" in handed and not any("exercises/" in name for name in handed)
-    shown = [(where, line) for where, text in handed.items() for line in lines if line in text]
-    assert shown == []
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
