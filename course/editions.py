@@ -1,4 +1,4 @@
-"""Three editions of the course from the one source in notebooks/, and the run-of-show.
+"""Three editions of the course from the one source in notebooks/.
 
 The notebooks are the *solution* edition. In the *learner* edition every solution is a gap, cells tagged
 `instructor` are gone and no cell has an output. The *instructor* edition is the source with an agenda on top.
@@ -29,8 +29,8 @@ from .teaching.check.key import FOLDS, questions
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
-STUCK = """*Stuck?* `check.hint("{0}")` gives three steps, one at a time. After a first attempt
-`check.solution("{0}")` shows a solution."""
+STUCK = """*Stuck?* In a cell of your own, `check.hint("{0}")` gives three steps, one at a time, and
+`check.solution("{0}")` shows a solution after a first attempt."""
 CHOOSE = "# Commit yourself before you go on: write {} in place of the dots, and run this cell."
 WRITE = (
     "# Write your answer in place of the dots, in quotes, and run this cell: it shows one to compare with."
@@ -159,59 +159,6 @@ def agenda(notebook) -> str:
 
 def _clock(value: float) -> str:
     return f"{round(value) // 60}:{round(value) % 60:02}"
-
-
-# Which chapters a day holds, and whether their exercises are done in the room.
-DAYS = {
-    "Half a day (core ideas, the first exercise of each chapter)": ([(0, 1, 2, 5, 7)], 1 / 3),
-    "One day (all chapters, the first exercise of each)": ([(0, 1, 2, 3, 4, 5, 6, 7, 8)], 1 / 3),
-    "Two evenings (all exercises at home)": ([(0, 1, 2, 4), (5, 6, 7, 8)], 0.0),
-}
-BREAK_AFTER, BREAK = 75, 10  # minutes in the room before a break, and its length
-LUNCH_AFTER, LUNCH = 180, 45
-PACE = {"Half a day": 0.6, "One day": 0.6, "Two evenings": 0.7}  # part of the full teaching minutes
-
-
-def run_of_show(notebooks: list) -> str:
-    """Agendas for half a day, one day and two evenings, from the chapters' own minutes."""
-    text = [
-        "# Run of show\n",
-        "Made from the minutes that every chapter states; times count from the start.\n",
-    ]
-    text += ["| chapter | teaching | exercises |", "|---|--:|--:|"]
-    text += [f"| {title(n)} | {minutes(n)[0]} | {minutes(n)[1]} |" for n in notebooks]
-    teach = sum(minutes(n)[0] for n in notebooks)
-    exercises = sum(minutes(n)[1] for n in notebooks)
-    text += [f"| all | {teach} | {exercises} |", ""]
-    numbers = {int(title(n).split(".")[0]): n for n in notebooks}
-    for name, (sessions, part) in DAYS.items():
-        text.append(f"\n## {name}\n")
-        pace = next(value for key, value in PACE.items() if name.startswith(key))
-        for index, chapters in enumerate(sessions):
-            if len(sessions) > 1:
-                text.append(f"\n### Evening {index + 1}\n")
-            text += _session([numbers[c] for c in chapters if c in numbers], pace, part)
-    return "\n".join(text) + "\n"
-
-
-def _session(notebooks, pace: float, part: float) -> list[str]:
-    rows, clock, since, pause = ["| from | minutes | what |", "|--:|--:|---|"], 0, 0, (BREAK, "break")
-    for notebook in notebooks:
-        teach, exercises = minutes(notebook)
-        for length, what in (
-            (round(teach * pace), title(notebook)),
-            (round(exercises * part), f"{title(notebook)}: exercises"),
-        ):
-            if not length:
-                continue
-            if since + length > BREAK_AFTER and since:
-                if clock >= LUNCH_AFTER and not any("lunch" in row for row in rows):
-                    pause = (LUNCH, "lunch")
-                rows.append(f"| {_clock(clock)} | {pause[0]} | {pause[1]} |")
-                clock, since, pause = clock + pause[0], 0, (BREAK, "break")
-            rows.append(f"| {_clock(clock)} | {length} | {what} |")
-            clock, since = clock + length, since + length
-    return rows + [f"| {_clock(clock)} | | end |", ""]
 
 
 def lay_out(paths: list[Path], folder: Path) -> list[str]:

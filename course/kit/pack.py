@@ -1,9 +1,9 @@
 """Pack the kits: kvlab-learner.zip and kvlab-instructor.zip, each with a wheel and what sets it up.
 
     kvlab-learner/                        kvlab-instructor/
-      START.md, start.sh, start.bat         the same
+      START.md, start.sh, start.bat         the same, and TEACH.md
       notebooks/   the learner edition      learner/, solution/, instructor/   the three editions
-      source/      kvlab, to read           slides/, run_of_show.md, the guide, what is in course/instructor
+      source/      kvlab, to read           slides/, the guide, classroom/ (course/instructor)
       setup/       start.py, the wheel,     source/, setup/
                    requirements             kvlab-learner.zip   to hand out
 
@@ -44,36 +44,23 @@ READ = re.compile(r"\]\(\.\./((?:kvlab|eval|docs)/[^)#]+)")  # a link out of not
 FIRST_CELL = """\
 # Run this cell first. Where start.sh or start.bat set kvlab up it does nothing, elsewhere it installs it.
 import glob
-import importlib.metadata
+import importlib.util
 import os
-import warnings
-
-
-class Stop(Exception):
-    def _render_traceback_(self):
-        return [str(self)]
-
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a network
-for harmless in ("IProgress not found", "kvlab decodes quantized caches without"):
-    warnings.filterwarnings("ignore", message=harmless)
-wheel = "{wheel}"
-try:
-    importlib.metadata.version("kvlab")
-except importlib.metadata.PackageNotFoundError:
+if importlib.util.find_spec("kvlab") is None:
+    wheel = "kvlab-{version}-py3-none-any.whl"
     found = [os.environ.get("KVLAB_SOURCE"), *glob.glob(wheel), *glob.glob("../setup/" + wheel)]
     if not any(found):
-        raise Stop(
-            "kvlab is not in this Python: open the notebook with start.sh or start.bat. On Colab: upload "
-            f"setup/{{wheel}} and run this cell again."
-        ) from None
+        Stop = type("Stop", (Exception,), {{"_render_traceback_": lambda self: [str(self)]}})
+        raise Stop("kvlab is not in this Python: open the notebook with start.sh or start.bat. "
+                   f"On Colab: upload setup/{{wheel}} and run this cell again.")
     source = next(filter(None, found))
     %pip install -q "{{source}}"
-if importlib.metadata.version("kvlab") != "{version}":
-    raise Stop(
-        f"kvlab {{importlib.metadata.version('kvlab')}} is installed and this notebook needs {version}: "
-        "close JupyterLab and run start.sh or start.bat in the folder that the notebook came in."
-    )"""
+from course.teaching import kit
+
+kit.belongs("{version}")"""
+CLASSROOM = ("python -m course answers", ".venv/bin/python -m classroom.answers")  # here, and in a kit
 
 
 def write(paths: list[Path], out: Path) -> list[Path]:
@@ -97,7 +84,7 @@ def write(paths: list[Path], out: Path) -> list[Path]:
         ):  # fmt: skip
             _edition(instructor / name, books, change, version)
         slides.write(paths, instructor / "slides")
-        _for_instructors(instructor, books)
+        _for_instructors(instructor)
         return [*made, _zip(instructor, out)]
 
 
@@ -139,7 +126,9 @@ def _setup(folder: Path, books: dict) -> str:
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
     shutil.copy(ROOT / "constraints.txt", folder)
     shutil.copy(HERE / "start.py", folder)
-    return _wheel(folder, books)
+    version = _wheel(folder, books)
+    (folder / "version.txt").write_text(version + "\n", encoding="utf-8")
+    return version
 
 
 def _wheel(folder: Path, books: dict) -> str:
@@ -187,25 +176,26 @@ def _frame(folder: Path, setup: Path, books: dict) -> None:
 def _edition(folder: Path, books: dict, change, version: str) -> None:
     """Write one edition: each notebook with the kit's first cell, its links into the folder `source`."""
     folder.mkdir()
-    wheel = f"kvlab-{version}-py3-none-any.whl"
     for name, book in books.items():
         made = change(book)
         for cell in made.cells:
             if cell.cell_type == "markdown":
                 cell.source = READ.sub(r"](../source/\1", cell.source)
             elif cell.source == SETUP:
-                cell.source = FIRST_CELL.format(wheel=wheel, version=version)
+                cell.source = FIRST_CELL.format(version=version)
         nbformat.write(made, folder / name)
     shutil.copy(editions.EXPLORER, folder)
 
 
-def _for_instructors(folder: Path, books: dict) -> None:
-    (folder / "run_of_show.md").write_text(editions.run_of_show(list(books.values())), encoding="utf-8")
+def _for_instructors(folder: Path) -> None:
+    """The guide and its pages, and `classroom`: agendas, a talk, a checklist of the room, questions."""
+    shutil.copy(HERE / "TEACH.md", folder)
     for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md"):
         shutil.copy(ROOT / "docs" / name, folder / name)
-    written = ROOT / "course" / "instructor"  # agendas, the room's checklist, questions before and after
-    if written.is_dir():
-        shutil.copytree(written, folder, ignore=LITTER, dirs_exist_ok=True)
+    if (ROOT / "course" / "instructor").is_dir():
+        shutil.copytree(ROOT / "course" / "instructor", folder / "classroom", ignore=LITTER)
+        for page in (folder / "classroom").glob("*.md"):
+            page.write_text(page.read_text(encoding="utf-8").replace(*CLASSROOM), encoding="utf-8")
 
 
 def _zip(folder: Path, out: Path) -> Path:

@@ -167,9 +167,9 @@ def set_up(folder: Path, cuda: bool) -> Path:
     print("  3 of 4  the other packages", flush=True)
     pip(python, "install", *exact, "-r", str(setup / "requirements.txt"))
     print("  4 of 4  kvlab itself", flush=True)
-    wheel = max(setup.glob("kvlab-*.whl"), key=lambda path: path.stat().st_mtime, default=None)
-    if wheel is None:
-        raise SystemExit("setup/kvlab-*.whl is missing: unpack the whole zip again.")
+    wheel = setup / f"kvlab-{(setup / 'version.txt').read_text().strip()}-py3-none-any.whl"
+    if not wheel.exists():
+        raise SystemExit(f"{wheel.name} is missing in the folder setup: unpack the whole zip again.")
     pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel))
     settings = environment / "share" / "jupyter" / "lab" / "settings"
     settings.mkdir(parents=True, exist_ok=True)

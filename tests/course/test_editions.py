@@ -1,4 +1,4 @@
-"""Learner and instructor editions, and the run-of-show. What is handed out: kit/test_pack.py."""
+"""Learner and instructor editions. What is handed out: kit/test_pack.py."""
 
 from __future__ import annotations
 
@@ -125,16 +125,6 @@ def test_the_instructor_gets_an_agenda_that_adds_up():
 def test_minutes_must_be_stated():
     with pytest.raises(ValueError, match="teach"):
         editions.minutes(new_notebook())
-
-
-def test_run_of_show_covers_three_kinds_of_day():
-    chapters = [chapter(number) for number in range(9)]
-    show = editions.run_of_show(chapters)
-    assert "lunch" in show.split("One day")[1].split("Two evenings")[0]
-    assert "Half a day" in show and "One day" in show and "### Evening 2" in show and "break" in show
-    one_day = show.split("One day")[1].split("Two evenings")[0]
-    assert all(f"{number}. A chapter |" in one_day for number in range(9))
-    assert "| all | 360 | 180 |" in show
 
 
 def test_what_a_learner_works_in_is_never_written_over(tmp_path):

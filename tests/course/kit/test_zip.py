@@ -107,6 +107,7 @@ def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
     again = shell(kit, "--set-up")
     assert again.returncode == 0 and "of 4" not in again.stdout
     (kit / ".venv" / "kit.txt").write_text("an older kit")
+    (kit / "setup" / "kvlab-0.0.9+00000000-py3-none-any.whl").write_text("a wheel of another day")
     assert "4 of 4" in shell(kit, "--set-up").stdout
 
 
