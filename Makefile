@@ -12,10 +12,17 @@ READY := $(VENV)/.ready
 # The interpreter .venv is made from. Choose another: make venv PYTHON=/path/to/python3.12
 PYTHON ?=
 
+# The build of PyTorch on Linux: cpu, or cuda (several GB, for a GPU): make venv TORCH=cuda
+TORCH ?= cpu
+CPU   := https://download.pytorch.org/whl/cpu
+
+# What `make lab` opens: the learner edition, in lab/, or the solved notebooks: make lab EDITION=solution
+EDITION ?= learner
+
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop slides site test-site bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides site test-site bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -42,8 +49,15 @@ fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make f
 test-newest: $(READY) ## run the notebooks with whatever versions are installed, outputs not compared
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env notebooks
 
-lab: $(READY) ## open the notebooks in JupyterLab
-	$(PY) -m jupyter lab notebooks
+lab: $(READY) ## open the chapters to work through (make lab EDITION=solution: the solved ones)
+ifeq ($(EDITION),solution)
+	$(PY) -m jupyter lab notebooks/00_start_here.ipynb
+else ifeq ($(EDITION),learner)
+	$(PY) -m course lab
+	$(PY) -m jupyter lab lab/00_start_here.ipynb
+else
+	@echo "EDITION is learner or solution, not $(EDITION)" >&2; exit 2
+endif
 
 notebooks: $(READY) ## run all chapters again and store their outputs
 	HF_HUB_OFFLINE=1 $(PY) -m course run
@@ -51,8 +65,11 @@ notebooks: $(READY) ## run all chapters again and store their outputs
 test-workshop: $(READY) ## run every learner edition from top to bottom
 	HF_HUB_OFFLINE=1 $(PY) -m course try
 
-workshop: $(READY) ## write the learner, solution and instructor editions and a zip
-	$(PY) -m course editions --out build/workshop
+workshop: $(READY) ## write what learners and instructors are handed: two zips
+	$(PY) -m course workshop --out build/workshop
+
+test-kit: $(READY) ## set up the learner's zip in an empty folder, and run a chapter in it (needs pip's index)
+	KVLAB_KIT=1 $(PY) -m pytest tests/course/kit/test_zip.py
 
 slides: $(READY) ## write the slides of every chapter
 	$(PY) -m course slides --out build/slides
@@ -93,7 +110,7 @@ clean: ## remove build products and the results of demo and bench
 	rm -rf results/demo results/bench
 	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name .ipynb_checkpoints \) \
 	  -exec rm -rf {} +
-	@echo "Kept: $(VENV), runs/ and every other folder in results/."
+	@echo "Kept: $(VENV), lab/, runs/ and every other folder in results/."
 
 venv: $(READY) ## set up .venv, once
 	@echo "$(VENV) is ready: $$($(PY) --version), torch $$($(PY) -c 'import importlib.metadata as m; print(m.version("torch"))')"
@@ -118,6 +135,14 @@ $(READY):
 	fi; \
 	echo "Setting up $(VENV) with $$("$$found" --version) (once, two to three minutes) ..."; \
 	"$$found" -m venv $(VENV); \
+	torch="$$(sed -n 's/^torch==//p' constraints.txt)"; \
+	if [ "$(TORCH)" = cpu ] && [ "$$(uname -s)" = Linux ] && \
+	  ! $(PIP) install -q --disable-pip-version-check --no-deps --extra-index-url $(CPU) \
+	    "torch==$$torch+cpu"; then \
+	  echo "No CPU build of torch $$torch could be had from $(CPU) (see above)." \
+	    "With CUDA, several GB, it comes from PyPI: make venv TORCH=cuda" >&2; \
+	  exit 1; \
+	fi; \
 	$(PIP) install -q --disable-pip-version-check -c constraints.txt -e ".[dev]"; \
 	$(PY) -m kvlab.kernels; \
 	touch $(READY)

@@ -4,7 +4,8 @@ python -m course text notebooks/05_eviction.ipynb > five.md     a notebook as pl
 python -m course notebook five.md notebooks/05_eviction.ipynb   and back
 python -m course run notebooks/*.ipynb                          run and store the outputs
 python -m course try                                            run the learner editions, nothing answered
-python -m course editions                                       build/workshop and its zip
+python -m course lab                                            the learner edition in lab/, to work in
+python -m course workshop                                       the zips for learners and instructors
 python -m course slides                                         build/slides, one page a chapter
 python -m course site                                           the sources of the static site
 """

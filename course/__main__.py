@@ -10,6 +10,7 @@ import nbformat
 
 from . import __doc__ as what
 from . import editions, run, site, slides, text
+from .kit import pack
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -28,7 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("notebooks", type=Path, nargs="*")
     one = verbs.add_parser("try", help="run the learner edition of every chapter, nothing answered")
     one.add_argument("notebooks", type=Path, nargs="*")
-    one = verbs.add_parser("editions", help="write the learner, solution and instructor editions and a zip")
+    one = verbs.add_parser("lab", help="lay out the learner edition to work in; notebooks there stay")
+    one.add_argument("folder", type=Path, nargs="?", default=Path("lab"))
+    one = verbs.add_parser("workshop", help="write kvlab-learner.zip and kvlab-instructor.zip")
     one.add_argument("--out", type=Path, default=Path("build/workshop"))
     one = verbs.add_parser("site", help="write the sources of the static site (`make site` builds it)")
     one.add_argument("--out", type=Path, default=Path("build/site"))
@@ -54,13 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
             problems = [problem for path in paths if (problem := editions.try_as_learner(path))]
             print("\n".join(problems) or f"{len(paths)} learner editions run", flush=True)
             return bool(problems)
+        elif given.verb == "lab":
+            for name in editions.lay_out(sorted(NOTEBOOKS.glob("*.ipynb")), given.folder):
+                print(
+                    f"{given.folder / name} stays yours; its chapter has changed: delete it for the new one"
+                )
         elif given.verb == "slides":
             print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
         elif given.verb == "site":
             print(site.write(given.out, given.report))
         else:
-            for path in editions.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):
-                print(path)
+            for path in pack.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):
+                print(f"{path} ({path.stat().st_size / 1e6:.0f} MB)")
     except (ValueError, OSError) as error:
         print(f"{error}", file=sys.stderr)
         return 1

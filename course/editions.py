@@ -1,4 +1,4 @@
-"""Three editions of the course from the one source in notebooks/, and the run-of-show.
+"""Three editions of the course from the one source in notebooks/.
 
 The notebooks are the *solution* edition. In the *learner* edition every solution is a gap, cells tagged
 `instructor` are gone and no cell has an output. The *instructor* edition is the source with an agenda on top.
@@ -21,37 +21,59 @@ import shutil
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_markdown_cell
+from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from .run import execute
+from .teaching.check.key import FOLDS, questions
 
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
-HELP = re.compile(r"(?:<details>\s*<summary>\s*(?:Hint \d|Solution)</summary>.*?</details>\s*)+", re.S)
-STUCK = """*Stuck?* `check.hint("{0}")` gives three steps, one at a time. After a first attempt
-`check.solution("{0}")` shows a solution."""
+STUCK = """*Stuck?* In a cell of your own, `check.hint("{0}")` gives three steps, one at a time, and
+`check.solution("{0}")` shows a solution after a first attempt."""
+CHOOSE = "# Commit yourself before you go on: write {} in place of the dots, and run this cell."
+WRITE = (
+    "# Write your answer in place of the dots, in quotes, and run this cell: it shows one to compare with."
+)
 
 
 def learner(notebook):
     """A notebook for learners: no solution, no instructor cell, no output, no metadata of either.
 
-    Hints and solutions come from the checks: the key of `course.teaching.check` has them.
+    What was folded away comes from the checks, whose key has it: hints and solutions when asked for, and what
+    there is to say on *Predict* and *Quiz* once a learner has answered, in a cell made for it.
     """
     made = copy.deepcopy(notebook)
     made.cells = [cell for cell in made.cells if "instructor" not in cell.metadata.get("tags", [])]
     made.metadata = {
         key: made.metadata[key] for key in ("kernelspec", "language_info") if key in made.metadata
     }
+    chapter, cells, count = title(made).partition(".")[0], [], 0
     for cell, after in zip(made.cells, [*made.cells[1:], None]):
         cell.metadata = {}
+        cells.append(cell)
         if cell.cell_type == "code":
             cell.source, cell.outputs, cell.execution_count = open_gaps(cell.source), [], None
-        else:
-            asked = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
-            cell.source = HELP.sub(STUCK.format(asked[1]) if asked else "", cell.source).rstrip()
-    made.cells = [cell for cell in made.cells if cell.source]
+            continue
+        exercise = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
+        asked = questions(cell.source)
+        cell.source = FOLDS.sub("\n\n" if asked or not exercise else STUCK.format(exercise[1]), cell.source)
+        cell.source = re.sub(r"\n{3,}", "\n\n", cell.source).strip()
+        if asked:
+            names = [f"{chapter}.{number}" for number in range(count + 1, count + 1 + len(asked))]
+            here = any(re.search(r"^(?:from|import) .*\bcheck\b", one.source, re.M) for one in cells)
+            cells.append(new_code_cell(_ask(names, asked, here), id=f"{cell.id}-answer", metadata={}))
+            count += len(asked)
+    made.cells = [cell for cell in cells if cell.source]
     return made
+
+
+def _ask(names: list[str], asked: list[dict[str, str]], imported: bool) -> str:
+    """The cell in which a learner answers questions."""
+    numbers = [what.partition(".")[0] for what in asked[0]]
+    lines = [] if imported else ["from course.teaching import check", ""]
+    lines.append(CHOOSE.format(" or ".join(numbers)) if len(numbers) > 1 else WRITE)
+    return "\n".join([*lines, *(f'check.question("{name}", ...)' for name in names)])
 
 
 def open_gaps(source: str) -> str:
@@ -139,72 +161,18 @@ def _clock(value: float) -> str:
     return f"{round(value) // 60}:{round(value) % 60:02}"
 
 
-# Which chapters a day holds, and whether their exercises are done in the room.
-DAYS = {
-    "Half a day (core ideas, the first exercise of each chapter)": ([(0, 1, 2, 5, 7)], 1 / 3),
-    "One day (all chapters, the first exercise of each)": ([(0, 1, 2, 3, 4, 5, 6, 7, 8)], 1 / 3),
-    "Two evenings (all exercises at home)": ([(0, 1, 2, 4), (5, 6, 7, 8)], 0.0),
-}
-BREAK_AFTER, BREAK = 75, 10  # minutes in the room before a break, and its length
-LUNCH_AFTER, LUNCH = 180, 45
-PACE = {"Half a day": 0.6, "One day": 0.6, "Two evenings": 0.7}  # part of the full teaching minutes
+def lay_out(paths: list[Path], folder: Path) -> list[str]:
+    """Put the learner edition into `folder`, where a learner works; what is there already stays as it is.
 
-
-def run_of_show(notebooks: list) -> str:
-    """Agendas for half a day, one day and two evenings, from the chapters' own minutes."""
-    text = [
-        "# Run of show\n",
-        "Made from the minutes that every chapter states; times count from the start.\n",
-    ]
-    text += ["| chapter | teaching | exercises |", "|---|--:|--:|"]
-    text += [f"| {title(n)} | {minutes(n)[0]} | {minutes(n)[1]} |" for n in notebooks]
-    teach = sum(minutes(n)[0] for n in notebooks)
-    exercises = sum(minutes(n)[1] for n in notebooks)
-    text += [f"| all | {teach} | {exercises} |", ""]
-    numbers = {int(title(n).split(".")[0]): n for n in notebooks}
-    for name, (sessions, part) in DAYS.items():
-        text.append(f"\n## {name}\n")
-        pace = next(value for key, value in PACE.items() if name.startswith(key))
-        for index, chapters in enumerate(sessions):
-            if len(sessions) > 1:
-                text.append(f"\n### Evening {index + 1}\n")
-            text += _session([numbers[c] for c in chapters if c in numbers], pace, part)
-    return "\n".join(text) + "\n"
-
-
-def _session(notebooks, pace: float, part: float) -> list[str]:
-    rows, clock, since, pause = ["| from | minutes | what |", "|--:|--:|---|"], 0, 0, (BREAK, "break")
-    for notebook in notebooks:
-        teach, exercises = minutes(notebook)
-        for length, what in (
-            (round(teach * pace), title(notebook)),
-            (round(exercises * part), f"{title(notebook)}: exercises"),
-        ):
-            if not length:
-                continue
-            if since + length > BREAK_AFTER and since:
-                if clock >= LUNCH_AFTER and not any("lunch" in row for row in rows):
-                    pause = (LUNCH, "lunch")
-                rows.append(f"| {_clock(clock)} | {pause[0]} | {pause[1]} |")
-                clock, since, pause = clock + pause[0], 0, (BREAK, "break")
-            rows.append(f"| {_clock(clock)} | {length} | {what} |")
-            clock, since = clock + length, since + length
-    return rows + [f"| {_clock(clock)} | | end |", ""]
-
-
-def write(paths: list[Path], out: Path) -> list[Path]:
-    """Write out/learner, out/solution, out/instructor, the run-of-show and a zip; returns what was made."""
-    notebooks = {path.name: nbformat.read(path, as_version=4) for path in paths}
-    shutil.rmtree(out, ignore_errors=True)
-    for edition, change in (("learner", learner), ("solution", copy.deepcopy), ("instructor", instructor)):
-        (out / edition).mkdir(parents=True)
-        for name, notebook in notebooks.items():
-            nbformat.write(change(notebook), out / edition / name)
-        shutil.copy(EXPLORER, out / edition)
-    (out / "run_of_show.md").write_text(run_of_show(list(notebooks.values())), encoding="utf-8")
-    docs = Path(__file__).resolve().parents[1] / "docs"
-    for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md"):
-        if (docs / name).exists():
-            shutil.copy(docs / name, out / name)
-    archive = shutil.make_archive(str(out.parent / f"{out.name}-kit"), "zip", out.parent, out.name)
-    return [out / "learner", out / "solution", out / "instructor", out / "run_of_show.md", Path(archive)]
+    Returns the names of those that stayed and are older than the chapter they were made from.
+    """
+    folder.mkdir(exist_ok=True)
+    shutil.copy(EXPLORER, folder)
+    stayed = []
+    for path in paths:
+        made = folder / path.name
+        if not made.exists():
+            nbformat.write(learner(nbformat.read(path, as_version=4)), made)
+        elif made.stat().st_mtime < path.stat().st_mtime:
+            stayed.append(path.name)
+    return stayed

@@ -2,7 +2,8 @@
 
 import torch
 
-from course.teaching.check.exercise import Choice, Exercise, same_members, same_order
+from course.teaching.check.answer import same_members, same_order
+from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A Keep of one's own: the keys with the smallest norm stay.
 

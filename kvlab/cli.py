@@ -35,6 +35,8 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     if arguments.model is not None:
         return doctor.model(arguments.model)
+    if arguments.workshop is not None:
+        return doctor.run(doctor.workshop(arguments.workshop))
     return doctor.run(results=arguments.results)
 
 
@@ -98,6 +100,10 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
     command.add_argument("--results", default="results", help="folder for results (results)")
     command.add_argument("--model", help="only say which methods serve this model (a name or a folder)")
+    command.add_argument(
+        "--workshop", nargs="?", const="", metavar="KIT",
+        help="check what a classroom needs; with the folder of a kit also its set-up without a network",
+    )  # fmt: skip
     command.set_defaults(run=doctor)
 
     command = commands.add_parser("fetch", help="bring a model that people know to this machine: smollm2")

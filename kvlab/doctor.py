@@ -1,7 +1,8 @@
 """`kvlab doctor`: is this machine ready? One line per check, and what to do where it is not.
 
 Every check is a function without required arguments that returns `(ok, text)`. A check
-that raises counts as failed and shows the first line of its error.
+that raises counts as failed and shows the first line of its error. ok is None where all
+works and something is to be known. `kvlab doctor --workshop` asks what a classroom needs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import math
 import os
 import platform
+import shutil
+import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,13 +24,18 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-Result = tuple[bool, str]
+Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
 
-PACKAGES = ("torch", "transformers", "lm-eval", "datasets", "numpy")
-REPAIR = "run `rm -rf .venv && make venv`"
+PACKAGES = ("transformers", "lm-eval", "datasets", "numpy")
+TAUGHT_WITH = ("transformers", "numpy", "matplotlib", "onnxruntime", "jupyterlab")
+CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
+REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
 NEEDED_MEMORY = 2 * 2**30  # bytes; the workshop model, lm-eval and two worker processes
+TAUGHT_MEMORY = 3 * 2**29  # bytes; a browser's tab, JupyterLab and the kernel of the largest chapter
+NEEDED_DISK = 0.5e9  # bytes, once the environment is there: notebooks, compiled kernels, what a browser keeps
+PORTS = range(8888, 8898)  # JupyterLab takes the first that is free
 PROMPT = "Once upon a time"
 
 
@@ -68,6 +77,34 @@ def check_package(name: str) -> Result:
     if wanted and not wanted.specifier.contains(version, prereleases=True):
         return False, f"{name} {version} is outside {allowed}: {REPAIR}"
     return True, f"{name} {version}" + (f" (allowed: {allowed})" if allowed else "")
+
+
+def check_torch() -> Result:
+    """torch is there, in a version that pyproject admits, and brings no CUDA that nothing can use."""
+    ok, text = check_package("torch")
+    if not ok and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
+        cause = text.partition(":")[0]
+        return (
+            False,
+            f"{cause}: on Linux pip brings gigabytes of CUDA, so run `pip install torch {CPU_BUILD}`",
+        )
+    if not ok:
+        return ok, text
+    import torch
+
+    if torch.version.cuda and not torch.cuda.is_available():
+        text += f": the CUDA build ({cuda_bytes() / 1e9:.1f} GB of libraries) on a machine without a CUDA GPU"
+        return None, f"{text}; smaller: `pip install --force-reinstall torch {CPU_BUILD}`"
+    return True, text
+
+
+def cuda_bytes() -> int:
+    """Bytes on disk of the installed packages that only CUDA needs."""
+    size = 0
+    for package in metadata.distributions():
+        if (package.metadata["Name"] or "").lower().startswith(("nvidia-", "triton", "cuda-")):
+            size += sum(file.size or 0 for file in package.files or [])
+    return size
 
 
 def cores() -> int:
@@ -129,6 +166,76 @@ def check_memory() -> Result:
     return True, text
 
 
+def check_taught_memory() -> Result:
+    """There is memory left for a browser, JupyterLab and one chapter."""
+    free = psutil.virtual_memory().available
+    text = f"free memory: {free / 2**30:.1f} GiB"
+    if free < TAUGHT_MEMORY:
+        return (
+            False,
+            f"{text}: a chapter needs {TAUGHT_MEMORY / 2**30:.1f} GiB, close other programs and tabs",
+        )
+    return True, text
+
+
+def check_disk(folder: str | os.PathLike = ".") -> Result:
+    """There is room where the notebooks are."""
+    free = shutil.disk_usage(folder).free
+    text = f"free disk: {free / 1e9:.1f} GB"
+    if free < NEEDED_DISK:
+        return False, f"{text}: {NEEDED_DISK / 1e9:.1f} GB are needed, clear up or choose another disk"
+    return True, text
+
+
+def check_ports(ports: Iterable[int] = PORTS) -> Result:
+    """A port of this machine is free for JupyterLab."""
+    for port in ports:
+        with socket.socket() as one:
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return True, f"port {port}: free for JupyterLab"
+    return False, "no port of 8888 to 8897 is free for JupyterLab: close other notebook servers"
+
+
+def check_stick(folder: str | os.PathLike = ".") -> Result:
+    """Whether the kit in `folder` can be set up without a network: asked of pip, nothing is installed."""
+    setup = Path(folder) / "setup"
+    wheels = setup / "wheels"
+    if not wheels.is_dir():
+        return None, (
+            "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
+            "(to fill it: run `sh start.sh --stick` in the kit's folder)"
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--no-index",
+        "--quiet",
+    ]
+    command += [
+        "--disable-pip-version-check",
+        "--find-links",
+        str(wheels),
+        "-c",
+        str(setup / "constraints.txt"),
+    ]
+    command += ["-r", str(setup / "requirements-torch.txt"), "-r", str(setup / "requirements.txt")]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    size = sum(path.stat().st_size for path in wheels.iterdir())
+    text = f"offline set-up: setup/wheels, {size / 1e6:.0f} MB"
+    if asked.returncode:
+        lines = [line for line in asked.stderr.splitlines() if "No matching distribution" in line] or [""]
+        missing = lines[-1].rpartition(" for ")[2] or "something"
+        return False, f"{text}, lacks {missing}: run `sh start.sh --stick` on such a machine, with a network"
+    return True, f"{text}, has all that such a machine needs"
+
+
 def check_model() -> Result:
     """The workshop model loads and decodes one token greedily."""
     import torch
@@ -178,6 +285,7 @@ def checks(results: str | os.PathLike = "results") -> list[Check]:
     return [
         ("Python", check_python),
         ("kvlab", check_kvlab),
+        ("torch", check_torch),
         *packages,
         ("threads", check_threads),
         ("device", check_device),
@@ -185,6 +293,24 @@ def checks(results: str | os.PathLike = "results") -> list[Check]:
         ("free memory", check_memory),
         ("workshop model", check_model),
         ("results folder", lambda: check_results(results)),
+    ]
+
+
+def workshop(kit: str | os.PathLike = "") -> list[Check]:
+    """The checks of a machine in a classroom; kit: its folder, to ask for the stick as well."""
+    packages = [(name, lambda name=name: check_package(name)) for name in TAUGHT_WITH]
+    return [
+        ("Python", check_python),
+        ("kvlab", check_kvlab),
+        ("torch", check_torch),
+        *packages,
+        ("threads", check_threads),
+        ("device", check_device),
+        ("free memory", check_taught_memory),
+        ("free disk", lambda: check_disk(kit or ".")),
+        ("ports", check_ports),
+        ("workshop model", check_model),
+        *([("offline set-up", lambda: check_stick(kit))] if kit else []),
     ]
 
 
@@ -197,8 +323,8 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
         except Exception as error:  # a broken environment can raise anything
             lines = str(error).strip().splitlines() or [""]
             ok, text = False, f"{label}: {type(error).__name__}: {lines[0]} ({REPAIR})"
-        print(f"[{'ok' if ok else '!!'}] {text}", flush=True)
-        failed += not ok
+        print(f"[{'ok' if ok else '!!' if ok is False else '??'}] {text}", flush=True)
+        failed += ok is False
     return 1 if failed else 0
 
 

@@ -87,6 +87,81 @@ def test_kvlab_not_installed(monkeypatch):
     assert doctor.ranges() == {}
 
 
+def test_torch_that_is_missing_names_the_cpu_build(monkeypatch):
+    monkeypatch.setattr(doctor.sys, "platform", "linux")
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    plain = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda name: "2.1.0" if name == "torch" else plain(name))
+    text = failed(doctor.check_torch())
+    assert "torch 2.1.0 is outside" in text and "gigabytes of CUDA" in text and "whl/cpu`" in text
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: "/usr/bin/nvidia-smi")
+    assert "CUDA" not in failed(doctor.check_torch())
+
+
+def test_cuda_that_nothing_can_use_is_a_warning(monkeypatch, capsys):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "cuda_bytes", lambda: 4_100_000_000)
+    assert doctor.run([("torch", doctor.check_torch)]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("[??] torch 2.") and "4.1 GB of libraries" in line and "whl/cpu`" in line
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.check_torch()[0] is True
+
+
+def test_bytes_of_cuda_are_those_of_its_packages(monkeypatch):
+    def package(name, *sizes):
+        files = [types.SimpleNamespace(size=size) for size in sizes]
+        return types.SimpleNamespace(metadata={"Name": name}, files=files)
+
+    there = [package("nvidia-cublas", 400, None), package("triton", 30), package("numpy", 5)]
+    monkeypatch.setattr(metadata, "distributions", lambda: there)
+    assert doctor.cuda_bytes() == 430
+
+
+def test_a_classroom_is_checked(capsys, tmp_path):
+    assert cli.main(["doctor", "--workshop"]) == 0
+    text = capsys.readouterr().out
+    for line in ("[ok] jupyterlab 4.", "[ok] onnxruntime ", "GiB", "[ok] free disk: ", "[ok] port 88"):
+        assert line in text
+    assert "offline" not in text and "lm-eval" not in text
+    names = [name for name, _ in doctor.workshop(tmp_path)]
+    assert names[-1] == "offline set-up"
+
+
+def test_a_small_classroom_machine(monkeypatch):
+    free = types.SimpleNamespace(available=2**30)
+    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
+    assert "free memory: 1.0 GiB: a chapter needs 1.5 GiB" in failed(doctor.check_taught_memory())
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1e8))
+    ok, text = doctor.check_disk()
+    assert not ok and "free disk: 0.1 GB: 0.5 GB are needed" in text
+
+
+def test_ports_that_are_taken():
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        assert "close other notebook servers" in failed(doctor.check_ports([taken]))
+    assert doctor.check_ports([taken]) == (True, f"port {taken}: free for JupyterLab")
+
+
+def test_a_stick_is_asked_for_everything(tmp_path):
+    ok, text = doctor.check_stick(tmp_path)
+    assert ok is None and "start.sh --stick" in text
+    (tmp_path / "setup" / "wheels").mkdir(parents=True)
+    for name in ("constraints.txt", "requirements-torch.txt"):
+        (tmp_path / "setup" / name).write_text("")
+    (tmp_path / "setup" / "requirements.txt").write_text("kvlab-without==1.0")
+    text = failed(doctor.check_stick(tmp_path))
+    assert "setup/wheels, 0 MB, lacks kvlab-without==1.0: run" in text
+    (tmp_path / "setup" / "requirements.txt").write_text("")
+    assert doctor.check_stick(tmp_path)[0]
+
+
 def test_too_many_threads(monkeypatch):
     import torch
 

@@ -76,11 +76,12 @@ def test_conda_environment_installs_the_same_set():
     assert python == "python=3.11"
     assert "pip" in ENVIRONMENT["dependencies"]
     pip = next(d["pip"] for d in ENVIRONMENT["dependencies"] if isinstance(d, dict))
-    assert pip == ["-c constraints.txt", "-e .[dev]"]
+    cpu = re.search(r"^CPU +:= (\S+)$", MAKEFILE, re.M)[1]
+    assert pip == [f"--extra-index-url {cpu}", "-c constraints.txt", "-e .[dev]"]
 
 
 def test_make_installs_the_same_set_once():
-    install = next(line for line in MAKEFILE.splitlines() if "install -q" in line)
+    install = next(line for line in MAKEFILE.splitlines() if "install -q" in line and "-c " in line)
     assert '-c constraints.txt -e ".[dev]"' in install
     for target in ("demo", "test", "lab", "bench", "lint", "format", "venv"):
         assert re.search(rf"^{target}: \$\(READY\)", MAKEFILE, re.M), target
@@ -116,7 +117,7 @@ def test_readme_shows_the_two_commands():
 def test_ci_runs_what_the_documents_say():
     commands = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line.startswith("make ")]
     documents = (ROOT / "README.md").read_text() + (ROOT / "CONTRIBUTING.md").read_text()
-    assert commands == ["make lint", "make test"]
+    assert commands == ["make lint", "make test", "make test-kit"]
     assert all(command in documents for command in commands)
 
 

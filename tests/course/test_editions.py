@@ -1,19 +1,17 @@
-"""Learner, solution and instructor editions, the run-of-show, and the zip."""
+"""Learner and instructor editions. What is handed out: kit/test_pack.py."""
 
 from __future__ import annotations
 
 import copy
 import math
+import os
 import re
-import tomllib
-import zipfile
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from setuptools import find_packages
 
 from course import editions
 from course.teaching import check
@@ -30,6 +28,8 @@ SOLVED = '''def scale(scores, d):
     return scores'''
 
 CHECK = """class check:
+    question = print
+
     def scale(answer):
         print("not attempted")
 
@@ -42,6 +42,9 @@ def chapter(number=3, teach=40, exercises=20):
         new_markdown_cell(f"# {number}. A chapter\n\nOne claim."),
         new_markdown_cell("## At a glance\n\n" + "x" * 300),
         new_markdown_cell("Expect the answer 7.", metadata={"tags": ["instructor"]}),
+        new_markdown_cell("## Predict\n\n1. red\n2. blue\n\n"
+                          "<details><summary>1. red</summary>Too warm.</details>\n"
+                          "<details><summary>2. blue</summary>Quite so.</details>"),
         new_code_cell(CHECK, execution_count=1, outputs=[new_output("stream", text="1\n")],
                       metadata={"tags": ["slide"]}),
         new_markdown_cell("## Exercise 1: it (20 minutes, difficulty 1)\n\n"
@@ -49,6 +52,8 @@ def chapter(number=3, teach=40, exercises=20):
                           "<details><summary>Solution</summary>Use the root.</details>"),
         new_code_cell(SOLVED + "\n\n\ncheck.scale(scale)"),
         new_markdown_cell("## Key points"),
+        new_markdown_cell("## Quiz\n\n**1.** Why?\n\n<details><summary>Answer</summary>Because.</details>\n\n"
+                          "**2.** When?\n\n<details><summary>Answer</summary>At noon.</details>"),
     ]  # fmt: skip
     return new_notebook(cells=cells, metadata={"course": {"teach": teach, "exercises": exercises}})
 
@@ -77,10 +82,26 @@ def test_the_learner_gets_no_solution_no_instructor_cell_and_no_output():
     made = editions.learner(source)
     nbformat.validate(made)
     everything = "\n".join(cell.source for cell in made.cells)
-    for hidden in ("Use the root", "Think.", "d**0.5", "BEGIN SOLUTION", "Expect the answer", "INSTEAD"):
+    for hidden in (
+        "Too warm",
+        "Quite so",
+        "Because",
+        "noon",
+        "details",
+        "Use the root",
+        "Think.",
+        "d**0.5",
+        "BEGIN SOLUTION",
+        "Expect the answer",
+        "INSTEAD",
+    ):
         assert hidden not in everything
     assert 'check.hint("scale")' in everything and 'check.solution("scale")' in everything
     assert "scores / d\n" in everything
+    questions = [cell.source for cell in made.cells if "check.question" in cell.source]
+    assert [re.findall(r'"(3\.\d)", \.\.\.', source) for source in questions] == [["3.1"], ["3.2", "3.3"]]
+    assert "1 or 2 in place of" in questions[0]
+    assert ["import check" in source for source in questions] == [True, False]
     assert not made.metadata and not any(cell.metadata for cell in made.cells)  # nor what instructors noted
     assert all(not cell.outputs and cell.execution_count is None for cell in made.cells if "outputs" in cell)
     assert source == before
@@ -90,8 +111,14 @@ def test_the_instructor_gets_an_agenda_that_adds_up():
     made = editions.instructor(chapter(teach=40, exercises=20))
     assert made.cells[1].id == "agenda" and "Expect the answer" in made.cells[3].source
     rows = [line.split("|") for line in made.cells[1].source.splitlines() if line.startswith("| 0:")]
-    assert [row[3].strip() for row in rows] == ["At a glance", "Exercise 1: it", "Key points"]
-    assert sum(int(row[2]) for row in rows) == 60 and int(rows[1][2]) == 20
+    assert [row[3].strip() for row in rows] == [
+        "At a glance",
+        "Predict",
+        "Exercise 1: it",
+        "Key points",
+        "Quiz",
+    ]
+    assert sum(int(row[2]) for row in rows) == 60 and int(rows[2][2]) == 20
     assert rows[0][1].strip() == "0:00"
 
 
@@ -100,30 +127,18 @@ def test_minutes_must_be_stated():
         editions.minutes(new_notebook())
 
 
-def test_run_of_show_covers_three_kinds_of_day():
-    chapters = [chapter(number) for number in range(9)]
-    show = editions.run_of_show(chapters)
-    assert "lunch" in show.split("One day")[1].split("Two evenings")[0]
-    assert "Half a day" in show and "One day" in show and "### Evening 2" in show and "break" in show
-    one_day = show.split("One day")[1].split("Two evenings")[0]
-    assert all(f"{number}. A chapter |" in one_day for number in range(9))
-    assert "| all | 360 | 180 |" in show
-
-
-@pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
-def test_the_kit_holds_every_chapter_three_times(tmp_path):
-    made = editions.write(CHAPTERS, tmp_path / "workshop")
-    assert all(path.exists() for path in made)
-    for edition in ("learner", "solution", "instructor"):
-        assert [p.name for p in sorted((tmp_path / "workshop" / edition).iterdir())] == [
-            *(p.name for p in CHAPTERS),
-            "explorer.html",  # chapters link to it
-        ]
-    for source in CHAPTERS:
-        assert nbformat.read(tmp_path / "workshop/solution" / source.name, 4) == nbformat.read(source, 4)
-    with zipfile.ZipFile(made[-1]) as archive:
-        assert archive.testzip() is None
-        assert {f"workshop/learner/{p.name}" for p in CHAPTERS} <= set(archive.namelist())
+def test_what_a_learner_works_in_is_never_written_over(tmp_path):
+    source, folder = tmp_path / "03_chapter.ipynb", tmp_path / "lab"
+    nbformat.write(chapter(), source)
+    assert editions.lay_out([source], folder) == []
+    work = folder / source.name
+    assert "check.hint" in work.read_text() and "d**0.5" not in work.read_text()
+    assert (folder / "explorer.html").exists()  # chapters link to it
+    work.write_text("mine")
+    assert editions.lay_out([source], folder) == []
+    later = work.stat().st_mtime + 60
+    os.utime(source, (later, later))
+    assert editions.lay_out([source], folder) == [source.name] and work.read_text() == "mine"
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
@@ -138,37 +153,6 @@ def test_a_learner_finds_no_solution_text(path):
         if editions.BEGIN in cell.source:
             hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
             assert hidden and hidden not in everything
-
-
-def secrets(path):
-    """[(line, where it stands)]: every line of a chapter's solutions that a learner is not given anyway."""
-    found = []
-    for cell in nbformat.read(path, as_version=4).cells:
-        if editions.BEGIN in cell.source:
-            given = editions.open_gaps(cell.source)
-            lines = re.search(r"### BEGIN SOLUTION\n(.*?)### (?:INSTEAD|END)", cell.source, re.S)[
-                1
-            ].splitlines()
-            name = re.search(r"^check\.(\w+)\(", cell.source, re.M)[1]
-            said = re.split(r"(?<=[.:;]) ", check.HELP[name]["solution"].partition("\n\n")[0])
-            found += [line.strip() for line in [*lines, *said] if line.strip() not in given]
-    return [line for line in found if len(line) > 12]
-
-
-def test_nothing_handed_to_learners_holds_a_line_of_a_solution():
-    """Neither a learner edition nor a file of the wheel: the checks' key is compressed."""
-    lines = [line for path in CHAPTERS for line in secrets(path)]
-    assert len(lines) > 60
-    handed = {path.name: nbformat.writes(editions.learner(nbformat.read(path, 4))) for path in CHAPTERS}
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    for package in find_packages(str(ROOT), **settings["packages"]["find"]):
-        folder = ROOT / package.replace(".", "/")
-        for path in [*folder.glob("*.py"), *(p for p in folder.rglob("*") if "__pycache__" not in p.parts)]:
-            if path.is_file():
-                handed[str(path.relative_to(ROOT))] = path.read_bytes().decode(errors="ignore")
-    assert "course/teaching/check/key.z" in handed and not any("exercises/" in name for name in handed)
-    shown = [(where, line) for where, text in handed.items() for line in lines if line in text]
-    assert shown == []
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)

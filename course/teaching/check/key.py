@@ -1,7 +1,7 @@
 """The key to the exercises: compressed text, so that nobody reads an answer by accident.
 
-`key.z` is made from the checks in exercises/ and from the hints and solutions in notebooks/, neither of which
-a learner is handed. After a change there:
+`key.z` is made from the checks in exercises/ and from what is folded away in notebooks/ (hints, solutions,
+answers to the questions of *Predict* and *Quiz*), neither of which a learner is handed. After a change there:
 
     python course/teaching/check/key.py
 """
@@ -17,11 +17,14 @@ from pathlib import Path
 
 KEY = Path(__file__).with_name("key.z")
 ROOT = Path(__file__).resolve().parents[3]
-SUMMARY = re.compile(r"<details><summary>(Hint \d|Solution)</summary>(.*?)</details>", re.S)
+FOLD = re.compile(r"<details>\s*<summary>(.*?)</summary>(.*?)</details>\s*", re.S)
+FOLDS = re.compile(rf"(?:{FOLD.pattern})+", re.S)  # one after the other: what belongs to one question
+HELP = re.compile(r"Hint \d|Solution")
 
 
 def read() -> dict:
-    """{"checks": {file name: its text}, "help": {exercise: {"hints": three texts, "solution": text}}}"""
+    """{"checks": {file name: its text}, "help": {exercise: {"hints": three texts, "solution": text}},
+    "questions": {"2.1", the first of chapter 2: {choice or "Answer": text}}}"""
     return json.loads(zlib.decompress(KEY.read_bytes()))
 
 
@@ -30,20 +33,32 @@ def make() -> dict:
     checks = {
         path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "exercises").glob("*.py"))
     }
-    found = {}
+    found, asked = {}, {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-        for before, cell in pairwise(cells):
-            code = "".join(cell["source"])
-            if "### BEGIN SOLUTION" in code:
-                name = re.search(r"^check\.(\w+)\(", code, re.M)[1]
-                found[name] = _help("".join(before["source"]), code)
-    return {"checks": checks, "help": found}
+        cells = [
+            (cell["cell_type"], "".join(cell["source"]))
+            for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
+        ]
+        for (_, before), (_, source) in pairwise(cells):
+            if "### BEGIN SOLUTION" in source:
+                found[re.search(r"^check\.(\w+)\(", source, re.M)[1]] = _help(before, source)
+        folded = [fold for kind, source in cells if kind == "markdown" for fold in questions(source)]
+        for number, fold in enumerate(folded, 1):
+            asked[f"{int(path.name[:2])}.{number}"] = fold
+    return {"checks": checks, "help": found, "questions": asked}
+
+
+def questions(source: str) -> list[dict[str, str]]:
+    """What a Markdown cell folds away, {summary: text} for each question; hints and solutions are none."""
+    runs = [
+        {_words(what): _words(text) for what, text in FOLD.findall(run[0])} for run in FOLDS.finditer(source)
+    ]
+    return [run for run in runs if not any(HELP.fullmatch(what) for what in run)]
 
 
 def _help(prose: str, code: str) -> dict:
     """Hints and solution of one exercise, from the cell with its task and the cell with its code."""
-    parts = [(what, _words(text)) for what, text in SUMMARY.findall(prose)]
+    parts = [(what, _words(text)) for what, text in FOLD.findall(prose) if HELP.fullmatch(what)]
     lines = re.search(r"### BEGIN SOLUTION\n(.*?)\n *### (?:INSTEAD|END)", code, re.S)[1]
     said = [text for what, text in parts if what == "Solution"]
     return {

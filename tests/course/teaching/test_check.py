@@ -13,6 +13,7 @@ import torch
 
 from course.teaching import check
 from course.teaching.check import key
+from course.teaching.check.answer import same, same_members, same_order
 from course.teaching.check.exercise import (
     CORRECT,
     EXERCISES,
@@ -21,9 +22,6 @@ from course.teaching.check.exercise import (
     Choice,
     Exercise,
     Verdict,
-    same,
-    same_members,
-    same_order,
 )
 
 ALL = {name: getattr(check, name) for name in EXERCISES}
@@ -189,3 +187,25 @@ def test_an_attempt_is_noted_and_an_unknown_name_is_told(capsys):
     assert "memory" in check.ATTEMPTED
     check.hint("gredy")
     assert "there is no exercise 'gredy'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name, replies", check.QUESTIONS.items())
+def test_a_question_is_answered_after_an_answer_only(name, replies, capsys):
+    for nothing in (..., None, "", "  "):
+        check.question(name, nothing)
+        assert capsys.readouterr().out == "not attempted\n"
+    if len(replies) == 1:
+        check.question(name, "I think it is four.")
+        assert capsys.readouterr().out == f"to compare with yours: {replies['Answer']}\n"
+        return
+    for number, (choice, text) in enumerate(replies.items(), 1):
+        for written in (number, str(number), f" ({number}). "):
+            check.question(name, written)
+            assert capsys.readouterr().out == f"{choice}: {text}\n"
+    check.question(name, len(replies) + 1)
+    assert "is none of the proposals: write one of 1, 2" in capsys.readouterr().out
+
+
+def test_an_unknown_question_names_the_likely_reason(capsys):
+    check.question("99.1", 1)
+    assert "from the same kit" in capsys.readouterr().out

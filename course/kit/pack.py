@@ -1,0 +1,210 @@
+"""Pack the kits: kvlab-learner.zip and kvlab-instructor.zip, each with a wheel and what sets it up.
+
+    kvlab-learner/                        kvlab-instructor/
+      START.md, start.sh, start.bat         the same, and TEACH.md
+      notebooks/   the learner edition      learner/, solution/, instructor/   the three editions
+      source/      kvlab, to read           slides/, the guide, classroom/ (course/instructor)
+      setup/       start.py, the wheel,     source/, setup/
+                   requirements             kvlab-learner.zip   to hand out
+
+The wheel's version ends in the kit's digest, `0.1.0+1a2b3c4d`. Every notebook of a kit knows it, so that one
+opened beside another kit's wheel says so in its first cell.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import nbformat
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from .. import editions, slides
+from ..text import SETUP
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+CPU = "https://download.pytorch.org/whl/cpu"
+# What no notebook imports: lm-eval and its data serve `python -m eval`; numba makes packed caches faster,
+# 64 MB that chapter 4 can do without (kvlab then decodes them in plain torch).
+LEFT_OUT = ("lm-eval", "datasets", "numba")
+BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
+READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
+LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
+READ = re.compile(r"\]\(\.\./((?:kvlab|eval|docs)/[^)#]+)")  # a link out of notebooks/
+FIRST_CELL = """\
+# Run this cell first. Where start.sh or start.bat set kvlab up it does nothing, elsewhere it installs it.
+import glob
+import importlib.util
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a network
+if importlib.util.find_spec("kvlab") is None:
+    wheel = "kvlab-{version}-py3-none-any.whl"
+    found = [os.environ.get("KVLAB_SOURCE"), *glob.glob(wheel), *glob.glob("../setup/" + wheel)]
+    if not any(found):
+        Stop = type("Stop", (Exception,), {{"_render_traceback_": lambda self: [str(self)]}})
+        raise Stop("kvlab is not in this Python: open the notebook with start.sh or start.bat. "
+                   f"On Colab: upload setup/{{wheel}} and run this cell again.")
+    source = next(filter(None, found))
+    %pip install -q "{{source}}"
+from course.teaching import kit
+
+kit.belongs("{version}")"""
+CLASSROOM = ("python -m course answers", ".venv/bin/python -m classroom.answers")  # here, and in a kit
+
+
+def write(paths: list[Path], out: Path) -> list[Path]:
+    """Write both zips to `out`, from the notebooks at `paths`, and return their paths.
+
+    ValueError where the wheel cannot be built.
+    """
+    books = {path.name: nbformat.read(path, as_version=4) for path in paths}
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        setup = Path(folder) / "setup"
+        version = _setup(setup, books)
+        learner, instructor = Path(folder) / "kvlab-learner", Path(folder) / "kvlab-instructor"
+        _frame(learner, setup, books)
+        _edition(learner / "notebooks", books, editions.learner, version)
+        made = [_zip(learner, out)]
+        _frame(instructor, setup, books)
+        shutil.copy(made[0], instructor)
+        for name, change in (
+            ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", editions.instructor),
+        ):  # fmt: skip
+            _edition(instructor / name, books, change, version)
+        slides.write(paths, instructor / "slides")
+        _for_instructors(instructor)
+        return [*made, _zip(instructor, out)]
+
+
+def requirements() -> list[str]:
+    """What learners install beside kvlab, in the versions that were tested, once PyTorch's build is there."""
+    pinned = [line.split("==") for line in _lines("constraints.txt")]
+    pins = {canonicalize_name(name): pin for name, pin in pinned}
+    names = [canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]]
+    return [f"{name}=={pins[name]}" for name in names if name not in LEFT_OUT]
+
+
+def torch_requirements() -> list[str]:
+    """The CPU build of PyTorch on every system; on Linux it has a version and an index of its own."""
+    torch = next(line for line in _lines("constraints.txt") if line.startswith("torch=="))
+    return [
+        "# The CPU build of PyTorch. On Linux its version is one of its own (+cpu), so that CUDA never comes",
+        "# unasked; on macOS and Windows it is the plain one.",
+        "#     pip install --no-deps -r requirements-torch.txt     and then",
+        "#     pip install -c constraints.txt -r requirements.txt",
+        f"--extra-index-url {CPU}",
+        f'{torch}+cpu ; sys_platform == "linux"',
+        f'{torch} ; sys_platform != "linux"',
+    ]
+
+
+def _lines(name: str) -> list[str]:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def _project() -> dict:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def _setup(folder: Path, books: dict) -> str:
+    """Make the folder `setup` of both kits; returns the version of its wheel."""
+    folder.mkdir()
+    (folder / "requirements-torch.txt").write_text("\n".join(torch_requirements()) + "\n", encoding="utf-8")
+    (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
+    shutil.copy(ROOT / "constraints.txt", folder)
+    shutil.copy(HERE / "start.py", folder)
+    version = _wheel(folder, books)
+    (folder / "version.txt").write_text(version + "\n", encoding="utf-8")
+    return version
+
+
+def _wheel(folder: Path, books: dict) -> str:
+    """Build the wheel into `folder`, from a copy: what an earlier build left behind must not get into it."""
+    with tempfile.TemporaryDirectory() as copied:
+        for name in BUILT_FROM:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, Path(copied) / name, ignore=LITTER)
+            else:
+                shutil.copy(ROOT / name, copied)
+        (Path(copied) / "README.md").write_text(READ_ME, encoding="utf-8")
+        digest = hashlib.sha256("".join(map(nbformat.writes, books.values())).encode())
+        for path in sorted(path for path in Path(copied).rglob("*") if path.is_file()):
+            digest.update(str(path.relative_to(copied)).encode() + path.read_bytes())
+        version = f"{_project()['version']}+{digest.hexdigest()[:8]}"
+        settings = Path(copied) / "pyproject.toml"
+        settings.write_text(
+            re.sub(r'^version = ".*"', f'version = "{version}"', settings.read_text("utf-8"), flags=re.M),
+            encoding="utf-8",
+        )
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), copied]
+        built = subprocess.run(command, capture_output=True, text=True)
+        if built.returncode:
+            said = built.stderr.strip().splitlines() or ["pip wheel failed"]
+            raise ValueError(f"the wheel could not be built: {said[-1]}")
+    return version
+
+
+def _frame(folder: Path, setup: Path, books: dict) -> None:
+    """What both kits have: how to start, the set-up, and the files that the notebooks point to."""
+    folder.mkdir()
+    shutil.copytree(setup, folder / "setup")
+    shutil.copy(HERE / "START.md", folder)
+    shutil.copy(HERE / "start.sh", folder)
+    (folder / "start.sh").chmod(0o755)
+    batch = (HERE / "start.bat").read_text(encoding="ascii")
+    (folder / "start.bat").write_bytes(batch.replace("\n", "\r\n").encode("ascii"))
+    wanted = {name for book in books.values() for cell in book.cells for name in READ.findall(cell.source)}
+    for name in sorted({*wanted, *(str(p.relative_to(ROOT)) for p in (ROOT / "kvlab").rglob("*.py"))}):
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / "source" / name)
+
+
+def _edition(folder: Path, books: dict, change, version: str) -> None:
+    """Write one edition: each notebook with the kit's first cell, its links into the folder `source`."""
+    folder.mkdir()
+    for name, book in books.items():
+        made = change(book)
+        for cell in made.cells:
+            if cell.cell_type == "markdown":
+                cell.source = READ.sub(r"](../source/\1", cell.source)
+            elif cell.source == SETUP:
+                cell.source = FIRST_CELL.format(version=version)
+        nbformat.write(made, folder / name)
+    shutil.copy(editions.EXPLORER, folder)
+
+
+def _for_instructors(folder: Path) -> None:
+    """The guide and its pages, and `classroom`: agendas, a talk, a checklist of the room, questions."""
+    shutil.copy(HERE / "TEACH.md", folder)
+    for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md"):
+        shutil.copy(ROOT / "docs" / name, folder / name)
+    if (ROOT / "course" / "instructor").is_dir():
+        shutil.copytree(ROOT / "course" / "instructor", folder / "classroom", ignore=LITTER)
+        for page in (folder / "classroom").glob("*.md"):
+            page.write_text(page.read_text(encoding="utf-8").replace(*CLASSROOM), encoding="utf-8")
+
+
+def _zip(folder: Path, out: Path) -> Path:
+    """Zip a folder under its own name, the same bytes for the same files."""
+    made = out / f"{folder.name}.zip"
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            entry = zipfile.ZipInfo(str(path.relative_to(folder.parent)), (2026, 1, 1, 0, 0, 0))
+            entry.external_attr = (0o100000 | (path.stat().st_mode & 0o777)) << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, path.read_bytes())
+    return made

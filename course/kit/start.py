@@ -1,0 +1,227 @@
+"""Set up the course in its own folder and open it: what start.sh and start.bat call.
+
+    python setup/start.py              set up (once, minutes), then open JupyterLab
+    python setup/start.py --set-up     set up only
+    python setup/start.py --check      set up, then check the machine and the stick
+    python setup/start.py --stick      download what this kind of machine needs into setup/wheels, to carry it
+    python setup/start.py --cuda       set up with the CUDA build of PyTorch (Linux, several GB)
+
+A second start needs no network. Where something is missing, one line says what to do. This file runs where
+nothing is installed yet, so it imports nothing but Python's own library.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1]
+NEEDED = 2.5e9  # bytes of disk: the environment (1.6 GB) and what pip unpacks on the way
+LONGEST = 205  # characters of the longest path in the environment
+WINDOWS_PATH = 259  # characters, where long paths are not enabled
+OPTIONS = ("--set-up", "--check", "--stick", "--cuda")
+QUIET = {  # settings of JupyterLab: no question about news, no look for a newer version
+    "@jupyterlab/apputils-extension:notification": {
+        "fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": False,
+    },
+}  # fmt: skip
+
+
+def trouble(folder: Path) -> str:
+    """What keeps this machine from being set up, in one line that says what to do; "" where nothing does."""
+    if sys.version_info < (3, 11):  # noqa: UP036 (it runs before anything is chosen)
+        return (
+            f"kvlab needs Python 3.11 or 3.12, this is {platform.python_version()}: install 3.12 from "
+            "https://www.python.org/downloads/ and start again."
+        )
+    if sys.maxsize < 2**32:
+        return "This is a Python of 32 bits, for which there is no PyTorch: install the 64-bit one."
+    if sys.platform == "darwin" and platform.machine() == "x86_64":
+        return "There is no current PyTorch for Macs with an Intel processor: use Colab (START.md)."
+    if sys.platform == "win32" and len(str(folder)) + LONGEST > WINDOWS_PATH and not long_paths():
+        return f"The path {folder} is too long for Windows: move the folder to a short one, C:\\kvlab."
+    if not os.access(folder, os.W_OK):
+        return f"Nothing can be written in {folder}: copy the folder to your own disk and start there."
+    free = shutil.disk_usage(folder).free
+    if free < NEEDED:
+        return f"The disk has {free / 1e9:.1f} GB left, {NEEDED / 1e9:.1f} GB are needed: make room first."
+    try:
+        import ensurepip  # noqa: F401
+        import venv  # noqa: F401
+    except ImportError:
+        return (
+            "This Python cannot make environments: install its venv module "
+            f"(Debian, Ubuntu: sudo apt install python3.{sys.version_info[1]}-venv)."
+        )
+    return ""
+
+
+def long_paths() -> bool:
+    """Whether this Windows takes paths of more than 259 characters."""
+    import winreg
+
+    try:
+        with winreg.OpenKey(
+            winreg.HKEY_LOCAL_MACHINE, r"SYSTEM\CurrentControlSet\Control\FileSystem"
+        ) as system:
+            return winreg.QueryValueEx(system, "LongPathsEnabled")[0] == 1
+    except OSError:
+        return False
+
+
+def explain(said: str) -> str:
+    """One line for what pip said when it failed."""
+    if re.search(r"No space left|Errno 28|not enough space on the disk", said):
+        return "The disk is full: make room (2.5 GB) and start again."
+    unreached = r"NewConnectionError|NameResolution|getaddrinfo|Max retries|Network is unreachable|ProxyError"
+    if re.search(unreached + r"|timed out|ConnectionError|Connection refused|SSLError|CERTIFICATE", said):
+        return (
+            "No network, or a proxy in between: connect and start again, or ask for the stick "
+            "(a copy of this folder with setup/wheels in it)."
+        )
+    missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
+    if missing and "--no-index" in said:
+        return (
+            f"setup/wheels has no {missing[1]} for this machine: remove that folder to download it instead."
+        )
+    if missing:
+        return (
+            f"There is no {missing[1]} for Python {platform.python_version()} on this machine "
+            f"({platform.system()} {platform.machine()}): install Python 3.12 and start again."
+        )
+    errors = (
+        [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines() or ["pip failed"]
+    )
+    return f"{errors[-1].strip()} (all that was said: start.log)"
+
+
+def pip(python: Path, *arguments: str) -> None:
+    """Run pip; SystemExit with one line where it fails. All it says goes to start.log."""
+    command = [str(python), "-m", "pip", *arguments, "--disable-pip-version-check", "--progress-bar", "off"]
+    said = [" ".join(command) + "\n"]
+    quiet = {**os.environ, "PYTHONIOENCODING": "utf-8", "PIP_RETRIES": os.environ.get("PIP_RETRIES", "2")}
+    with subprocess.Popen(
+        command, cwd=str(FOLDER), env=quiet, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as running, open(FOLDER / "start.log", "a", encoding="utf-8") as log:  # fmt: skip
+        for raw in running.stdout:
+            said.append(raw.decode("utf-8", "replace"))
+            log.write(said[-1])
+            large = re.match(r"\s*Downloading .*?([^/\s]+)-\d\S* \((\d[\d.]* MB)\)", said[-1])
+            if large:
+                print(f"    {large[1]} ({large[2]})", flush=True)
+    if running.returncode:
+        raise SystemExit(explain("".join(said)))
+
+
+def source(setup: Path) -> list:
+    """Where pip finds packages: in the folder on the stick, if there is one."""
+    wheels = setup / "wheels"
+    return ["--no-index", "--find-links", str(wheels)] if wheels.is_dir() and any(wheels.iterdir()) else []
+
+
+def torch(setup: Path, cuda: bool) -> list:
+    """What pip is told about PyTorch: the CPU build, unless CUDA was asked for."""
+    if not cuda:
+        return ["--no-deps", "-r", str(setup / "requirements-torch.txt")]
+    pinned = re.search(r"^torch==[^\s+;]+", (setup / "requirements-torch.txt").read_text("utf-8"), re.M)
+    return [pinned[0]]
+
+
+def digest(setup: Path, cuda: bool) -> str:
+    """Changes with what is to be installed: another kit, another wheel, another build of PyTorch."""
+    found = hashlib.sha256(str(cuda).encode())
+    for path in sorted([*setup.glob("*.txt"), *setup.glob("*.whl")]):
+        found.update(path.read_bytes())
+    return found.hexdigest()
+
+
+def set_up(folder: Path, cuda: bool) -> Path:
+    """The Python of the environment in `folder`, which is made where it is not there or not finished."""
+    setup, environment = folder / "setup", folder / ".venv"
+    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    stamp = environment / "kit.txt"
+    wanted = digest(setup, cuda)
+    works = python.exists() and subprocess.run([str(python), "-c", ""], capture_output=True).returncode == 0
+    if works and stamp.exists() and stamp.read_text() == wanted:
+        return python
+    if line := trouble(folder):
+        raise SystemExit(line)
+    (folder / "start.log").unlink(missing_ok=True)
+    print("Setting up, once; a few minutes, and then no network is needed.", flush=True)
+    if not works:
+        print("  1 of 4  an environment in .venv", flush=True)
+        made = subprocess.run(
+            [sys.executable, "-m", "venv", "--clear", str(environment)], capture_output=True, text=True
+        )
+        if made.returncode:
+            raise SystemExit(explain(made.stdout + made.stderr))
+    stamp.unlink(missing_ok=True)
+    exact = ["-c", str(setup / "constraints.txt"), *source(setup)]
+    print(f"  2 of 4  PyTorch, {'with CUDA, several GB' if cuda else 'the CPU build'}", flush=True)
+    pip(python, "install", *exact, *torch(setup, cuda))
+    print("  3 of 4  the other packages", flush=True)
+    pip(python, "install", *exact, "-r", str(setup / "requirements.txt"))
+    print("  4 of 4  kvlab itself", flush=True)
+    wheel = setup / f"kvlab-{(setup / 'version.txt').read_text().strip()}-py3-none-any.whl"
+    if not wheel.exists():
+        raise SystemExit(f"{wheel.name} is missing in the folder setup: unpack the whole zip again.")
+    pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel))
+    settings = environment / "share" / "jupyter" / "lab" / "settings"
+    settings.mkdir(parents=True, exist_ok=True)
+    (settings / "overrides.json").write_text(json.dumps(QUIET), encoding="utf-8")
+    stamp.write_text(wanted)
+    subprocess.run([str(python), "-m", "kvlab.cli", "doctor", "--workshop"], cwd=str(folder))
+    return python
+
+
+def fill_stick(folder: Path, cuda: bool) -> None:
+    """Download into setup/wheels what a machine of this kind, with this Python, installs."""
+    setup = folder / "setup"
+    if line := trouble(folder):
+        raise SystemExit(line)
+    exact = ["-c", str(setup / "constraints.txt"), "-d", str(setup / "wheels")]
+    pip(Path(sys.executable), "download", *exact, *torch(setup, cuda))
+    exact += ["--find-links", str(setup / "wheels")]  # the PyTorch that has just come, and no other
+    pip(Path(sys.executable), "download", *exact, "-r", str(setup / "requirements.txt"))
+    size = sum(path.stat().st_size for path in (setup / "wheels").iterdir())
+    print(f"setup/wheels holds {size / 1e6:.0f} MB: this folder now sets up such machines without a network.")
+
+
+def main(arguments: list) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")
+    unknown = [one for one in arguments if one not in OPTIONS]
+    if unknown:
+        raise SystemExit(f"{unknown[0]}? There are {', '.join(OPTIONS)}, and none at all.")
+    if "--stick" in arguments:
+        fill_stick(FOLDER, "--cuda" in arguments)
+        return 0
+    python = set_up(FOLDER, "--cuda" in arguments)
+    if "--check" in arguments:
+        checks = [str(python), "-m", "kvlab.cli", "doctor", "--workshop", str(FOLDER)]
+        return subprocess.run(checks, cwd=str(FOLDER)).returncode
+    if "--set-up" in arguments:
+        print("Ready. Start again without --set-up to open the course.")
+        return 0
+    first = next((path for path in sorted(FOLDER.glob("*/00_start_here.ipynb"))), FOLDER)
+    print(
+        "JupyterLab opens in your browser. To end it: close the tab, then press Ctrl and C here, twice.",
+        flush=True,
+    )
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    command = [str(python), "-m", "jupyter", "lab", str(first)]
+    return subprocess.run(command, cwd=str(FOLDER), env=environment).returncode
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("\nStopped. Start again to go on where it stopped.")
+    except OSError as error:
+        sys.exit(explain(f"{error}"))

@@ -1,0 +1,146 @@
+"""Sentences about any wrong answer: an error, a type, a sign, a factor, an order, a shape.
+
+They are asked after the mistakes that an exercise knows by name. Each function returns a sentence, or "".
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .answer import plain, same, same_members
+
+IN_PLACE = "your function changes its argument in place: what the caller holds is not the same any more"
+
+
+def no_value(results: list) -> str:
+    """What is wrong with results that are no values."""
+    if any(type(result).__module__ == "torch.return_types" for result in results):
+        return "torch gives back two tensors here, values and indices: take the one you need (.indices)"
+    if any(callable(result) for result in results):
+        return "it returns a function: are the brackets of a call missing?"
+    if all(result is None for result in results):
+        return "it returns nothing: is a `return` missing, or did you print the result?"
+    return ""
+
+
+def stopped(results: list, cases: list) -> str:
+    """A sentence about the first case that raised an error."""
+    return next((_stops(r, case) for r, case in zip(results, cases) if isinstance(r, BaseException)), "")
+
+
+def kind(holds: str, results: list) -> str:
+    """What is wrong with the type of the results' numbers; nothing for one that is right."""
+    for result in results:
+        if holds == "indices" and isinstance(result, Tensor) and result.is_floating_point():
+            return "these are indices: whole numbers, not floats (a float cannot index a tensor)"
+        if holds == "booleans" and isinstance(result, Tensor) and result.dtype != torch.bool:
+            return "a mask holds True and False; 0 and 1 used as an index would pick slots 0 and 1"
+    return ""
+
+
+_ADVICE = {
+    NameError: "this name is not defined: a typo, or a variable of another cell?",
+    IndexError: "an index lies outside: indices start at 0, and -1 is the last",
+    ZeroDivisionError: "a divisor becomes 0 here",
+    RecursionError: "your function calls itself without an end",
+    AttributeError: "the value has no such method: is it a number or a list where you expect a tensor?",
+    TypeError: "this operation does not go with values of this type: look at what each name holds",
+    SystemExit: "a function returns; it does not leave Python",
+    StopIteration: "something was empty",
+    RuntimeError: "the tensors do not go together: print their shapes before this line",
+    NotImplementedError: "torch does not do this with numbers of this type",
+}
+
+
+def _stops(error: BaseException, case: tuple) -> str:
+    """A sentence about an answer that raised an error."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    advice = next((why for kind, why in _ADVICE.items() if type(error) is kind), "")
+    if not advice:
+        advice = next((why for kind, why in _ADVICE.items() if isinstance(error, kind)), "")
+    return f"it stops with {type(error).__name__}: {text}{_asked(case)}" + (f"; {advice}" if advice else "")
+
+
+def power(answer: Callable) -> str:
+    """What is wrong with a function that uses `^`."""
+    code = getattr(answer, "__code__", None)
+    used = code is not None and any(step.argrepr == "^" for step in dis.get_instructions(code))
+    return "`^` is no power in Python: write ** (h**2)" if used else ""
+
+
+def _asked(case: tuple) -> str:
+    """` for (...)`: a case's arguments, tensors by their shapes."""
+    shown = (f"tensor {list(p.shape)}" if isinstance(p, Tensor) else repr(p) for p in case)
+    return f" for ({', '.join(shown)})"
+
+
+def pattern(given: list, wanted: list) -> str:
+    """What the same way of being wrong in all cases has in common: a sign, a factor, a shift, an order."""
+    wanted = [plain(one) for one in wanted]
+    if not all(isinstance(one, Tensor) for one in given + wanted):
+        return ""
+    given, wanted = [one.double() for one in given], [one.double() for one in wanted]
+    if any(one.isnan().any() for one in given):
+        return "the result holds NaN: something is divided by zero, or infinity is taken from infinity"
+    if any(g.shape != w.shape for g, w in zip(given, wanted)):
+        if all(g.numel() == w.numel() and same(g.flatten(), w.flatten()) for g, w in zip(given, wanted)):
+            return f"the right numbers in shape {_shape(given[0])}, expected {_shape(wanted[0])}"
+        if all(g.dim() == w.dim() == 2 and same(g.T, w) for g, w in zip(given, wanted)):
+            return "rows and columns are exchanged"
+        return ""
+    one, other = torch.cat([g.flatten() for g in given]), torch.cat([w.flatten() for w in wanted])
+    if not one.any():
+        return "every number is 0"
+    if same(one, -other):
+        return "the sign is turned around"
+    if same(one - other, (one - other)[:1].expand_as(one)):
+        by = (one - other)[0].item()
+        return f"off by {_number(abs(by))}: every number is too {'large' if by > 0 else 'small'}"
+    nonzero = other != 0
+    if nonzero.any() and same(one[~nonzero], other[~nonzero]):
+        ratio = one[nonzero] / other[nonzero]
+        if torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-4):
+            return f"a factor is wrong: every number is {_number(ratio[0].item())} times what it should be"
+    if all(same_members(g, w) for g, w in zip(given, wanted)):
+        return "the right numbers in the wrong order"
+    return ""
+
+
+def _number(value: float) -> str:
+    return "one" if value == 1 else f"{value:.4g}"
+
+
+def _shape(value: Tensor) -> str:
+    return str(list(value.shape))
+
+
+def difference(cases, given, wanted, alike) -> str:
+    """What the first wrong case shows: another shape, or another value."""
+    for number, (case, one, other) in enumerate(zip(cases, given, wanted), 1):
+        if alike(one, other):
+            continue
+        other = plain(other)
+        if not isinstance(one, type(other)):
+            return f"it returns {_what(one)}, expected {_what(other)}"
+        if isinstance(other, Tensor) and one.shape != other.shape:
+            return f"the result has shape {_shape(one)}, expected {_shape(other)}{_asked(case)}"
+        if isinstance(other, Tensor) and other.numel() > 20:
+            worst = (one.double() - other.double()).abs().max().item()
+            return f"case {number} of {len(cases)}: the largest difference is {worst:.3g}"
+        return f"case {number} of {len(cases)}{_asked(case)}: got {_short(one)}, expected {_short(other)}"
+    return "the results differ"
+
+
+def _what(value) -> str:
+    if isinstance(value, list):
+        return f"a list of {len(value)} different things"
+    return "one tensor, list or number" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _short(value) -> str:
+    text = repr(value.tolist() if isinstance(value, Tensor) else value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,25 @@
+"""What the first cell of a kit's notebook asks: does this notebook belong to the kvlab that is installed?"""
+
+from __future__ import annotations
+
+import warnings
+from importlib import metadata
+
+
+class Stop(Exception):
+    """An end that a notebook shows as one line, without a traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+def belongs(version: str) -> None:
+    """Stop a notebook that was made for another version of kvlab, and keep two harmless warnings quiet."""
+    installed = metadata.version("kvlab")
+    if installed != version:
+        raise Stop(
+            f"kvlab {installed} is installed and this notebook needs {version}: close JupyterLab and run "
+            "start.sh or start.bat in the folder that the notebook came in."
+        )
+    for harmless in ("IProgress not found", "kvlab decodes quantized caches without"):
+        warnings.filterwarnings("ignore", message=harmless)

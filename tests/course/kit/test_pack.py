@@ -1,0 +1,202 @@
+"""The two zips: what is in them, and that learners are handed no answer."""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+import stat
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+from packaging.requirements import Requirement
+
+from course import editions
+from course.kit import pack
+from course.teaching import check, kit
+from course.teaching.check.key import FOLD
+
+ROOT = Path(__file__).resolve().parents[3]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+pytestmark = pytest.mark.skipif(not CHAPTERS, reason="no notebooks in this checkout")
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    """(learner, instructor): {path in the zip: bytes}, the wheel's files among them as wheel/..."""
+    found = []
+    for made in pack.write(CHAPTERS, tmp_path_factory.mktemp("kits")):
+        files = contents(made.read_bytes())
+        wheel = next(name for name in files if name.endswith(".whl"))
+        found.append(files | {f"wheel/{name}": data for name, data in contents(files[wheel]).items()})
+    return found
+
+
+def contents(archive: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        assert opened.testzip() is None
+        return {name: opened.read(name) for name in opened.namelist()}
+
+
+def plain(text: str) -> str:
+    """Without marks and line breaks, as a reader sees it."""
+    return " ".join(html.unescape(re.sub(r"</?\w+>", "", text)).split())
+
+
+def sentences(text: str) -> list[str]:
+    return [one for one in re.split(r"(?<=[.:;?]) ", plain(text)) if len(one) > 25]
+
+
+def secrets() -> dict[str, str]:
+    """Line -> where it stands: solutions, hints, answers, checks, and what is meant for instructors."""
+    found = {}
+    for path in CHAPTERS:
+        shown = plain("\n".join(cell.source for cell in editions.learner(nbformat.read(path, 4)).cells))
+        for cell in nbformat.read(path, as_version=4).cells:
+            lines = []
+            if editions.BEGIN in cell.source:
+                solved = re.findall(r"### BEGIN SOLUTION\n(.*?)### (?:INSTEAD|END)", cell.source, re.S)
+                given = plain(editions.open_gaps(cell.source))
+                lines += [plain(line) for part in solved for line in part.splitlines()]
+                lines = [line for line in lines if len(line) > 12 and line not in given]
+            if "instructor" in cell.metadata.get("tags", []):
+                lines += sentences(cell.source)
+            for _, folded in FOLD.findall(cell.source):
+                lines += [line for line in sentences(folded) if line != "Run the next cell."]
+            found |= {line: f"{path.name} {cell.id}" for line in lines if line not in shown}
+    for path in sorted((ROOT / "exercises").glob("*.py")):
+        for said in re.findall(r'^ +"(.{40,}?)"[,:]', path.read_text(encoding="utf-8"), re.M):
+            found[plain(said)] = path.name
+    for path in (ROOT / "course" / "instructor").rglob("*"):
+        if path.is_file():
+            lines = path.read_text(encoding="utf-8", errors="ignore").splitlines()
+            found |= {plain(line): path.name for line in lines if len(plain(line)) > 50}
+    return found
+
+
+@pytest.mark.slow
+def test_learners_are_handed_no_answer(kits):
+    """No line of a solution, a hint, an answer or a note stands in a file of the zip or of its wheel."""
+    lines = secrets()
+    assert len(lines) > 400
+    shown = []
+    for name, data in kits[0].items():
+        if name.endswith((".safetensors", ".whl")):  # numbers; and the wheel, whose files are here too
+            continue
+        if name.endswith(".ipynb"):
+            text = "\n".join(cell.source for cell in nbformat.reads(data.decode(), 4).cells)
+        else:
+            text = data.decode(errors="ignore")
+        text = plain(text)
+        shown += [(name, line, where) for line, where in lines.items() if line in text]
+    assert shown == []
+    assert any(name.endswith("check/key.z") for name in kits[0])
+    assert not [name for name in kits[0] if re.search(r"exercises/|instructor|solution", name)]
+
+
+@pytest.mark.slow
+def test_a_line_of_a_solution_would_be_found(kits):
+    """The search sees what it must: in the instructor's zip the same lines stand in the clear."""
+    solved = "\n".join(
+        cell.source
+        for name, data in kits[1].items()
+        if name.endswith(".ipynb") and "/instructor/" in name
+        for cell in nbformat.reads(data.decode(), 4).cells
+    )
+    text = plain(solved)
+    lines = [line for line, where in secrets().items() if ".ipynb" in where]
+    assert sum(line in text for line in lines) == len(lines)
+
+
+@pytest.mark.slow
+def test_learner_notebooks_hold_no_output_and_no_note(kits):
+    books = [nbformat.reads(data.decode(), 4) for name, data in kits[0].items() if name.endswith(".ipynb")]
+    assert len(books) == len(CHAPTERS)
+    for book in books:
+        nbformat.validate(book)
+        assert set(book.metadata) <= {"kernelspec", "language_info"}
+        for cell in book.cells:
+            assert not cell.metadata and not cell.get("outputs") and cell.get("execution_count") is None
+
+
+@pytest.mark.slow
+def test_both_zips_hold_what_it_takes_to_start(kits):
+    for files, top in zip(kits, ("kvlab-learner", "kvlab-instructor")):
+        wheel = next(name for name in files if name.endswith(".whl"))
+        assert re.fullmatch(rf"{top}/setup/kvlab-[\d.]+\+[0-9a-f]{{8}}-py3-none-any.whl", wheel)
+        for name in ("START.md", "start.sh", "start.bat", "setup/start.py", "setup/requirements.txt"):
+            assert f"{top}/{name}" in files
+        assert b"\r" not in files[f"{top}/start.sh"]
+        batch = files[f"{top}/start.bat"]
+        assert batch.count(b"\r\n") == batch.count(b"\n") and batch.isascii()
+    inside = kits[1]
+    for edition in ("learner", "solution", "instructor"):
+        for path in CHAPTERS:
+            assert f"kvlab-instructor/{edition}/{path.name}" in inside
+    for name in ("TEACH.md", "instructor_guide.md", "kvlab-learner.zip", "slides/"):
+        assert any(found.startswith(f"kvlab-instructor/{name}") for found in inside)
+
+
+@pytest.mark.slow
+def test_start_sh_stays_executable_and_links_lead_somewhere(tmp_path):
+    (learner, _) = pack.write(CHAPTERS[:2], tmp_path)
+    with zipfile.ZipFile(learner) as archive:
+        mode = archive.getinfo("kvlab-learner/start.sh").external_attr >> 16
+        assert stat.S_ISREG(mode) and mode & 0o111
+        names = set(archive.namelist())
+        for name in (name for name in names if name.endswith(".ipynb")):
+            for cell in nbformat.reads(archive.read(name).decode(), 4).cells:
+                for link in re.findall(r"\]\(\.\./([^)#]+)", cell.source):
+                    assert f"kvlab-learner/{link}" in names, (name, link)
+
+
+def test_a_chapter_knows_its_kit():
+    """The first cell is Python, names the wheel, and compares the version."""
+    cell = pack.FIRST_CELL.format(version="1+a")
+    compile(cell.replace("    %pip", "    pass  # %pip"), "first", "exec")
+    assert 'kit.belongs("1+a")' in cell and '"kvlab-1+a-py3-none-any.whl"' in cell
+
+
+def test_a_notebook_of_another_kit_is_stopped_in_one_line(monkeypatch):
+    monkeypatch.setattr(kit.metadata, "version", lambda name: "0.1.0+old")
+    kit.belongs("0.1.0+old")
+    with pytest.raises(kit.Stop, match="is installed and this notebook needs") as stop:
+        kit.belongs("0.1.0+new")
+    assert stop.value._render_traceback_() == [str(stop.value)]
+
+
+def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_imports():
+    pins = dict(line.split("==") for line in pack._lines("constraints.txt"))
+    names = []
+    for line in pack.requirements():
+        requirement = Requirement(line)
+        names.append(requirement.name)
+        assert str(requirement.specifier).removeprefix("==") in pins.values()
+    assert {"torch", "transformers", "jupyterlab", "onnxruntime"} <= set(names)
+    code = "\n".join(
+        cell.source for path in CHAPTERS for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"
+    )
+    for name in pack.LEFT_OUT:
+        assert name not in names
+        assert not re.search(rf"^(import|from) {name.replace('-', '_')}\b", code, re.M)
+
+
+@pytest.mark.parametrize("system, wanted", [("linux", "+cpu"), ("darwin", ""), ("win32", "")])
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_cpu_build_is_asked_for_on_every_system(system, wanted, python):
+    """On Linux by a version that only PyTorch's own index has: CUDA cannot come in its place."""
+    lines = [Requirement(line) for line in pack.torch_requirements() if line.startswith("torch")]
+    there = {"sys_platform": system, "python_version": python}
+    (asked,) = [one for one in lines if one.marker.evaluate(there)]
+    pinned = next(line for line in pack._lines("constraints.txt") if line.startswith("torch=="))
+    assert str(asked.specifier) == pinned.removeprefix("torch") + wanted
+    assert any(pack.CPU in line for line in pack.torch_requirements())
+
+
+def test_every_question_of_a_learner_has_an_answer():
+    for path in CHAPTERS:
+        for cell in editions.learner(nbformat.read(path, 4)).cells:
+            for name in re.findall(r'check\.question\("([\d.]+)"', cell.source):
+                assert name in check.QUESTIONS

@@ -1,0 +1,161 @@
+"""The set-up of a kit meets bad machines: each gets one line that says what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+KIT = Path(__file__).resolve().parents[3] / "course" / "kit"
+PLAIN = os.environ["PATH"]
+
+
+@pytest.fixture
+def start():
+    spec = importlib.util.spec_from_file_location("kit_start", KIT / "start.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A kit in a folder whose name has a space and an umlaut; its start.py says what it was called with."""
+    made = tmp_path / "Meine Übung"
+    (made / "setup").mkdir(parents=True)
+    shutil.copy(KIT / "start.sh", made)
+    (made / "setup" / "start.py").write_text("import sys\nprint(sys.version_info[:2], sys.argv[1:])")
+    return made
+
+
+def shell(folder, *arguments, path=PLAIN, python=None):
+    environment = {"PATH": path} | ({"PYTHON": str(python)} if python else {})
+    return subprocess.run(
+        ["/bin/sh", str(folder / "start.sh"), *arguments], capture_output=True, text=True, env=environment,
+        cwd="/",
+    )  # fmt: skip
+
+
+def fake(folder, name, version):
+    """A Python that only says its version, and is too old."""
+    made = folder / name
+    made.write_text(f'#!/bin/sh\ncase "$1" in --version) echo "Python {version}";; *) exit 1;; esac\n')
+    made.chmod(0o755)
+
+
+def test_start_sh_finds_a_python_and_hands_on_what_it_was_told(folder):
+    ran = shell(folder, "--set-up", "two words", python=sys.executable)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == f"{sys.version_info[:2]} ['--set-up', 'two words']"
+
+
+@pytest.mark.parametrize("version", ["3.10.4", "2.7.18"])
+def test_an_old_python_gets_one_line(folder, tmp_path, version):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("dirname", "head"):
+        (tools / name).symlink_to(shutil.which(name))
+    fake(tools, "python3", version)
+    ran = shell(folder, path=str(tools))
+    assert ran.returncode == 1 and ran.stdout == "" and len(ran.stderr.splitlines()) == 1
+    assert f"needs Python 3.11 or 3.12; found: Python {version}. Install" in ran.stderr
+
+
+def test_no_python_at_all_gets_one_line(folder, tmp_path):
+    (tmp_path / "bin").mkdir()
+    for name in ("dirname", "head"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    ran = shell(folder, path=str(tmp_path / "bin"))
+    assert ran.returncode == 1 and "needs Python 3.11 or 3.12; found:" in ran.stderr
+
+
+def test_a_zip_that_was_not_unpacked_gets_one_line(folder):
+    shutil.rmtree(folder / "setup")
+    ran = shell(folder)
+    assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1 and "unpack the whole zip" in ran.stderr
+
+
+def test_a_good_machine_has_no_trouble(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "NEEDED", 0)
+    assert start.trouble(tmp_path) == ""
+
+
+def test_a_full_disk(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(start.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=3e8))
+    assert start.trouble(tmp_path) == "The disk has 0.3 GB left, 2.5 GB are needed: make room first."
+
+
+def test_a_python_of_32_bits_and_a_mac_with_intel(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(start.sys, "platform", "darwin")
+    monkeypatch.setattr(start.platform, "machine", lambda: "x86_64")
+    assert "Colab" in start.trouble(tmp_path)
+    monkeypatch.setattr(start.sys, "maxsize", 2**31 - 1)
+    assert "64-bit" in start.trouble(tmp_path)
+
+
+def test_a_long_path_on_windows(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(start.sys, "platform", "win32")
+    monkeypatch.setattr(start, "long_paths", lambda: False)
+    assert "too long for Windows" in start.trouble(tmp_path / ("x" * 60))
+
+
+def test_a_python_without_venv(start, tmp_path, monkeypatch):
+    monkeypatch.setattr(start, "NEEDED", 0)
+    monkeypatch.setitem(sys.modules, "ensurepip", None)
+    assert "venv module" in start.trouble(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "said, told",
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "full"),
+        ("WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<...>: Failed to"
+         " establish a new connection: [Errno -3] Temporary failure in name resolution')'\n"
+         "ERROR: No matching distribution found for transformers==5.23.0", "No network"),
+        ("connection broken by 'ProxyError('Cannot connect to proxy.')'", "proxy"),
+        ("python -m pip install --no-index --find-links setup/wheels\n"
+         "ERROR: No matching distribution found for numpy==2.4.6", "setup/wheels has no numpy==2.4.6"),
+        ("ERROR: No matching distribution found for torch==2.13.0", "is no torch==2.13.0 for Python 3."),
+        ("ERROR: something else entirely", "ERROR: something else entirely (all that was said: start.log)"),
+        ("", "pip failed (all that was said: start.log)"),
+    ],
+)  # fmt: skip
+def test_what_pip_says_becomes_one_line(start, said, told):
+    line = start.explain(said)
+    assert told in line and "\n" not in line
+
+
+def test_an_unknown_option_names_the_known(start):
+    with pytest.raises(SystemExit, match=r"--setup\? There are --set-up, --check, --stick"):
+        start.main(["--setup"])
+
+
+def test_another_wheel_is_another_set_up(start, tmp_path):
+    (tmp_path / "kvlab-0.1.0+aaaaaaaa-py3-none-any.whl").write_bytes(b"one")
+    (tmp_path / "requirements.txt").write_text("numpy")
+    first = start.digest(tmp_path, False)
+    assert start.digest(tmp_path, False) == first != start.digest(tmp_path, True)
+    (tmp_path / "kvlab-0.1.0+aaaaaaaa-py3-none-any.whl").write_bytes(b"two")
+    assert start.digest(tmp_path, False) != first
+
+
+def test_the_stick_is_used_where_it_is_filled(start, tmp_path):
+    assert start.source(tmp_path) == []
+    (tmp_path / "wheels").mkdir()
+    assert start.source(tmp_path) == []
+    (tmp_path / "wheels" / "numpy.whl").touch()
+    assert start.source(tmp_path) == ["--no-index", "--find-links", str(tmp_path / "wheels")]
+
+
+def test_cuda_comes_only_when_asked_for(start, tmp_path):
+    (tmp_path / "requirements-torch.txt").write_text(
+        'torch==2.13.0+cpu ; sys_platform == "linux"\ntorch==2.13.0 ; sys_platform != "linux"\n'
+    )
+    assert start.torch(tmp_path, cuda=False) == ["--no-deps", "-r", str(tmp_path / "requirements-torch.txt")]
+    assert start.torch(tmp_path, cuda=True) == ["torch==2.13.0"]

@@ -1,0 +1,117 @@
+"""The learner's zip in an empty folder: `make test-kit`, which installs from pip's index (KVLAB_KIT=1).
+
+An environment is made from the zip alone, in a folder named with a space and an umlaut, as a learner does:
+`sh start.sh`. In it the chapters run, also from another folder; another kit's notebook says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course.kit import pack
+
+ROOT = Path(__file__).resolve().parents[3]
+CHAPTERS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(os.environ.get("KVLAB_KIT") != "1", reason="installs packages: make test-kit"),
+    pytest.mark.skipif(sys.platform == "win32", reason="start.bat starts the kit there"),
+]
+# Run a notebook with the kit's own Python; print what its checks say and what it ends with.
+RUN = """
+import json, sys, nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from pathlib import Path
+path = Path(sys.argv[1])
+book = nbformat.read(path, as_version=4)
+ended = ""
+try:
+    NotebookClient(book, timeout=600, resources={"metadata": {"path": str(path.parent)}}).execute()
+except CellExecutionError as error:
+    ended = [out.traceback for cell in book.cells for out in cell.get("outputs", []) if "traceback" in out][0]
+texts = [(o.get("name"), o.get("text", "")) for c in book.cells for o in c.get("outputs", [])]
+print(json.dumps({"ended": ended, "texts": texts}))
+"""
+
+
+@pytest.fixture(scope="module")
+def kit(tmp_path_factory):
+    """The folder of a learner who has unpacked the zip and started once."""
+    folder = tmp_path_factory.mktemp("kit") / "Meine Übung"
+    learner, _ = pack.write(CHAPTERS, folder)
+    made = folder / "kvlab-learner"
+    with zipfile.ZipFile(learner) as archive:
+        archive.extractall(folder)
+    set_up = shell(made, "--set-up")
+    assert set_up.returncode == 0, set_up.stdout + set_up.stderr
+    assert (
+        "4 of 4" in set_up.stdout and "[ok] workshop model" in set_up.stdout and "[!!]" not in set_up.stdout
+    )
+    return made
+
+
+def shell(folder, *arguments):
+    """start.sh, with nothing of this project's environment around it."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "HF_"))}
+    clean["PYTHON"] = sys.executable
+    return subprocess.run(
+        ["/bin/sh", str(folder / "start.sh"), *arguments], capture_output=True, text=True, env=clean, cwd="/"
+    )
+
+
+def run(kit, notebook):
+    """{"ended": the error's lines, "texts": [stream, text] of every output}"""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    ran = subprocess.run(
+        [str(kit / ".venv/bin/python"), "-c", RUN, str(notebook)], capture_output=True, text=True, env=clean,
+        cwd="/",
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("chapter", ["02_kv_cache", "03_static_buffers", "04_quantization"])
+def test_a_chapter_runs_in_an_environment_made_from_the_zip_alone(kit, chapter):
+    """3 needs ONNX, 4 decodes packed caches without numba; nothing goes to stderr."""
+    told = run(kit, kit / "notebooks" / f"{chapter}.ipynb")
+    assert told["ended"] == "" and not [text for name, text in told["texts"] if name == "stderr"]
+    assert sum(text.startswith("not attempted") for _, text in told["texts"]) >= 4
+
+
+def test_a_chapter_runs_from_another_folder(kit, tmp_path):
+    book = nbformat.read(kit / "notebooks" / "05_eviction.ipynb", as_version=4)
+    nbformat.write(book, tmp_path / "elsewhere.ipynb")
+    assert run(kit, tmp_path / "elsewhere.ipynb")["ended"] == ""
+
+
+def test_a_notebook_of_another_kit_says_what_to_do(kit, tmp_path):
+    book = nbformat.read(kit / "notebooks" / "02_kv_cache.ipynb", as_version=4)
+    first = next(cell for cell in book.cells if cell.cell_type == "code")
+    first.source = re.sub(r"\+[0-9a-f]{8}", "+00000000", first.source)
+    nbformat.write(book, tmp_path / "other.ipynb")
+    (line,) = run(kit, tmp_path / "other.ipynb")["ended"]
+    assert "this notebook needs" in line and "run start.sh or start.bat in the folder" in line
+
+
+def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
+    again = shell(kit, "--set-up")
+    assert again.returncode == 0 and "of 4" not in again.stdout
+    (kit / ".venv" / "kit.txt").write_text("an older kit")
+    (kit / "setup" / "kvlab-0.0.9+00000000-py3-none-any.whl").write_text("a wheel of another day")
+    assert "4 of 4" in shell(kit, "--set-up").stdout
+
+
+def test_no_gigabytes_came(kit):
+    names = [path.name.lower() for path in (kit / ".venv").glob("lib/python3*/site-packages/*.dist-info")]
+    assert any(name.startswith("torch-") for name in names)
+    assert not [name for name in names if name.startswith(("nvidia", "triton", "lm_eval", "datasets"))]
