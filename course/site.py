@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import pkgutil
 import posixpath
 import re
@@ -32,12 +33,15 @@ GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/sources.md", "do
 ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
 EXPLORER = "notebooks/explorer.html"
-INTERACTIVE = f"""# Watch a cache
+WELCOME = f"""# What does the cache still hold?
 
-On one page, step through decoding: choose a method, a layer, a head and a budget, and see which tokens are
-kept, fetched and lost, and what the model answers. It needs no server and no network.
+A small model reads some facts, then a question arrives, token by token. Choose a method and step (→): which
+tokens are still there when they are asked for? [Start the course](notebooks/00_start_here.ipynb) ·
+[What kvlab is](README.md)
 
-<p><a href="{EXPLORER}">Open the interactive page</a></p>
+<iframe class="explorer" src="{EXPLORER}" title="The explorer: what each method holds, step by step"></iframe>
+
+<p><a href="{EXPLORER}">The explorer on a page of its own</a></p>
 """
 ORPHAN = "---\norphan: true\n---\n\n"
 
@@ -59,23 +63,66 @@ CONFIG = {
                 "sphinx_external_toc",
                 "sphinx_book_theme",
             ],
-            "html_context": {"default_mode": "light"},
+            "html_context": {"default_mode": "auto"},  # as the reader's machine has it, until they choose
             "html_extra_path": ["../extra"],
             "html_static_path": ["../static"],
             "html_css_files": ["site.css"],
+            "html_js_files": ["site.js"],
             "myst_heading_anchors": 4,
             "html_show_sourcelink": False,
-            "nb_merge_streams": True,
         }
     },
 }
-CSS = """\
-.formula { overflow-x: auto; margin: 1rem 0; }
-.bd-article { overflow-wrap: break-word; }
-.bd-article table { display: block; overflow-x: auto; }
-.bd-article a { text-decoration: underline; }
-.bd-article img { height: auto; }
-"""
+STEPS = range(40, 155, 5)  # widths of code and outputs that the style knows, in characters
+
+
+def style() -> str:
+    """The site's CSS, with one rule for every width of code and of outputs."""
+    rules = [
+        f".tag_{tag}-{n} .{part} {{ --cols: {n}; }}"
+        for tag, part in (("code", "cell_input pre"), ("output", "cell_output pre"))
+        for n in STEPS
+    ]
+    return (ROOT / "course" / "site.css").read_text(encoding="utf-8").replace("COLUMNS", "\n".join(rules))
+
+
+def columns(lines: list[str]) -> int:
+    """The width that these lines need, as one of STEPS."""
+    longest = max(map(len, lines), default=0)
+    return next((step for step in STEPS if step >= longest), STEPS[-1])
+
+
+def in_columns(line: str) -> bool:
+    """Is this printed line a row of a table? A line without a gap between words is a sentence, and may be
+    wrapped."""
+    return re.search(r"\S {2,}\S", line) is not None
+
+
+def squeeze(text: str) -> str:
+    """Printed text with its tables drawn together: where all rows have more than two blanks, two remain."""
+    made = []
+    for table, lines in itertools.groupby(text.splitlines(), in_columns):
+        rows = list(lines)
+        if table:
+            width = max(map(len, rows))
+            rows = [row.ljust(width) for row in rows]
+            blank = [all(row[i] == " " for row in rows) for i in range(width)]
+            stay = [i for i in range(width) if not all(blank[max(0, i - 2) : i + 1]) or i < 2]
+            rows = ["".join(row[i] for i in stay).rstrip() for row in rows]
+        made += rows
+    return "\n".join(made) + "\n" * text.endswith("\n")
+
+
+def fit(cell) -> None:
+    """Draw the tables that a cell has printed together, and tell the style by tags how wide they and the code
+    are."""
+    tables = []
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            output.text = squeeze(output.text)
+            tables += filter(in_columns, output.text.splitlines())
+    tags = [f"code-{columns(cell.source.splitlines())}", f"output-{columns(tables)}"]
+    cell.metadata["tags"] = cell.metadata.get("tags", []) + tags
 
 
 def write(out: Path, report: Path | None = None) -> Path:
@@ -88,13 +135,13 @@ def write(out: Path, report: Path | None = None) -> Path:
     for name in ("README.md", *chapters, *guides, *ABOUT, EXPLORER):
         pages.add(name)
     pages.finish()
-    pages.text("interactive.md", INTERACTIVE)
+    pages.text("index.md", WELCOME)
     pages.text("report.md", report_page(report, out / "extra"))
-    toc = {"format": "jb-book", "root": "README", "parts": []}
+    toc = {"format": "jb-book", "root": "index", "parts": []}
     for caption, names in (
-        ("The course", [*chapters, "interactive"]),
+        ("The course", chapters),
         ("For the workshop", guides),
-        ("The laboratory", ["report", *ABOUT]),
+        ("The laboratory", ["README.md", "report", *ABOUT]),
         ("Reference", []),
     ):
         toc["parts"].append({"caption": caption, "chapters": [{"file": stem(name)} for name in names]})
@@ -109,7 +156,8 @@ def write(out: Path, report: Path | None = None) -> Path:
     toc["parts"] = [part for part in toc["parts"] if part["chapters"]]
     for name, value in (("_config.yml", CONFIG), ("_toc.yml", toc)):
         pages.text(name, yaml.safe_dump(value, sort_keys=False))
-    pages.text("../static/site.css", CSS)
+    pages.text("../static/site.css", style())
+    shutil.copy(ROOT / "course" / "site.js", out / "static")
     return pages.source
 
 
@@ -150,6 +198,8 @@ class Pages:
             for cell in notebook.cells:
                 if cell.cell_type == "markdown":
                     cell.source = self._markdown(cell.source, name)
+                else:
+                    fit(cell)
             self.text(name, nbformat.writes(notebook))
         elif kind == ".md":
             self.text(name, ORPHAN + self._markdown(path.read_text(encoding="utf-8"), name))

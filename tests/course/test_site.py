@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import nbformat
 import pytest
 import yaml
 
@@ -21,7 +22,7 @@ from course.mathml import formulas
 
 BUILT = Path(os.environ.get("KVLAB_SITE") or "nowhere").resolve()
 SHOTS = BUILT.parents[1] / "screenshots" if len(BUILT.parents) > 1 else BUILT
-WIDTHS = {"desktop": 1280, "phone": 390}
+WIDTHS = (360, 768, 1280)
 no_site = pytest.mark.skipif(not BUILT.is_dir(), reason="no site to look at: make site, then make test-site")
 
 
@@ -46,9 +47,7 @@ def test_every_chapter_guide_and_module_is_in_the_contents(source):
         assert any((source / f"{name}{kind}").is_file() for kind in (".md", ".ipynb")), name
     chapters = {path.stem for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb")}
     assert {Path(name).name for name in files if name.startswith("notebooks/")} == chapters
-    assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy.lm", "report", "interactive"} <= set(
-        files
-    )
+    assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy.lm", "report", "README"} <= set(files)
     assert (source.parent / "extra" / "harness" / "report.html").read_text() == "<p>a report</p>"
     assert (source.parent / "extra" / "notebooks" / "explorer.html").is_file()
 
@@ -135,6 +134,23 @@ def test_every_public_name_of_a_module_is_in_the_reference(source):
     assert "### Keep.observe" in (source / "api" / "kvlab.keep.base.md").read_text()
 
 
+def test_a_printed_table_is_drawn_together_and_keeps_its_columns():
+    made = site.squeeze("a           1      22\nlong name   333     4\nA sentence of words.\n")
+    assert made == "a          1    22\nlong name  333   4\nA sentence of words.\n"
+    assert site.squeeze("k = 2  right\n") == "k = 2  right\n" and site.squeeze("") == ""
+
+
+def test_every_line_of_columns_has_a_rule_of_its_own_width():
+    style = site.style()
+    for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb"):
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "code":
+                site.fit(cell)
+                code, output = cell.metadata["tags"][-2:]
+                assert f".tag_{code} " in style and f".tag_{output} " in style
+                assert max(map(len, cell.source.splitlines())) <= int(code.removeprefix("code-"))
+
+
 # The built site.
 
 
@@ -193,17 +209,110 @@ def axe():
     return importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
 
 
+# Code, outputs and figures whose content is wider than their box, or whose box is wider than the article.
+TOO_WIDE = """
+[...document.querySelectorAll("article :is(pre, img, .cell_output, .cell_output *)")].filter(box => {
+  const inside = box.closest("article").getBoundingClientRect(), own = box.getBoundingClientRect();
+  return own.width && (box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).display !== "inline"
+    || own.right > inside.right + 1);
+}).map(box => box.tagName + " " + box.textContent.slice(0, 60))"""
+# The smallest contrast (WCAG 2.2) of text in outputs, code and tables with what lies behind it.
+CONTRAST = """
+(() => {
+  const linear = x => (x /= 255) <= .04045 ? x / 12.92 : ((x + .055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => .2126 * linear(r) + .7152 * linear(g) + .0722 * linear(b);
+  const parse = c => c.match(/[\\d.]+/g).map(Number);
+  const behind = box => { for (; box; box = box.parentElement) {
+    const c = parse(getComputedStyle(box).backgroundColor);
+    if (c.length === 3 || c[3] > .99) return c.slice(0, 3); } return [255, 255, 255]; };
+  const boxes = [...document.querySelectorAll("article :is(pre, pre span, td, th)")];
+  return Math.min(...boxes.filter(box => box.innerText.trim()).map(box => {
+    const pair = [light(parse(getComputedStyle(box).color)), light(behind(box))];
+    return (Math.max(...pair) + .05) / (Math.min(...pair) + .05); }));
+})()"""
+CHAPTERS_BUILT = sorted((BUILT / "notebooks").glob("[0-9]*.html"))
+
+
+@no_site
+def test_every_output_of_every_chapter_is_on_the_site_and_fits(browser):
+    """What is measured at each width is measured on as many outputs as the chapters have."""
+    stored = 0
+    for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb"):
+        cells = nbformat.read(path, as_version=4).cells
+        stored += sum(bool(cell.get("outputs")) for cell in cells)
+    for width in WIDTHS:
+        browser.size(width, 900)
+        shown = 0
+        for page in CHAPTERS_BUILT:
+            browser.open(page.as_uri())
+            shown += browser.run("document.querySelectorAll('.cell_output').length")
+            assert browser.run(TOO_WIDE) == [], (page.name, width)
+        assert shown == stored > 118
+
+
+@no_site
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_outputs_and_tables_can_be_read_and_figures_keep_their_paper(browser, mode):
+    browser.size(1280, 900)
+    for page in CHAPTERS_BUILT:
+        browser.open(page.as_uri())
+        browser.run(f"document.documentElement.dataset.theme = '{mode}'")
+        assert browser.run(CONTRAST) >= 4.5, page.name
+        papers = (
+            "[...document.querySelectorAll('.cell_output img')].map(i => getComputedStyle(i).backgroundColor)"
+        )
+        assert set(browser.run(papers)) <= {"rgb(255, 255, 255)"}, page.name
+
+
+@no_site
+def test_a_figure_keeps_its_shape_on_a_phone(browser):
+    browser.size(360, 900)
+    for page in CHAPTERS_BUILT:
+        browser.open(page.as_uri())
+        shapes = "i => [i.width, i.height, i.naturalWidth, i.naturalHeight]"
+        for w, h, own_w, own_h in browser.run(
+            f"[...document.querySelectorAll('.cell_output img')].map({shapes})"
+        ):
+            assert abs(w * own_h / (h * own_w) - 1) < 0.03, page.name
+
+
+@no_site
+def test_the_search_finds_a_word_without_a_network(browser):
+    browser.size(1280, 900)
+    done = "document.querySelector('.search-summary')?.textContent.includes('found')"
+    browser.open((BUILT / "search.html").as_uri() + "?q=skewing", done)
+    found = browser.run(
+        "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
+    )
+    assert any("07_infinigen" in address for address in found)
+    assert browser.errors == []
+    assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:"))]
+
+
+@no_site
+@pytest.mark.parametrize("width, height", [(360, 740), (768, 1024), (1280, 800)])
+def test_the_explorer_is_on_the_first_screen(browser, width, height):
+    browser.size(width, height)
+    browser.open((BUILT / "index.html").as_uri())
+    top, wide = browser.run(
+        "(r => [r.top, r.width])(document.querySelector('iframe.explorer').getBoundingClientRect())"
+    )
+    assert top + 300 <= height and wide >= 0.5 * width  # its controls are in sight
+    assert browser.errors == []
+
+
 @no_site
 @pytest.mark.parametrize("page", built_pages(), ids=lambda page: str(page.relative_to(BUILT)))
 def test_a_page_of_the_site(page, browser, axe):
     """No console error, no request to elsewhere, no horizontal scroll, nothing seriously inaccessible."""
-    for name, width in WIDTHS.items():
+    for width in WIDTHS:
         browser.size(width, 900)
         browser.open(page.as_uri())
         assert browser.errors == []
         assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:"))]
-        browser.screenshot(SHOTS / name / f"{str(page.relative_to(BUILT)).replace('/', '_')}.png")
-        assert browser.run("document.documentElement.scrollWidth") <= width, name
+        browser.screenshot(SHOTS / str(width) / f"{str(page.relative_to(BUILT)).replace('/', '_')}.png")
+        assert browser.run("document.documentElement.scrollWidth") <= width, width
+        assert browser.run(TOO_WIDE) == [], width
         if axe is None:
             continue
         browser.run(axe + ";1")
@@ -212,4 +321,4 @@ def test_a_page_of_the_site(page, browser, axe):
             " ['serious', 'critical'].includes(v.impact)).map(v => v.id + ': ' + v.nodes.length + ' '"
             " + v.nodes[0].html.slice(0, 160)))"
         )
-        assert found == [], name
+        assert found == [], width
