@@ -103,10 +103,10 @@ class Layer(Held):
             self.keep.policy.observe(View(self, self.keep), received.detach())
         elif self.votes_later:
             self.keep.last.note(given.query.detach(), self.table.positions[:, 0, -given.query.shape[2] :])
-        if self.prefilling:
-            self._leave_window()
-        else:
+        if not self.prefilling:
             self._evict()
+        elif self.local is not None:
+            self._leave_window()
         self._ended()
 
     def end_prefill(self) -> None:
@@ -134,7 +134,8 @@ class Layer(Held):
                 keep.observe(view, self.keep.last.votes(keys, self.slot_positions, self.given))
             elif not keep.observes:
                 keep.observe(view, None)
-        self._leave_window()
+        if self.local is not None:
+            self._leave_window()
         slots = keep.choose(view) if keep.evicts else None
         if slots is not None:
             self._let_go(slots, self.keep.limits)
@@ -142,11 +143,10 @@ class Layer(Held):
 
     def _leave_window(self) -> None:
         """Let go what neither later queries nor those that vote when the prompt has ended can see."""
-        if self.local is not None:
-            spare = 0 if self.evicts or self.place.on_host else SPARE
-            voters = self.last_queries if self.votes_later else 0
-            if gone := self.table.leave_window(self.given.visibility, voters, spare):
-                self._let_go(*gone)
+        spare = 0 if self.evicts or self.place.on_host else SPARE
+        voters = self.last_queries if self.votes_later else 0
+        if gone := self.table.leave_window(self.given.visibility, voters, spare):
+            self._let_go(*gone)
 
     def _let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""

@@ -118,7 +118,8 @@ class State:
     def keep_slots(self, slots: Tensor) -> None:
         """Drop every slot that is not in `slots` `[batch, kv_heads, n]` (-1: nothing there)."""
         self._change(self.per_slot, lambda x: self._kept(x, slots))
-        self.filled = None if self.filled is None else slots.shape[2]
+        if self.filled is not None:
+            self.filled = slots.shape[2]
         for state in self._states():
             state.keep_slots(slots)
 

@@ -34,9 +34,7 @@ class Exact(Policy):
         first KV head. A format that works with the numbers returns them in fp32 (`scales.admit`)."""
         return x, 0
 
-    def write(
-        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
-    ) -> tuple[Tensor, ...]:
+    def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         """The parts of admitted numbers, each `[batch, kv_heads, tokens, width]`; the last `fixed_parts` of
         them have no tokens.
 

@@ -62,9 +62,7 @@ class Float8(Exact):
             limit = min(limit, 65504 * self.largest)
         return admit(f"fp8 {self.format}", x, limit, self.nonfinite)
 
-    def write(
-        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
-    ) -> tuple[Tensor, ...]:
+    def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         if self.scales is None:
             return (self._bits(x),)
         x = x.float()

@@ -74,14 +74,12 @@ class Int(Exact):
             largest /= 1 if self.symmetric else 2  # so that the span is finite
         return admit(f"int{self.bits}", x.float(), largest, self.nonfinite)
 
-    def write(
-        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
-    ) -> tuple[Tensor, ...]:
+    def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         numbers = fixed or self.fit(x, real)  # the scale of every group: its largest value / qmax
         codes = self.quantize(x, numbers)  # value / scale, rounded
         return pack(codes, self.bits), *numbers
 
-    def fit(self, x: Tensor, real: Tensor | None = None) -> tuple[Tensor, ...]:
+    def fit(self, x: Tensor, real: Tensor | None = None) -> Parts:
         """(scale,) or (scale, zero) of every group of x, shaped as in `Scales.reduce`."""
         dtype = self.scales.dtype
         if self.symmetric:
@@ -90,7 +88,7 @@ class Int(Exact):
         span = self.scales.reduce(x, True, real) - zero.float()
         return round_up(span / (2**self.bits - 1), dtype), zero
 
-    def quantize(self, x: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
+    def quantize(self, x: Tensor, numbers: Parts) -> Tensor:
         """int8 codes of x, fp32, not packed."""
         step = self.scales.spread(numbers[0].float().clamp(min=self.scales.smallest), x)
         if self.symmetric:
@@ -214,13 +212,8 @@ class Scales:
     def bits_per_value(self, shape: tuple[int, int, int]) -> float:
         """Bits of one scale, shared out to the values; shape: KV heads, tokens, head dimension."""
         heads, tokens, width = shape
-        size = {
-            "group": self.group or width,
-            "token": width,
-            "channel": tokens,
-            "tensor": heads * tokens * width,
-        }
-        return self.dtype.itemsize * 8 / size[self.axis]
+        size = (self.group or width, width, tokens, heads * tokens * width)[AXES.index(self.axis)]
+        return self.dtype.itemsize * 8 / size
 
 
 def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ class BlockPool:
             check_whole("blocks", blocks, 1, "blocks")
         check_whole("block", block, 1)
         self.limit, self.block = blocks, block
-        self.parts: tuple[Tensor, ...] = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
+        self.parts: Parts = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
         self.counts: list[int] = []  # holders of each block
         self.free: list[int] = []
 
@@ -44,7 +44,7 @@ class BlockPool:
         """Bytes of one block, K and V and scales."""
         return sum(part[0].numel() * part.element_size() for part in self.parts) if self.parts else 0
 
-    def require(self, count: int, like: tuple[Tensor, ...]) -> None:
+    def require(self, count: int, like: Parts) -> None:
         """Make sure that `count` blocks, shaped for parts like these, are free (ValueError: it is full)."""
         if count > len(self.free) and self.limit is not None and self.parts:
             gc.collect()  # caches that are gone but not yet collected give theirs back
@@ -92,13 +92,8 @@ class Paged(Growing):
     paged. pool: share one with other caches. Raises ValueError when full.
     """
 
-    def __init__(
-        self,
-        blocks: int | None = None,
-        block: int = 16,
-        format: Exact | None = None,
-        pool: BlockPool | None = None,
-    ):
+    def __init__(self, blocks: int | None = None, block: int = 16, format: Exact | None = None,
+                 pool: BlockPool | None = None):  # fmt: skip
         if format is not None and not isinstance(format, Exact):
             raise ValueError(
                 f"format={type(format).__name__}: expected a format, which writes each token by itself"
@@ -156,7 +151,7 @@ class PagedState(GrowingState):
             yield from self.pool.parts
             yield from super().tensors()
 
-    def add(self, keys: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> None:
+    def add(self, keys: Parts, values: Parts) -> None:
         parts = (*keys, *values)
         batch, _, tokens, _ = parts[0].shape
         block, held = self.pool.block, -(-self.used // self.pool.block)
@@ -220,7 +215,7 @@ class PagedState(GrowingState):
             self.table = self.table[:, :kept].clone() if kept else None
 
 
-def _same_blocks(parts: tuple[Tensor, ...], block: int) -> dict[tuple[int, int], int]:
+def _same_blocks(parts: Parts, block: int) -> dict[tuple[int, int], int]:
     """(row, block index) -> an earlier row whose full block there holds the same bits."""
     batch, _, tokens, _ = parts[0].shape
     found = {}

@@ -38,9 +38,7 @@ class Smoothed(Exact):
     def check(self, head_dim: int) -> None:
         self.format.check(head_dim)
 
-    def write(
-        self, x: Tensor, real: Tensor | None = None, fixed: tuple[Tensor, ...] = ()
-    ) -> tuple[Tensor, ...]:
+    def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         *inner, factor = fixed or (None,)
         if factor is None:
             size = Scales("channel").reduce(x.float().abs().nan_to_num(posinf=0.0), True, real)
