@@ -61,6 +61,9 @@ class Bound(Cache):
         finally:
             self.prefilling = before
 
+    def hold(self) -> None:
+        """See `KVCache.hold`. Here nothing is ever let go."""
+
     def __reduce_ex__(self, protocol):
         raise TypeError(
             f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "
@@ -185,6 +188,12 @@ class KVCache(Bound):
                 layer.prefilling = False
         for layer in self.attending:
             layer.end_prefill()
+
+    def hold(self) -> None:
+        """The context has ended: what is written from now on is held on top of the keep's budget, and no more
+        of what is held goes, but for what a window leaves behind. Until `reset`."""
+        for layer in self.attending:
+            layer.keep.on_top = True
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""

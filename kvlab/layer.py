@@ -236,7 +236,8 @@ class Layer(CacheLayerMixin):
     def _evict(self) -> None:
         """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
         keep, view, self.in_prompt = self.keep.policy, View(self, self.keep), False
-        if keep.evicts:
+        evicts = keep.evicts and not self.keep.on_top
+        if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
                 keep.observe(view, self._votes())
@@ -246,7 +247,7 @@ class Layer(CacheLayerMixin):
         if gone:
             self._let_go(*gone)
         self._visibility = self.sinks = None
-        slots = keep.choose(view) if keep.evicts else None
+        slots = keep.choose(view) if evicts else None
         if slots is not None:
             self._let_go(slots, self.keep.limits)
 
@@ -321,7 +322,8 @@ class Layer(CacheLayerMixin):
     def watches(self) -> bool:
         """Whether the keep wants to know the attention that every token receives in this pass."""
         keep = self.keep.policy
-        return keep.watches and keep.evicts and not (keep.once and self.keep.limits is not None)
+        done = self.keep.on_top or (keep.once and self.keep.limits is not None)
+        return keep.watches and keep.evicts and not done
 
     seen = _of_table("seen", "Tokens fed so far, padding included.")
     lengths = _of_table("lengths", "Real tokens seen, per row.")

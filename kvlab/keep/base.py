@@ -106,6 +106,7 @@ class KeepState(State):
     """What a keep remembers of one layer. last: see `LastQueries`."""
 
     states = ("last",)
+    on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 
     def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         super().__init__(policy, per_row, per_slot)
