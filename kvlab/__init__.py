@@ -4,11 +4,12 @@ from . import keep, place, store
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, make_cache, method
 from .models import load, prepare
+from .saved import load_cache
 
 __version__ = "0.1.0"
 __all__ = [
-    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "decode", "keep", "load", "make_cache",
-    "method", "place", "prepare", "store",
+    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "decode", "keep", "load", "load_cache",
+    "make_cache", "method", "place", "prepare", "store",
 ]  # fmt: skip
 
 
