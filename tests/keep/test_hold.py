@@ -30,6 +30,4 @@ def test_nothing_of_the_context_goes(method):
     again.feed(ids[:, :30])
     again.feed(ids[:, 30:31])
     evicting = method not in ("snapkv", "pyramidkv")
-    assert (
-        cache.attending[0].slots == kept[0].shape[-1]
-    ) is evicting  # the flag went with the reset
+    assert (cache.attending[0].slots == kept[0].shape[-1]) is evicting  # the flag went with the reset
