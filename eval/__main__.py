@@ -19,10 +19,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .accuracy.measurement import Accuracy
-from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.measurement import Measurement, run
+from .core.modules import ROOT
 from .core.results import RUN, Store, write_json
+from .core.show import Show
 from .speed.measurement import Speed
 from .studies.measurements import Attention, Offload, Quant, StaticGraph
 
@@ -51,6 +52,7 @@ class Report(Measurement):
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Report)
+LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
 }
@@ -67,6 +69,7 @@ def parser() -> Parser:
     """A sub-command for each measurement, an option for each of its fields; everything has a default."""
     made = Parser(prog="python -m eval", description="Accuracy, agreement and speed of KV-cache methods.")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
+    commands.add_parser(LM_EVAL, help="lm-eval's own command line, which knows --model kvlab", add_help=False)
     for name, (about, kinds) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for option, owner in {
@@ -116,8 +119,6 @@ def work(measurements: list[Measurement], command: str) -> int:
     """Check, make what is missing, show; returns the exit code."""
     from kvlab.scratch import set_up
 
-    from .core.show import Show
-
     set_up()
     for measurement in measurements:
         measurement.check()
@@ -137,17 +138,28 @@ def work(measurements: list[Measurement], command: str) -> int:
     return 1 if failed else 0
 
 
+def lm_eval(words: list[str]) -> int:
+    """lm-eval's own command line."""
+    from .accuracy import passthrough
+
+    return passthrough.run(words)
+
+
 def main(words: list[str] | None = None) -> int:
     """Run the command; never raises for bad input, a file that cannot be read or written, or a signal."""
-    os.environ["TQDM_DISABLE"] = "1"
+    given = sys.argv[1:] if words is None else words
+    theirs = given[:1] == [LM_EVAL]
+    if not theirs:
+        os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     out = None
     try:
         with terminable():
             working_directory_last()
+            if theirs:
+                return lm_eval(given[1:])
             measurements = chosen(words)
             out = measurements[-1].folder
-            given = sys.argv[1:] if words is None else words
             return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
         return ended(2, f"error: {one_line(error)}")

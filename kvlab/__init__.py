@@ -5,11 +5,12 @@ from .bill import bill
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, make_cache, method
 from .models import load, prepare
+from .saved import load_cache
 
 __version__ = "0.1.0"
 __all__ = [
     "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "bill", "decode", "keep", "load",
-    "make_cache", "method", "place", "prepare", "store",
+    "load_cache", "make_cache", "method", "place", "prepare", "store",
 ]  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
 from .models import ModelShape, is_latent, layers_of, prepare, refusal
 from .place import Device
+from .saved import save
 from .store import Exact, Growing
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
@@ -51,6 +52,7 @@ class Bound(Cache):
     """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
 
     prefilling = False  # whether a `prefill` block is open
+    spec = None  # the `Spec` that `make_cache` made it from
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
@@ -60,6 +62,15 @@ class Bound(Cache):
             yield
         finally:
             self.prefilling = before
+
+    def save(self, path) -> None:
+        """Write what it holds to a safetensors file, with versions and a digest of the model;
+        `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache that no `make_cache` made, and
+        for one with a link, or with layers of another kind."""
+        save(self, path)
+
+    def hold(self) -> None:
+        """See `KVCache.hold`. Here nothing is ever let go."""
 
     def __reduce_ex__(self, protocol):
         raise TypeError(
@@ -180,6 +191,12 @@ class KVCache(Bound):
                 layer.prefilling = False
         for layer in self.attending:
             layer.end_prefill()
+
+    def hold(self) -> None:
+        """The context has ended: what is written from now on is held on top of the keep's budget, and no more
+        of what is held goes, but for what a window leaves behind. Until `reset`."""
+        for layer in self.attending:
+            layer.keep.on_top = True
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""

@@ -126,7 +126,8 @@ class Layer(Held):
     def _evict(self) -> None:
         """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
         keep, view = self.keep.policy, View(self, self.keep)
-        if keep.evicts:
+        evicts = keep.evicts and not self.keep.on_top
+        if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
                 where = torch.device("cpu") if self.place.on_host else self.keep.last.query.device
@@ -136,7 +137,7 @@ class Layer(Held):
                 keep.observe(view, None)
         if self.local is not None:
             self._leave_window()
-        slots = keep.choose(view) if keep.evicts else None
+        slots = keep.choose(view) if evicts else None
         if slots is not None:
             self._let_go(slots, self.keep.limits)
         self.in_prompt = False
@@ -165,7 +166,8 @@ class Layer(Held):
     def observes(self) -> bool:
         """Whether the keep wants to know the attention that every token receives in this pass."""
         keep = self._policies[0]
-        return keep.observes and keep.evicts and (self.in_prompt or not keep.once)
+        done = self.keep.on_top or (keep.once and not self.in_prompt)
+        return keep.observes and keep.evicts and not done
 
     @property
     def last_queries(self) -> int | None:

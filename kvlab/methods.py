@@ -271,6 +271,11 @@ def parse(spec: str | Spec) -> Spec:
     return Spec(spec.strip(), method, parameters)
 
 
+def name_of(text: str) -> str:
+    """The method's name in a spec's text, which may be of a method that is not known here."""
+    return text.strip().partition(":")[0]
+
+
 def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
     from .cache import KVCache
@@ -287,7 +292,9 @@ def make_cache(model, spec: str | Spec):
         if spec.name != "recompute":
             check(prepare(model))
         make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
-        return make(model, **policies)
+        cache = make(model, **policies)
+        cache.spec = spec
+        return cache
     except (ValueError, TypeError) as error:
         raise ValueError(f"method {spec.text!r}: {error}") from error
 

@@ -11,6 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from .methods import name_of
+
 INK, GRID = "#1f2328", "#c9ced6"
 BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE, GREY = (
     "#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#7a7f87",
@@ -70,7 +72,7 @@ SETTINGS = {
 
 def style(method: str) -> tuple[str, str, str]:
     """(colour, marker, line) of a method; parameters do not matter, unknown names get one by name."""
-    name = method.partition(":")[0]
+    name = name_of(method)
     return STYLE.get(name) or OTHERS[sum(map(ord, name)) % len(OTHERS)]
 
 

@@ -98,6 +98,16 @@ class State:
             setattr(twin, name, value if name in self.shared else _copied(value, memo))
         return twin
 
+    def contents(self) -> dict:
+        """What it remembers, by name: `refill` makes a fresh state remember the same."""
+        given = {"policy", "per_row", "per_slot", "states", "shared", *self.shared}
+        return {name: value for name, value in vars(self).items() if name not in given}
+
+    def refill(self, contents: dict) -> None:
+        """Remember what another one's `contents` were."""
+        for name, value in contents.items():
+            setattr(self, name, value)
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared."""
         for name in vars(self).keys() - {*self.per_row, *self.per_slot, *self.shared}:

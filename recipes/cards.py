@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 from eval.tasks import corpus, words
 from kvlab.decode import Stepper
-from kvlab.methods import make_cache
+from kvlab.methods import make_cache, name_of
 from kvlab.models import load
 
 HELD_OUT = 3  # texts at the end of every file that are never trained on
@@ -175,7 +175,7 @@ def main(given=None) -> None:
     for task in METHOD_TASKS:
         found = accuracies(model, tokenizer, caches, task, args.count)
         rows.append([task, *(f"{found[name]:.1%}" for name in METHODS)])
-    show(markdown(["through the cache", *(name.split(":")[0] for name in METHODS)], rows))
+    show(markdown(["through the cache", *map(name_of, METHODS)], rows))
 
     rows = []
     for task in LAYER_TASKS:

@@ -19,6 +19,7 @@ from PIL import Image
 from torch import Tensor
 
 from kvlab.arithmetic import kv_bytes_per_token, padded_buffer_bytes, padded_copied_bytes
+from kvlab.methods import name_of
 from kvlab.plots import (
     BLUE,
     GREEN,
@@ -152,7 +153,7 @@ def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: s
         axes = canvas(6.8, 3.4)[1][0]
     with matplotlib.rc_context(SETTINGS):
         for index, (name, values) in enumerate(series.items()):
-            known = name.partition(":")[0] in STYLE
+            known = name_of(name) in STYLE
             colour, marker, line = style(name) if known else OTHERS[index % len(OTHERS)]
             axes.plot(xs, values, color=colour, marker=marker, ls=line, ms=6, mec=INK, mew=0.5, label=name)
         if "x" in log:

@@ -72,11 +72,13 @@ def compare(full: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, total: None) -> dict:
     """{method: metrics, values per story and bytes}, as a cell holds them; prefills are shared.
 
-    ids `[stories, tokens]` as `prompts` makes them. An exception stands for a method that fails.
+    methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. An exception stands for a
+    method that fails.
     """
     started = time.perf_counter()
     caches = {"full cache as reference": kvlab.make_cache(model, "full")}
-    caches |= {name: kvlab.make_cache(model, name) for name in methods}
+    methods = {str(method): method for method in methods}
+    caches |= {name: kvlab.make_cache(model, method) for name, method in methods.items()}
     meters = {name: Meter() for name in caches}
     rows: dict[str, list] = {name: [] for name in methods}
     errors: dict[str, Exception] = {}

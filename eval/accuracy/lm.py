@@ -10,14 +10,21 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
+Under another protocol than `question-inside` (`protocols.py`) the context alone is prefilled and compressed,
+and the question goes through the cache in one pass, then the continuation token by token.
+
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
 and it is scored that way. Under `full` every log-likelihood equals that of lm-eval's HFLM.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import sys
+from collections.abc import Callable, Iterable
+from typing import ClassVar
 
+import torch
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
@@ -25,12 +32,51 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 import kvlab
+from kvlab.methods import Spec, parse
 
+from ..core.digests import code_digest, method_digest, model_digest
 from .batching import PREFILLED, Meter
+from .cuts import boundary, character, cut_of
+from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
+from .reuse import reusing
 from .scoring import Scorer
 from .writing import generate
 
 BATCH = 64  # rows decoded together
+
+
+def identity(
+    pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=BATCH,
+    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, **parameters,
+) -> str:  # fmt: skip
+    """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, its model's
+    files, and the code of the method and of the harness; "" for a model that is already loaded."""
+    if not (pretrained is None or isinstance(pretrained, str)):
+        return ""
+    spec = parse(with_parameters(method, parameters))
+    code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
+    evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
+    how = protocol, evict, context_until, rows, device, dtype, max_length
+    return hashlib.sha256(repr((spec.text, *code, *map(str, how))).encode()).hexdigest()[:12]
+
+
+def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
+    """A method whose further parameters came as arguments of their own, since lm-eval splits at commas."""
+    extra = ",".join(f"{name}={value}" for name, value in parameters.items())
+    return f"{method}{',' if ':' in str(method) else ':'}{extra}" if extra else method
+
+
+def rows_at_once(batch_size) -> int:
+    """lm-eval's batch size as a number: "auto" is as many as usual."""
+    return BATCH if str(batch_size).startswith("auto") else int(batch_size)
+
+
+def without_cuda(device: str | None) -> str | None:
+    """The CPU in the place of a CUDA device that is not there, with a note."""
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        print(f"kvlab: device {device} is not there; the model runs on the CPU", file=sys.stderr)
+        return "cpu"
+    return device
 
 
 @register_model("kvlab")
@@ -38,23 +84,37 @@ class KVLabLM(TemplateLM):
     """lm-eval model `kvlab`.
 
     pretrained: folder, hub id, a loaded model (with `tokenizer`), or None for the workshop model.
-    method: a method as everywhere, `h2o:budget=0.2`; since lm-eval's --model_args splits at commas,
-    the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
+    method: a method as everywhere, `h2o:budget=0.2`, or its Spec; since lm-eval's --model_args splits at
+    commas, the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
     batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
+    protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
+    does after the prompt (default: every-step under question-inside, else once). context_until: the text
+    before which a prompt is cut (default: by its task, see `cuts.py`).
     """
+
+    untils_of_tasks: ClassVar[dict[str, str]] = {}  # task -> the text before which its own YAML says to cut
 
     def __init__(
         self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
-        dtype=None, max_length=None, max_batch_size=None, **parameters,
+        dtype=None, max_length=None, max_batch_size=None, protocol=INSIDE, evict=None, context_until=None,
+        **parameters,
     ):  # fmt: skip
         super().__init__()
+        named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
+        named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
+        self.identity = identity(pretrained, method, **named, **parameters)
+        self.protocol = checked("protocol", protocol, PROTOCOLS)
+        self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
+        self.context_until = context_until
+        self.untils = dict(self.untils_of_tasks)
+        self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
-            self.model, self.tokenizer = kvlab.load(pretrained, device=device, dtype=dtype)
+            self.model, self.tokenizer = kvlab.load(pretrained, device=without_cuda(device), dtype=dtype)
         elif tokenizer is None:
             raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
         else:
             self.model, self.tokenizer = pretrained, tokenizer
-        self.batch_size = BATCH if str(batch_size).startswith("auto") else int(batch_size)
+        self.batch_size = rows_at_once(batch_size)
         if self.batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
@@ -62,14 +122,16 @@ class KVLabLM(TemplateLM):
         self._device = next(self.model.parameters()).device
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
-        extra = ",".join(f"{name}={value}" for name, value in parameters.items())
-        method += ("," if ":" in method else ":") + extra if extra else ""
-        self.together((method,))
+        self.together((with_parameters(method, parameters),))
 
-    def together(self, methods: tuple[str, ...]) -> None:
+    def together(self, methods: Iterable[str | Spec]) -> None:
         """Score for all these methods at once, the first of them being used: prefills are shared."""
-        self.methods = tuple(dict.fromkeys(methods))
-        self._caches = {name: kvlab.make_cache(self.model, name) for name in self.methods}
+        specs = {spec.text: spec for spec in map(parse, methods)}
+        self.methods = tuple(specs)
+        self._caches = {name: kvlab.make_cache(self.model, spec) for name, spec in specs.items()}
+        self._reusing = {}
+        if self.protocol == REUSE:
+            self._reusing = {name: reusing(self.model, spec) for name, spec in specs.items()}
         self._known: dict[str, tuple[Scorer, dict]] = {}
         self.use(self.methods[0])
 
@@ -94,13 +156,27 @@ class KVLabLM(TemplateLM):
                     if self.on_progress:
                         self.on_progress(done, total)
 
-                scorer = Scorer(self.model, self._caches, self.batch_size, self.max_length, advance)
+                scorer = Scorer(
+                    self.model, self._caches, self.batch_size, self.max_length, advance,
+                    protocol=self.protocol, evict=self.evict, reusing=self._reusing,
+                )  # fmt: skip
                 self._known[key] = scorer, compute(scorer)
         scorer, answers = self._known[key]
         if self.method in scorer.errors:
             raise scorer.errors[self.method]
         self.meter.join(scorer.meters[self.method])
         return answers[self.method]
+
+    def set_cache_hook(self, cache_hook) -> None:
+        """Answers that lm-eval keeps are asked for by their text alone, so another method's would be given:
+        refused unless the file's name carries this one's identity, as `python -m eval lm-eval` makes it."""
+        kept = getattr(cache_hook.dbdict, "filename", None)
+        if kept is not None and not (self.identity and self.identity in kept):
+            raise ValueError(
+                f"use_cache={kept}: its answers may be another method's; use `python -m eval lm-eval run`, "
+                f"which keeps those of each apart, or name a file with {self.identity or 'nothing'} in it"
+            )
+        super().set_cache_hook(cache_hook)
 
     @property
     def eot_token_id(self) -> int:
@@ -133,23 +209,46 @@ class KVLabLM(TemplateLM):
             self._encoded[string] = self.tokenizer.encode(string, **options)
         return self._encoded[string]
 
+    def _cut(self, requests) -> None:
+        """Find where the context of every prompt ends. Raises Problem where nobody says it."""
+        if self.protocol == INSIDE:
+            return
+        for request in requests:
+            task, text = request.task_name, request.args[0]
+            cut = cut_of(task, self.context_until or self.untils.get(task))
+            self._ends[text] = character(cut, task, text, request.doc) if text else 0
+
+    def _context(self, text: str, ids: list[int], gone: int) -> int:
+        """Tokens of a prompt that are its context, when the first `gone` of `ids` have been cut off."""
+        ends = boundary(self.tokenizer, ids, self._ends[text])
+        return min(max(1, ends - gone), len(ids) - gone - 1)
+
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
         """As lm-eval's, without its bar where `on_progress` is told instead."""
+        self._cut(requests)
         return super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy)."""
         contexts: dict[tuple, list] = {}
-        for index, (_, context, continuation) in enumerate(requests):
+        cuts: dict[tuple, int] = {}
+        for index, ((text, _), context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
                 found = f"continuation of {len(continuation)} tokens"
                 raise ValueError(f"{found}: expected 1 to {self.max_length}")
             kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
             contexts.setdefault(kept, []).append((index, continuation))
+            if self.protocol != INSIDE and kept not in cuts:
+                cuts[kept] = self._context(text, context, len(context) - len(kept))
         groups = [(context, [t for _, t in members]) for context, members in contexts.items()]
         answers: list = [None] * len(requests)
+        at = list(cuts.values()) or None
         scores = self._answers(
-            "choices", groups, lambda scorer: scorer.continuations(groups), len(requests), disable_tqdm
+            "choices",
+            (groups, at),
+            lambda scorer: scorer.continuations(groups, at),
+            len(requests),
+            disable_tqdm,
         )
         for members, found in zip(contexts.values(), scores, strict=True):
             for (index, _), answer in zip(members, found, strict=True):
@@ -158,6 +257,10 @@ class KVLabLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False) -> list[float]:
         """Log-likelihood of each whole text, by windows (see the module's text)."""
+        if self.protocol != INSIDE:
+            raise ValueError(
+                f"protocol={self.protocol}: of a text that is scored whole nothing is a question"
+            )
         rows, owners = [], []
         for owner, (text,) in enumerate(request.args for request in requests):
             windows = get_rolling_token_windows(
@@ -178,6 +281,7 @@ class KVLabLM(TemplateLM):
 
     def generate_until(self, requests, disable_tqdm=False) -> list[str]:
         """Greedy continuations, cut at the stop strings; sampling is refused."""
+        self._cut(requests)
         answers: list[str] = [""] * len(requests)
         by_options: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
@@ -203,12 +307,15 @@ class KVLabLM(TemplateLM):
             text = self.tokenizer.decode(tokens)
             return tokens[-1] == end or any(word in text for word in until if word)
 
-        prompts = [self.tok_encode(text)[-(self.max_length - limit) :] for text in texts]
-        prompts = [prompt or [self.prefix_token_id] for prompt in prompts]
+        whole = [self.tok_encode(text) or [self.prefix_token_id] for text in texts]
+        prompts, cuts = [ids[-(self.max_length - limit) :] for ids in whole], None
+        if self.protocol != INSIDE:
+            gone = [len(ids) - len(prompt) for ids, prompt in zip(whole, prompts, strict=True)]
+            cuts = [self._context(*one) for one in zip(texts, whole, gone, strict=True)]
         made = self._answers(
             "generation",
-            (prompts, until, limit),
-            lambda scorer: generate(scorer, prompts, limit, stop),
+            (prompts, cuts, until, limit),
+            lambda scorer: generate(scorer, prompts, limit, stop, cuts),
             len(prompts),
             hidden,
         )

@@ -29,10 +29,11 @@ def setup(settings, report: Callable) -> Callable:
     settings: an `Accuracy`.
     """
     keep_memory()
-    methods = [spec.text for spec in settings.specs]
+    specs = {spec.text: spec for spec in settings.specs}
     where = {"device": settings.device, "dtype": settings.dtype}
-    lm = KVLabLM(settings.model, methods[0], batch_size=settings.batch_size, **where)
-    lm.together(methods)  # wrong parameters and weights show before anything is computed
+    where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
+    lm = KVLabLM(settings.model, settings.specs[0], batch_size=settings.batch_size, **where)
+    lm.together(settings.specs)  # wrong parameters and weights show before anything is computed
     Stepper(lm.model, kvlab.make_cache(lm.model, "full")).feed(
         torch.zeros(1, 2, dtype=torch.long).to(lm.device)
     )
@@ -45,12 +46,15 @@ def setup(settings, report: Callable) -> Callable:
 
     def handle(job: tuple[str, tuple[str, ...]]) -> dict:
         name, methods = job
+        mine = [specs[method] for method in methods]
         if name == taskset.AGREEMENT:
             ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
-            found = agreement.measure(lm.model, methods, ids, settings.batch_size, report)
+            found = agreement.measure(lm.model, mine, ids, settings.batch_size, report)
         else:
-            lm.together(methods)
+            lm.together(mine)
             found, task = {}, taskset.prepared(name, settings.num_fewshot, settings.seed)
+            if until := settings.until(name):
+                lm.untils[name] = until
             for method in methods:
                 try:
                     lm.use(method)

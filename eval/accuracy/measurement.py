@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from ..core import workers
 from ..core.digests import digest
-from ..core.errors import Failed
+from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, OfMethods, count, natural, option
 from ..core.numbers import shown
-from . import taskset
+from . import cuts, taskset
+from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
-PROTOCOL = "question-inside"  # a prompt is compressed with its question; see lm.py
 HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks that take longest go first
 
 
@@ -30,6 +30,20 @@ class Accuracy(OfMethods):
         "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"
     )
     batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
+    protocol: str = option(
+        "what of a prompt is compressed: all of it, or its context before the question is known (default: "
+        "question-inside)",
+        INSIDE,
+        choices=list(PROTOCOLS),
+    )
+    evict: str | None = option(
+        "what keeps do after the prompt: hold what comes on top of the budget, or evict at every step "
+        "(default: every-step under question-inside, else once)",
+        choices=list(EVICT),
+    )
+    context_until: str | None = option(
+        "the text before which prompts are cut, for tasks whose cut is not known", metavar="TEXT"
+    )
     num_fewshot: int | None = option("shots, for tasks that do not fix them", type=natural)
     seed: int = option("of the choice of shots (default: 1234)", 1234, type=natural)
     jobs: int | None = option("processes (0: this one; default: 2 for a small model)", type=natural)
@@ -42,19 +56,37 @@ class Accuracy(OfMethods):
         super().check()
         if self.jobs is None and self.model is None:
             workers.get_ready()  # workers' imports begin while digests are made
-        self.tasks = tuple(taskset.check(self.tasks or [*taskset.local_names(), taskset.AGREEMENT]))
+        tasks = self.tasks or [*taskset.local_names(), taskset.AGREEMENT]
+        if self.protocol != INSIDE and not self.tasks:
+            tasks = [task for task in tasks if cuts.known(task)]
+        self.tasks = tuple(taskset.check(tasks))
+        if self.protocol != INSIDE:
+            for task in self.tasks:
+                if task == taskset.AGREEMENT:
+                    raise Problem(
+                        f"task {task}: its stories have no question, so --protocol {INSIDE} is its only"
+                    )
+                cuts.cut_of(task, self.until(task))
+
+    def until(self, task: str) -> str | None:
+        """The text before which a task's prompts are cut, where its user says so."""
+        return self.context_until or taskset.metadata(task).get(cuts.FIELD)
 
     def cells(self) -> list[Cell]:
-        settings = {"protocol": PROTOCOL, "num_fewshot": self.num_fewshot, "seed": self.seed}
+        settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
+        settings |= {"evict": self.evict or default_eviction(self.protocol)}
+        settings |= {"context_until": self.context_until}
+        settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
+        data = {task: digest(taskset.files(task)) for task in self.tasks}
         return [
             Cell(
                 self.model_name,
-                spec.text,
+                method,
                 task,
-                self.configuration(self.maker, spec=spec, task=digest(taskset.files(task)), **settings),
+                self.configuration(self.maker, method=code, task=data[task], **settings),
             )
             for task in self.tasks
-            for spec in self.specs
+            for method, code in self.codes.items()
         ]
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:

@@ -16,6 +16,7 @@ from kvlab.decode import Stepper
 
 from .batching import LOGITS, TAIL, TOKENS, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
 from .prefill import shared
+from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
 
 
 class Scorer:
@@ -23,11 +24,17 @@ class Scorer:
 
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
     that fails is dropped and its error kept in `errors`. `advance(items)` is called as requests are
-    finished by all methods.
+    finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
+    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill.
     """
 
-    def __init__(self, model, caches: dict, batch_size: int, max_length: int, advance=lambda items: None):
+    def __init__(
+        self, model, caches: dict, batch_size: int, max_length: int, advance=lambda items: None, *,
+        protocol: str = INSIDE, evict: str = EVERY_STEP, reusing: dict | None = None,
+    ):  # fmt: skip
         self.model, self.caches, self.advance = model, dict(caches), advance
+        self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
+        self.prefilled = 0
         self.batch_size, self.max_length = batch_size, max_length
         self.device = next(model.parameters()).device
         self.vocabulary = model.config.get_text_config().vocab_size
@@ -48,22 +55,21 @@ class Scorer:
             self.caches.pop(name, None)
         return found
 
-    def prompt(self, prompts: list[Sequence[int]], score: Callable) -> dict:
-        """Prefill all but the last TAIL tokens and feed those through each cache.
+    def prompt(self, prompts: list[Sequence[int]], score: Callable, cuts: list[int] | None = None) -> dict:
+        """Prefill all but the last TAIL tokens and feed those through each cache; with `cuts`, tokens of each
+        prompt's context, prefill the contexts and feed the questions.
 
         score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}. `recompute` has
         nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes.
         """
-        tail = 0 if len(prompts[0]) == TAIL else TAIL  # where nothing would be left to prefill
-        ids, mask = pad_left([prompt[: len(prompt) - tail] for prompt in prompts], 0, self.device)
-        final = torch.tensor([prompt[-1] for prompt in prompts])
-
-        def go_on(name: str, stepper: Stepper, logits: Tensor):
-            return score(name, stepper, self.step(name, stepper, final) if tail else logits)
-
         lasting = {method: cache for method, cache in self.caches.items() if not cache.recompute}
         passing = {method: cache for method, cache in self.caches.items() if cache.recompute}
-        found = self._each(lasting, ids, mask, True, go_on) if lasting else {}
+        if not lasting:
+            found = {}
+        elif cuts is None or not cuts[0]:
+            found = self._inside(lasting, prompts, score)
+        else:
+            found = self._on_contexts(lasting, prompts, cuts, score)
         for method, cache in passing.items():
             try:
                 found[method] = score(method, Stepper(self.model, cache), None)
@@ -71,6 +77,58 @@ class Scorer:
                 self.errors[method] = error
                 del self.caches[method]
         return found
+
+    def _inside(self, caches: dict, prompts: list[Sequence[int]], score: Callable) -> dict:
+        tail = 0 if len(prompts[0]) == TAIL else TAIL  # where nothing would be left to prefill
+        ids, mask = self._padded([prompt[: len(prompt) - tail] for prompt in prompts])
+        final = torch.tensor([prompt[-1] for prompt in prompts])
+
+        def go_on(name: str, stepper: Stepper, logits: Tensor):
+            if self.evict == ONCE:
+                stepper.cache.hold()
+            return score(name, stepper, self.step(name, stepper, final) if tail else logits)
+
+        return self._each(caches, ids, mask, True, go_on)
+
+    def _on_contexts(self, caches: dict, prompts: list, cuts: list[int], score: Callable) -> dict:
+        """Compress each context once, ask every question of a fork."""
+        asked = families(prompts, cuts, self.protocol)
+        if self.protocol == REUSE:  # every question on what was held with the one before it inside
+            others = {index: members[place - 1] for members in asked for place, index in enumerate(members)}
+            self._hold_of_others(caches, [prompts[others[index]] for index in range(len(prompts))], cuts)
+            caches = {
+                name: self.reusing[name][0] if self.reusing.get(name) else caches[name] for name in caches
+            }
+            asked = [[index] for index in range(len(prompts))]
+        contexts = [prompts[members[0]][: cuts[members[0]]] for members in asked]
+        ids, mask = self._padded(contexts)
+        owner = torch.empty(len(prompts), dtype=torch.long)
+        for place, members in enumerate(asked):
+            owner[members] = place
+        question, real = pad_left([p[c:] for p, c in zip(prompts, cuts, strict=True)], 0, self.device)
+
+        def go_on(name: str, stepper: Stepper, logits: Tensor):
+            if self.evict == ONCE:
+                stepper.cache.hold()
+            if len(asked) < len(prompts):
+                stepper.fork(owner.to(self.device))
+            return score(name, stepper, stepper.feed(question, attention_mask=real, last=True))
+
+        return self._each(caches, ids, mask, True, go_on)
+
+    def _hold_of_others(self, caches: dict, prompts: list, cuts: list[int]) -> None:
+        """Note which tokens of the contexts stay when these prompts are compressed whole."""
+        choosing = {name: cache for name, cache in caches.items() if self.reusing.get(name)}
+        if choosing:
+            ids, mask = self._padded(prompts)
+            contexts = torch.tensor(cuts)
+            read = lambda name, stepper, logits: self.reusing[name][1].read(stepper.cache, contexts)
+            self._each(choosing, ids, mask, True, read)
+
+    def _padded(self, prompts: list[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
+        """What is prefilled, counted."""
+        self.prefilled += sum(map(len, prompts))
+        return pad_left(prompts, 0, self.device)
 
     def step(self, name: str, stepper: Stepper, tokens: Tensor) -> Tensor:
         """One decode step: tokens `[batch]` -> logits `[batch, V]`; its bytes are metered."""
@@ -91,26 +149,29 @@ class Scorer:
         return rows
 
     @torch.inference_mode()
-    def continuations(self, groups: list[tuple[Sequence[int], list[list[int]]]]) -> dict[str, list[list]]:
-        """Log-likelihoods of each context's continuations.
+    def continuations(
+        self, groups: list[tuple[Sequence[int], list[list[int]]]], cuts: list[int] | None = None
+    ) -> dict[str, list[list]]:
+        """Log-likelihoods of each prompt's continuations.
 
-        groups: (context ids, continuations). An answer is, per group, a list of (sum of
-        log-probabilities, whether greedy decoding would give it), in the order given.
+        groups: (prompt ids, continuations). cuts: tokens of each prompt that are its context. An answer is,
+        per group, a list of (sum of log-probabilities, whether greedy decoding would give it), in the order
+        given.
         """
         answers: dict[str, list] = {name: [None] * len(groups) for name in self.caches}
-        packed = pack(
-            list(enumerate(groups)),
-            length=lambda item: len(item[1][0]) - TAIL,
-            batch=self.batch_size,
-            rows=lambda item: max(1, len({tuple(targets[:-1]) for targets in item[1][1]} - {()})),
-            steps=lambda item: max(map(len, item[1][1])),
-            longest=self.max_length,
+        packed = self.packed(
+            [prompt for prompt, _ in groups],
+            cuts,
+            rows=lambda index: max(1, len({tuple(targets[:-1]) for targets in groups[index][1]} - {()})),
+            steps=lambda index: max(map(len, groups[index][1])),
         )
-        for part in packed:
+        for members in packed:
+            part = [(index, groups[index]) for index in members]
             batch = [group for _, group in part]
             found = self.prompt(
-                [context for context, _ in batch],
+                [prompt for prompt, _ in batch],
                 lambda name, stepper, logits: self._continue(name, stepper, logits, batch),  # noqa: B023
+                None if cuts is None else [cuts[index] for index in members],
             )
             for name, scores in found.items():
                 queue = iter(scores)
@@ -118,6 +179,22 @@ class Scorer:
                     answers[name][index] = [next(queue) for _ in targets]
             self.advance(sum(len(targets) for _, targets in batch))
         return {name: answers[name] for name in self.caches}
+
+    def packed(
+        self, prompts: list, cuts: list[int] | None, rows=lambda index: 1, steps=None
+    ) -> list[list[int]]:
+        """Prompts, by number, in batches (see `pack`); those that one prefill serves stay together."""
+        context = [len(p) - TAIL for p in prompts] if cuts is None else cuts
+        after = [0 if cuts is None else len(p) - c for p, c in zip(prompts, context, strict=True)]
+        found = pack(
+            families(prompts, cuts, self.protocol),
+            length=lambda members: context[members[0]],
+            batch=self.batch_size,
+            rows=lambda members: sum(map(rows, members)),
+            steps=steps and (lambda members: max(after[i] + steps(i) for i in members)),
+            longest=self.max_length,
+        )
+        return [[index for members in part for index in members] for part in found]
 
     def _continue(self, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list:
         """Continuations that feed the same tokens (all but their last) share a row."""

@@ -78,6 +78,11 @@ def prepared(name: str, num_fewshot: int | None, seed: int):
     return task
 
 
+def metadata(name: str) -> dict:
+    """What stands under `metadata:` in a task's YAML."""
+    return {} if name == AGREEMENT else load(name)[name].config.metadata or {}
+
+
 def files(name: str) -> list[Path]:
     """The files that a local task's numbers stand on; none for one of lm-eval's own."""
     if name == AGREEMENT:

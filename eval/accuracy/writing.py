@@ -9,19 +9,21 @@ from torch import Tensor
 
 from kvlab.decode import Stepper
 
-from .batching import LOGITS, TAIL, pack, pad_left
+from .batching import LOGITS, pad_left
 from .scoring import Scorer
 
 
 @torch.inference_mode()
-def generate(scorer: Scorer, prompts: list[list[int]], limit: int, stop: Callable) -> dict[str, list]:
+def generate(
+    scorer: Scorer, prompts: list[list[int]], limit: int, stop: Callable, cuts: list[int] | None = None
+) -> dict[str, list]:
     """Greedy tokens for each prompt: at most `limit`, until `stop(tokens)` says it is enough.
 
-    Returns {method: token ids of each prompt}.
+    cuts: tokens of each prompt that are its context. Returns {method: token ids of each prompt}.
     """
     made: dict[str, list] = {name: [[] for _ in prompts] for name in scorer.caches}
-    for part in pack(list(enumerate(prompts)), lambda item: len(item[1]) - TAIL, scorer.batch_size):
-        texts = [prompt for _, prompt in part]
+    for part in scorer.packed(prompts, cuts):
+        texts = [prompts[index] for index in part]
         drafts: list[list[int]] = []  # what another method wrote, for `recompute` to check
 
         def write(name: str, stepper: Stepper, logits: Tensor, texts=texts, drafts=drafts) -> list:
@@ -31,8 +33,9 @@ def generate(scorer: Scorer, prompts: list[list[int]], limit: int, stop: Callabl
             drafts[:] = _write(scorer, name, stepper, logits, texts, limit, stop)
             return list(drafts)
 
-        for name, written in scorer.prompt(texts, write).items():
-            for (index, _), tokens in zip(part, written, strict=True):
+        contexts = None if cuts is None else [cuts[index] for index in part]
+        for name, written in scorer.prompt(texts, write, contexts).items():
+            for index, tokens in zip(part, written, strict=True):
                 made[name][index] = tokens
         scorer.advance(len(part))
     return {name: made[name] for name in scorer.caches}

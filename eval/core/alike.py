@@ -1,17 +1,22 @@
 """Alike: which stored cells may stand in one table, and a line about those that may not.
 
 Cells of one table share their whole configuration (protocol, shots, limit, digests of model and code, ...)
-but for the digest of a user's own method and, from task to task, that of the data. What is wanted now sets
-the configuration; where nothing is, the newest cell does.
+but for the digest of the method, which is one for each method, and, from task to task, that of the data. What
+is wanted now sets the configuration; where nothing is, the newest cell does. Where that cell's method is as
+it is now, so must be every other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
-WORDS = {"num_fewshot": "shots", "task": "data"}  # keys of a configuration that readers call otherwise
+WORDS = {  # keys of a configuration that readers call otherwise
+    "num_fewshot": "shots",
+    "task": "data",
+    "method": "method's code",
+}
 NAMED = 2  # cells that a line names before it counts
 
 
@@ -27,10 +32,12 @@ def table_of(task: str) -> str:
     return "speed" if task.startswith(SPEED) else "accuracy"
 
 
-def alike(cells: list[dict], wanted: Iterable = ()) -> tuple[list[dict], dict[str, str]]:
+def alike(
+    cells: list[dict], wanted: Iterable = (), current: Callable[[str], str | None] = lambda method: None
+) -> tuple[list[dict], dict[str, str]]:
     """(the cells that may stand in tables, {model: a line about its others}), of cells that are not studies'.
 
-    wanted: the `Cell`s that were asked for now.
+    wanted: the `Cell`s that were asked for now. current: the digest of a method's code as it is now.
     """
     kept, lines = [], {}
     asked = list(wanted)
@@ -41,6 +48,8 @@ def alike(cells: list[dict], wanted: Iterable = ()) -> tuple[list[dict], dict[st
         one_model = first[0]["config"].get("model")
         settings: dict[str, dict] = {}  # table -> configuration
         data: dict[str, object] = {}  # task -> digest
+        codes: dict[str, object] = {}  # method -> digest
+        now = current(first[0]["method"]) == first[0]["config"].get("method")
         for cell in first:
             if cell["config"].get("model") == one_model:
                 settings.setdefault(table_of(cell["task"]), cell["config"])
@@ -48,11 +57,14 @@ def alike(cells: list[dict], wanted: Iterable = ()) -> tuple[list[dict], dict[st
             reference = settings.get(table_of(cell["task"]), {"model": one_model})
             if not differences(cell["config"], reference, ("method", "task")):
                 data.setdefault(cell["task"], cell["config"].get("task"))
+                made = cell["config"].get("method")
+                codes.setdefault(cell["method"], (current(cell["method"]) if now else None) or made)
         unlike = {}
         for cell in mine:
             reference = settings.get(table_of(cell["task"]), cell["config"] | {"model": one_model})
             reference = reference | {"task": data.get(cell["task"], cell["config"].get("task"))}
-            if reasons := differences(cell["config"], reference, ("method",)):
+            reference = reference | {"method": codes.get(cell["method"], cell["config"].get("method"))}
+            if reasons := differences(cell["config"], reference):
                 unlike[f"{cell['method']} on {cell['task']}"] = reasons
             else:
                 kept.append(cell)

@@ -1,8 +1,8 @@
 """Digests: twelve hex digits that say which code, model, method and data a number came from.
 
-Code is known by its syntax tree, docstrings dropped, so that an edited comment keeps a cell and an edited
-line does not. The code of a number is the module that makes it and every module of kvlab and eval that this
-one imports, at its top or inside a function, and so on; OUTSIDE is what may never be among them.
+The code of a number is the module that makes it, the measurement that hands it out, and all that these
+import (`modules.py`); a method's is its entry in the table of methods, the classes that the entry names, and
+all that these import. So an edited keep makes the cells again of those methods that use it.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import hashlib
 import inspect
 import linecache
 import sys
+import sysconfig
+import textwrap
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages kvlab and eval
-OUTSIDE = (  # what cannot change a number: it shows, teaches, trains, or brings cells to disk
-    "kvlab.plots", "kvlab.cli", "kvlab.doctor", "eval.report", "eval.__main__", "eval.core.measurement",
-    "eval.core.results", "eval.core.show", "eval.core.workers", "course", "recipes",
-)  # fmt: skip
+from .errors import Problem
+from .modules import OURS, ROOT, bare, called, chains, named_by, reached, syntax, unknown
+
 CALIBRATION = ROOT / "kvlab" / "workshop" / "calibration.txt"
 SMALL = 64 * 2**20  # bytes: files above this are known by name, size and time, not by content
+PLAIN = (int, float, str, bytes, bool, tuple, type(None))  # values whose text says what they are
 
 
 def digest(paths: Iterable[Path | str]) -> str:
@@ -37,7 +38,7 @@ def digest(paths: Iterable[Path | str]) -> str:
         total.update(path.name.encode())
         stat = path.stat()
         if path.suffix == ".py":
-            total.update(syntax(path.read_text(encoding="utf-8")))
+            total.update(syntax(path.read_text(encoding="utf-8"), path.name == "__init__.py"))
         elif stat.st_size <= SMALL:
             total.update(path.read_bytes())
         else:
@@ -46,87 +47,111 @@ def digest(paths: Iterable[Path | str]) -> str:
 
 
 @cache
-def tree(source: str) -> ast.Module:
-    """A module's syntax tree, without comments and docstrings."""
-    parsed = ast.parse(source)
-    for node in ast.walk(parsed):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
-                node.body = node.body[1:]
-    return parsed
-
-
-@cache
-def syntax(source: str) -> bytes:
-    """The same as bytes."""
-    return ast.dump(tree(source)).encode()
-
-
-@cache
 def code_digest(*makers: str, root: Path = ROOT) -> str:
     """Of the modules that make a number, of all that they import of the project, and of the calibration
     text."""
-    return digest([*reached(*makers, root=root).values(), CALIBRATION])
+    return digest([*reached(*makers, roots=(root,)).values(), CALIBRATION])
 
 
-def reached(*modules: str, root: Path = ROOT) -> dict[str, Path]:
-    """{module: file} of these modules and all below `root` that they import, directly or not."""
-    found: dict[str, Path] = {}
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        path = _file(name, root)
-        if path is None or name in found:
-            continue
-        found[name] = path
-        waiting += imports(name, path)
-        if "." in name:
-            waiting.append(name.rpartition(".")[0])  # a package's own module runs before its modules
-    return found
+def method_digest(spec) -> str:
+    """Of the code that a method's `Spec` stands for, kvlab's own or the user's: its entry, the classes that
+    the entry names, and all that these import from the project or from beside themselves.
 
-
-def imports(name: str, path: Path) -> list[str]:
-    """All that a module may import, at its top or inside functions; `from a import b` counts as a and a.b."""
-    package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
-    found = []
-    for node in ast.walk(tree(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
-    return found
-
-
-def _file(name: str, root: Path) -> Path | None:
-    path = root.joinpath(*name.split("."))
-    package = path / "__init__.py"
-    return (
-        package
-        if package.is_file()
-        else path.with_suffix(".py")
-        if path.with_suffix(".py").is_file()
-        else None
-    )
-
-
-def method_digest(spec) -> str | None:
-    """Of the user's code that a method's `Spec` names (`my_module.MyKeep`, or one entered with
-    `kvlab.method`) and of what it imports from beside itself; None for kvlab's own methods."""
+    Raises Problem for a user's module that loads what only a run can name.
+    """
     from kvlab.methods import METHODS
 
-    policies = spec.method.policies
-    module = policies.__module__ if spec.name in METHODS else spec.name.rpartition(".")[0]
-    if module.split(".")[0] == "kvlab":
-        return None
-    path = getattr(sys.modules.get(module), "__file__", None)
-    if path is None:  # entered in a notebook: the lines of its cell
-        lines = linecache.getlines(inspect.getsourcefile(policies) or "")
-        return hashlib.sha256("".join(lines).encode()).hexdigest()[:12]
-    root = Path(path).resolve().parents[module.count(".") + (Path(path).name == "__init__.py")]
-    return digest(reached(module, root=root).values() or [path])
+    if spec.name in METHODS:
+        return _digest_of(spec.method.policies.__module__, *_entry(spec.method.policies))
+    module, _, name = spec.name.rpartition(".")  # `my_module.MyKeep`
+    if reached(module, roots=roots_of(module)):
+        return _digest_of(module, [spec.name], [])
+    return _digest_of(module, *_entry(getattr(sys.modules[module], name)))
+
+
+@cache
+def methods_digest() -> str:
+    """Of all methods that kvlab has, for a study that uses some of them."""
+    from kvlab.methods import METHODS
+
+    entries = [_entry(m.policies) for m in METHODS.values() if m.policies.__module__ == "kvlab.methods"]
+    names, texts = ([one for found in entries for one in found[part]] for part in (0, 1))
+    return _digest_of("kvlab.methods", names, texts)
+
+
+def _digest_of(module: str, names: list[str], texts: list[str]) -> str:
+    """Of what dotted names lead to from the module of a method, and of pieces of code."""
+    modules = reached(*names, roots=roots_of(module))
+    for module, path in modules.items():
+        if module.split(".")[0] not in OURS:
+            _refuse_unknown(bare(path.read_text(encoding="utf-8")), str(path))
+    total = hashlib.sha256(digest(modules.values()).encode())
+    for text in texts:
+        total.update(text.encode())
+    return total.hexdigest()[:12]
+
+
+def roots_of(module: str) -> list[Path]:
+    """Where the code of a method's module may lie: the project, what is on sys.path and not installed, and
+    the module's own package, installed or not."""
+    installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
+    places = [Path(place or ".").resolve() for place in sys.path]
+    theirs = [p for p in places if p.is_dir() and not any(p.is_relative_to(one) for one in installed)]
+    top = getattr(sys.modules.get(module.split(".")[0]), "__file__", None)
+    if top:
+        theirs.append(Path(top).resolve().parents[Path(top).name == "__init__.py"])
+    return list(dict.fromkeys([ROOT, *theirs]))
+
+
+def _refuse_unknown(parsed: ast.AST, where: str) -> None:
+    if call := unknown(parsed):
+        raise Problem(
+            f"{where}, line {call.lineno}: {called(call)} loads code that only a run can name, so a stored "
+            "number would not know it; import it by its name"
+        )
+
+
+def _entry(policies) -> tuple[list[str], list[str]]:
+    """(dotted names that a method's function or class leads to, pieces of code): of kvlab's own the function,
+    of a user's its file, or the cells of a notebook that it stands on."""
+    names, texts, waiting, seen = [], [], [policies], set()
+    while waiting:
+        one = waiting.pop()
+        file, ours = _source_file(one), one.__module__.split(".")[0] == "kvlab"
+        code = textwrap.dedent(inspect.getsource(one)) if ours else "".join(linecache.getlines(file))
+        if code in seen:
+            continue
+        seen.add(code)
+        parsed = bare(code)
+        if not ours:
+            _refuse_unknown(parsed, file)
+        texts.append(ast.dump(parsed))
+        names += named_by(one.__module__, Path(file), parsed)
+        if Path(file).is_file() and not ours:
+            continue
+        known = dict(vars(sys.modules[one.__module__]))
+        if inspect.isfunction(one):
+            known |= inspect.getclosurevars(one).nonlocals
+        used, alone = chains(parsed)
+        for name in sorted({*used, *alone} & known.keys()):
+            value = known[name]
+            if inspect.ismodule(value):
+                names += [f"{value.__name__}.{end}" for end in used.get(name, ())]
+            elif isinstance(value, PLAIN):
+                texts.append(f"{name} = {value!r}")
+            elif not (inspect.isclass(value) or inspect.isfunction(value)):
+                continue
+            elif value.__module__ == "__main__":
+                waiting.append(value)
+            else:
+                names.append(f"{value.__module__}.{value.__name__}")
+    return names, texts
+
+
+def _source_file(one) -> str:
+    """The file, or the notebook's cell, that a function or a class was written in."""
+    functions = [one] if inspect.isfunction(one) else filter(inspect.isfunction, vars(one).values())
+    return next((inspect.unwrap(function).__code__.co_filename for function in functions), "")
 
 
 @cache

@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
@@ -87,6 +88,10 @@ class Measurement:
         """torch's threads in a process that makes cells; None: its default."""
         return None
 
+    def code(self, *makers: str) -> str:
+        """The digest of what makes this measurement's numbers."""
+        return code_digest(*makers, type(self).__module__)
+
     def check(self) -> None:
         """Raises Problem or ValueError, with one clear line, for options that cannot be."""
 
@@ -154,13 +159,13 @@ class OnModel(Measurement):
         folder = Path(source_of(self.model))
         return folder.is_dir() and sum(f.stat().st_size for f in folder.glob("*")) < SMALL_MODEL
 
-    def configuration(self, *makers: str, spec=None, **more) -> dict:
-        """A cell's `config`: digests of the model, of the code that `makers` and all they import make up, and
-        of a user's own method; the settings that all share, and `more`."""
+    def configuration(self, *makers: str, method: str | None = None, **more) -> dict:
+        """A cell's `config`: digests of the model, of the code that `makers`, this measurement and all they
+        import make up, and of the method; the settings that all share, and `more`."""
         return {
             "model": model_digest(self.model),
-            "code": code_digest(*makers),
-            "method": None if spec is None else method_digest(spec),
+            "code": self.code(*makers),
+            "method": method,
             "device": self.device,
             "dtype": self.dtype,
             "limit": self.limit,
@@ -190,12 +195,21 @@ class OfMethods(OnModel):
         "for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
     )
 
-    @property
+    @cached_property
     def specs(self) -> list:
-        """The methods' Specs; by default those of the first wave."""
+        """The methods' Specs, read once; by default those of the first wave."""
         from kvlab.methods import FIRST_WAVE, parse
 
         return [parse(method) for method in self.methods or FIRST_WAVE]
+
+    @cached_property
+    def codes(self) -> dict[str, str]:
+        """{a spec's text: the digest of its method's code}."""
+        return {spec.text: method_digest(spec) for spec in self.specs}
+
+    def __getstate__(self) -> dict:
+        """What goes to another process, which reads the methods for itself: a Spec holds functions."""
+        return {name: value for name, value in vars(self).items() if name != "specs"}
 
     def check(self) -> None:
         super().check()

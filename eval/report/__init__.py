@@ -10,7 +10,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvlab.methods import parse
+
 from ..core.alike import alike
+from ..core.digests import method_digest
 from ..core.errors import Problem
 from ..core.results import RUN, Store, write_file
 from ..core.show import Plain
@@ -21,13 +24,21 @@ from .terminal import print_tables
 __all__ = ["RUN", "write"]
 
 
+def current(method: str) -> str | None:
+    """The digest of a method's code as it is now; None for a method that is no longer known."""
+    try:
+        return method_digest(parse(method))
+    except ValueError:
+        return None
+
+
 def write(store: Store, wanted: Iterable = (), console: Console | None = None) -> list[Path]:
     """Write summary.json, speed.json, the plots and report.html; print the tables. Returns the paths.
 
     wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`). Raises
     Problem where there are no cells for a table.
     """
-    cells, left_out = alike(tabled(store.records()), wanted)
+    cells, left_out = alike(tabled(store.records()), wanted, current)
     if not cells and not wanted:
         raise Problem(f"--out {store.out}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from kvlab import plots
 from kvlab.measure.timeline import Span, Timeline
+from kvlab.methods import name_of
 
 from ..studies.offload.simulated import LINKS
 from .plots import save
 from .studies import write_rows
-from .tables import method_name
 
 
 def write(cells: dict[str, dict], out: Path, show) -> None:
@@ -22,7 +22,7 @@ def write(cells: dict[str, dict], out: Path, show) -> None:
         save(FIGURES[name](cell["rows"]), out / f"offload-{name}")
         for method, spans in cell.get("timelines", {}).items():
             timeline = Timeline([Span(**span) for span in spans])
-            stem = out / f"offload-timeline-{method_name(method).replace('+', '-')}"
+            stem = out / f"offload-timeline-{name_of(method).replace('+', '-')}"
             timeline.save(stem.with_suffix(".json"))
             save(plots.gantt(timeline, title=method), stem)
 
@@ -49,7 +49,7 @@ def series(rows: list[dict], pattern: str) -> dict:
 
 def systems(rows: list[dict]) -> list[str]:
     """What stands before the colon of a row's system: a method, or a model."""
-    return list(dict.fromkeys(method_name(row["system"]) for row in rows))
+    return list(dict.fromkeys(name_of(row["system"]) for row in rows))
 
 
 def curves(axes, found: dict, **labels) -> None:
@@ -128,7 +128,7 @@ def breakdown(rows):
 
 def link(rows):
     values = {
-        method_name(row["system"]).replace("ideal", "full"): round(row["value"])
+        name_of(row["system"]).replace("ideal", "full"): round(row["value"])
         for row in rows
         if row["unit"] == "ms/token" and ": " not in row["system"] and row["kind"] != "simulated"
     }

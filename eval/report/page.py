@@ -9,17 +9,19 @@ from pathlib import Path
 import jinja2
 
 import kvlab
+from kvlab.methods import name_of
 
 from ..accuracy.agreement import DECODED, PROMPT
 from ..accuracy.batching import PREFILLED, TAIL
+from ..accuracy.protocols import EVICT, PROTOCOLS
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
 from . import plots
-from .tables import COLUMNS, Board, headline, is_share, method_name, share
+from .tables import COLUMNS, Board, headline, is_share, share
 
 DEFINITIONS = {
-    "question-inside": "the protocol of every score here: a prompt and its question are prefilled and "
-    "compressed together, so a method may look at the question when it chooses",
+    **{f"protocol {name}": text for name, text in PROTOCOLS.items()},
+    **{f"eviction {name}": text for name, text in EVICT.items()},
     "log-likelihood": f"contexts are prefilled once and compressed; the last {TAIL} context token and "
     "then the continuation go through the cache token by token (tail = 1), forked to the choices",
     "rolling perplexity": f"windows as lm-eval makes them; the first {PREFILLED:.0%} of each window are "
@@ -96,13 +98,23 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
         figures=figures,
         headline=headline,
         is_share=is_share,
-        idea=lambda method: summaries.get(method_name(method), ""),
-        definitions=DEFINITIONS,
+        idea=lambda method: summaries.get(name_of(method), ""),
+        definitions=definitions(found),
         prompt=PROMPT,
         decoded=DECODED,
         stands_on=[(board, _stands_on(board)) for board in found],
         command=_command(store),
     )
+
+
+def definitions(found: list[Board]) -> dict[str, str]:
+    """The words of the page, but for protocols that nothing on it stands on."""
+    named = " ".join(board.protocol for board in found)
+    return {
+        word: text
+        for word, text in DEFINITIONS.items()
+        if word in named or not word.startswith(("protocol ", "eviction "))
+    }
 
 
 def small(value: float) -> str:
@@ -133,6 +145,6 @@ def _stands_on(board: Board) -> list[tuple[str, str]]:
         for name, version in cell["versions"].items():
             note(name, version)
         note("commit", cell.get("commit"))
-        for name in ("protocol", "dtype", "limit", "num_fewshot"):
+        for name in ("protocol", "evict", "context_until", "batch_size", "dtype", "limit", "num_fewshot"):
             note(name.replace("_", " "), cell["config"].get(name))
     return [(what, "; ".join(values)) for what, values in seen.items()]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import kvlab
+from kvlab.methods import name_of
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.alike import SPEED
@@ -79,21 +80,24 @@ class Board:
         found = (r for r in self.speed if r["method"] == method and r["context"] == context)
         return next(found, None)
 
+    @property
+    def protocol(self) -> str:
+        """What of a prompt was compressed, and what keeps did after it; nothing where nothing was scored."""
+        configs = (cell["config"] for cell in self.cells if not cell["task"].startswith(SPEED))
+        config = next(configs, {})
+        named = f"protocol {config['protocol']}" if "protocol" in config else ""
+        return f"{named}, eviction {config['evict']}" if named and config.get("evict") else named
+
     def chance(self, task: str) -> float | None:
         """Accuracy of guessing, for multiple-choice tasks."""
         return next((c["chance"] for c in self.cells if c["task"] == task and c.get("chance")), None)
-
-
-def method_name(stored: str) -> str:
-    """The method's name in a spec's stored text, which may be of a method that is no longer known."""
-    return stored.partition(":")[0]
 
 
 def order(names, known) -> list[str]:
     """Known names first and in their order, then the others as they come."""
     names = list(dict.fromkeys(names))
     place = {name: i for i, name in enumerate(known)}
-    return sorted(names, key=lambda name: place.get(method_name(name), len(place)))
+    return sorted(names, key=lambda name: place.get(name_of(name), len(place)))
 
 
 def tabled(cells: Iterable[dict]) -> list[dict]:

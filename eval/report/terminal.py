@@ -21,6 +21,8 @@ def print_tables(board: Board, console: Console) -> None:
     console.print(Text(f"\n{board.model}: {headline(board)}\n", style="bold"))
     if board.left_out:
         console.print(Text(f"{board.left_out}\n"), soft_wrap=True)
+    if board.protocol:
+        console.print(Text(board.protocol), soft_wrap=True)
     if board.tasks:
         _print([method for method in board.methods if method in board.scored], _scores(board), console)
         console.print("Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full (2 stderr).\n")

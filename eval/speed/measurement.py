@@ -84,7 +84,9 @@ class Speed(OfMethods):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
-        methods = {spec.text: self.configuration(self.maker, spec=spec, **shared) for spec in self.specs}
+        methods = {
+            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
+        }
         methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
         return [
             Cell(self.model_name, method, f"{SPEED}{self.suite}:{context}", config)
@@ -92,8 +94,8 @@ class Speed(OfMethods):
             for method, config in methods.items()
         ]
 
-    def configuration(self, *makers: str, spec=None, **more) -> dict:
-        found = super().configuration(*makers, spec=spec, **more)
+    def configuration(self, *makers: str, **more) -> dict:
+        found = super().configuration(*makers, **more)
         return found | ({"model": WIDE} if self.wide else {})
 
     def label(self, cell: Cell) -> str:

@@ -11,30 +11,28 @@ STEPS = 16  # tokens decoded per repeat
 WIDE_CONTEXT = 16384  # the wide suite's longest
 
 
-def wide_config():
-    """The wide suite's Llama: 4 layers, hidden 1024, 8 heads of 128, random weights."""
-    from transformers import LlamaConfig
+WIDE = {  # the wide suite's Llama: 4 layers, hidden 1024, 8 heads of 128
+    "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 4,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": WIDE_CONTEXT,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
-    return LlamaConfig(
-        vocab_size=4096,
-        hidden_size=1024,
-        intermediate_size=2816,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=WIDE_CONTEXT,
-        tie_word_embeddings=True,
-    )
+
+def wide_model(**changes):
+    """The wide suite's Llama with random weights, the same every time; changes: of its configuration."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(**WIDE | changes)).eval()
 
 
 def load(options: dict, attention: str):
     """The model to time, in eval mode: options name `suite`, `model`, `device`, `dtype`."""
-    from transformers import AutoModelForCausalLM, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM
 
     device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
     if options["suite"] == "wide":
-        torch.manual_seed(0)
-        model = LlamaForCausalLM(wide_config()).to(device).eval()
+        model = wide_model().to(device)
         if options.get("dtype"):
             model = model.to(getattr(torch, options["dtype"]))
         if attention == "kvlab":

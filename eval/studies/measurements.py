@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..accuracy.taskset import STORIES
-from ..core.digests import code_digest, digest, method_digest, model_digest
+from ..core.digests import digest, methods_digest, model_digest
 from ..core.errors import Problem
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
 
@@ -19,7 +19,9 @@ class ModelStudy(Study, OnModel):
     _loaded: dict = field(default_factory=dict, init=False, repr=False)
 
     def cell(self, experiment: str) -> Cell:
-        config = self.configuration(self.makers[experiment], stories=digest([STORIES]), threads=self.threads)
+        settings = {"stories": digest([STORIES]), "threads": self.threads}
+        # an experiment names its methods itself
+        config = self.configuration(self.makers[experiment], method=methods_digest(), **settings)
         return Cell(self.model_name, "", self.task(experiment), config)
 
     def load(self, name: str | None = None):
@@ -69,9 +71,9 @@ class Offload(ModelStudy):
 
         return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
 
-    def configuration(self, *makers: str, spec=None, **more) -> dict:
+    def configuration(self, *makers: str, **more) -> dict:
         models = [model_digest(name) for name in self.models]
-        return super().configuration(*makers, spec=spec, models=models, **more)
+        return super().configuration(*makers, models=models, **more)
 
 
 @dataclass(kw_only=True)
@@ -91,7 +93,7 @@ class Quant(ModelStudy, OfMethods):
     def cell(self, experiment: str) -> Cell:
         cell = super().cell(experiment)
         if experiment == "bits":
-            cell.config["methods"] = [[spec.text, method_digest(spec)] for spec in self.specs]
+            cell.config["methods"] = [list(pair) for pair in self.codes.items()]
         return cell
 
 
@@ -111,7 +113,8 @@ class StaticGraph(Study):
     def cell(self, experiment: str) -> Cell:
         config = {
             "model": model_digest(None),
-            "code": code_digest(self.makers[experiment]),
+            "code": self.code(self.makers[experiment]),
+            "method": methods_digest(),
             "stories": digest([STORIES]),
             "threads": self.threads,
         }
@@ -132,7 +135,7 @@ class Attention(Measurement):
 
     def cells(self) -> list[Cell]:
         lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
-        config = {"code": code_digest(self.maker), "repeats": repeats, "threads": 1}
+        config = {"code": self.code(self.maker), "repeats": repeats, "threads": 1}
         return [
             Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths
         ]

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.methods import Spec
 from kvlab.models import ModelShape
 from kvlab.store import Growing, Int
 from kvlab.store.growing import GrowingState
@@ -61,7 +62,7 @@ class RequantizedState(GrowingState):
         self.changes += bool(before) and not torch.equal(before[0][0], self.fixed_keys[0][0])
 
 
-def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
+def bits_per_value(model, method: str | Spec, tokens: int = MEASURED) -> float:
     """Bits held for every number of K and V after a prompt of `tokens` and one step."""
     cache = kvlab.make_cache(model, method)
     stepper = Stepper(model, cache)
@@ -77,16 +78,16 @@ def bits_per_value(model, method: str, tokens: int = MEASURED) -> float:
 def bits(study) -> Iterator[dict]:
     """Questions answered (recall, per cent) and perplexity of held-out stories, with true bits per value."""
     model, tokenizer = study.load()
-    methods = [spec.text for spec in study.specs]
     prompts, answers = questions(tokenizer, study.limit or DOCUMENTS)
     length = round(statistics.mean(map(len, prompts)))
     text = held_out(model, tokenizer, STORY, study.limit)
     measured = min(MEASURED, ModelShape.of(model).context or MEASURED)
-    for method, (right, _) in answered(model, prompts, answers, methods).items():
+    for method, (right, _) in answered(model, prompts, answers, study.specs).items():
         yield row("bits", method, "accuracy", 100 * right, "%", length)
-    for method in methods:
-        yield row("bits", method, "bits per value", bits_per_value(model, method, measured), "bits", measured)
-        yield row("bits", method, "perplexity", perplexity(model, text, method), "", STORY)
+    for spec in study.specs:
+        held = bits_per_value(model, spec, measured)
+        yield row("bits", spec.text, "bits per value", held, "bits", measured)
+        yield row("bits", spec.text, "perplexity", perplexity(model, text, spec), "", STORY)
 
 
 def ways() -> dict[str, Growing | None]:

@@ -12,6 +12,7 @@ from torch import Tensor
 import kvlab
 from eval.tasks import corpus
 from kvlab.decode import Stepper
+from kvlab.methods import Spec
 
 from ..accuracy.batching import pad_left
 from ..accuracy.prefill import shared
@@ -34,20 +35,21 @@ def questions(tokenizer, count: int) -> tuple[list[list[int]], list[int]]:
 
 @torch.inference_mode()
 def answered(
-    model, prompts, answers, methods: list[str], streamed: int = 1
+    model, prompts, answers, methods: list[str | Spec], streamed: int = 1
 ) -> dict[str, tuple[float, float]]:
     """{method: (part of the questions answered right, bytes moved by a step)}.
 
     The last `streamed` tokens of every document are fed one by one, so that the answer comes from what the
     method kept or fetched; the rest is one prefill, shared by all methods.
     """
+    methods = {str(method): method for method in methods}
     right = dict.fromkeys(methods, 0)
     moved: dict[str, list[int]] = {name: [] for name in methods}
     for start in range(0, len(prompts), ROWS):
         ids, mask = pad_left(prompts[start : start + ROWS], 0, model.device)
         prefilled = None if mask is None else mask[:, :-streamed]
         truth = torch.tensor(answers[start : start + ROWS], device=model.device)
-        caches = {name: kvlab.make_cache(model, name) for name in methods}
+        caches = {name: kvlab.make_cache(model, method) for name, method in methods.items()}
         for name, stepper, logits in shared(model, caches, ids[:, :-streamed], prefilled, last=True):
             if isinstance(logits, Exception):
                 raise logits
@@ -59,7 +61,7 @@ def answered(
 
 
 @torch.inference_mode()
-def perplexity(model, ids: Tensor, method: str) -> float:
+def perplexity(model, ids: Tensor, method: str | Spec) -> float:
     """Of all but the first quarter of ids `[rows, tokens]`, every token predicted through the cache."""
     found = losses(Stepper(model, kvlab.make_cache(model, method)), ids, ids.shape[1] // 4)
     return math.exp(sum(found) / len(found))

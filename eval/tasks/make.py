@@ -6,6 +6,7 @@ never an answer in training (for a chain: every second row has such names).  The
 multiple-choice task and its exact-match twin (`recall_em`, ...).
 """
 
+import argparse
 import json
 import random
 from pathlib import Path
@@ -70,7 +71,8 @@ def rows(name: str, make, tokenizer) -> list[dict]:
     return made
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
+    argparse.ArgumentParser(prog="python -m eval.tasks.make", description=__doc__).parse_args(words)
     tokenizer = AutoTokenizer.from_pretrained(CHECKPOINT)
     for make in (recall, needle, chain):
         made = rows(make.__name__, make, tokenizer)

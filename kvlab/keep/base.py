@@ -110,6 +110,7 @@ class KeepState(State):
 
     per_row = ("limits",)
     states = ("last",)
+    on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 
     def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         super().__init__(policy, per_row, per_slot)

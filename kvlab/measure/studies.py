@@ -60,14 +60,13 @@ def read(model, ids: Tensor) -> Passage:
     try:
         with torch.no_grad(), recording() as layers:
             model(ids.to(model.device), use_cache=False)
-            asked = [query_of(model, i, inputs[i], rotary[i])[0] for i in range(shape.layers)]
             guessed = [query_of(model, i, inputs[i - 1], rotary[i])[0] for i in range(1, shape.layers)]
     finally:
         for hook in hooks:
             hook.remove()
     inputs, attended = ([x.reshape(-1, shape.hidden) for x in xs] for xs in (inputs, attended))
     fed = [after - at - added for at, after, added in zip(inputs, inputs[1:], attended)]
-    keys = [layer.keys[0] for layer in layers]
+    asked, keys = [layer.query[0] for layer in layers], [layer.keys[0] for layer in layers]
     return Passage(inputs, attended, fed, asked, [None, *guessed], keys, layers[0].scaling)
 
 

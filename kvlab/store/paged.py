@@ -151,6 +151,17 @@ class PagedState(GrowingState):
             yield from self.pool.parts
             yield from super().tensors()
 
+    def contents(self) -> dict:  # by hand: block numbers mean nothing in another pool
+        found = super().contents()
+        del found["table"], found["used"]
+        return found | {"tokens": None if self.table is None else self.parts()}
+
+    def refill(self, contents: dict) -> None:
+        tokens = contents.pop("tokens")
+        super().refill(contents)
+        if tokens is not None:
+            self.add(*tokens)
+
     def add(self, keys: Parts, values: Parts) -> None:
         parts = (*keys, *values)
         batch, _, tokens, _ = parts[0].shape

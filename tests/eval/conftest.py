@@ -16,6 +16,7 @@ TEXT = (
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Folder of a Llama with 3 layers, 4 heads on 2 KV heads, context 512, and a byte-level BPE."""
+    from tiny import COMMON, GQA
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -31,16 +32,8 @@ def folder(tmp_path_factory):
     )
     bpe.train_from_iterator([TEXT * 4], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|end|>", pad_token="<|end|>")
-    config = LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-    )
+    own = {"vocab_size": 400, "num_hidden_layers": 3, "max_position_embeddings": 512}
+    config = LlamaConfig(**COMMON | GQA | own | {"initializer_range": 0.3})
     torch.manual_seed(0)
     LlamaForCausalLM(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
@@ -63,11 +56,11 @@ def text(start: int, words: int) -> str:
     return " ".join(WORDS[(start + 3 * i) % len(WORDS)] for i in range(words))
 
 
-def requests(kind: str, arguments: list[tuple]) -> list:
+def requests(kind: str, arguments: list[tuple], task: str = "t") -> list:
     from lm_eval.api.instance import Instance
 
     return [
-        Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=("t", i, 1))
+        Instance(request_type=kind, doc={}, arguments=args, idx=0, metadata=(task, i, 1))
         for i, args in enumerate(arguments)
     ]
 

@@ -13,21 +13,32 @@ import pytest
 import kvlab
 from eval.__main__ import KINDS, main
 from eval.core import digests
-from eval.core.digests import OUTSIDE, code_digest, imports, method_digest, reached
+from eval.core.digests import code_digest, method_digest
+from eval.core.modules import APART, OUTSIDE, imports, reached
 from kvlab.methods import parse
 
 ROOT = Path(__file__).resolve().parents[2]
+MEASUREMENTS = sorted({kind.__module__ for kind in KINDS} - {"eval.__main__"})
 MAKERS = sorted(
     {kind.maker for kind in KINDS if hasattr(kind, "maker")}
     | {maker for kind in KINDS for maker in getattr(kind, "makers", {}).values()}
 )
 
 
-APART = ("kvlab.workshop", "kvlab.reference")  # artefacts; definitions that tests and notebooks compare with
+ARTEFACTS = (
+    "kvlab.workshop",
+    "kvlab.reference",
+)  # artefacts; definitions that tests and notebooks compare with
 
 
-def outside(module: str) -> bool:
-    return any(module == name or module.startswith(f"{name}.") for name in OUTSIDE)
+def outside(module: str, names=OUTSIDE) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+def methods_modules() -> set[str]:
+    """What the entries of the table of methods lead to."""
+    entries = (digests._entry(method.policies)[0] for method in kvlab.METHODS.values())
+    return set(reached(*(name for names in entries for name in names)))
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -42,12 +53,32 @@ def test_what_makes_numbers_imports_nothing_that_cannot_change_one(maker):
 
 def test_all_that_can_change_a_number_is_reached():
     """Every module of kvlab but those that only show, and every room of eval that makes numbers."""
-    found = set().union(*(reached(maker) for maker in MAKERS))
+    found = methods_modules().union(*(reached(maker) for maker in (*MAKERS, *MEASUREMENTS)))
+    assert {"eval.core.workers", "eval.core.measurement", *MEASUREMENTS} <= found
     for package in ("kvlab", "eval.accuracy", "eval.speed", "eval.studies"):
         for path in ROOT.joinpath(*package.split(".")).rglob("*.py"):
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-            apart = name.startswith(APART) or name.endswith((".measurement", ".measurements", ".__main__"))
-            assert name in found or apart or outside(name), f"no measurement's digest covers {name}"
+            apart = name.startswith(ARTEFACTS) or name.endswith(".__main__") or outside(name, APART)
+            assert name in found or apart, f"no measurement's digest covers {name}"
+
+
+@pytest.mark.parametrize("module", [*MAKERS, *MEASUREMENTS])
+def test_what_cannot_change_a_number_is_not_reached(module):
+    assert not [name for name in reached(module) if outside(name, APART)]
+
+
+@pytest.mark.parametrize("method", ["h2o", "snapkv", "infinigen", "kivi2", "padded"])
+def test_a_method_stands_on_its_own_classes(method):
+    """The makers reach no keep, store or fetch that only some methods use; the method's own digest does."""
+    own = {"h2o": "keep.h2o", "snapkv": "keep.snapkv", "infinigen": "place.infinigen", "kivi2": "store.kivi"}
+    own |= {"padded": "static_graph.kv_manager"}
+    module = f"kvlab.{own[method]}"
+    names, _ = digests._entry(kvlab.METHODS[method].policies)
+    assert module in reached(*names)
+    assert module not in reached("eval.accuracy.make", "eval.accuracy.measurement")
+    others = [name for name in own if name not in (method, "padded")]
+    for other in others:
+        assert module not in reached(*digests._entry(kvlab.METHODS[other].policies)[0])
 
 
 def project(tmp_path, **files: str) -> Path:
@@ -63,6 +94,25 @@ def of(root: Path, *makers: str) -> str:
     return code_digest(*makers, root=root)
 
 
+def test_names_that_a_package_passes_on_lead_to_where_they_come_from(tmp_path):
+    files = {
+        "__init__": "from . import parts\nfrom .parts import one",
+        "parts/__init__": "from .one import one\nfrom .two import two\n__all__ = ['one', 'two']",
+        "parts/one": "one = 1",
+        "parts/two": "two = 2",
+        "a": "from .parts import one\nprint(one)",
+        "b": "import kvlab\nkvlab.parts.two",
+        "c": "from . import parts\nprint(parts)",
+    }
+    for name, text in files.items():
+        path = tmp_path / "kvlab" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    both = {"kvlab.parts.one", "kvlab.parts.two"}
+    for name, expected in (("a", {"kvlab.parts.one"}), ("b", {"kvlab.parts.two"}), ("c", both)):
+        assert set(reached(f"kvlab.{name}", roots=(tmp_path,))) & both == expected, name
+
+
 def test_imports_are_followed_wherever_they_stand(tmp_path):
     root = project(
         tmp_path,
@@ -71,7 +121,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path):
         lab__other="",
         lab__stranger="",
     )
-    assert set(reached("lab.make", root=root)) == {"lab.make", "lab.deep", "lab.other"}
+    assert set(reached("lab.make", roots=(root,))) == {"lab.make", "lab.deep", "lab.other"}
 
 
 @pytest.mark.parametrize(
@@ -103,8 +153,16 @@ def copied(tmp_path: Path) -> Path:
     ("file", "edit", "same"),
     [
         ("kvlab/keep/h2o.py", lambda text: text.replace('"""', '"""In other words: ', 1), True),
-        ("kvlab/keep/h2o.py", lambda text: text + "\nlimit = 3\n", False),
-        ("kvlab/static_graph/kv_manager.py", lambda text: text + "\nlimit = 3\n", False),
+        ("kvlab/keep/base.py", lambda text: text + "\nlimit = 3\n", False),
+        ("kvlab/keep/h2o.py", lambda text: text + "\nlimit = 3\n", True),
+        ("kvlab/static_graph/kv_manager.py", lambda text: text + "\nlimit = 3\n", True),
+        ("kvlab/methods.py", lambda text: text + "\n@method('x')\ndef _x():\n    return {}\n", True),
+        ("kvlab/methods.py", lambda text: text + "\nlimit = 3\n", False),
+        ("eval/core/workers.py", lambda text: text + "\nlimit = 3\n", False),
+        ("eval/core/measurement.py", lambda text: text + "\nlimit = 3\n", False),
+        ("eval/accuracy/measurement.py", lambda text: text + "\nlimit = 3\n", False),
+        ("kvlab/scratch.py", lambda text: text + "\nlimit = 3\n", True),
+        ("eval/core/errors.py", lambda text: text + "\nlimit = 3\n", True),
         ("kvlab/link/base.py", lambda text: text + "\nlimit = 3\n", False),
         ("eval/accuracy/scoring.py", lambda text: text + "\nlimit = 3\n", False),
         ("kvlab/plots.py", lambda text: text + "\nlimit = 3\n", True),
@@ -115,10 +173,41 @@ def copied(tmp_path: Path) -> Path:
 )
 def test_an_edit_of_the_project_refuses_a_cell_or_keeps_it(tmp_path, file, edit, same):
     root = copied(tmp_path)
-    before = of(root, "eval.accuracy.make")
+    makers = "eval.accuracy.make", "eval.accuracy.measurement"
+    before = of(root, *makers)
     path = root / file
     path.write_text(edit(path.read_text()))
-    assert (of(root, "eval.accuracy.make") == before) is same
+    assert (of(root, *makers) == before) is same
+
+
+@pytest.mark.parametrize(
+    ("file", "changed"),
+    [
+        ("kvlab/keep/h2o.py", {"h2o", "offload+h2o"}),
+        ("kvlab/static_graph/kv_manager.py", {"padded"}),
+        ("kvlab/place/topk.py", {"topk"}),
+    ],
+)
+def test_an_edit_of_a_method_refuses_the_cells_of_those_that_use_it(tmp_path, file, changed):
+    root = copied(tmp_path)
+    methods = ("full", "h2o", "offload+h2o", "int4", "padded", "topk")
+
+    def all_of_them() -> dict[str, str]:
+        entries = {name: digests._entry(kvlab.METHODS[name].policies)[0] for name in methods}
+        return {name: digests.digest(reached(*e, roots=(root,)).values()) for name, e in entries.items()}
+
+    before, text = all_of_them(), (root / file).read_text()
+    (root / file).write_text(text.replace('"""', '"""In other words: ', 1))
+    assert all_of_them() == before
+    (root / file).write_text(text + "\nlimit = 3\n")
+    assert {name for name, found in all_of_them().items() if found != before[name]} == changed
+
+
+def test_an_entry_of_the_table_counts():
+    """Its own lines and defaults, and nobody else's."""
+    texts = {name: digests._entry(method.policies)[1] for name, method in kvlab.METHODS.items()}
+    assert "0.2" in texts["topk"][0] and "TopK" in texts["topk"][0] and "H2O" not in texts["topk"][0]
+    assert len({method_digest(parse(name)) for name in ("int8", "int4", "int2")}) == 3
 
 
 def test_the_calibration_text_counts(tmp_path, monkeypatch):
@@ -162,7 +251,81 @@ def test_a_users_class_file_counts(folder, tmp_path, monkeypatch, capsys):
         assert "1 of 2 accuracy cells are kept" in run(MINE.replace(".float()", ".float() * 1.5"))
     finally:
         sys.modules.pop("my_keeps", None)
-    assert method_digest(parse("h2o:budget=0.1")) is None
+    assert method_digest(parse("h2o:budget=0.1")) == method_digest(parse("h2o:budget=0.5"))
+
+
+HELPED = """import importlib
+from kvlab.keep import Keep
+{how}
+
+
+class Mine(Keep):
+    def score(self, layer):
+        return helper.score(layer)
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "import helper",
+        "from helper import score",
+        "import helper  # noqa: for what it does",
+        "helper = importlib.import_module('helper')",
+        "from importlib import import_module\nhelper = import_module('helper')",
+        "import elsewhere as helper",
+    ],
+)
+def test_what_a_users_class_loads_counts(tmp_path, monkeypatch, how):
+    """From beside itself, or from another place on sys.path; what these import too."""
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    mine.mkdir(), other.mkdir()
+    monkeypatch.syspath_prepend(other)
+    monkeypatch.syspath_prepend(mine)
+    (mine / "my_helped.py").write_text(HELPED.format(how=how))
+    (other / "elsewhere.py").write_text("from helper import score\n")
+    deep = mine / "helper.py"
+    deep.write_text("def score(layer):\n    return layer.slot_positions.float()\n")
+    try:
+        before = method_digest(parse("my_helped.Mine:budget=12"))
+        deep.write_text("def score(layer):\n    return -layer.slot_positions.float()\n")
+        assert method_digest(parse("my_helped.Mine:budget=12")) != before
+    finally:
+        for name in ("my_helped", "helper", "elsewhere"):
+            sys.modules.pop(name, None)
+
+
+def test_a_class_of_kvlabs_that_a_users_class_builds_on_counts(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_snap.py").write_text("from kvlab.keep import SnapKV\n\nclass Mine(SnapKV):\n    pass\n")
+    try:
+        name = parse("my_snap.Mine").name
+        assert {"my_snap", "kvlab.keep.snapkv"} <= set(reached(name, roots=digests.roots_of("my_snap")))
+    finally:
+        sys.modules.pop("my_snap", None)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "helper = importlib.import_module('hel' + 'per')",
+        "helper = importlib.util.spec_from_file_location('helper', 'helper.py')",
+        "exec(open('helper.py').read())",
+    ],
+)
+def test_code_that_only_a_run_can_name_is_refused(tmp_path, monkeypatch, how, capsys, folder):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "helper.py").write_text("def score(layer):\n    return layer.slot_positions.float()\n")
+    (tmp_path / "my_unknown.py").write_text(HELPED.format(how=f"import importlib.util\n{how}"))
+    words = f"accuracy --model {folder} --tasks recall --methods my_unknown.Mine --jobs 0 --out {tmp_path}/o"
+    try:
+        assert main(words.split()) == 2
+        (line,) = capsys.readouterr().err.strip().splitlines()
+        assert "my_unknown.py, line 4" in line and "import it by its name" in line
+    finally:
+        for name in ("my_unknown", "helper"):
+            sys.modules.pop(name, None)
 
 
 def test_a_method_entered_by_the_user_counts():

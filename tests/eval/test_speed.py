@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import pytest
@@ -80,11 +79,10 @@ def test_workers_are_processes_that_say_what_went_wrong(folder):
 
 
 def test_the_wide_model(monkeypatch):
-    config = models.wide_config()
-    assert (config.num_hidden_layers, config.hidden_size, config.head_dim) == (4, 1024, 128)
-    config.hidden_size, config.num_hidden_layers, config.intermediate_size = 64, 1, 64
-    config.head_dim = 8
-    monkeypatch.setattr(models, "wide_config", lambda: copy.deepcopy(config))
+    assert (models.WIDE["num_hidden_layers"], models.WIDE["hidden_size"]) == (4, 1024)
+    assert models.WIDE["hidden_size"] // models.WIDE["num_attention_heads"] == 128
+    small = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 64}
+    monkeypatch.setattr(models, "WIDE", models.WIDE | small)
     options = {"suite": "wide", "model": None, "device": "cpu", "dtype": None}
     ours, theirs = models.load(options, "kvlab"), models.load(options, "sdpa")
     ids = models.prompt(ours, 40)

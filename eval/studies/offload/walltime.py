@@ -18,7 +18,7 @@ from kvlab.methods import parse
 from kvlab.models import ModelShape
 
 from ...core.errors import Problem
-from ...speed.models import wide_config
+from ...speed import models
 from .rows import MEASURED, MODELLED, SIMULATED, row
 
 IDEAL, INFINIGEN = "full", "infinigen:budget=0.1"
@@ -31,12 +31,9 @@ BURST = 2  # steps of one method that are counted before the next one has its tu
 
 def wide_model(layers: int, context: int):
     """The speed suite's wider random-weight Llama with more layers: of its 4, InfiniGen reads 2 whole."""
-    from transformers import LlamaForCausalLM
-
-    config = wide_config()
-    config.num_hidden_layers, config.max_position_embeddings, config.vocab_size = layers, context, 512
-    torch.manual_seed(0)
-    return kvlab.prepare(LlamaForCausalLM(config).eval())
+    return kvlab.prepare(
+        models.wide_model(num_hidden_layers=layers, max_position_embeddings=context, vocab_size=512)
+    )
 
 
 def filled(model, method, tokens: int):

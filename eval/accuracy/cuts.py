@@ -1,0 +1,202 @@
+"""Cuts: where a prompt's context ends and its question begins, task by task.
+
+Under every protocol but `question-inside` the context is compressed before the question is known, so a prompt
+must say where one ends. The whole prompt is tokenized once and cut at the last token boundary at or before
+the character that a rule finds. A task without a rule is refused, never guessed: its user names the cut, with
+`--context-until TEXT` or in the task's own YAML:
+
+    metadata:
+      context_until: "\\nQuestion:"
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.errors import Problem
+
+FIELD = "context_until"  # under `metadata:` of a task's YAML
+SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)`]*\s+(?=\S)")  # between two sentences
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One row of the table.
+
+    find: (prompt, document) -> the character before which the prompt is cut, None where there is none. why:
+    in a few words. shots: the context is the examples, so there must be some.
+    """
+
+    where: str
+    why: str
+    find: Callable[[str, dict], int | None]
+    shots: bool = False
+
+
+def before(*patterns: str) -> Callable[[str, dict], int | None]:
+    """Before the last match of any of these regular expressions."""
+
+    def find(text: str, document: dict) -> int | None:
+        return max((m.start() for pattern in patterns for m in re.finditer(pattern, text)), default=None)
+
+    return find
+
+
+def after(*fields: str, end: str = "") -> Callable[[str, dict], int | None]:
+    """After the last occurrence of a field's text, and, with `end`, of what follows it up to this regular
+    expression."""
+
+    def find(text: str, document: dict) -> int | None:
+        for value in (str(document[field]) for field in fields if document.get(field)):
+            at = text.rfind(value) if value in text else text.rfind(value.strip())
+            if at >= 0:
+                at += len(value if value in text else value.strip())
+                last = re.search(end, text[at:]) if end else None
+                return at + last.start() if last else None if end else at
+        return None
+
+    return find
+
+
+def item(*fields: str, lead: str = "", change: Callable[[str], str] = str.strip):
+    """Before the tested item, which begins with `lead` and one of these fields."""
+
+    def find(text: str, document: dict) -> int | None:
+        for value in (change(str(document[field])) for field in fields if document.get(field)):
+            if value and (at := text.rfind(lead + value)) >= 0:
+                return at
+        return None
+
+    return find
+
+
+def last_sentence(text: str, document: dict) -> int | None:
+    """Before the last sentence of the prompt; 0 where it is the only one."""
+    return max((m.end() for m in SENTENCE.finditer(text)), default=0)
+
+
+def last_question(text: str, document: dict) -> int | None:
+    """Before the last sentence of the document's question; before the item where it is the only one."""
+    question = str(document.get("question", "")).strip()
+    at = text.rfind(question) if question else -1
+    inside = last_sentence(question, document)
+    if at < 0 or inside:
+        return None if at < 0 else at + inside
+    return max(0, text.rfind("Question:", 0, at))
+
+
+def until_gap(stem: str) -> str:
+    """What a sentence with a gap begins with."""
+    return stem.partition("_")[0].strip()
+
+
+FACTS = Cut('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
+EXAMPLES = "before the tested item", "the stem is the query"
+PASSAGE = "after the passage", "earlier turns belong to the question"
+MAGIC = before(
+    r"What (?:is|are all) the special magic", r"Question: Find all variables",
+    r"Question: What are the 10 most common", r"Question: Do not provide",
+)  # fmt: skip
+LONG = after("context", end=r"(?:Question|Query|问题)[:：]|The following is an abstract|下面是一个摘要")
+CUTS = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
+    r"(recall|needle|chain)(_em|_many)?": FACTS,
+    r"piqa": Cut(*EXAMPLES, item("goal", lead="Question: "), shots=True),
+    r"arc_(easy|challenge)": Cut(*EXAMPLES, item("question", lead="Question: "), shots=True),
+    r"openbookqa": Cut(*EXAMPLES, item("question_stem"), shots=True),
+    r"copa": Cut(*EXAMPLES, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
+    r"hellaswag": Cut(
+        "before the tested item", "every ending hangs on the last words", item("query"), shots=True
+    ),
+    r"winogrande": Cut(
+        "before the tested item", "its two choices are two contexts with one continuation",
+        item("sentence", change=until_gap), shots=True,
+    ),
+    r"rte|sglue_rte": Cut(
+        "after the first sentence", "a premise, then a hypothesis", after("sentence1", "premise")
+    ),
+    r"boolq": Cut("after the passage", "a natural passage and question", after("passage")),
+    r"lambada(_openai|_standard)?.*": Cut(
+        "before the last sentence", "guessable from the passage, not from the sentence", last_sentence
+    ),
+    r"squadv2": Cut(*PASSAGE, after("context")),
+    r"drop": Cut(*PASSAGE, after("passage")),
+    r"race": Cut(*PASSAGE, after("article")),
+    r"coqa": Cut(*PASSAGE, after("story")),
+    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe|qa_.*)": Cut(
+        "before the question", "what begins the answer stays behind the cut", MAGIC
+    ),
+    r"longbench_(narrativeqa|qasper|multifieldqa|hotpotqa|2wikimqa|musique|dureader|qmsum|passage_retrieval).*":
+        Cut("before the question", "the fixed instruction belongs to the context", LONG),
+    r"longbench_(gov_report|multi_news|vcsum|passage_count).*": Cut(
+        "after the text", "a control: what is asked is always the same", after("context")
+    ),
+    r"longbench_(trec|triviaqa|samsum|lsht).*": Cut(
+        "after the examples", "the context is the examples", after("context")
+    ),
+    r"gsm8k.*": Cut("before the problem's last sentence, else the shots", "as KVzip does", last_question),
+    r"mmlu(_(?!pro|cot|flan).*)?": Cut(
+        "after the shots", "all rows share them", item("question"), shots=True
+    ),
+}  # fmt: skip
+REFUSED = {  # the same -> why there is nothing to cut
+    r"prose|wikitext.*|.*perplexity.*": "every token is scored, so nothing is a question",
+    r"cloze": "the whole story is what the ending hangs on",
+    r"squad_completion": "the passage is the text to be completed",
+    r"longbench_(lcc|repobench).*": "the code before the line is the question",
+}
+
+
+def cut_of(task: str, until: str | None = None) -> Cut:
+    """A task's cut; `until`: the text that a user cuts before. Raises Problem where there is none."""
+    if until is not None:
+        if not until:
+            raise Problem(f"{FIELD} of task {task}: expected the text before which a prompt is cut, got none")
+        return Cut(f"before {until!r}", "as its user says", before(re.escape(until)))
+    for pattern, why in REFUSED.items():
+        if re.fullmatch(pattern, task):
+            raise Problem(f"task {task}: there is no context to compress before a question: {why}")
+    for pattern, cut in CUTS.items():
+        if re.fullmatch(pattern, task):
+            return cut
+    raise Problem(
+        f"task {task}: where its context ends is not known; name the text before which its prompts are cut "
+        f"with --context-until TEXT, or as {FIELD} under metadata: in its YAML"
+    )
+
+
+def known(task: str) -> bool:
+    """Is it a task of the table?"""
+    fits = lambda table: any(re.fullmatch(pattern, task) for pattern in table)
+    return fits(CUTS) and not fits(REFUSED)
+
+
+def character(cut: Cut, task: str, text: str, document: dict) -> int:
+    """The character before which a prompt is cut. Raises Problem where the rule finds none, or where shots
+    are missing."""
+    at = cut.find(text, document)
+    if at is None:
+        raise Problem(
+            f"task {task}: its cut is {cut.where}, which is not found in the prompt ...{text[-60:]!r}"
+        )
+    if cut.shots and not text[:at].strip():
+        raise Problem(
+            f"task {task}: its context is the examples before the tested item, and there are none: give some "
+            "with --num-fewshot"
+        )
+    return at
+
+
+def boundary(tokenizer, ids: list[int], at: int) -> int:
+    """How many of a prompt's tokens end at or before its character `at`: at least one stays on either side of
+    the cut, and where there is only one, it is the question.
+
+    A token that begins before the cut and ends behind it belongs to the question.
+    """
+    low, high = 0, len(ids)  # as many tokens are context; so many are too many
+    while high - low > 1:
+        middle = (low + high) // 2
+        said = tokenizer.decode(ids[:middle], skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        low, high = (middle, high) if len(said) <= at else (low, middle)
+    return min(max(1, low), len(ids) - 1)

@@ -1,0 +1,57 @@
+"""Protocols: what of a prompt is compressed, and what is asked of it afterwards.
+
+`question-inside` compresses the whole prompt, so a method may look at the question when it chooses. Under the
+others the context alone is compressed (`cuts.py` says where it ends), a fraction of budget is of the context,
+and question and answer follow at their true positions, held on top: they evict nothing of the context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+INSIDE, FIRST, MANY, REUSE = "question-inside", "context-first", "many-questions", "reuse"
+PROTOCOLS = {
+    INSIDE: "a prompt and its question are prefilled and compressed together, so a method may look at the "
+    "question when it chooses",
+    FIRST: "the context alone is prefilled and compressed; the question follows in one pass at its true "
+    "positions, for which a place on the host is read whole, then the answer",
+    MANY: "one context is compressed once, and every question on it is asked of a fork: accuracy per "
+    "question, cost per context",
+    REUSE: "the context is compressed with another question on it inside; what stays of the context is then "
+    "asked this question (what a format or a fetch learns of that other question is not carried over)",
+}
+ONCE, EVERY_STEP = "once", "every-step"
+EVICT = {  # what a keep does with what comes after the prompt
+    ONCE: "what comes after the compression is held on top of the budget and evicts nothing of the context",
+    EVERY_STEP: "a keep that evicts at every step by definition does so, within its budget",
+}
+
+
+def checked(name: str, value: str | None, known: dict[str, str]) -> str:
+    """A protocol's or an eviction's name. Raises ValueError for another."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(known)}")
+    return value
+
+
+def default_eviction(protocol: str) -> str:
+    """What keeps do after the prompt where nobody says it."""
+    return EVERY_STEP if protocol == INSIDE else ONCE
+
+
+def families(prompts: Sequence[Sequence[int]], cuts: list[int] | None, protocol: str) -> list[list[int]]:
+    """Prompts, by number, that one prefill serves: under `many-questions` and `reuse` all of one context."""
+    if cuts is None or protocol not in (MANY, REUSE):
+        return [[index] for index in range(len(prompts))]
+    found: dict[tuple, list[int]] = {}
+    for index, (prompt, cut) in enumerate(zip(prompts, cuts, strict=True)):
+        found.setdefault(tuple(prompt[:cut]), []).append(index)
+    alone = [members for members in found.values() if len(members) == 1]
+    if protocol == REUSE and alone:
+        raise ValueError(
+            f"protocol {REUSE}: {len(alone)} of {len(found)} contexts have one question only, and none to be "
+            "compressed with"
+        )
+    if len(alone) == len(found):
+        raise ValueError(f"protocol {protocol}: no two prompts share their context")
+    return list(found.values())

@@ -1,0 +1,54 @@
+"""Reuse: a cache that holds of a context what another one held with another question inside."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from kvlab.cache import KVCache
+from kvlab.keep import Keep
+from kvlab.methods import Spec
+
+
+class Sets:
+    """Which tokens stay: {layer: positions `[batch, kv_heads, n]`, -1 where a row has fewer}."""
+
+    def __init__(self):
+        self.stay: dict[int, Tensor] = {}
+
+    def read(self, cache: KVCache, contexts: Tensor) -> None:
+        """What a compressed cache holds of the first `contexts` `[batch]` tokens of each row."""
+        for layer in cache.attending:
+            held = layer.positions
+            inside = (held >= 0) & (held < contexts.to(held.device).view(-1, 1, 1))
+            order = inside.int().argsort(dim=-1, descending=True, stable=True)
+            order = order[..., : int(inside.sum(-1).max())]
+            stay = held.gather(-1, order).masked_fill(~inside.gather(-1, order), -1)
+            self.stay[layer.index] = stay
+
+
+class Chosen(Keep):
+    """Keep the tokens of a prompt that another cache held."""
+
+    once = True
+
+    def __init__(self, sets: Sets):
+        object.__setattr__(self, "budget", 0.5)  # not everything
+        self.sets = sets
+
+    def choose(self, layer) -> Tensor | None:
+        if layer.state.limits is not None:
+            return None
+        stay = self.sets.stay[layer.index]
+        layer.state.limits = (stay >= 0).sum(-1).amax(-1).tolist()
+        first = (layer.slot_positions == 0).int().argmax(-1, keepdim=True)  # the slot of a row's first token
+        return (stay + first).masked_fill(stay < 0, -1)
+
+
+def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:
+    """A cache of the method that holds what `Sets` says, for `reuse`; None for a method without a keep."""
+    parameters = {name: value for name, value in spec.parameters.items() if name != "link"}
+    policies = spec.method.policies(**parameters)
+    if "cache" in policies or not getattr(policies.get("keep"), "evicts", False):
+        return None
+    sets = Sets()
+    return KVCache(model, **policies | {"keep": Chosen(sets)}), sets

@@ -1,0 +1,166 @@
+"""Saved: a cache as a file, for a context that is compressed once and asked later, in another process.
+
+The file is a safetensors file: the tensors that the layers hold, and as its metadata what else they remember,
+as JSON. Nothing in it is code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .methods import make_cache
+from .policy import State
+
+FORMAT = "1"  # of the file; another one is refused
+PARTS = ("keep", "store", "place", "table")  # of a layer
+OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized")
+OF_GIVEN = ("scaling", "softcap")  # of the last pass
+PLAIN = (bool, int, float, str, type(None))
+SAMPLE = 65_536  # numbers of a weight that its model's digest looks at
+
+
+def save(cache, path: str | Path) -> None:
+    """See `KVCache.save`."""
+    from safetensors.torch import save_file
+
+    if cache.spec is None:
+        raise ValueError("save: this cache was not made by kvlab.make_cache, so its method has no name")
+    if "link" in cache.spec.parameters or not getattr(cache, "fillable", False):
+        raise ValueError(
+            f"save: a cache of {cache.spec.text!r} on this model holds more than K and V of its layers"
+        )
+    if cache.prefilling:
+        raise ValueError("save: the prompt in this cache has not ended")
+    written = Written()
+    layers = []
+    for layer in cache.layers:
+        layer.place.flush(layer)
+        layer.place.commit(layer)
+        found = {name: written.encode(getattr(layer, name)) for name in (*OF_LAYER, *OF_GIVEN)}
+        for part in PARTS:
+            written.host = part == "store" and layer.place.on_host
+            found[part] = written.attributes(getattr(layer, part))
+        layers.append(found)
+    about = {
+        "format": FORMAT,
+        "method": cache.spec.text,
+        "model": model_digest(cache.model),
+        "tokens": str(cache.get_seq_length()),
+        "versions": json.dumps({name: metadata.version(name) for name in ("kvlab", "torch", "transformers")}),
+        "layers": json.dumps(layers),
+    }
+    save_file(written.tensors, path, metadata=about)
+
+
+def load_cache(path: str | Path, model):
+    """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
+
+    Raises ValueError for a file that is none, or that was saved for another model.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: no cache can be read from it ({error})") from error
+    if about.get("format") != FORMAT or "layers" not in about:
+        raise ValueError(f"{path} holds no cache that this version of kvlab can read")
+    if about["model"] != model_digest(model):
+        raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
+    cache = make_cache(model, about["method"])
+    read = Read(tensors, model.device)
+    for layer, found in zip(cache.layers, json.loads(about["layers"]), strict=True):
+        for name in OF_LAYER:
+            setattr(layer, name, read.decode(found[name]))
+        layer.given = replace(layer.given, **{name: found[name] for name in OF_GIVEN})
+        for part in PARTS:
+            read.restore(getattr(layer, part), found[part])
+    return cache
+
+
+class Written:
+    """Values as JSON, and the tensors among them; `host`: those of now stay on the host."""
+
+    def __init__(self):
+        self.tensors: dict[str, Tensor] = {}
+        self.names: dict[int, str] = {}  # by the tensor's id
+        self.alive: list[Tensor] = []  # an id is one tensor's as long as it lives
+        self.host = False
+
+    def attributes(self, thing) -> dict:
+        """What an object remembers, but for what a fresh one has too: parameters, and what is shared."""
+        values = thing.contents() if isinstance(thing, State) else vars(thing)
+        return {name: self.encode(value) for name, value in values.items()}
+
+    def encode(self, value):
+        if isinstance(value, PLAIN):
+            return value
+        if isinstance(value, Tensor):
+            if id(value) not in self.names:
+                self.alive.append(value)
+                self.names[id(value)] = name = f"t{len(self.tensors)}"
+                self.tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
+            return {"tensor": self.names[id(value)], "host": self.host}
+        if isinstance(value, torch.dtype):
+            return {"dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"device": None}
+        if isinstance(value, list | tuple):
+            return {type(value).__name__: [self.encode(item) for item in value]}
+        if isinstance(value, State) or type(value).__module__.startswith("kvlab."):
+            return {"attributes": self.attributes(value)}
+        raise ValueError(f"save: a {type(value).__name__} in the state of a method cannot be saved")
+
+
+class Read:
+    """The way back: `restore` writes into what a fresh cache has."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device):
+        self.tensors, self.device = tensors, device
+        self.placed: dict[str, Tensor] = {}
+
+    def restore(self, thing, attributes: dict) -> None:
+        found = {name: self.decode(value, getattr(thing, name, None)) for name, value in attributes.items()}
+        if isinstance(thing, State):
+            thing.refill(found)
+        else:
+            vars(thing).update(found)
+
+    def decode(self, value, there=None):
+        if isinstance(value, PLAIN):
+            return value
+        ((kind, inside), *_) = value.items()
+        if kind == "tensor":
+            if inside not in self.placed:
+                self.placed[inside] = self.tensors[inside].to("cpu" if value["host"] else self.device)
+            return self.placed[inside]
+        if kind == "dtype":
+            return getattr(torch, inside)
+        if kind == "device":
+            return self.device
+        if kind == "attributes":
+            self.restore(there, inside)
+            return there
+        items = [self.decode(item) for item in inside]
+        return items if kind == "list" else tuple(items)
+
+
+def model_digest(model) -> str:
+    """Sixteen hex digits of a model's class and weights: of every weight its name, shape, dtype and about
+    `SAMPLE` evenly spaced numbers."""
+    total = hashlib.sha256(f"{type(model).__name__} {model.config.model_type}".encode())
+    for name, weight in sorted(model.state_dict().items()):
+        total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        flat = weight.detach().flatten()
+        few = flat[:: max(1, flat.numel() // SAMPLE)].cpu().contiguous()
+        total.update(few.view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()[:16]

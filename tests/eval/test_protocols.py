@@ -1,0 +1,180 @@
+"""What is compressed and what is asked: equal under `full`, blind to the question, counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import kvlab
+from eval.accuracy import KVLabLM, cuts, scoring, taskset
+from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
+from eval.accuracy.reuse import Sets
+from eval.core.errors import Problem
+from kvlab.decode import Stepper
+
+CONTEXTS = [
+    "Otis owns the brown dog. Mira owns the red hen. Tom ran home under the old bridge with a loaf.",
+    "Once there was a small boat on a wide lake. Mira found a red key. The baker gave Tom a warm loaf.",
+]
+QUESTIONS = ["the brown dog", "the red hen and the key", "who ran home"]
+
+
+def prompts() -> list[str]:
+    return [f"{context}\nQuestion: {question}" for context in CONTEXTS for question in QUESTIONS]
+
+
+def choices(asked, texts=None):
+    pairs = [(text, f" {choice}") for text in texts or prompts() for choice in ("Otis", "the wide lake")]
+    return asked.make("loglikelihood", pairs, task="recall")
+
+
+def writing(asked, texts=None):
+    options = {"until": ["."], "max_gen_toks": 8, "do_sample": False}
+    return asked.make("generate_until", [(text, options) for text in texts or prompts()], task="recall_em")
+
+
+def scored(loaded, asked, method, protocol, texts=None, **how):
+    lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=protocol, **how)
+    scores = [score for score, _ in lm.loglikelihood(choices(asked, texts), disable_tqdm=True)]
+    return scores, lm.generate_until(writing(asked, texts), disable_tqdm=True)
+
+
+@pytest.mark.parametrize("method", ["full", "recompute", "static"])
+def test_under_full_every_protocol_says_the_same(loaded, asked, method):
+    expected = scored(loaded, asked, "full", INSIDE)
+    for protocol in PROTOCOLS:
+        for size in (1, 4, 64):
+            found = scored(loaded, asked, method, protocol, batch_size=size)
+            assert found[0] == pytest.approx(expected[0], abs=1e-4), protocol
+            assert found[1] == expected[1], protocol
+
+
+def kept(loaded, asked, method, protocol, text) -> list[torch.Tensor]:
+    """Positions that every layer holds of a prompt's context when its first question is about to be asked."""
+    lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=protocol)
+    seen, shared = [], scoring.shared
+
+    def spied(*arguments, **how):
+        for name, stepper, logits in shared(*arguments, **how):
+            seen.append([layer.positions.clone() for layer in stepper.cache.attending])
+            yield name, stepper, logits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "shared", spied)
+        lm.loglikelihood(choices(asked, [text]), disable_tqdm=True)
+    return seen[-1]
+
+
+@pytest.mark.parametrize("task", [task for task in taskset.local_names() if cuts.known(task)])
+def test_under_full_it_is_so_for_every_local_task(loaded, task):
+    made = taskset.prepared(task, None, 1234)
+    made.build_all_requests(limit=2, rank=0, world_size=1)
+    found = {}
+    for protocol in (INSIDE, FIRST):
+        lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=protocol)
+        choosing = made.OUTPUT_TYPE == "multiple_choice"
+        found[protocol] = (lm.loglikelihood if choosing else lm.generate_until)(made.instances)
+    if choosing:
+        found = {name: [score for score, _ in scores] for name, scores in found.items()}
+        assert found[FIRST] == pytest.approx(found[INSIDE], abs=1e-4)
+    else:
+        assert found[FIRST] == found[INSIDE]
+
+
+@pytest.mark.parametrize("method", ["snapkv:budget=12,window=4", "h2o:budget=0.4", "tova:budget=0.4"])
+def test_another_question_leaves_the_kept_set_as_it_is(loaded, asked, method):
+    texts = [f"{CONTEXTS[0]}\nQuestion: {question}" for question in (QUESTIONS[0], "a\nquite other one?")]
+    first, other = (kept(loaded, asked, method, FIRST, text) for text in texts)
+    assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    first, other = (kept(loaded, asked, method, INSIDE, text) for text in texts)
+    assert not all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def prefilled(lm) -> int:
+    return sum(scorer.prefilled for scorer, _ in lm._known.values())
+
+
+def test_many_questions_prefill_one_context(loaded, asked):
+    """Counted in tokens: each context once, however many questions and choices there are."""
+    counts = {}
+    for protocol in (FIRST, MANY):
+        lm = KVLabLM(loaded[0], "h2o:budget=0.4", tokenizer=loaded[1], protocol=protocol)
+        lm.loglikelihood(choices(asked), disable_tqdm=True)
+        counts[protocol] = prefilled(lm)
+    once = sum(len(loaded[1](context).input_ids) for context in CONTEXTS)
+    assert counts == {FIRST: len(QUESTIONS) * once, MANY: once}
+
+
+@pytest.mark.parametrize("method", ["h2o:budget=0.4", "snapkv:budget=12,window=4", "int4", "topk:budget=0.3"])
+def test_many_questions_score_as_context_first(loaded, asked, method):
+    how = {"batch_size": 64}
+    first, many = (scored(loaded, asked, method, protocol, **how) for protocol in (FIRST, MANY))
+    assert many[0] == pytest.approx(first[0], abs=2e-2 if method == "int4" else 1e-4)
+    assert many[1] == first[1]
+
+
+def test_reuse_holds_what_another_question_chose(loaded, asked):
+    """The set of the context that SnapKV holds with question 1 inside, asked question 2."""
+    method = "snapkv:budget=12,window=4"
+    texts = [f"{CONTEXTS[0]}\nQuestion: {question}" for question in QUESTIONS[:2]]
+    lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=REUSE)
+    found = [score for score, _ in lm.loglikelihood(choices(asked, texts), disable_tqdm=True)]
+    tokenizer, model = loaded[1], loaded[0]
+    context = tokenizer(CONTEXTS[0]).input_ids
+    expected = []
+    for mine, other in ((texts[0], texts[1]), (texts[1], texts[0])):
+        full = Stepper(model, kvlab.make_cache(model, method))
+        full.feed(torch.tensor([tokenizer(other).input_ids]))
+        sets = Sets()
+        sets.read(full.cache, torch.tensor([len(context)]))
+        prompt = tokenizer(mine).input_ids
+        for choice in (" Otis", " the wide lake"):
+            stepper = Stepper(model, kvlab.make_cache(model, "full"))
+            stepper.feed(torch.tensor([context]))
+            for layer in stepper.cache.attending:  # what was not held is let go by hand
+                stay = sets.stay[layer.index]
+                layer._let_go(stay, (stay >= 0).sum(-1).amax(-1).tolist())
+            answer = tokenizer(mine + choice).input_ids[len(prompt) :]
+            logits = stepper.feed(torch.tensor([prompt[len(context) :]]), last=True)
+            total = 0.0
+            for token in answer:
+                total += logits.log_softmax(-1)[0, token].item()
+                logits = stepper.feed(torch.tensor([[token]]), last=True)
+            expected.append(total)
+    assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_comes_after_is_held_on_top(loaded, asked):
+    """And with evict=every-step it is not."""
+    method = "sinks:budget=12"
+    on_top, stepwise = (
+        scored(loaded, asked, method, FIRST, evict=evict, batch_size=1)[0] for evict in ("once", "every-step")
+    )
+    assert on_top != pytest.approx(stepwise, abs=1e-3)
+    inside, default = (
+        scored(loaded, asked, method, INSIDE, evict="every-step"),
+        scored(loaded, asked, method, INSIDE),
+    )
+    assert inside == default
+
+
+@pytest.mark.parametrize("protocol", [MANY, REUSE])
+def test_contexts_that_nobody_shares_are_refused(loaded, asked, protocol):
+    texts = [f"{context}\nQuestion: {QUESTIONS[0]}" for context in CONTEXTS]
+    with pytest.raises(ValueError, match=r"share their context|one question only"):
+        scored(loaded, asked, "h2o", protocol, texts)
+
+
+def test_bad_protocols_and_cuts(loaded, asked):
+    how = {"tokenizer": loaded[1]}
+    for wrong in ({"protocol": "question-outside"}, {"evict": "never"}):
+        with pytest.raises(ValueError, match="expected one of"):
+            KVLabLM(loaded[0], "full", **how, **wrong)
+    lm = KVLabLM(loaded[0], "full", **how, protocol=FIRST, context_until="\nWHO")
+    with pytest.raises(Problem, match=r"cut is before '\\nWHO', which is not found"):
+        lm.loglikelihood(choices(asked), disable_tqdm=True)
+    lm = KVLabLM(loaded[0], "full", **how, protocol=FIRST)
+    with pytest.raises(Problem, match="--context-until"):
+        lm.loglikelihood(asked.make("loglikelihood", [("a b", " c")], task="unheard_of"))
+    with pytest.raises(ValueError, match="nothing is a question"):
+        lm.loglikelihood_rolling(asked.stories)

@@ -1,0 +1,113 @@
+"""A saved cache answers as it would have: every method, in another process, and for no other model."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import tiny
+
+import kvlab
+from kvlab.decode import Stepper
+
+METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")]
+MORE = [
+    "h2o:budget=12",
+    "int4:axis=channel",
+    "kivi2:group=8,recent=8",
+    "infinigen:pool=0.5,budget=8",
+    "topk:budget=4",
+]
+
+
+def continued(model, cache, ids) -> torch.Tensor:
+    return torch.cat([model(one, past_key_values=cache).logits for one in ids.split(1, dim=1)], 1)
+
+
+@pytest.mark.parametrize("method", METHODS + MORE)
+def test_a_loaded_cache_answers_as_the_saved_one(method, tmp_path):
+    model, path = tiny("llama"), tmp_path / "cache.safetensors"
+    torch.manual_seed(0)
+    ids = torch.randint(0, 96, (2, 46))
+    cache = kvlab.make_cache(model, method)
+    with torch.no_grad():
+        model(ids[:, :40], past_key_values=cache)
+        cache.save(path)
+        loaded = kvlab.load_cache(path, model)
+        assert loaded.stats() == cache.stats() and loaded.get_seq_length() == 40
+        expected = continued(model, cache, ids[:, 40:])
+        assert torch.equal(continued(model, loaded, ids[:, 40:]), expected)
+    for mine, theirs in zip(loaded.layers, cache.layers, strict=True):
+        assert torch.equal(mine.positions, theirs.positions)
+
+
+def test_it_can_be_forked_held_and_saved_again(tmp_path):
+    model = tiny("llama")
+    ids = torch.arange(30).view(1, -1)
+    cache = kvlab.make_cache(model, "h2o:budget=12")
+    Stepper(model, cache).feed(ids)
+    cache.save(tmp_path / "one")
+    loaded = kvlab.load_cache(tmp_path / "one", model)
+    loaded.hold()
+    loaded.reorder_cache(torch.tensor([0, 0]))
+    loaded.save(tmp_path / "two")
+    again = kvlab.load_cache(tmp_path / "two", model)
+    with torch.no_grad():
+        for _ in range(3):
+            model(torch.tensor([[5], [6]]), past_key_values=again)
+    assert again.layers[0].rows_held == [15, 15]
+
+
+SCRIPT = """
+import sys, torch, kvlab
+sys.path.insert(0, "tests")
+from tiny import tiny
+model = tiny("llama")
+cache = kvlab.load_cache(sys.argv[1], model)
+with torch.no_grad():
+    print(model(torch.tensor([[7]]), past_key_values=cache).logits.double().sum().item().hex())
+"""
+
+
+def test_another_process_reads_it(tmp_path):
+    model, path = tiny("llama"), tmp_path / "cache.safetensors"
+    cache = kvlab.make_cache(model, "snapkv:budget=0.5,window=4")
+    with torch.no_grad():
+        model(torch.arange(40).view(1, -1), past_key_values=cache)
+        cache.save(path)
+        expected = model(torch.tensor([[7]]), past_key_values=cache).logits.double().sum().item()
+    command = [sys.executable, "-c", SCRIPT, str(path)]
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(command, cwd=root, text=True, capture_output=True, check=True)
+    assert float.fromhex(done.stdout.strip()) == pytest.approx(expected, abs=1e-4)
+
+
+def test_what_cannot_be_saved_or_read_is_refused_in_one_line(tmp_path):
+    model, other = tiny("llama"), tiny("llama", intermediate_size=64)
+    cache, path = kvlab.make_cache(model, "int4"), tmp_path / "cache"
+    Stepper(model, cache).feed(torch.arange(20).view(1, -1))
+    cache.save(path)
+    changed = tiny("llama")
+    with torch.no_grad():
+        changed.lm_head.weight[3] += 1
+    for stranger in (other, changed):
+        with pytest.raises(ValueError, match="saved for another model"):
+            kvlab.load_cache(path, stranger)
+    (tmp_path / "text").write_text("no cache")
+    for wrong in (tmp_path / "text", tmp_path / "nowhere"):
+        with pytest.raises(ValueError, match="no cache can be read"):
+            kvlab.load_cache(wrong, model)
+    with pytest.raises(ValueError, match=r"not made by kvlab.make_cache"):
+        kvlab.KVCache(model).save(path)
+    with pytest.raises(ValueError, match="more than K and V"):
+        kvlab.make_cache(model, "offload:link=1e9").save(path)
+    for method in ("recompute", "padded"):
+        with pytest.raises(ValueError, match="more than K and V"):
+            kvlab.make_cache(model, method).save(path)
+    open_one = kvlab.make_cache(model, "full")
+    with open_one.prefill(), pytest.raises(ValueError, match="has not ended"):
+        open_one.save(path)
+    torch.save({"a": 1}, tmp_path / "pickle")
+    with pytest.raises(ValueError, match="no cache can be read"):
+        kvlab.load_cache(tmp_path / "pickle", model)
