@@ -85,6 +85,8 @@ def explain(said: str) -> str:
             "(a copy of this folder with setup/wheels in it)."
         )
     missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
+    if "--no-index" in said and "ResolutionImpossible" in said:
+        return "setup/wheels was filled for another kit: remove that folder, or fill it again with --stick."
     if missing and "--no-index" in said:
         return (
             f"setup/wheels has no {missing[1]} for this machine: remove that folder to download it instead."
