@@ -51,10 +51,10 @@ test-newest: $(READY) ## run the notebooks with whatever versions are installed,
 
 lab: $(READY) ## open the chapters to work through (make lab EDITION=solution: the solved ones)
 ifeq ($(EDITION),solution)
-	$(PY) -m jupyter lab notebooks/00_start_here.ipynb
+	$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb
 else ifeq ($(EDITION),learner)
 	$(PY) -m course lab
-	$(PY) -m jupyter lab lab/00_start_here.ipynb
+	$(PY) -m jupyter lab --LabApp.default_url=/lab/tree/lab/00_start_here.ipynb
 else
 	@echo "EDITION is learner or solution, not $(EDITION)" >&2; exit 2
 endif

@@ -85,6 +85,8 @@ def explain(said: str) -> str:
             "(a copy of this folder with setup/wheels in it)."
         )
     missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
+    if "--no-index" in said and "ResolutionImpossible" in said:
+        return "setup/wheels was filled for another kit: remove that folder, or fill it again with --stick."
     if missing and "--no-index" in said:
         return (
             f"setup/wheels has no {missing[1]} for this machine: remove that folder to download it instead."
@@ -208,13 +210,14 @@ def main(arguments: list) -> int:
     if "--set-up" in arguments:
         print("Ready. Start again without --set-up to open the course.")
         return 0
-    first = next((path for path in sorted(FOLDER.glob("*/00_start_here.ipynb"))), FOLDER)
+    first = min(path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/00_start_here.ipynb"))
     print(
         "JupyterLab opens in your browser. To end it: close the tab, then press Ctrl and C here, twice.",
         flush=True,
     )
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    command = [str(python), "-m", "jupyter", "lab", str(first)]
+    command = [str(python), "-m", "jupyter", "lab", "--log-level=WARN", f"--ServerApp.root_dir={FOLDER}"]
+    command += [f"--LabApp.default_url=/lab/tree/{first}", "--LabApp.extension_manager=readonly"]
     return subprocess.run(command, cwd=str(FOLDER), env=environment).returncode
 
 

@@ -59,7 +59,9 @@ _ADVICE = {
 def _stops(error: BaseException, case: tuple) -> str:
     """A sentence about an answer that raised an error."""
     text = (str(error).strip().splitlines() or [""])[0]
-    advice = next((why for kind, why in _ADVICE.items() if type(error) is kind), "")
+    advice = "topk is asked for more numbers than there are" if "index k out of range" in text else ""
+    if not advice:
+        advice = next((why for kind, why in _ADVICE.items() if type(error) is kind), "")
     if not advice:
         advice = next((why for kind, why in _ADVICE.items() if isinstance(error, kind)), "")
     return f"it stops with {type(error).__name__}: {text}{_asked(case)}" + (f"; {advice}" if advice else "")

@@ -121,6 +121,8 @@ def test_a_python_without_venv(start, tmp_path, monkeypatch):
         ("connection broken by 'ProxyError('Cannot connect to proxy.')'", "proxy"),
         ("python -m pip install --no-index --find-links setup/wheels\n"
          "ERROR: No matching distribution found for numpy==2.4.6", "setup/wheels has no numpy==2.4.6"),
+        ("python -m pip install --no-index --find-links setup/wheels\nERROR: ResolutionImpossible: see",
+         "filled for another kit"),
         ("ERROR: No matching distribution found for torch==2.13.0", "is no torch==2.13.0 for Python 3."),
         ("ERROR: something else entirely", "ERROR: something else entirely (all that was said: start.log)"),
         ("", "pip failed (all that was said: start.log)"),

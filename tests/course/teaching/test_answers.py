@@ -243,6 +243,10 @@ WRONG = {
         ("return [list(range(sinks)), list(range(tokens - (budget - sinks), tokens))]", "two lists"),
     ],
     "heavy_hitters": [
+        (
+            "return received[-recent:].topk(budget - recent).indices",
+            "topk is asked for more numbers than there are",
+        ),
         ("return sorted(received.topk(budget).indices.tolist())", "recent window is missing"),
         ("return list(range(len(received) - budget, len(received)))", "only the window is left"),
         ("received[-recent:] = 9e9\nreturn received.topk(budget).indices.sort().values", "in place"),
