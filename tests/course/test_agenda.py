@@ -9,7 +9,8 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from course import agenda, editions
+from course import editions
+from course.instructor import agenda
 
 CHAPTERS, TITLES = agenda.read()
 SESSIONS = [
@@ -25,7 +26,7 @@ def minutes(time: str) -> int:
 
 
 def test_the_page_is_that_of_the_chapters():
-    again = "make it again: python -m course.agenda"
+    again = "make it again: python -m course.instructor.agenda"
     assert agenda.PAGE.read_text() == agenda.page(), again
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 
 from course import answers, quiz
 from course.__main__ import main
-from course.agenda import read as chapters
+from course.instructor.agenda import read as chapters
+from course.kit import pack
 
 CLASS = """name,when,q1,q2,q10
 Ada,pre,a,a,a
@@ -83,6 +86,18 @@ def test_the_command_prints_the_table_and_draws_the_picture(csv_file, tmp_path, 
     assert "| 1. Without a cache | 1 of 3 | 2 of 4 | a (1): believes that a model remembers" in told
     assert "| 10. A fair score | 0 of 3 | 3 of 4 | b (1): doubts the length" in told
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_in_the_papers_works_here_and_in_the_zip_for_instructors(tmp_path, monkeypatch, capsys):
+    papers = quiz.QUIZ.parent
+    for page in ("quiz.md", "room.md"):
+        assert f"{pack.CLASSROOM[0]} --out answers.png" in (papers / page).read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(papers, "classroom")
+    (tmp_path / "class.csv").write_text(CLASS)
+    for command in pack.CLASSROOM:
+        _, arguments = command.split("-m course ")
+        assert main(arguments.split()) == 0 and "| 1 of 3 | 2 of 4 |" in capsys.readouterr().out
 
 
 def test_a_class_that_was_asked_once_is_tabulated_too(csv_file):

@@ -1,6 +1,6 @@
 """Agendas: which parts of the chapters fill half a day, a day or two evenings, and what to skip when late.
 
-    python -m course.agenda
+    python -m course.instructor.agenda
 
 The plan below names sections and exercises. How long each takes is counted in the chapters: words at a
 speaker's pace, code at a reader's, a minute for each figure, two for the hands at *Predict*, an exercise as
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import nbformat
 
-PAGE = Path(__file__).resolve().parent / "instructor" / "agenda.md"
+PAGE = Path(__file__).resolve().with_name("agenda.md")
 NOTEBOOKS = PAGE.parents[2] / "notebooks"
 WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
 CELL, FIGURE, HANDS, REVIEW = (
@@ -311,7 +311,7 @@ def read() -> tuple[dict[int, list[Section]], dict[int, str]]:
 
 HEAD = f"""# Agendas
 
-Made by `python -m course.agenda` from the chapters as they are; a test compares.
+Made by `python -m course.instructor.agenda` from the chapters as they are; a test compares.
 
 **How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 as Jupyter
 counts them, 5 minutes. A section or exercise that is not named stays for home: run its cells when you pass
