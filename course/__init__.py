@@ -8,4 +8,5 @@ python -m course lab                                            the learner edit
 python -m course workshop                                       the zips for learners and instructors
 python -m course slides                                         build/slides, one page a chapter
 python -m course site                                           the sources of the static site
+python -m course answers class.csv                              a class's answers to the instructor's quiz
 """

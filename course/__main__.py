@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 
 from . import __doc__ as what
-from . import editions, run, site, slides, text
+from . import answers, editions, quiz, run, site, slides, text
 from .kit import pack
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
@@ -38,6 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
     one = verbs.add_parser("slides", help="write the slides of every chapter that has tagged cells")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
+    one = verbs.add_parser("answers", help="tabulate a class's answers to the quiz, and draw them")
+    one.add_argument("answers", type=Path, metavar="CSV")
+    one.add_argument("--out", type=Path, default=Path("answers.png"))
+    one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md lies, if not beside kvlab")
     given = parser.parse_args(arguments)
     try:
         if given.verb == "text":
@@ -64,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
                 )
         elif given.verb == "slides":
             print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
+        elif given.verb == "answers":
+            print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "site":
             print(site.write(given.out, given.report))
         else:

@@ -60,7 +60,10 @@ if importlib.util.find_spec("kvlab") is None:
 from course.teaching import kit
 
 kit.belongs("{version}")"""
-CLASSROOM = ("python -m course answers", ".venv/bin/python -m classroom.answers")  # here, and in a kit
+CLASSROOM = (  # here, and in a kit, whose wheel holds no quiz
+    "python -m course answers class.csv",
+    ".venv/bin/python -m course answers class.csv --quiz classroom/quiz.md",
+)
 
 
 def write(paths: list[Path], out: Path) -> list[Path]:

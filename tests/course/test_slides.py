@@ -47,6 +47,43 @@ def test_a_page_shows_pictures_without_their_code_and_needs_nothing_else():
     assert all(address.startswith("data:") for address in outside)
 
 
+def test_the_talk_takes_twenty_minutes_and_what_is_said_fits_them():
+    text = slides.TALK.read_text()
+    assert sum(int(minutes) for minutes in re.findall(r"(?m)^## .+ \((\d+) minutes?\)$", text)) == 20
+    parts = re.split(r"(?m)^## ", text)[1:]
+    assert len(slides.order(text)) == len(parts) - 1  # questions have no slide
+    for part in parts[:-1]:
+        heading, said = part.split("\n", 1)
+        minutes = int(re.search(r"\((\d+) minute", heading)[1])
+        spoken = len(re.findall(r"\w\S*", said)) / 120 + 0.5 * said.count("*(Hands)*")
+        assert 0.6 * minutes <= spoken <= minutes + 0.1, heading
+
+
+def test_the_talk_has_the_slides_that_it_names_with_their_pictures():
+    books = [nbformat.read(path, as_version=4) for path in CHAPTERS]
+    text = slides.TALK.read_text()
+    made = slides.talk(books, text)
+    first = [c.source.splitlines()[0].lstrip("# ") for c in made.cells
+             if c.metadata["slideshow"]["slide_type"] == "slide"]  # fmt: skip
+    assert first == [heading for _, heading, _ in slides.order(text)]
+    assert sum(bool(slides.pictures(cell)) for cell in made.cells) >= 7
+    assert len({cell.id for cell in made.cells}) == len(made.cells)
+    with pytest.raises(ValueError, match="chapter 3 has no slide 'First!'"):
+        slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First! (1 minute)\n")
+    assert [c.id for c in slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First (1 minute)\n").cells] == [
+        "talk0", "talk1", "talk2",
+    ]  # fmt: skip
+
+
+def test_the_talk_in_a_browser(tmp_path, browser):
+    page = slides.write(CHAPTERS, tmp_path)[-1]
+    assert page.name == "talk.html"
+    browser.size(1280, 760)
+    browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
+    assert browser.run("Reveal.getHorizontalSlides().length") == len(slides.order(slides.TALK.read_text()))
+    assert browser.errors == []
+
+
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_the_slides_of_a_chapter_in_a_browser(path, tmp_path, browser):
     if not slides.write([path], tmp_path):

@@ -1,0 +1,355 @@
+"""Agendas: which parts of the chapters fill half a day, a day or two evenings, and what to skip when late.
+
+    python -m course.instructor.agenda
+
+The plan below names sections and exercises. How long each takes is counted in the chapters: words at a
+speaker's pace, code at a reader's, a minute for each figure, two for the hands at *Predict*, an exercise as
+long as it says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import nbformat
+
+PAGE = Path(__file__).resolve().with_name("agenda.md")
+NOTEBOOKS = PAGE.parents[2] / "notebooks"
+WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
+CELL, FIGURE, HANDS, REVIEW = (
+    0.5,
+    1.0,
+    2.0,
+    2.0,
+)  # minutes: to run a cell, see a figure, vote, compare answers
+QUESTIONS = 1.2  # learners ask: every taught minute takes this many
+AT_HOME = ("Common mistakes", "Quiz", "On your own", "References")  # sections that are never taught
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What is done of a chapter.
+
+    exercises: numbers of those done in the room. home: sections that are left out. late: what to leave out
+    when late, in this order: a section's heading, or `exercise 2`.
+    """
+
+    number: int
+    exercises: tuple[int, ...] = ()
+    home: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A break, or other minutes that no chapter fills."""
+
+    what: str
+    minutes: int
+
+
+DOCTOR = Pause("arrivals; `kvlab doctor` on every machine; the quiz, first time", 20)
+AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
+BREAK, STRETCH = Pause("break", 15), Pause("stretch", 5)
+
+START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
+LOOP = Chapter(
+    1, (1,), home=("What the cache holds", "What it costs"), late=("exercise 1", "The same answer?")
+)
+LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
+    6,
+    home=(
+        "A cache that does not fit",
+        "How it works",
+        "The same answer?",
+        "What the cache holds",
+        "Where the step's time goes",
+        "What it costs",
+        "When it does not help",
+        "Key points",
+    ),
+)
+REHEARSAL = Chapter(
+    7,
+    (3,),
+    home=("The same answer?", "How sensitive is it?", "When the host is full, too", "What it costs"),
+    late=("What the cache holds", "exercise 3"),
+)
+
+AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
+    "Half a day": [
+        (
+            "9:00",
+            "13:00",
+            (
+                DOCTOR,
+                START,
+                Chapter(
+                    2,
+                    (1,),
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "How many bytes",
+                        "What limits one step",
+                        "What it costs",
+                    ),
+                    late=("exercise 1",),
+                ),
+                BREAK,
+                Chapter(
+                    5,
+                    (3,),
+                    home=("The same answer?", "What it costs"),
+                    late=("What the cache holds", "exercise 3"),
+                ),
+                LINK,
+                STRETCH,
+                replace(REHEARSAL, home=(*REHEARSAL.home, "What the cache holds"), late=("exercise 3",)),
+                AGAIN,
+            ),
+        )
+    ],
+    "One day": [
+        (
+            "9:00",
+            "17:30",
+            (
+                DOCTOR,
+                START,
+                LOOP,
+                BREAK,
+                Chapter(2, (2,), home=("What it costs",), late=("How many bytes", "exercise 2")),
+                STRETCH,
+                Chapter(
+                    4,
+                    (1,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("exercise 1", "Bits and answers"),
+                ),
+                Pause("lunch", 50),
+                Chapter(5, (3,), late=("What the cache holds", "The same answer?", "What it costs")),
+                STRETCH,
+                Chapter(
+                    6,
+                    (3,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("A cache that does not fit", "exercise 3"),
+                ),
+                BREAK,
+                REHEARSAL,
+                STRETCH,
+                Chapter(
+                    8,
+                    (1,),  # a method of one's own: the chapter's heart
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("The Pareto picture", "The pain"),
+                ),
+                AGAIN,
+            ),
+        )
+    ],
+    "Two evenings": [
+        (
+            "18:00",
+            "21:15",
+            (
+                DOCTOR,
+                START,
+                LOOP,
+                BREAK,
+                Chapter(2, (2,), home=("What it costs",), late=("How many bytes", "exercise 2")),
+                STRETCH,
+                Chapter(
+                    4,
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("Bits and answers",),
+                ),
+            ),
+        ),
+        (
+            "18:00",
+            "21:15",
+            (
+                Pause("what the exercises at home have shown", 10),
+                Chapter(5, (3,), home=("The same answer?",), late=("What the cache holds", "What it costs")),
+                BREAK,
+                LINK,
+                STRETCH,
+                REHEARSAL,
+                AGAIN,
+            ),
+        ),
+    ],
+}
+
+
+@dataclass
+class Section:
+    """A section of a chapter.
+
+    minutes: on the clock above. cells: the numbers of its code cells, as Jupyter counts them. exercise: its
+    number, or 0.
+    """
+
+    heading: str
+    minutes: float = 0.0
+    cells: tuple[int, ...] = ()
+    exercise: int = 0
+
+    @property
+    def numbers(self) -> str:
+        """` [4–6]`, its code cells; nothing where there are none."""
+        ends = sorted({*self.cells[:1], *self.cells[-1:]})
+        return f" [{'–'.join(map(str, ends))}]" if ends else ""
+
+
+def sections(notebook) -> list[Section]:
+    """The sections of a chapter, its title and *At a glance* as the first."""
+    found, number = [Section("Title and at a glance")], 0
+    for cell in notebook.cells:
+        if "instructor" in cell.metadata.get("tags", []):
+            continue
+        if cell.cell_type == "code":
+            number += 1
+            found[-1].minutes += code_minutes(cell)
+            found[-1].cells += (number,)
+            continue
+        for part in re.split(r"(?m)^(?=## )", cell.source):
+            heading = part.splitlines()[0].removeprefix("## ") if part.startswith("## ") else ""
+            if heading and heading != "At a glance":
+                found.append(Section(heading, HANDS * (heading == "Predict")))
+            found[-1].minutes += spoken(part)
+    for section in found:
+        stated = re.match(r"Exercise ?(\d*).*\((\d+) minutes", section.heading)
+        if stated:
+            section.exercise = int(stated[1] or 1)
+            section.minutes = int(stated[2]) + REVIEW
+        else:
+            section.minutes *= QUESTIONS
+    return found
+
+
+def spoken(text: str) -> float:
+    """Minutes to say a piece of Markdown: no folded answers; a formula counts as three words."""
+    text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
+    text = re.sub(r"```.*?```|\$\$.*?\$\$|\$[^$\n]+\$", " the formula here ", text, flags=re.S)
+    return len(re.findall(r"\w\S*", text)) / WORDS
+
+
+def code_minutes(cell) -> float:
+    """Minutes to run a cell, say what its code does and look at what it shows; none for the set-up cells."""
+    if "setup" in cell.metadata.get("tags", []) or cell.source == "lesson.versions()":
+        return 0.0
+    if re.match(r"(import|from) ", cell.source):
+        return CELL
+    figures = sum("image/png" in out.get("data", {}) for out in cell.get("outputs", []))
+    return CELL + len(cell.source.splitlines()) / LINES + FIGURE * figures
+
+
+def one(found: list[Section], named: str) -> Section:
+    """The section with a heading, or beginning with it, or `exercise 2`; ValueError if there is none."""
+    for section in found:
+        if named.lower() == f"exercise {section.exercise}" and section.exercise:
+            return section
+        if section.heading == named or section.heading.startswith((f"{named}:", f"{named} (")):
+            return section
+    raise ValueError(f"no section {named!r}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of an agenda. sections: those done; late: (what, minutes it saves)."""
+
+    start: int
+    minutes: int
+    what: str
+    sections: tuple[Section, ...] = ()
+    late: tuple[tuple[str, int], ...] = ()
+
+
+def done(chapter: Chapter, found: list[Section]) -> list[Section]:
+    """The sections of a chapter that an agenda does in the room, in their order."""
+    home = [one(found, name) for name in chapter.home]
+    left = [section for section in found if section.exercise and section.exercise not in chapter.exercises]
+    return [s for s in found if s not in home and s not in left and s.heading not in AT_HOME]
+
+
+def session(
+    start: str, items: tuple, chapters: dict[int, list[Section]], titles: dict[int, str]
+) -> list[Row]:
+    """The rows of one session, with a clock in minutes since midnight."""
+    hour, minute = map(int, start.split(":"))
+    clock, rows = 60 * hour + minute, []
+    for item in items:
+        if isinstance(item, Pause):
+            rows.append(Row(clock, item.minutes, item.what))
+        else:
+            found = chapters[item.number]
+            held = done(item, found)
+            late = tuple((name, round(one(held, name).minutes)) for name in item.late)
+            minutes = math.ceil(sum(section.minutes for section in held))
+            rows.append(Row(clock, minutes, titles[item.number], tuple(held), late))
+        clock += rows[-1].minutes
+    return rows
+
+
+def time(minutes: int) -> str:
+    return f"{minutes // 60}:{minutes % 60:02}"
+
+
+def read() -> tuple[dict[int, list[Section]], dict[int, str]]:
+    """The sections and the titles of all chapters, by number."""
+    books = [nbformat.read(path, as_version=4) for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
+    titles = [book.cells[0].source.splitlines()[0].lstrip("# ").strip() for book in books]
+    numbers = [int(title.partition(".")[0]) for title in titles]
+    return dict(zip(numbers, map(sections, books))), dict(zip(numbers, titles))
+
+
+HEAD = f"""# Agendas
+
+Made by `python -m course.instructor.agenda` from the chapters as they are; a test compares.
+
+**How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 as Jupyter
+counts them, 5 minutes. A section or exercise that is not named stays for home: run its cells when you pass
+them, and say nothing, since later cells use what they define. *Late?* names what to leave out first, and the
+minutes it saves; never leave out *Predict* or *When it does not help*.
+
+**The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
+figure, two for the hands at *Predict*, a fifth more for questions. An exercise takes the minutes it states,
+and {REVIEW:.0f} to compare answers.
+"""
+
+
+def page() -> str:
+    """All agendas as one page of Markdown."""
+    chapters, titles = read()
+    parts = [HEAD]
+    for name, sessions in AGENDAS.items():
+        parts.append(f"## {name}\n")
+        for index, (start, end, items) in enumerate(sessions, 1):
+            rows = session(start, items, chapters, titles)
+            if len(sessions) > 1:
+                parts.append(f"### Evening {index}\n")
+            parts.append("| from | minutes | what | late? leave out |\n|--:|--:|---|---|")
+            for row in rows:
+                late = "; ".join(f"{what} (−{minutes})" for what, minutes in row.late)
+                parts.append(f"| {time(row.start)} | {row.minutes} | {told(row)} | {late} |")
+            last = rows[-1].start + rows[-1].minutes
+            parts.append(f"| {time(last)} | | end; the room is yours until {end} | |\n")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def told(row: Row) -> str:
+    """What a row does, in words: a chapter with its sections, their cells and minutes."""
+    if not row.sections:
+        return row.what
+    parts = (f"{s.heading.partition(' (')[0]}{s.numbers} {max(1, round(s.minutes))}" for s in row.sections)
+    return f"**{row.what}**: " + " · ".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

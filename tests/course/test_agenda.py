@@ -1,0 +1,95 @@
+"""The agendas fit the chapters as they are, and the day that they promise."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from course import editions
+from course.instructor import agenda
+
+CHAPTERS, TITLES = agenda.read()
+SESSIONS = [
+    pytest.param(start, end, items, id=f"{name} {number}")
+    for name, sessions in agenda.AGENDAS.items()
+    for number, (start, end, items) in enumerate(sessions, 1)
+]
+
+
+def minutes(time: str) -> int:
+    hour, minute = map(int, time.split(":"))
+    return 60 * hour + minute
+
+
+def test_the_page_is_that_of_the_chapters():
+    again = "make it again: python -m course.instructor.agenda"
+    assert agenda.PAGE.read_text() == agenda.page(), again
+
+
+@pytest.mark.parametrize("start, end, items", SESSIONS)
+def test_the_minutes_of_a_session_add_up_and_end_in_time(start, end, items):
+    rows = agenda.session(start, items, CHAPTERS, TITLES)
+    assert rows[0].start == minutes(start)
+    for row, after in itertools.pairwise(rows):
+        assert after.start == row.start + row.minutes
+    assert rows[-1].start + rows[-1].minutes <= minutes(end)
+    for row in rows:
+        if row.sections:
+            assert 0 <= row.minutes - sum(section.minutes for section in row.sections) < 1
+
+
+@pytest.mark.parametrize("start, end, items", SESSIONS)
+def test_nobody_sits_longer_than_95_minutes(start, end, items):
+    sat = 0
+    for row, item in zip(agenda.session(start, items, CHAPTERS, TITLES), items):
+        sat = 0 if item in (agenda.BREAK, agenda.STRETCH) or "lunch" in row.what else sat + row.minutes
+        assert sat <= 95
+
+
+@pytest.mark.parametrize("start, end, items", SESSIONS)
+def test_what_is_left_out_when_late_is_in_the_room_and_saves_time(start, end, items):
+    saved = 0
+    for item in items:
+        if isinstance(item, agenda.Chapter):
+            done = agenda.done(item, CHAPTERS[item.number])
+            for name in item.late:
+                section = agenda.one(done, name)  # ValueError where it is not done at all
+                assert section.heading not in ("Predict", "When it does not help")
+                saved += section.minutes
+    assert saved >= 20
+
+
+def test_a_full_chapter_takes_no_longer_than_it_says():
+    for path in sorted(agenda.NOTEBOOKS.glob("[0-9]*.ipynb")):
+        book = nbformat.read(path, as_version=4)
+        taught = [s for s in agenda.sections(book) if not s.exercise and s.heading not in agenda.AT_HOME]
+        assert sum(section.minutes for section in taught) <= editions.minutes(book)[0], path.name
+
+
+def test_the_clock_on_a_small_chapter():
+    words = "word " * (agenda.WORDS - 2)
+    book = new_notebook(
+        cells=[
+            new_markdown_cell("# 9. Title"),
+            new_code_cell("lesson.versions()"),
+            new_markdown_cell(f"## Predict\n\n{words}\n<details>never said</details>"),
+            new_code_cell("x = 1\n" * agenda.LINES),
+            new_markdown_cell("secret " * 500, metadata={"tags": ["instructor"]}),
+            new_markdown_cell("## Exercise 2: mend it (15 minutes, difficulty 1)\n\nText.\n\n## Key points"),
+        ]
+    )
+    title, predict, exercise, points = agenda.sections(book)
+    assert predict.minutes == pytest.approx(agenda.QUESTIONS * (agenda.HANDS + agenda.CELL + 2), abs=0.02)
+    assert (predict.cells, title.cells, points.cells) == ((2,), (1,), ())
+    assert (exercise.exercise, exercise.minutes) == (2, 15 + agenda.REVIEW)
+    with pytest.raises(ValueError, match="no section 'What it costs'"):
+        agenda.one([title, predict], "What it costs")
+
+
+def test_the_room_has_a_checklist_that_names_the_doctor():
+    room = (agenda.PAGE.parent / "room.md").read_text()
+    assert "kvlab doctor --workshop" in room and len(re.findall(r"(?m)^- \[ \] ", room)) >= 15

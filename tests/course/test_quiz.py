@@ -1,0 +1,146 @@
+"""The quiz says what every wrong answer shows, and a class's table equals a count by hand."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from course import answers, quiz
+from course.__main__ import main
+from course.instructor.agenda import read as chapters
+from course.kit import pack
+
+CLASS = """name,when,q1,q2,q10
+Ada,pre,a,a,a
+Bo,pre,a,b,a
+Cy,pre,c,,b
+Ada,post,c,b,d
+Bo,post,a,b,d
+Cy,post,c,a,b
+Di,post,d,a,d
+"""
+
+
+@pytest.fixture
+def csv_file(tmp_path):
+    def write(text, **options):
+        path = tmp_path / "class.csv"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode(**options))
+        return path
+
+    return write
+
+
+def tabulate(path):
+    return answers.tabulate(answers.read(path, quiz.questions()), quiz.questions())
+
+
+def test_there_are_ten_questions_and_every_wrong_answer_shows_a_misconception():
+    found = quiz.questions()
+    assert [question.number for question in found] == list(range(1, 11))
+    numbers = chapters()[0]
+    for question in found:
+        assert set(question.choices) == set("abcd") and question.right in question.choices
+        assert set(question.shows) == set("abcd") - {question.right}
+        assert all(len(shown) > 20 for shown in question.shows.values())
+        assert question.chapter in numbers and question.text.endswith("?")
+    assert len({shown for question in found for shown in question.shows.values()}) == 30
+
+
+def test_the_right_answer_does_not_give_itself_away():
+    found = quiz.questions()
+    assert {question.right for question in found} == set("abcd")
+    longest = [max(q.choices, key=lambda letter: len(q.choices[letter])) == q.right for q in found]
+    assert sum(longest) <= 3
+
+
+def test_the_numbers_in_the_questions_are_right():
+    by = {question.number: question for question in quiz.questions()}
+    number = lambda n: float(by[n].choices[by[n].right].replace(",", ""))
+    assert number(1) == sum(range(100, 200))
+    assert number(4) == 2 * 32 * 8 * 128 * 2
+    assert number(5) == 4 + 16 / 32
+
+
+def test_the_sheet_for_learners_is_the_quiz_without_its_answers():
+    sheet = quiz.sheet()
+    assert quiz.SHEET.read_text() == sheet, "make it again: python -m course.quiz"
+    assert "Right" not in sheet and "chapter" not in sheet
+    for question in quiz.questions():
+        assert question.text in sheet and not any(shown in sheet for shown in question.shows.values())
+
+
+def test_the_table_equals_a_count_by_hand(csv_file):
+    one, two, ten = tabulate(csv_file(CLASS))
+    assert (one.given, one.right, one.wrong) == ((3, 4), (1, 2), ("a", 1))
+    assert (two.given, two.right, two.wrong) == ((2, 4), (1, 2), ("a", 2))  # Cy left it out before
+    assert (ten.given, ten.right, ten.wrong) == ((3, 4), (0, 3), ("b", 1))
+    assert one.share(0) == 1 / 3 and ten.share(1) == 0.75
+
+
+def test_the_command_prints_the_table_and_draws_the_picture(csv_file, tmp_path, capsys):
+    out = tmp_path / "new folder" / "answers.png"
+    assert main(["answers", str(csv_file(CLASS)), "--out", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "| 1. Without a cache | 1 of 3 | 2 of 4 | a (1): believes that a model remembers" in told
+    assert "| 10. A fair score | 0 of 3 | 3 of 4 | b (1): doubts the length" in told
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_command_in_the_papers_works_here_and_in_the_zip_for_instructors(tmp_path, monkeypatch, capsys):
+    papers = quiz.QUIZ.parent
+    for page in ("quiz.md", "room.md"):
+        assert f"{pack.CLASSROOM[0]} --out answers.png" in (papers / page).read_text()
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(papers, "classroom")
+    (tmp_path / "class.csv").write_text(CLASS)
+    for command in pack.CLASSROOM:
+        _, arguments = command.split("-m course ")
+        assert main(arguments.split()) == 0 and "| 1 of 3 | 2 of 4 |" in capsys.readouterr().out
+
+
+def test_a_class_that_was_asked_once_is_tabulated_too(csv_file):
+    before = "".join(line for line in CLASS.splitlines(keepends=True) if "post" not in line)
+    (one, *_) = tabulate(csv_file(before))
+    assert (one.given, one.wrong, one.share(1)) == ((3, 0), ("a", 2), None)
+    assert "| 1 of 3 | – | a (2)" in answers.table([one])
+    answers.picture([one])
+
+
+def test_spreadsheets_write_semicolons_capitals_and_a_mark_at_the_start(csv_file):
+    path = csv_file("Name;When;Q1\nZoë; PRE ;A\n", encoding="utf-8-sig")
+    assert answers.read(path, quiz.questions()) == [{"name": "Zoë", "when": "pre", "q1": "a"}]
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("", "the first line must name the columns"),
+        ("name,when,q1\n", "no line with answers"),
+        ("name,q1\nAda,a\n", "the first line must name the columns"),
+        ("name,when,q11\nAda,pre,a\n", "the first line must name the columns"),
+        ("name,when,q1,mark\nAda,pre,a,1\n", "column 'mark' is none of name, when, q1 to q10"),
+        ("name,when,q1,q1\nAda,pre,a,b\n", "a column stands there twice"),
+        ("name,when,q1\nAda,before,a\n", "line 2: when is 'before', expected pre or post"),
+        ("name,when,q1\nAda,pre,a\nBo,pre,e\n", "line 3: q1 is 'e', expected a, b, c, d or nothing"),
+        ("name,when,q1\nAda,pre,a,b\n", "line 2: more fields than columns"),
+        (b"name,when,q1\n\xff\xfe,pre,a\n", "not text in UTF-8"),
+        (b"PK\x03\x04\x00\x00", "the first line must name the columns"),
+    ],
+)
+def test_a_bad_file_is_one_line(csv_file, capsys, text, told):
+    assert main(["answers", str(csv_file(text))]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert told in line and "class.csv" in line
+
+
+def test_without_the_quiz_it_says_where_that_is(csv_file, tmp_path, capsys):
+    assert main(["answers", str(csv_file(CLASS)), "--quiz", str(tmp_path / "quiz.md")]) == 1
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "--quiz" in line and "zip for instructors" in line
+
+
+def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
+    assert main(["answers", str(tmp_path / "none.csv")]) == 1
+    assert "No such file" in capsys.readouterr().err
