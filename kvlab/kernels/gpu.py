@@ -19,11 +19,15 @@ from torch import Tensor
 
 from ..store import Float8, Int
 
-BLOCK = 64  # tokens that a program holds in registers at a time
+BLOCKS = {torch.float32: 16}  # tokens that a program holds in registers at a time: fp32 products need many
+BLOCK = 64  # and 16-bit ones few
+CHUNK = 16  # splits that are put together at a time
 ROWS = 16  # fewest rows of a tensor-core product: the query heads of a group, and rows of zeros
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 INTERPRETED = triton.knobs.runtime.interpret  # the interpreter cannot multiply bf16, nor round to it
 NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
+# What changes while a cache grows: a kernel compiled for one value serves all.
+VARYING = ("count", "split", "scale_stride", "kv_heads", "allowed_stride", "allowed_heads", "splits")
 
 
 @triton.jit
@@ -36,7 +40,7 @@ def _numbers(codes, place, BITS: tl.constexpr):
         return (unsigned - 2 ** (BITS - 1)).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=list(VARYING[:-1]))
 def _attend_split(
     query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
     count, split, scaling, code_stride, scale_stride, kv_heads, allowed_stride, allowed_heads,
@@ -99,20 +103,24 @@ def _attend_split(
     tl.store(largest + mine, most, mask=row < SHARE)
 
 
-@triton.jit
-def _merge(sums, weights, largest, out, splits, SHARE: tl.constexpr, D: tl.constexpr):
+@triton.jit(do_not_specialize=["splits"])
+def _merge(
+    sums, weights, largest, out, splits,
+    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """The splits of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out `[heads, D]`."""
     head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     first = head // SHARE * splits * SHARE + head % SHARE
-    most = NOTHING
-    for part in range(splits):
-        most = tl.maximum(most, tl.load(largest + first + part * SHARE))
+    every = tl.arange(0, SPLITS)
+    most = tl.max(tl.load(largest + first + every * SHARE, mask=every < splits, other=NOTHING), 0)
     total, weight = tl.zeros([D], tl.float32), 0.0
-    for part in range(splits):
-        at = first + part * SHARE
-        factor = tl.exp(tl.load(largest + at) - most)
-        total += factor * tl.load(sums + at * D + channel)
-        weight += factor * tl.load(weights + at)
+    for start in range(0, splits, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        at, real = first + part * SHARE, part < splits
+        factor = tl.where(real, tl.exp(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
+        parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=real[:, None], other=0.0)
+        total += tl.sum(factor[:, None] * parts, 0)
+        weight += tl.sum(factor * tl.load(weights + at, mask=real, other=0.0), 0)
     tl.store(out + head * D + channel, total / weight)
 
 
@@ -152,8 +160,10 @@ def attend(
     bits = 8 * codes.shape[-1] // head_dim
     if isinstance(form, Float8):
         codes, codes_v = (part.view(form.TYPES[form.format]) for part in (codes, codes_v))
-    splits = -(-count // split) if split else _splits(query, batch * kv_heads, count)
-    split = -(-count // (splits * BLOCK)) * BLOCK if split is None else split
+    block = BLOCKS.get(query.dtype, BLOCK)
+    if split is None:
+        split = -(-count // (_splits(query, batch * kv_heads, count) * block)) * block
+    splits = -(-count // split)
     share = heads // kv_heads
     query = query.contiguous()
     new = {"device": query.device, "dtype": torch.float32}
@@ -164,11 +174,14 @@ def attend(
         query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
         count, split, scaling, codes.stride(1), scales.stride(1), kv_heads, count, mask.shape[1],
         BITS=bits, D=head_dim, GROUP=head_dim // scales.shape[-1] if scaled else head_dim, SCALED=scaled,
-        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=BLOCK,
+        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=block,
         DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
     )  # fmt: skip
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
-    _merge[(batch * heads,)](sums, weights, largest, out, splits, SHARE=share, D=head_dim)
+    _merge[(batch * heads,)](
+        sums, weights, largest, out, splits,
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=CHUNK,
+    )  # fmt: skip
     return out.to(query.dtype)
 
 
