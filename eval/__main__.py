@@ -23,6 +23,7 @@ from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.measurement import Measurement, run
 from .core.results import RUN, Store, write_json
+from .gpu.measurement import Gpu
 from .speed.measurement import Speed
 from .studies.measurements import Attention, Offload, Quant, StaticGraph
 
@@ -50,7 +51,7 @@ class Report(Measurement):
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Report)
+KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Gpu, Report)
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
 }
