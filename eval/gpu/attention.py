@@ -32,7 +32,7 @@ FORMS = {
     "fp8:e4m3": lambda: Float8("e4m3"),
 }
 FLASH = ("bf16 flash", "bf16 flash, group as queries")  # K and V read once by either
-COPIES, TIMES_CACHE = 16, 16  # copies of K and V at most; bytes of all copies over the device's cache
+COPIES, TIMES_CACHE = 64, 8  # copies of K and V at most; bytes of all of int4's over the device's cache
 REPEATS = 15
 TOTAL_BITS = 16 + 8.125 + 8.5 + 4.125 + 4.5 + 8  # of all contestants, for each number held
 
@@ -69,7 +69,7 @@ def measure(bench, shape: str, tokens: int, batch: int, flex: bool, forms: list[
     spare = kv_heads * dim * tokens * 4 * 6  # one row's K while it is quantized
     rows_that_fit = [batch >> step for step in range(batch.bit_length())]
     held = bench.shrunk(rows_that_fit, lambda rows: rows * one + spare, f"{shape}, {tokens} tokens: batch")
-    copies = copies_of(bench, held * one, 2 * held * kv_heads * dim * tokens)
+    copies = copies_of(bench, held * one, held * kv_heads * dim * tokens)
     calls = contestants(bench, (heads, kv_heads, dim), tokens, held, copies, flex, forms)
     rows = timed(bench, calls, copies, {"shape": shape, "tokens": tokens, "batch": held})
     return {"rows": rows, "line": line(rows)}
@@ -83,7 +83,7 @@ def line(rows: list[dict]) -> str:
 
 def copies_of(bench, size: float, smallest: float) -> int:
     """Copies of everything, so that those of the smallest contestant are many times the device's cache, as
-    far as memory goes. smallest: bytes of the 8-bit one; the 4-bit one has half."""
+    far as memory goes. smallest: bytes of the 4-bit one."""
     if bench.dry:
         return 2
     wanted = int(TIMES_CACHE * bench.cache_bytes // smallest) + 1

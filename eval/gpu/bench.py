@@ -158,15 +158,18 @@ class Bench:
             gc.collect()
             torch.cuda.empty_cache()
 
+    def allocated(self) -> int:
+        """Bytes that tensors hold on the device; 0 without a GPU."""
+        return torch.cuda.memory_allocated() if self.on_gpu else 0
+
     @contextmanager
-    def peak(self) -> Iterator[dict]:
+    def peak(self, before: int) -> Iterator[dict]:
         """Yields a dictionary that holds `peak_bytes` afterwards: the most that was allocated meanwhile, over
-        what was allocated before; None without a GPU."""
+        `before` bytes; None without a GPU."""
         found: dict = {"peak_bytes": None}
         if self.on_gpu:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
         try:
             yield found
         finally:

@@ -116,7 +116,8 @@ def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> d
             rows.append({"system": system, **about, "left_out": why})
         bench.tidy()
     put_beside(rows, machine, models.shape_of(name), about)
-    return {"rows": rows, "line": line(rows), "machine": vars(machine)}
+    said = line(rows)
+    return {"rows": [*rows, {"system": "the simulator's machine", **about, **vars(machine)}], "line": said}
 
 
 def asked(bench) -> Machine:
@@ -205,6 +206,7 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
         slower = 0.0 if link is None else max(0.0, link.seconds(out) - prefill)  # it is not run again
         total = prefill + slower + predict.STEPS * ms / 1e3
         rows.append({
+            "block": breakdown(bench, model, cache),
             "system": system, "method": predict.SYSTEMS[system], **about,
             "link": "real" if bandwidth == math.inf else "throttled",
             "prefill_s": prefill + slower, "step_ms": ms,
@@ -212,7 +214,6 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
             "steps": COUNTED, "total_s": total, "moved_bytes": moved,
             "waits_ms": statistics.median(parts) if parts else 0.0,
         })  # fmt: skip
-    rows[0]["block"] = breakdown(bench, model, cache)
     return rows
 
 
@@ -242,7 +243,7 @@ def put_beside(rows: list[dict], machine: Machine, shape, about: dict) -> None:
 
 
 def line(rows: list[dict]) -> str:
-    found = [row for row in rows if row["system"] == "infinigen" and "faster" in row]
+    found = [row for row in rows if row["system"] == "infinigen" and {"faster", "of_ideal"} <= row.keys()]
     return "; ".join(
         f"infinigen, {row['link']} link: {row['faster']:.2f} times offload, {row['of_ideal']:.2f} of ideal"
         for row in found

@@ -13,6 +13,7 @@ from .unit import FIRST, NEXT, Unit
 
 REPEATS = 9
 ROW_BYTES = 256  # K of one token and head, 128 dimensions of 16 bits
+TILE = 2**22  # bytes
 TAKEN = 0.1  # part of the rows that is gathered
 
 
@@ -37,9 +38,16 @@ def measure(bench, what: str, **given) -> dict:
 
 def pinned(bench, size: int) -> torch.Tensor:
     """Random bytes in memory that a GPU can copy from directly."""
-    made = torch.empty(size, dtype=torch.uint8, pin_memory=bench.on_gpu)
-    made.random_(0, 255)
-    return made
+    return noise(torch.empty(size, dtype=torch.uint8, pin_memory=bench.on_gpu))
+
+
+def noise(tensor: torch.Tensor) -> torch.Tensor:
+    """The same tensor, filled with random bytes, which repeat."""
+    part = torch.randint(0, 255, (min(TILE, len(tensor)),), dtype=torch.uint8)
+    for start in range(0, len(tensor), TILE):
+        piece = tensor[start : start + TILE]
+        piece.copy_(part[: len(piece)])
+    return tensor
 
 
 def copies(bench, sizes: list[int]) -> dict:
@@ -54,7 +62,7 @@ def copies(bench, sizes: list[int]) -> dict:
             device(bench, size),
             device(bench, size),
         )
-        pageable = torch.empty(size, dtype=torch.uint8).random_(0, 255)
+        pageable = noise(torch.empty(size, dtype=torch.uint8))
 
         def both(here=here, host=host, other=other, there=there):
             with inward() as first:
@@ -82,7 +90,7 @@ def copies(bench, sizes: list[int]) -> dict:
 
 
 def device(bench, size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.uint8, device=bench.device).random_(0, 255)
+    return torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
 
 
 def streams(bench):

@@ -62,6 +62,7 @@ class Gpu(Measurement):
     _found: dict = field(default_factory=dict, init=False, repr=False)  # what the worker says of its machine
     _failed: list = field(default_factory=list, init=False, repr=False)
     _left_out: list = field(default_factory=list, init=False, repr=False)
+    _begun: float = field(default=0.0, init=False, repr=False)
     _worker: Worker | None = field(default=None, init=False, repr=False)
 
     @property
@@ -74,6 +75,7 @@ class Gpu(Measurement):
         return self.pack is None and not self.report
 
     def check(self) -> None:
+        self._begun = time.monotonic()
         for name in self.stages:
             if name not in STAGES:
                 raise Problem(f"--stages {name}: expected one of {', '.join(STAGES)}")
@@ -121,7 +123,7 @@ class Gpu(Measurement):
         return [f"{self._found['device']}: {line}" for line in self._found["missing"]]
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        end = time.monotonic() + 60 * self.minutes
+        end = self._begun + 60 * self.minutes
         self.compile(cells, bar)
         units = {unit.task: unit for unit in self.units()}
         try:

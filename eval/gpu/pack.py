@@ -16,12 +16,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from importlib import metadata
 from pathlib import Path
 
 from ..core.digests import ROOT
 from ..core.errors import Problem, one_line
-from ..core.machine import commit
+from ..core.machine import commit, cores
 from .accuracy import carried
 
 LIMIT = 64 * 2**20  # bytes
@@ -224,17 +225,17 @@ def compiled(folder: Path) -> str:
     except metadata.PackageNotFoundError:
         return "triton: not installed here: the kernels are compiled there"
     folder.mkdir()
-    (process,) = started(folder, CAPABILITY, 1)
-    try:
-        code = process.wait(KERNELS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        code = "out of time"
+    processes, until, how = started(folder, CAPABILITY, cores()), time.monotonic() + KERNELS, ""
+    for process in processes:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            how = " (others took too long)"
     for file in folder.rglob("*"):  # what launching does not read
         if file.suffix in (".ttir", ".ttgir", ".llir", ".ptx", ".source"):
             file.unlink()
     kernels = len(list(folder.rglob("*.cubin")))
-    how = "" if code == 0 else f" (then it ended: {code})"
     return f"triton: {kernels} kernels for sm_{CAPABILITY}, of use to Triton {triton} alone{how}"
 
 

@@ -188,13 +188,9 @@ def reached_by(machine: dict) -> list[str]:
         row for row in bars
         if row["system"] == "infinigen" and row["prompt"] == 1920 and row["link"] == "throttled"
     ]  # fmt: skip
-    steps = [row for row in rows_of(machine, "step") if "hf" not in row["method"]]
-    slower = {
-        f"{row['method']} {row[key]:.2f}"
-        for row in steps
-        for key in ("eager_times_theirs", "graph_times_theirs")
-        if row.get(key, 0) > 1.05
-    }
+    key = "best_times_theirs"
+    steps = [row for row in rows_of(machine, "step") if key in row and not row["offloads"]]
+    slower = {f"{row['method']} {row[key]:.2f}" for row in steps if row[key] > 1.05}
     off = [abs(row["error"]) for row in bars if "error" in row]
 
     def said(value, least: float | None = None, most: float | None = None, unit: str = "") -> str:

@@ -62,7 +62,7 @@ def units(size: str) -> list[Unit]:
                 f"{what}, {dtype}": ({"what": what, "dtype": dtype}, seconds)
                 for what, dtype, seconds in kernels
             },
-            "methods": ({"what": "methods"}, 25),
+            "methods": ({"what": "methods"}, 35),
             "links": ({"what": "links"}, 12),
             "waits": ({"what": "waits"}, 8),
         }
@@ -121,7 +121,7 @@ def cases(name: str, dtype: str, small: bool = False) -> list[dict]:
 
 
 def kernels(bench, dtype: str, small: bool = False) -> list[dict]:
-    """Every form's kernel beside decode-then-attend in fp32 over the same codes: the error's norm over the
+    """Every form's kernel beside decode-then-attend in fp64 over the same codes: the error's norm over the
     result's. Memory is poisoned with NaN before each."""
     if not triton_there(bench):
         return []
@@ -172,11 +172,11 @@ def compared(bench, gpu, form, case: dict, dtype: torch.dtype, bound: float, see
             torch.rand(batch, kv_heads, 1, case["tokens"], device=bench.device, generator=generator) < 0.5
         )
         allowed[..., -1] = True
-    plain = [form.decode(part, torch.float32) for part in parts]
-    right = attend(query.float(), *plain, dim**-0.5, allowed)[0]
+    plain = [form.decode(part, torch.float32).double() for part in parts]
+    right = attend(query.double(), *plain, dim**-0.5, allowed)[0]
     poison(bench)
     out = gpu.attend(query, *parts, form, dim**-0.5, allowed)
-    error = float((out.float() - right).norm() / right.norm())
+    error = float((out.double() - right).norm() / right.norm())
     return {"error": error, "bound": bound, "right": error <= bound}  # NaN is not right
 
 

@@ -43,6 +43,7 @@ def units(size: str) -> list[Unit]:
 
 def measure(bench, model: str, method: str, prompt: int, new: int, largest: int) -> dict:
     name, made = model, models.made(bench, model)
+    made = models.theirs(made) if method == "hf-dynamic" else made
     rows, batch, end = [], 1, "the largest batch that was asked for"
     while batch <= largest:
         try:
@@ -77,7 +78,7 @@ def at_batch(bench, model, name: str, method: str, prompt: int, new: int, batch:
     """One batch: the mean time of a step between the prompt's length and the end."""
     lengths = (prompt + new - STEPS - 2, prompt + new // 2, prompt)  # the longest first: it decides what fits
     held, size = {}, 0
-    with bench.peak() as peak:
+    with bench.peak(bench.allocated()) as peak:
         for tokens in lengths:
             cache = filled(bench, model, method, tokens, prompt, prompt + new, batch)
             ids = models.next_ids(bench, batch)

@@ -109,7 +109,7 @@ class Worker:
             return
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, self.dry), daemon=True)
+        self.process = context.Process(target=serve, args=(theirs, self.dry), daemon=False)
         with ours_first():
             self.process.start()
         theirs.close()

@@ -12,6 +12,9 @@ comes with torch's CUDA builds. With TRITON_INTERPRET=1 the same kernels run on 
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -21,6 +24,7 @@ from ..store import Float8, Int
 
 BLOCKS = {torch.float32: 16}  # tokens that a program holds in registers at a time: fp32 products need many
 BLOCK = 64  # and 16-bit ones few
+LEAST, MOST = 2, 256  # blocks of a split at least, and splits of a sequence at most
 CHUNK = 16  # splits that are put together at a time
 ROWS = 16  # fewest rows of a tensor-core product: the query heads of a group, and rows of zeros
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -145,8 +149,8 @@ def attend(
     """Attention of one query per head over packed K and V.
 
     query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
-    kv_heads, 1, tokens]` or None; split: tokens of a split (default: four programs for every multiprocessor
-    of the GPU). Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    kv_heads, 1, tokens]` or None; split: tokens of a split (default: see `_splits`).
+    Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a format that `supports` refuses and for more than one query.
     """
     batch, heads, queries, head_dim = query.shape
@@ -162,13 +166,15 @@ def attend(
         codes, codes_v = (part.view(form.TYPES[form.format]) for part in (codes, codes_v))
     block = BLOCKS.get(query.dtype, BLOCK)
     if split is None:
-        split = -(-count // (_splits(query, batch * kv_heads, count) * block)) * block
+        parts = _splits(_programs(query), batch * kv_heads, -(-count // (LEAST * block)))
+        split = -(-count // (parts * block)) * block
     splits = -(-count // split)
     share = heads // kv_heads
     query = query.contiguous()
     new = {"device": query.device, "dtype": torch.float32}
     sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
-    weights, largest = torch.empty(2, batch * kv_heads, splits, share, **new)
+    # One by one, so that each begins where memory is aligned: else a kernel is compiled for every alignment.
+    weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
     mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
     _attend_split[(batch * kv_heads, splits)](
         query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
@@ -197,6 +203,20 @@ def _even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return (keys, values) if even and same else (keys.contiguous(), values.contiguous())
 
 
-def _splits(query: Tensor, sequences: int, count: int) -> int:
+def _programs(query: Tensor) -> int:
+    """Programs that a GPU runs at the same time, as far as registers go: on sm_90 one with heads of 128 takes
+    up to 168 registers a thread, with heads of 256 all there are."""
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
-    return max(1, min(-(-count // BLOCK), 4 * processors // sequences))
+    return processors * (3 if query.shape[3] <= 128 else 2)
+
+
+@cache
+def _splits(programs: int, sequences: int, most: int) -> int:
+    """Splits of every sequence, at most `most`: the fewest that keep processors nearly as busy as any number
+    does. What does not fill a last round of programs leaves them idle (as in Dao et al. 2023)."""
+    busy = {}
+    for splits in range(1, min(most, MOST) + 1):
+        rounds = sequences * splits / programs
+        busy[splits] = rounds / math.ceil(rounds)
+    enough = 0.9 * max(busy.values())
+    return next(splits for splits, part in busy.items() if part >= enough)

@@ -1,6 +1,7 @@
 """The Triton kernel against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -100,6 +101,16 @@ def test_many_splits_are_put_together():
     for split in (16, 64):
         out = gpu.attend(query, keys, values, form, 0.2, split=split)
         assert torch.allclose(out, expected(query, keys, values, form), atol=1e-5)
+
+
+def test_processors_are_kept_busy():
+    """On 132 multiprocessors: rounds of programs are nearly full, and nothing is cut without need."""
+    for sequences, most in ((8, 512), (64, 512), (512, 512), (320, 128), (40, 1024), (1, 1024)):
+        splits = gpu._splits(3 * 132, sequences, most)
+        rounds = sequences * splits / 396
+        assert rounds / math.ceil(rounds) > (0.85 if sequences > 1 else 0.55), (sequences, splits)
+    assert gpu._splits(396, 396, 512) == 1 and gpu._splits(396, 8, 1) == 1
+    assert gpu._splits(396, 8, 3) == 3, "a short cache has few blocks"
 
 
 def test_the_same_input_gives_the_same_bits():
