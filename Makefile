@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides site test-site bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides site test-site gpu bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -90,6 +90,9 @@ $(SITE)/.ready: requirements-site.txt | $(READY)
 
 test-site: $(READY) ## look at every page of the built site in an installed Chromium
 	KVLAB_SITE=build/site/_build/html $(PY) -m pytest tests/course/test_site.py tests/course/test_slides.py
+
+gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=--dry: in small, on the CPU)
+	$(PY) -m eval gpu $(DRY)
 
 bench: $(READY) ## run the full speed grid on a wider model (about half an hour)
 	$(PY) -m eval speed --suite wide --out results/bench

@@ -12,6 +12,9 @@ comes with torch's CUDA builds. With TRITON_INTERPRET=1 the same kernels run on 
 
 from __future__ import annotations
 
+import math
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -19,11 +22,16 @@ from torch import Tensor
 
 from ..store import Float8, Int
 
-BLOCK = 64  # tokens that a program holds in registers at a time
+BLOCKS = {torch.float32: 16}  # tokens that a program holds in registers at a time: fp32 products need many
+BLOCK = 64  # and 16-bit ones few
+LEAST, MOST = 2, 256  # blocks of a split at least, and splits of a sequence at most
+CHUNK = 16  # splits that are put together at a time
 ROWS = 16  # fewest rows of a tensor-core product: the query heads of a group, and rows of zeros
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 INTERPRETED = triton.knobs.runtime.interpret  # the interpreter cannot multiply bf16, nor round to it
 NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
+# What changes while a cache grows: a kernel compiled for one value serves all.
+VARYING = ("count", "split", "scale_stride", "kv_heads", "allowed_stride", "allowed_heads", "splits")
 
 
 @triton.jit
@@ -36,7 +44,7 @@ def _numbers(codes, place, BITS: tl.constexpr):
         return (unsigned - 2 ** (BITS - 1)).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=list(VARYING[:-1]))
 def _attend_split(
     query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
     count, split, scaling, code_stride, scale_stride, kv_heads, allowed_stride, allowed_heads,
@@ -99,20 +107,24 @@ def _attend_split(
     tl.store(largest + mine, most, mask=row < SHARE)
 
 
-@triton.jit
-def _merge(sums, weights, largest, out, splits, SHARE: tl.constexpr, D: tl.constexpr):
+@triton.jit(do_not_specialize=["splits"])
+def _merge(
+    sums, weights, largest, out, splits,
+    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """The splits of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out `[heads, D]`."""
     head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, D)
     first = head // SHARE * splits * SHARE + head % SHARE
-    most = NOTHING
-    for part in range(splits):
-        most = tl.maximum(most, tl.load(largest + first + part * SHARE))
+    every = tl.arange(0, SPLITS)
+    most = tl.max(tl.load(largest + first + every * SHARE, mask=every < splits, other=NOTHING), 0)
     total, weight = tl.zeros([D], tl.float32), 0.0
-    for part in range(splits):
-        at = first + part * SHARE
-        factor = tl.exp(tl.load(largest + at) - most)
-        total += factor * tl.load(sums + at * D + channel)
-        weight += factor * tl.load(weights + at)
+    for start in range(0, splits, CHUNK):
+        part = start + tl.arange(0, CHUNK)
+        at, real = first + part * SHARE, part < splits
+        factor = tl.where(real, tl.exp(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
+        parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=real[:, None], other=0.0)
+        total += tl.sum(factor[:, None] * parts, 0)
+        weight += tl.sum(factor * tl.load(weights + at, mask=real, other=0.0), 0)
     tl.store(out + head * D + channel, total / weight)
 
 
@@ -137,8 +149,8 @@ def attend(
     """Attention of one query per head over packed K and V.
 
     query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
-    kv_heads, 1, tokens]` or None; split: tokens of a split (default: four programs for every multiprocessor
-    of the GPU). Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    kv_heads, 1, tokens]` or None; split: tokens of a split (default: see `_splits`).
+    Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a format that `supports` refuses and for more than one query.
     """
     batch, heads, queries, head_dim = query.shape
@@ -152,23 +164,30 @@ def attend(
     bits = 8 * codes.shape[-1] // head_dim
     if isinstance(form, Float8):
         codes, codes_v = (part.view(form.TYPES[form.format]) for part in (codes, codes_v))
-    splits = -(-count // split) if split else _splits(query, batch * kv_heads, count)
-    split = -(-count // (splits * BLOCK)) * BLOCK if split is None else split
+    block = BLOCKS.get(query.dtype, BLOCK)
+    if split is None:
+        parts = _splits(_programs(query), batch * kv_heads, -(-count // (LEAST * block)))
+        split = -(-count // (parts * block)) * block
+    splits = -(-count // split)
     share = heads // kv_heads
     query = query.contiguous()
     new = {"device": query.device, "dtype": torch.float32}
     sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
-    weights, largest = torch.empty(2, batch * kv_heads, splits, share, **new)
+    # One by one, so that each begins where memory is aligned: else a kernel is compiled for every alignment.
+    weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
     mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
     _attend_split[(batch * kv_heads, splits)](
         query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
         count, split, scaling, codes.stride(1), scales.stride(1), kv_heads, count, mask.shape[1],
         BITS=bits, D=head_dim, GROUP=head_dim // scales.shape[-1] if scaled else head_dim, SCALED=scaled,
-        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=BLOCK,
+        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=block,
         DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
     )  # fmt: skip
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
-    _merge[(batch * heads,)](sums, weights, largest, out, splits, SHARE=share, D=head_dim)
+    _merge[(batch * heads,)](
+        sums, weights, largest, out, splits,
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=CHUNK,
+    )  # fmt: skip
     return out.to(query.dtype)
 
 
@@ -184,6 +203,20 @@ def _even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return (keys, values) if even and same else (keys.contiguous(), values.contiguous())
 
 
-def _splits(query: Tensor, sequences: int, count: int) -> int:
+def _programs(query: Tensor) -> int:
+    """Programs that a GPU runs at the same time, as far as registers go: on sm_90 one with heads of 128 takes
+    up to 168 registers a thread, with heads of 256 all there are."""
     processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
-    return max(1, min(-(-count // BLOCK), 4 * processors // sequences))
+    return processors * (3 if query.shape[3] <= 128 else 2)
+
+
+@cache
+def _splits(programs: int, sequences: int, most: int) -> int:
+    """Splits of every sequence, at most `most`: the fewest that keep processors nearly as busy as any number
+    does. What does not fill a last round of programs leaves them idle (as in Dao et al. 2023)."""
+    busy = {}
+    for splits in range(1, min(most, MOST) + 1):
+        rounds = sequences * splits / programs
+        busy[splits] = rounds / math.ceil(rounds)
+    enough = 0.9 * max(busy.values())
+    return next(splits for splits, part in busy.items() if part >= enough)

@@ -152,14 +152,15 @@ def _shift(span: Span, by: float) -> Span:
 
 
 @contextmanager
-def record(model, cache):
-    """Record a timeline of every decode step inside the `with`, for any method; yields the Timeline, which is
-    complete after it.
+def record(model, cache, timeline: Timeline | None = None):
+    """Record a timeline (default: a new one) of every decode step inside the `with`, for any method; yields
+    the Timeline, which is complete after it.
 
-    On a GPU the compute lane shows when kernels were launched, not when they ran.
+    On a GPU the compute lane shows when kernels were launched, not when they ran, unless the timeline's `cut`
+    waits for them.
     Raises ValueError for a model without a list of layers.
     """
-    timeline = Timeline()
+    timeline = Timeline() if timeline is None else timeline
     blocks = blocks_of(model)
     hooks = [model.register_forward_pre_hook(lambda *_: timeline.begin())]
     for index, block in enumerate(blocks):

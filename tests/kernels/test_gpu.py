@@ -1,6 +1,7 @@
 """The Triton kernel against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
 import importlib.util
+import math
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from kvlab.attention import attend as reference
 from kvlab.kernels import gpu
 from kvlab.store import Float8, Int, Static
+from kvlab.store.static import StaticState
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = [
@@ -70,7 +72,8 @@ def test_in_bf16_it_is_as_near_to_the_truth_as_the_reference(form):
 
 def test_reads_a_static_buffer_in_place():
     """Keys and values that are views of longer buffers, as `Static` hands them out."""
-    form, store = Int(4, 16), Static(200, Int(4, 16))
+    form = Int(4, 16)
+    store = StaticState(Static(200, form), 200)
     torch.manual_seed(0)
     keys, values = torch.randn(2, 2, 3, 90, 64, device=DEVICE)
     store.append(keys, values)
@@ -89,6 +92,25 @@ def test_a_split_in_which_nothing_may_be_seen_counts_nothing():
     allowed[..., 70:80] = True
     out = gpu.attend(query, keys, values, form, 0.2, allowed, split=32)
     assert torch.allclose(out, expected(query, keys, values, form, allowed), atol=1e-5)
+
+
+def test_many_splits_are_put_together():
+    """More splits than are put together at a time, and no whole number of them."""
+    form = Int(8)
+    query, keys, values = made(form, 1, 2, 2, 1300, 64)
+    for split in (16, 64):
+        out = gpu.attend(query, keys, values, form, 0.2, split=split)
+        assert torch.allclose(out, expected(query, keys, values, form), atol=1e-5)
+
+
+def test_processors_are_kept_busy():
+    """On 132 multiprocessors: rounds of programs are nearly full, and nothing is cut without need."""
+    for sequences, most in ((8, 512), (64, 512), (512, 512), (320, 128), (40, 1024), (1, 1024)):
+        splits = gpu._splits(3 * 132, sequences, most)
+        rounds = sequences * splits / 396
+        assert rounds / math.ceil(rounds) > (0.85 if sequences > 1 else 0.55), (sequences, splits)
+    assert gpu._splits(396, 396, 512) == 1 and gpu._splits(396, 8, 1) == 1
+    assert gpu._splits(396, 8, 3) == 3, "a short cache has few blocks"
 
 
 def test_the_same_input_gives_the_same_bits():

@@ -1,0 +1,126 @@
+"""Models of published shapes with random weights, made on the device; nothing is downloaded."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+import kvlab
+from kvlab.attention import Recorded
+from kvlab.models import ModelShape
+from kvlab.visibility import PLAIN
+
+SHAPES = {  # the publishers' configurations; OPT's positions go as far as the experiments need
+    "Llama-3-8B": ("llama", {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+    }),
+    "OPT-6.7B": ("opt", {
+        "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "word_embed_proj_dim": 4096, "vocab_size": 50272, "max_position_embeddings": 4608,
+    }),
+    "OPT-13B": ("opt", {
+        "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40, "num_attention_heads": 40,
+        "word_embed_proj_dim": 5120, "vocab_size": 50272, "max_position_embeddings": 2304,
+    }),
+    "small-llama": ("llama", {
+        "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 1024,
+    }),
+    "small-opt": ("opt", {
+        "hidden_size": 128, "ffn_dim": 256, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "word_embed_proj_dim": 128, "vocab_size": 512, "max_position_embeddings": 1024,
+    }),
+}  # fmt: skip
+STD = 0.02  # of the weights
+BYTES = 2  # of a weight and of a number in the cache
+
+
+def config(name: str):
+    """The transformers configuration of a named shape."""
+    from transformers import LlamaConfig, OPTConfig
+
+    family, shape = SHAPES[name]
+    return {"llama": LlamaConfig, "opt": OPTConfig}[family](**shape)
+
+
+def shape_of(name: str) -> ModelShape:
+    """The numbers of a named shape."""
+
+    class Model:
+        pass
+
+    Model.config = config(name)
+    return ModelShape.of(Model)
+
+
+def weight_bytes(name: str) -> int:
+    """Bytes of a named shape's weights in 16 bits."""
+    _, shape = SHAPES[name]
+    h, layers = shape["hidden_size"], shape["num_hidden_layers"]
+    group = shape["num_attention_heads"] // shape.get("num_key_value_heads", shape["num_attention_heads"])
+    attention = (2 + 2 / group) * h * h
+    wide = 3 * h * shape["intermediate_size"] if "intermediate_size" in shape else 2 * h * shape["ffn_dim"]
+    tables = 2 if "intermediate_size" in shape else 1  # OPT's are tied
+    return int(BYTES * (layers * (attention + wide) + tables * shape["vocab_size"] * h))
+
+
+def made(bench, name: str, dtype: torch.dtype = torch.bfloat16):
+    """A model of a named shape with random weights, attending through kvlab; the last one made is kept.
+    Raises MemoryError where the device has no room for it."""
+    if (name, dtype) not in bench.models:
+        from transformers import AutoModelForCausalLM
+
+        bench.models.clear()
+        bench.tidy()
+        bench.shrunk(
+            [1], lambda _: weight_bytes(name) * dtype.itemsize / BYTES, f"weights of {name}, copies:"
+        )
+        torch.manual_seed(0)
+        with torch.device(bench.device):  # made where it stays, buffers computed there
+            model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
+        generator = torch.Generator(bench.device).manual_seed(0)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, STD, generator=generator)
+        bench.models[name, dtype] = kvlab.prepare(model.eval())
+    return bench.models[name, dtype]
+
+
+def theirs(model, attention: str = "sdpa"):
+    """The same weights in a model of its own that attends as transformers does."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    twin.set_attn_implementation(attention)
+    return twin
+
+
+@torch.no_grad()
+def fill(bench, model, cache, tokens: int, batch: int) -> None:
+    """Fill an empty cache with random K and V of `tokens` tokens, made on the device, the same in every
+    layer, as if a prompt had been fed."""
+    shape, generator = ModelShape.of(model), torch.Generator(bench.device).manual_seed(0)
+    size = (batch, shape.kv_heads, tokens, shape.head_dim)
+    like = {"device": bench.device, "dtype": model.dtype, "generator": generator}
+    keys, values = torch.randn(size, **like), torch.randn(size, **like)
+    last = torch.randn(batch, shape.heads, min(tokens, 64), shape.head_dim, **like)
+    query = last.repeat(1, 1, -(-tokens // last.shape[2]), 1)[:, :, :tokens]
+    for layer in cache.attending:
+        received = None
+        if layer.watches:
+            received = torch.rand(size[:3], device=bench.device, generator=generator)
+        layer.fill(Recorded(query, keys, values, PLAIN, shape.head_dim**-0.5), received)
+
+
+def next_ids(bench, batch: int) -> Tensor:
+    """One token for every row."""
+    return torch.ones(batch, 1, dtype=torch.long, device=bench.device)
+
+
+def kv_bytes(name: str, tokens: int, batch: int) -> float:
+    """Bytes of the full cache in 16 bits."""
+    shape = shape_of(name)
+    return 2.0 * BYTES * shape.layers * shape.kv_heads * shape.head_dim * tokens * batch

@@ -1,0 +1,66 @@
+"""Predictions: what the roofline and the simulator say before anything is measured, for the same bars."""
+
+from __future__ import annotations
+
+from kvlab.arithmetic import MACHINES, SHAPES, Machine, prefill_flops
+from kvlab.measure import simulate
+from kvlab.models import ModelShape
+
+SHEET = "H100-PCIe5"  # whose sheet stands in for a machine that nobody has measured
+PUBLISHED_LINK = 16e9  # bytes per second: the paper's PCIe 3.0
+STEPS = 128  # tokens that the paper's experiment writes
+SYSTEMS = {  # of the simulator: the method that is measured; h2o holds a fifth, infinigen fetches a tenth
+    "full": "static",
+    "uvm": "uvm",
+    "uvm+h2o": "uvm+h2o",
+    "offload": "offload",
+    "offload+int4": "offload+int4",
+    "offload+h2o": "offload+h2o",
+    "infinigen": "infinigen:budget=0.1",
+}
+
+
+def step_seconds(system: str, machine: Machine, shape: ModelShape, held: int, batch: int) -> float:
+    """Seconds of one decode step of a system: the second of two, so that what is asked for a step ahead is on
+    its way."""
+    works = [simulate.decode_works(system, machine, shape, held + step, batch) for step in range(2)]
+    link = simulate.link_of(machine, system)
+    return simulate.simulate(works, link).seconds - simulate.simulate(works[:1], link).seconds
+
+
+def prefill_seconds(system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int) -> float:
+    """Seconds of a prompt: computed at the roofline while K and V leave; under unified memory, one after the
+    other."""
+    compute = prefill_flops(shape, tokens, batch) / machine.flops
+    if system == "full":
+        return compute
+    size = 4 * shape.layers * shape.kv_heads * shape.head_dim * tokens * batch
+    out = simulate.link_of(machine, system).seconds(size)
+    return compute + out if system.startswith("uvm") else max(compute, out)
+
+
+def headline(machine: Machine, shape: ModelShape, tokens: int, batch: int) -> dict[str, dict[str, float]]:
+    """{system: prefill_s, step_ms, total_s} of prompts of `tokens` tokens and STEPS more, as
+    the stage measures them: a prompt that reaches to the middle of the run, and STEPS steps from there."""
+    found = {}
+    for system in SYSTEMS:
+        middle = tokens + STEPS // 2
+        prefill = prefill_seconds(system, machine, shape, middle, batch)
+        step = step_seconds(system, machine, shape, middle, batch)
+        found[system] = {"prefill_s": prefill, "step_ms": step * 1e3, "total_s": prefill + STEPS * step}
+    return found
+
+
+def unseen() -> list[dict]:
+    """The headline for a machine of the sheet, on its own link and on the paper's: no machine has been
+    asked."""
+    sheet = MACHINES[SHEET]
+    rows = []
+    for link in (sheet.link, PUBLISHED_LINK):
+        machine = Machine(sheet.flops, sheet.memory, link, sheet.host_memory)
+        for batch, tokens in ((8, 1920), (20, 1920)):
+            for system, found in headline(machine, SHAPES["OPT-13B"], tokens, batch).items():
+                rows.append(
+                    {"system": system, "link_gbps": link / 1e9, "batch": batch, "prompt": tokens} | found
+                )
+    return rows

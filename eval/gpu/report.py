@@ -1,0 +1,383 @@
+"""Report: docs/gpu.md from docs/results/gpu/*.json, machines side by side; predictions where none has run.
+
+What a table shows is the rows as a run wrote them; nothing is computed here but what is said of goals.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+
+from kvlab.arithmetic import MACHINES
+
+from ..core.results import write_file
+from . import predict
+
+WITHOUT = """**None of this has run on a GPU yet.** The machines that kvlab is made on have none. Every
+number marked *predicted* was computed by the simulator (`kvlab.measure.simulate`) from a data sheet;
+nothing on this page is measured, and whatever else in the project speaks of GPUs stands on this page.
+"""
+HEAD = "# On a GPU\n"
+NOT_YET = "# On a GPU: nothing here has run on one yet\n"
+HOW = """## How to run it
+
+```
+python -m eval gpu                     # seven stages, at most nine minutes: results/gpu/gpu.json
+python -m eval gpu --minutes 25        # everything, also what is only nice to know
+python -m eval gpu --stages right link # some stages
+python -m eval gpu --dry               # all stages in small on a CPU, Triton interpreted
+python -m eval gpu --pack FOLDER       # for a machine without a network; there: bash FOLDER/run
+cp results/gpu/gpu.json docs/results/gpu/NAME.json && python -m eval gpu --report   # this page
+```
+
+The most telling parts of every stage come first, in the order of the stages; then the rest in the same
+order. What is done is kept: the same command goes on where it was interrupted. A part that fails, hangs
+or finds too little memory says so in one line and the next one follows; the traceback is in `gpu.json`.
+
+The pack holds kvlab, transformers' own wheel, and what that needs for Python 3.12, for a machine that
+lacks it. It has what is installed where it is made: made beside a Triton of the version that the other
+machine has, it holds the compiled kernels too, and they start at once; else they are compiled there, by
+many processes. A model whose folder the variable `KVLAB_MODEL` names is taken along if it is small
+enough. SmolLM2-135M, 98 MB in 4 bits, is not: without one the built-in models stand in the stage
+accuracy.
+
+| stage | question |
+|---|---|
+| right | do kernels, methods and links say what they say on a CPU; does a decode step wait for the host |
+| attention | what does decode attention over packed K and V take beside flash attention over bf16 |
+| step | what does a whole decode step take, every method, beside transformers' caches |
+| link | what crosses between host and device, and what of it does computation hide |
+| headline | InfiniGen's experiment: seven systems, the real link and one of 16 GB/s, predictions beside |
+| throughput | tokens per second against the batch, to the end of memory |
+| accuracy | does a trained model answer and predict as on the CPU |
+
+### What a number is
+
+All contestants of a table were timed in one process, one call of each in turn, from an idle device to an
+idle device; the median stands there, behind it the quarters below and above. Attention is timed in CUDA
+graphs that hold a call for each of several copies of K and V, together many times the device's cache, so
+that every call reads memory. Beside flash attention stands the faster of two forms of it; the kernels
+that torch's profiler saw are in the row. A step replayed as a graph writes one slot again and again: it
+says what a step costs without launches, and is no decode loop. Models have random weights and caches
+random numbers; a method that chooses tokens by an attention that is nearly uniform chooses as many as its
+cap allows. The bandwidth under every fraction is that of a large copy on the device in the same process,
+bytes read and written counted.
+"""
+GOALS = (
+    "int8 attention at least 1.8 times as fast as bf16 flash at 64k tokens, batch 1",
+    "int4 attention at least 3 times",
+    "int8 attention at 70 % of the bandwidth or more",
+    "InfiniGen at least 5.28 times FlexGen at 2,048 tokens on the throttled link",
+    "InfiniGen at most 1.3 times the ideal",
+    "a step of every method that does not offload at most 1.05 times transformers' fastest, precisions equal",
+    "the simulator within 20 % on every bar of the headline",
+)
+
+
+def write(docs: Path) -> str:
+    """Write docs/gpu.md; returns what is to be said. Raises Problem for a file that cannot be read."""
+    from ..core.errors import Problem
+
+    if not docs.is_dir():
+        raise Problem(f"--report: there is no folder {docs}; run it in a checkout of the project")
+    machines = {}
+    for file in sorted((docs / "results" / "gpu").glob("*.json")):
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            if found["dry"]:
+                raise ValueError("it is of a dry run, which says nothing about a GPU")
+            machines[file.stem] = found
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
+    write_file(docs / "gpu.md", page(machines))
+    return (
+        f"{docs / 'gpu.md'}: {len(machines)} machines" if machines else f"{docs / 'gpu.md'}: predictions only"
+    )
+
+
+def page(machines: dict[str, dict]) -> str:
+    """The page: {name: gpu.json}."""
+    parts = [HEAD] if machines else [NOT_YET, WITHOUT]
+    if machines:
+        parts.append(table_of_machines(machines))
+        parts.append(goals(machines))
+        parts += [part for make in STAGES for part in make(machines)]
+        parts.append(failures(machines))
+    else:
+        parts.append(goals({}))
+    parts += [predicted(), HOW]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
+
+
+def markdown(heads: list[str], rows: list[list], left: int = 1) -> str:
+    """A table; the first `left` columns are words."""
+    lines = ["| " + " | ".join(heads) + " |"]
+    lines.append("|" + "---|" * left + "--:|" * (len(heads) - left))
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
+
+
+def rows_of(machine: dict, stage: str) -> list[dict]:
+    """All rows of a stage, with the unit they are from."""
+    return [
+        row | {"unit": unit}
+        for unit, found in machine["units"].items()
+        if unit.split(":")[0] == stage
+        for row in found["rows"]
+    ]
+
+
+def number(value, digits: int = 3) -> str:
+    return "–" if value is None else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def timed(row: dict, key: str = "") -> str:
+    """A median and its quarters."""
+    ms = row.get(f"{key}ms")
+    if ms is None:
+        return "–"
+    return f"{number(ms)} ({number(row[f'{key}ms_low'])}–{number(row[f'{key}ms_high'])})"
+
+
+def table_of_machines(machines: dict[str, dict]) -> str:
+    rows = []
+    for name, found in machines.items():
+        about = found["machine"]
+        versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if v and k in SHOWN)
+        memory = f"{about['memory_bytes'] / 1e9:.0f} GB" if about.get("memory_bytes") else "–"
+        units = f"{len(found['units'])} ({len(found['failed'])} failed, {len(found['left_out'])} left out)"
+        rows.append([name, about["device"], memory, versions, about.get("commit") or "–", units])
+    return markdown(["run", "device", "memory", "versions", "commit", "parts"], rows, 6)
+
+
+SHOWN = ("torch", "triton", "transformers")
+
+
+def goals(machines: dict[str, dict]) -> str:
+    """Every goal beside what each machine reached."""
+    rows = []
+    reached = {name: reached_by(found) for name, found in machines.items()}
+    for index, goal in enumerate(GOALS):
+        measured = [reached[name][index] for name in machines] or ["not measured"]
+        rows.append([goal, foretold()[index], *measured])
+    return "## To reach\n\n" + markdown(["goal", "predicted", *(machines or ["measured"])], rows, 3)
+
+
+def foretold() -> list[str]:
+    """What a roofline or the simulator says of GOALS, in their order, on the machine of the sheet."""
+    rows = {(row["batch"], row["link_gbps"], row["system"]): row for row in predict.unseen()}
+    slow, own = predict.PUBLISHED_LINK / 1e9, MACHINES[predict.SHEET].link / 1e9
+    offload, ours = rows[8, slow, "offload"], rows[8, slow, "infinigen"]
+    ideal = [rows[8, link, "infinigen"]["step_ms"] / rows[8, link, "full"]["step_ms"] for link in (slow, own)]
+    return [
+        f"at most {16 / 8.125:.2f}, the ratio of the bytes", f"at most {16 / 4.125:.2f}, likewise", "–",
+        number(offload["total_s"] / ours["total_s"]),
+        f"{number(ideal[0])} on the throttled link, {number(ideal[1])} on its own", "–", "–",
+    ]  # fmt: skip
+
+
+def reached_by(machine: dict) -> list[str]:
+    """What a machine reached of GOALS, in their order."""
+    at = {
+        row["kernel"]: row
+        for row in rows_of(machine, "attention")
+        if row["shape"] == "Llama-3-8B" and row["tokens"] == 65536 and row["batch"] == 1 and "ms" in row
+    }
+    bars = [row for row in rows_of(machine, "headline") if "step_ms" in row]
+    infinigen = [
+        row for row in bars
+        if row["system"] == "infinigen" and row["prompt"] == 1920 and row["link"] == "throttled"
+    ]  # fmt: skip
+    key = "best_times_theirs"
+    steps = [row for row in rows_of(machine, "step") if key in row and not row["offloads"]]
+    slower = {f"{row['method']} {row[key]:.2f}" for row in steps if row[key] > 1.05}
+    off = [abs(row["error"]) for row in bars if "error" in row]
+
+    def said(value, least: float | None = None, most: float | None = None, unit: str = "") -> str:
+        if value is None:
+            return "not measured"
+        good = (least is None or value >= least) and (most is None or value <= most)
+        return f"{number(value)}{unit}: {'reached' if good else 'not reached'}"
+
+    int8, int4 = at.get("kvlab int8", {}), at.get("kvlab int4", {})
+    share = int8.get("fraction")
+    return [
+        said(int8.get("speedup"), 1.8),
+        said(int4.get("speedup"), 3.0),
+        said(None if share is None else 100 * share, 70, unit=" %"),
+        said(max((row["faster"] for row in infinigen if "faster" in row), default=None), 5.28),
+        said(min((row["of_ideal"] for row in infinigen if "of_ideal" in row), default=None), most=1.3),
+        ("not measured" if not steps else "reached" if not slower else f"not by {', '.join(sorted(slower))}"),
+        said(max(off, default=None), most=20, unit=" %"),
+    ]
+
+
+def right(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        rows = rows_of(found, "right")
+        judged = [row for row in rows if row.get("right") is not None]
+        wrong = [row for row in judged if not row["right"]]
+        parts.append(f"{name}: {len(judged) - len(wrong)} of {len(judged)} comparisons are right.\n")
+        parts += [f"- not right: `{json.dumps(row)[:300]}`\n" for row in wrong]
+        waits = [row for row in rows if "by_name" in row and not row["offloads"]]
+        if waits:
+            heads = ["method", "times the host waits in a step", "layers"]
+            parts.append(
+                markdown(heads, [[f"`{w['method']}`", w.get("waits", "–"), w["layers"]] for w in waits])
+            )
+    return ["## Right\n", *parts] if parts else []
+
+
+def attention(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        rows = [row for row in rows_of(found, "attention") if "ms" in row]
+        table = [
+            [row["shape"], f"{row['tokens']:,}", row["batch"], row["kernel"],
+             timed(row), timed(row, "eager_"),
+             number(row["gbps"]), f"{row['fraction']:.0%}", number(row["speedup"])]
+            for row in rows
+        ]  # fmt: skip
+        heads = [
+            "heads of",
+            "tokens",
+            "batch",
+            "kernel",
+            "ms",
+            "eager, ms",
+            "GB/s",
+            "of bandwidth",
+            "× flash",
+        ]
+        parts += [f"{name}:\n", markdown(heads, table)] if table else []
+    return ["## Attention\n", *parts] if parts else []
+
+
+def step(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        table = []
+        for row in rows_of(found, "step"):
+            times = [timed(row, f"{way}_") for way in ("eager", "graph", "compiled")]
+            peak = row.get("peak_bytes")
+            beside = [row.get(f"{way}_times_theirs") for way in ("eager", "graph")]
+            table.append([
+                row["model"], f"{row['tokens']:,}", row["batch"], f"`{row['method']}`", *times,
+                "–" if peak is None else f"{peak / 1e9:.2f}", *map(number, beside),
+                row.get("left_out", "")[:60],
+            ])  # fmt: skip
+        heads = ["model", "tokens", "batch", "method", "eager, ms", "graph, ms", "compiled, ms", "peak, GB",
+                 "eager × theirs", "graph × theirs", "left out"]  # fmt: skip
+        parts += [f"{name}:\n", markdown(heads, table)] if table else []
+    return ["## A whole step\n", *parts] if parts else []
+
+
+def link(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        table = [
+            [next(str(row[key]) for key in ("copy", "overlap", "rows") if key in row),
+             f"{row.get('size', row.get('bytes', 0)):,}", timed(row), number(row.get("gbps")),
+             f"{row['fraction']:.0%}" if "fraction" in row else number(row.get("value"))]
+            for row in rows_of(found, "link")
+        ]  # fmt: skip
+        parts += (
+            [f"{name}:\n", markdown(["what", "bytes", "ms", "GB/s", "of the best"], table)] if table else []
+        )
+    return ["## The link\n", *parts] if parts else []
+
+
+def headline(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        table, blocks = [], []
+        for row in rows_of(found, "headline"):
+            if "step_ms" not in row:
+                continue
+            guess, error = row.get("predicted", {}).get("step_ms"), row.get("error")
+            table.append([
+                f"{row['prompt']:,}", row["batch"], row["link"], f"`{row['system']}`",
+                number(row["prefill_s"]),
+                timed({k.replace("step_ms", "ms"): v for k, v in row.items()}), number(row["total_s"]),
+                number(row.get("faster")), number(row.get("of_ideal")), number(guess),
+                "–" if error is None else f"{error:+.0f} %",
+            ])  # fmt: skip
+            if "block" in row:
+                values = [number(value) for value in row["block"].values()]
+                blocks.append([f"{row['prompt']:,}", row["batch"], f"`{row['system']}`", *values])
+        heads = ["prompt", "batch", "link", "system", "prefill, s", "step, ms", "total, s", "× FlexGen",
+                 "of ideal", "predicted, ms", "error"]  # fmt: skip
+        if table:
+            parts += [f"{name}:\n", markdown(heads, table)]
+        if blocks:
+            heads = ["prompt", "batch", "system", *(f"{part}, ms" for part in PARTS)]
+            parts += ["One layer by part, the device waited for at every cut:\n", markdown(heads, blocks)]
+    return ["## InfiniGen's experiment\n", *parts] if parts else []
+
+
+PARTS = ("project", "attention", "ffn", "selection", "stall")
+
+
+def throughput(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        table = [
+            [row["model"], f"`{row['method']}`", row["batch"], number(row["step_ms"]),
+             number(row["tokens_per_s"]), f"{row['bytes'] / 1e9:.2f}", "best" if row.get("best") else ""]
+            for row in rows_of(found, "throughput")
+        ]  # fmt: skip
+        heads = ["model", "method", "batch", "step, ms", "tokens/s", "cache, GB", ""]
+        parts += [f"{name}:\n", markdown(heads, table, 2)] if table else []
+    return ["## Throughput\n", *parts] if parts else []
+
+
+def accuracy(machines) -> list[str]:
+    parts = []
+    for name, found in machines.items():
+        table = [
+            [row["model"], f"`{row['method']}`", f"{row['answered']:.0%}", f"{row['answered_cpu']:.0%}",
+             f"{row['loss']:.4f}", f"{row['loss_cpu']:.4f}", "yes" if row["right"] else "no"]
+            for row in rows_of(found, "accuracy")
+        ]  # fmt: skip
+        heads = [
+            "model",
+            "method",
+            "answered",
+            "on the CPU",
+            "loss, nats",
+            "on the CPU",
+            "equal within error",
+        ]
+        parts += [f"{name}:\n", markdown(heads, table, 2)] if table else []
+    return ["## Accuracy\n", *parts] if parts else []
+
+
+STAGES = (right, attention, step, link, headline, throughput, accuracy)
+
+
+def failures(machines) -> str:
+    lines = [
+        f"- {name}, {failure['task'].removeprefix('gpu:')}: {failure['line']}"
+        for name, found in machines.items()
+        for failure in found["failed"]
+    ]
+    return "## What failed\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def predicted() -> str:
+    """The headline as the simulator has it for a machine of the sheet."""
+    sheet = MACHINES[predict.SHEET]
+    table = [
+        [row["batch"], f"{row['link_gbps']:g}", f"`{row['system']}`", number(row["prefill_s"]),
+         number(row["step_ms"]), number(row["total_s"])]
+        for row in predict.unseen()
+    ]  # fmt: skip
+    heads = ["batch", "link, GB/s", "system", "prefill, s", "step, ms", "total, s"]
+    speed = f"{sheet.flops / 1e12:.0f} Tflop/s, {sheet.memory / 1e9:,.0f} GB/s"
+    words = (
+        "*Predicted, not measured*: OPT-13B, prompts of 1,920 tokens and 128 more, on a machine of an "
+        f"H100's sheet ({speed}), behind its own link and behind the paper's. `infinigen` fetches a tenth "
+        "and two layers whole, `h2o` holds a fifth, unified memory has room for half of the tokens:"
+    )
+    return f"## Predicted\n\n{textwrap.fill(words, 110)}\n\n{markdown(heads, table)}"

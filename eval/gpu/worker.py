@@ -1,0 +1,138 @@
+"""Worker: the process that measures units, one after another; a supervisor ends it when it hangs.
+
+A kernel that reads where it may not spoils its process for every later call, and one that does not end cannot
+be interrupted: so the process that measures is not the one that plans.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from importlib import import_module
+
+from ..core.errors import Failed, describe
+from ..core.workers import ours_first
+
+START = 180.0  # seconds in which a process must have imported everything
+
+
+def serve(connection, dry: bool) -> None:
+    """Answer `about` and units until None comes; ends by itself when the device is spoiled."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    if dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
+    with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(EOFError, OSError):
+        try:
+            from .about import about
+            from .bench import Bench
+
+            if dry:
+                import torch
+
+                torch.set_num_threads(1)
+
+            bench = Bench(dry, lambda line: connection.send(("line", line)))
+            connection.send(("done", about(dry)))
+            gc.collect()
+            gc.freeze()  # what is imported stays: looking through it at every `tidy` takes half a second
+        except Exception as error:
+            connection.send(("failed", describe(error)))
+            return
+        while (unit := connection.recv()) is not None:
+            answer, spoiled = measured(bench, unit)
+            connection.send((*answer, spoiled))
+            if spoiled:
+                os._exit(1)  # whatever would still be given back would fail as well
+
+
+def measured(bench, unit) -> tuple[tuple, bool]:
+    """(("done", what its stage found) or ("failed", (line, traceback)), whether the device is spoiled)."""
+    bench.said = []
+    try:
+        found = import_module(f"eval.gpu.{unit.stage}").measure(bench, **unit.given)
+        answer = "done", found | {"notes": bench.said}
+    except Exception as error:
+        answer = "failed", describe(error)
+        error.__traceback__ = None  # it holds on to tensors
+    try:
+        bench.tidy()
+        bench.sync()
+    except Exception as error:
+        if answer[0] == "done":
+            answer = "failed", describe(error)
+        return answer, True
+    return answer, bench.spoiled
+
+
+class Worker:
+    """A process that measures, started when it is first asked. `say` gets the lines it says meanwhile."""
+
+    def __init__(self, dry: bool, say):
+        self.dry, self.say = dry, say
+        self.process = None
+
+    def about(self) -> dict:
+        """What the process says of its machine. Raises Failed."""
+        self._start()
+        return self.machine
+
+    def ask(self, unit, seconds: float) -> dict:
+        """Measure a unit in at most so many seconds; the process is ended where it takes longer. Raises
+        Failed."""
+        self._start()
+        with contextlib.suppress(OSError):  # a process that has ended says so below
+            self.connection.send(unit)
+        return self._answer(seconds)
+
+    def stop(self) -> None:
+        """End the process."""
+        if self.process is None:
+            return
+        with contextlib.suppress(OSError):
+            self.connection.send(None)
+        self.process.join(0.2)
+        self.process.kill()
+        self.process.join(10)
+        self.connection.close()
+        self.process = None
+
+    def _start(self) -> None:
+        if self.process is not None:
+            return
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=serve, args=(theirs, self.dry), daemon=False)
+        with ours_first():
+            self.process.start()
+        theirs.close()
+        self.machine = self._answer(START)
+
+    def _answer(self, seconds: float) -> dict:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if not self.connection.poll(max(0.0, end - time.monotonic())):
+                    self.stop()
+                    raise Failed(f"it took longer than {seconds:.0f} s and was ended")
+                kind, value, *spoiled = self.connection.recv()
+            except (EOFError, OSError):
+                self.process.join(5)
+                code = self.process.exitcode
+                self.stop()
+                raise Failed(f"its process ended by itself (exit code {code}; out of memory?)") from None
+            if kind == "line":
+                self.say(value)
+                continue
+            if spoiled and spoiled[0]:
+                self.stop()
+            if kind == "failed":
+                raise Failed(*value)
+            return value
