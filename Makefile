@@ -15,7 +15,7 @@ PYTHON ?=
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop slides site test-site bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop slides page site test-site bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -56,6 +56,9 @@ workshop: $(READY) ## write the learner, solution and instructor editions and a 
 
 slides: $(READY) ## write the slides of every chapter
 	$(PY) -m course slides --out build/slides
+
+page: $(READY) ## write the live page, one HTML file that runs the workshop model in a browser
+	HF_HUB_OFFLINE=1 $(PY) -m course.page.build --out build/page/kvlab.html
 
 # Jupyter Book needs other versions than kvlab: it has an environment of its own.
 SITE := .venv-site
