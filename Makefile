@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides site test-site gpu bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site gpu bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -73,6 +73,9 @@ test-kit: $(READY) ## set up the learner's zip in an empty folder, and run a cha
 
 slides: $(READY) ## write the slides of every chapter
 	$(PY) -m course slides --out build/slides
+
+page: $(READY) ## write the live page, one HTML file that runs the workshop model in a browser
+	HF_HUB_OFFLINE=1 $(PY) -m course.page.build --out build/page/kvlab.html
 
 # Jupyter Book needs other versions than kvlab: it has an environment of its own.
 SITE := .venv-site

@@ -1,0 +1,3 @@
+"use strict";
+const client = new Client();
+let ready = client.load(location.hash === "#plain");
