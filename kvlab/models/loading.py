@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from .passes import report_passes
 from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -124,6 +125,7 @@ def prepare(model):
             raise ValueError(_cannot(model)) from error
         if model.config._attn_implementation != NAME:
             raise ValueError(_cannot(model))
+    report_passes(model)
     return model
 
 
