@@ -38,11 +38,10 @@ def kvlab_attention(
     if _stops.get():
         raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    latent = _expanding.get()
+    latent = waiting(module)
     finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
     visibility = None if finished else _visibility(attention_mask)
     if latent is not None:
-        _expanding.set(None)
         out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
     elif isinstance(key, Tensor):
         if not (finished or (visibility.known and query.shape[2] == key.shape[2])):
@@ -55,7 +54,6 @@ def kvlab_attention(
                 records.append(given)
             out, _ = given.attend()
     else:
-        key.check_model(module)
         if finished:
             raise ValueError(
                 f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask "
@@ -100,8 +98,18 @@ def _told(**said) -> Visibility:
 
 
 def expanding(layer) -> None:
-    """A latent layer has handed out numbers: the next call of the attention function is about them."""
+    """A latent layer has handed out numbers: the next call of the attention function by its model is about
+    them. None: nobody waits, since a pass begins."""
     _expanding.set(layer)
+
+
+def waiting(module):
+    """The latent layer that waits for what this attention module made of its numbers, or None."""
+    latent = _expanding.get()
+    if latent is None:
+        return None
+    _expanding.set(None)
+    return latent if latent.serves(module) else None
 
 
 def latest_visibility() -> Visibility:

@@ -20,7 +20,8 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
-from .models import ModelShape, is_latent, layers_of, prepare, refusal
+from .models import ModelShape, bodies_of, is_latent, layers_of, prepare, refusal
+from .models.shape import other_model
 from .place import Device
 from .saved import save
 from .store import Exact, Growing
@@ -53,6 +54,12 @@ class Bound(Cache):
 
     prefilling = False  # whether a `prefill` block is open
     spec = None  # the `Spec` that `make_cache` made it from
+    broken = False  # whether a pass broke off and left half of what it does
+
+    def check_whole(self) -> None:
+        """RuntimeError for a cache that is broken."""
+        if self.broken:
+            raise RuntimeError("the last pass through this cache broke off: start again with cache.reset()")
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
@@ -93,6 +100,8 @@ class KVCache(Bound):
     """
 
     recompute = False  # True only for the method that keeps nothing
+    _began: int | None = None  # tokens held when the pass began that runs, or that broke off
+    _called = _reached = 0  # places in `_bodies`: where that pass came in, and how far it has come
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
@@ -116,6 +125,7 @@ class KVCache(Bound):
             both = isinstance(theirs[index], HYBRID)
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
+        self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self._bind()
 
     def _bind(self) -> None:
@@ -134,20 +144,66 @@ class KVCache(Bound):
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
 
+    def begin_pass(self, body) -> None:
+        """A pass through `body` begins, or comes to it, a part of the body that was called. ValueError where
+        that is none of the model that the cache was made for, RuntimeError for a cache that is broken."""
+        at = self._bodies.get(id(body))
+        if self.model is None or at is None:
+            raise ValueError(other_model(self.model))
+        if self._began is None or at <= self._reached:
+            self.check_whole()
+            self._began, self._called = self.get_seq_length(), at
+        self._reached = at
+
+    def end_pass(self, body) -> None:
+        """The pass has come through."""
+        if self._bodies[id(body)] == self._called:
+            self._began = None
+
+    @property
+    def broken(self) -> bool:
+        """Whether something broke off (Ctrl-C, a dead link) after it had changed what is held. A state of
+        transformers' own does not say whether it has changed."""
+        if self._began is None:
+            return False
+        if any(layer._busy or layer.seen != self._began for layer in self.attending):
+            return True
+        return any(True for layer in self.layers for _ in states_of(layer))
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Tokens are let go or moved outside a pass: what breaks off here leaves a broken cache, too."""
+        before, self._began = self._began, -1
+        yield
+        self._began = before
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        if self._began is None:  # transformers asks within a pass, but this one was never announced
+            raise ValueError(other_model(self.model))
+        return super().get_mask_sizes(query_length, layer_idx)
+
     def reset(self) -> None:
         """Forget everything."""
+        self._began = None
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
-        for layer in self.layers if tokens_to_remove < 0 else ():
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        for layer in self.layers if tokens_to_remove else ():
             if isinstance(layer, Layer):
                 layer.check_crop(max(0, layer.seen + tokens_to_remove))
             else:
                 refuse_crop(layer)
-        for layer in self.attending:
-            layer.crop(tokens_to_remove)
+        with self._changing():
+            for layer in self.attending:
+                layer.crop(tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        with self._changing():
+            super().reorder_cache(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self.reorder_cache(indices)
@@ -189,8 +245,9 @@ class KVCache(Bound):
         finally:
             for layer in self.attending:
                 layer.prefilling = False
-        for layer in self.attending:
-            layer.end_prefill()
+        with self._changing():
+            for layer in self.attending:
+                layer.end_prefill()
 
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more

@@ -59,6 +59,7 @@ class Stepper:
         if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
             raise ValueError(f"chunk={chunk!r}: expected at least 2 tokens")
         before = self.ids, self.mask, self.padded
+        self._check_cache()
         try:
             self._append(ids, attention_mask)
             if before[0] is None and not self.cache.recompute:
@@ -110,6 +111,16 @@ class Stepper:
         self.cache.reorder_cache(rows)
         self.ids = self.ids.index_select(0, rows.to(self.ids.device))
         self.mask = self.mask.index_select(0, rows.to(self.mask.device))
+
+    def _check_cache(self) -> None:
+        """RuntimeError where the cache holds other tokens than were fed here."""
+        self.cache.check_whole()
+        fed = 0 if self.ids is None else self.ids.shape[1]
+        if not self.cache.recompute and (held := self.cache.get_seq_length()) != fed:
+            raise RuntimeError(
+                f"the cache has seen {held} tokens, but {fed} were fed here: the last pass broke off, or "
+                "came from elsewhere; start again with cache.reset() and a new Stepper"
+            )
 
     def _append(self, ids: Tensor, mask: Tensor | None) -> None:
         if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:

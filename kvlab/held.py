@@ -12,7 +12,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
 from .models import ModelShape
-from .models.shape import other_model
 from .slots import Slots
 
 
@@ -39,7 +38,7 @@ class Held(CacheLayerMixin):
         self.shape, self.kv_heads = shape, shape.kv_heads
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
-        self._policies, self._model, self._attention = policies, weakref.ref(model), None
+        self._policies, self._model = policies, weakref.ref(model)
         self.reset()
 
     def reset(self) -> None:
@@ -90,8 +89,6 @@ class Held(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where an eviction cannot be undone."""
-        if tokens_to_remove > 0:
-            raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         if tokens_to_remove == 0 or not self.lengths:
             return
         left = max(0, self.seen + tokens_to_remove)
@@ -158,11 +155,3 @@ class Held(CacheLayerMixin):
                 yield state is self.store and self.place.on_host, tensor
         if self.table.moved is not None:
             yield False, self.table.moved
-
-    def check_model(self, attention) -> None:
-        """ValueError where `attention`, the module that attends, is none of the model's."""
-        if self._attention is None or self._attention() is not attention:
-            if self.model is None or all(module is not attention for module in self.model.modules()):
-                self._pending = None
-                raise ValueError(other_model(self.model))
-            self._attention = weakref.ref(attention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import torch
@@ -20,28 +21,36 @@ class LatentLayer(Layer):
     The keep sees one head: attention received is the mean over all query heads.
     """
 
+    _attention = None  # weak reference to the module that attended last
+
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
         returns those that the pass attends to: the prompt as it is, later all that is held."""
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
-        expanding(self)
         if self.votes_later:
             raise ValueError(
                 f"prefill: {type(self.keep.policy).__name__} lets the prompt's last queries vote, and of a "
                 "prompt in several passes they are gone where K and V are made of a latent after the cache"
             )
-        if self.seen == 0:
-            return key_states, value_states
-        self.check_whole()
-        self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
-        return self.store.read(key_states.device)
+        if self.seen > 0:
+            self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
+            key_states, value_states = self.store.read(key_states.device)
+        expanding(self)
+        return key_states, value_states
+
+    def serves(self, attention) -> bool:
+        """Whether `attention`, the module that attends, is one of the model's."""
+        if self._attention is None or self._attention() is not attention:
+            if self.model is None or all(module is not attention for module in self.model.modules()):
+                return False
+            self._attention = weakref.ref(attention)
+        return True
 
     def attend_expanded(self, given: Recorded) -> Tensor:
         """As `attend`, with K and V of all that `update` returned."""
         latents, self._pending = self._pending, None
         if self.seen == 0:
-            self.check_whole()
             out, received = given.attend(self.observes, self.last_queries)
             self.fill(replace(given, keys=latents[0], values=latents[1]), _mean(received))
             return out

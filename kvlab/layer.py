@@ -27,7 +27,6 @@ class Layer(Held):
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
         given = Recorded(query, *self._pending, visibility, scaling, softcap, sinks)
         self._pending = None
-        self.check_whole()
         if not visibility.known:
             raise ValueError(
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
@@ -55,7 +54,7 @@ class Layer(Held):
 
     def append(self, given: Recorded) -> None:
         """A pass begins: its K and V join what is held. ValueError for those that do not fit."""
-        self.given, self.moved_bytes, self._busy, self.is_initialized = given, 0, self.seen > 0, True
+        self.given, self.moved_bytes, self.is_initialized = given, 0, True
         batch, heads, tokens, width = given.keys.shape
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
@@ -66,6 +65,7 @@ class Layer(Held):
             )
         real, counts = given.visibility.real(batch, tokens, self.seen)
         self.local = None if given.visibility.local is None else self.local
+        self._busy = True
         try:
             self.place.write(self, given.keys, given.values, real)
         except ValueError as error:
@@ -155,12 +155,6 @@ class Layer(Held):
         self.table.keep(slots, limits)
         for part in (self.keep, self.store, self.place):
             part.keep_slots(slots)
-
-    def check_whole(self) -> None:
-        """A pass that broke off (Ctrl-C, a dead link) leaves layers that hold different tokens."""
-        layers = self.cache().attending if self.order == 0 else ()
-        if any(layer._busy or layer.seen != self.seen for layer in layers):
-            raise RuntimeError("the last pass through this cache broke off: start again with cache.reset()")
 
     @property
     def observes(self) -> bool:

@@ -4,7 +4,6 @@ model's own attention and cache."""
 from __future__ import annotations
 
 import copy
-import functools
 
 import torch
 
@@ -21,6 +20,8 @@ LISTED = frozenset((
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
 LAYERS, LARGEST = 4, 20_000_000
+DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
+KINDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types")
 SMALL = {  # what shrinks, where a configuration has it
     "hidden_size": 96, "n_embd": 96, "d_model": 96, "head_dim": 16, "num_attention_heads": 6, "n_head": 6,
     "intermediate_size": 40, "ffn_dim": 40, "n_inner": 40, "block_ff_dim": 40, "intermediate_size_mlp": 40,
@@ -35,6 +36,8 @@ SMALL = {  # what shrinks, where a configuration has it
     "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8, "mamba_d_ssm": 192, "mamba_dt_rank": 5,
     "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
     "attn_layer_indices": [1], "lru_width": 96, "block_size": 8, "num_kv_shared_layers": 2,
+    "num_experts_per_token": 2, "moe_topk": 2, "zero_expert_num": 2, "ffn_hidden_size": 40,
+    "expert_ffn_hidden_size": 20, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2,
     "altup_num_inputs": 2, "laurel_rank": 4, "max_position_embeddings": 128, "n_positions": 128,
 }  # fmt: skip
 
@@ -43,32 +46,63 @@ def shrunk(config):
     """The configuration made small: window 7, chunk 5, four layers that show every kind there is."""
     config = copy.deepcopy(config.get_text_config(decoder=True))
     given = config.to_dict()
+    depth = next((given[name] for name in DEPTHS if given.get(name)), LAYERS)
+    given |= _some_layers(given, depth) | {name: LAYERS for name in DEPTHS if given.get(name)}
     small = {name: size for name, size in SMALL.items() if given.get(name) is not None}
-    for name in ("intermediate_size", "activation_sparsity_pattern"):
-        if isinstance(given.get(name), list):
-            small[name] = [small.get(name, 0.0)] * LAYERS
-    heads = given.get("num_key_value_heads")
-    if heads is not None:
-        small["num_key_value_heads"] = 6 if heads == given.get("num_attention_heads") else min(heads, 2)
-    for name in ("layer_types", "mlp_layer_types", "no_rope_layers"):
-        if isinstance(given.get(name), list):
-            small[name] = _some(given[name])
-    for name in ("num_hidden_layers", "n_layer"):
+    for name, size in small.items():
+        if isinstance(given[name], list) and not isinstance(size, list):  # a size for each layer
+            small[name] = [size] * LAYERS
+    heads, all_heads = given.get("num_key_value_heads"), given.get("num_attention_heads")
+    if "num_key_value_heads" in given:
+        small["num_key_value_heads"] = 6 if heads in (None, all_heads) else min(heads, 2)
+    if "head_dim" in given:
+        small["head_dim"] = small.get("qk_rope_head_dim", SMALL["head_dim"])
+    if given.get("n_routed_experts"):
+        small["num_experts_per_tok"] = SMALL["num_experts_per_tok"]
+    for name, token in {"pad_token_id": 1, "eos_token_id": 1, "bos_token_id": 0}.items():
         if given.get(name) is not None:
-            small[name] = LAYERS
-    for name in ("pad_token_id", "eos_token_id"):
-        small[name] = None
-    small["bos_token_id"] = 0
+            small[name] = token
+    rotated = given.get("qk_rope_head_dim") or given.get("head_dim")
+    rotated = rotated or (given["hidden_size"] // all_heads if all_heads and given.get("hidden_size") else 0)
+    if rotated and isinstance(given.get("rope_parameters"), dict):
+        now = small.get("qk_rope_head_dim", SMALL["head_dim"])
+        small["rope_parameters"] = _fewer_frequencies(given["rope_parameters"], now / rotated)
     return type(config).from_dict(given | small)
 
 
-def _some(kinds: list) -> list:
-    """Four of a list, in order, with every kind that is in it."""
+def _some_layers(given: dict, depth: int) -> dict:
+    """What a configuration says layer by layer, for the layers that the small one takes."""
+    kinds = next((given[name] for name in KINDS if isinstance(given.get(name), list)), [])
+    taken = _some(kinds) if len(kinds) == depth else list(range(LAYERS))
+    found = {}
+    for name, value in given.items():
+        if isinstance(value, list) and len(value) == depth > LAYERS:
+            found[name] = [value[index] for index in taken]
+        elif name == "per_layer_config" and isinstance(value, dict):
+            said = {int(index): one for index, one in value.items()}
+            found[name] = {place: said[index] for place, index in enumerate(taken) if index in said}
+    return found
+
+
+def _fewer_frequencies(rope: dict, share: float) -> dict:
+    """Of a list with an entry for each frequency, that share of its entries."""
+    small = {}
+    for name, value in rope.items():
+        if isinstance(value, dict):  # one for each kind of layer
+            value = _fewer_frequencies(value, share)
+        elif isinstance(value, list):
+            value = value[: max(1, round(len(value) * share))]
+        small[name] = value
+    return small
+
+
+def _some(kinds: list) -> list[int]:
+    """Where four of a list are, in order, every kind that is in it among them."""
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     chosen = sorted(first.values())[:LAYERS]
     rest = [index for index in range(len(kinds)) if index not in chosen]
     chosen = sorted([*chosen, *rest][:LAYERS])
-    return [kinds[index] for index in (chosen * LAYERS)[:LAYERS]]
+    return (chosen * LAYERS)[:LAYERS]
 
 
 def twin_of(config, seed: int = 0):
@@ -87,8 +121,9 @@ def random_model(config, seed: int):
     """A model that attends by itself; its matrices make logits spread by about 1.3, and no bias is zero."""
     from transformers import AutoModelForCausalLM
 
-    torch.manual_seed(seed)
-    made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in made.parameters():
@@ -100,8 +135,9 @@ def random_model(config, seed: int):
 
 
 @torch.no_grad()
-def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor:
-    """Logits of a prompt and some steps `[1, tokens, vocabulary]`, through this cache, or the model's own."""
+def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
+    """Logits of a prompt and some steps `[1, tokens, vocabulary]`, through this cache, or the model's own;
+    None where it has none."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 96, (1, PROMPT + steps), generator=generator)
     found = []
@@ -109,7 +145,7 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor:
         out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
         cache = getattr(out, "past_key_values", None) if cache is None else cache
         if cache is None:
-            raise ValueError("it returns no cache")
+            return None
         found.append(out.logits.float())
     return torch.cat(found, 1)
 
@@ -118,9 +154,13 @@ def differs(config, make=KVCache) -> str | None:
     """Why a cache by `make(model)` is not equal to the model's own on a twin, or None where it is."""
     try:
         own = twin_of(config)
+        if why := refusal(own):
+            return why
         expected = outputs(own)
     except Exception as error:
-        return f"no tiny model of it runs with a cache of its own ({_first_line(error)})"
+        return f"it could not be tried: no tiny model of its class runs ({_first_line(error)})"
+    if expected is None:
+        return "it does something of its own with K and V (it returns no cache)"
     try:
         ours = prepare(copy.deepcopy(own))
         cache = make(ours)
@@ -182,28 +222,22 @@ def check(model) -> None:
     if why := refusal(model):
         raise ValueError(f"{type(model).__name__}: {why}")
     config = model.config.get_text_config(decoder=True)
-    if config.model_type not in LISTED:
-        known = _tried(type(config), tuple(getattr(config, "layer_types", None) or ()), _Same(config))
-        if known:
-            raise ValueError(f"{type(model).__name__}: {known}")
+    if config.model_type not in LISTED and (why := _tried(config)):
+        raise ValueError(f"{type(model).__name__}: {why}")
 
 
-class _Same:
-    """A configuration that a cache of results does not look at."""
-
-    def __init__(self, config):
-        self.config = config
-
-    def __eq__(self, other) -> bool:
-        return isinstance(other, _Same)
-
-    def __hash__(self) -> int:
-        return 0
+_found: dict[str, str | None] = {}  # small configuration -> why it is refused, or None
 
 
-@functools.cache
-def _tried(kind, layer_types, config: _Same) -> str | None:
-    return differs(config.config)
+def _tried(config) -> str | None:
+    """`differs`, once for all configurations that are the same but for their sizes."""
+    try:
+        key = repr((type(config), sorted(shrunk(config).to_dict().items(), key=str)))
+    except Exception as error:
+        return f"it could not be tried: its configuration cannot be made small ({_first_line(error)})"
+    if key not in _found:
+        _found[key] = differs(config)
+    return _found[key]
 
 
 def _first_line(error: Exception) -> str:

@@ -150,6 +150,6 @@ def test_lengths_that_transformers_sees():
     model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "sinks:budget=6")
     kvlab.Stepper(model, cache).feed(prompt(20))
     assert cache.get_seq_length() == 20  # logical
-    assert cache.get_mask_sizes(1, 0) == (7, 14)  # physical: held + query, seen - held
+    assert cache.layers[0].get_mask_sizes(1) == (7, 14)  # physical: held + query, seen - held
     assert cache.get_max_length() == -1
     assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50

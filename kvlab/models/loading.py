@@ -13,6 +13,7 @@ from .. import scratch
 from ..attention import NAME, register
 from . import fetching, gguf
 from .files import damage
+from .passes import report_passes
 from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
@@ -119,6 +120,7 @@ def prepare(model):
             raise ValueError(_cannot(model)) from error
         if model.config._attn_implementation != NAME:
             raise ValueError(_cannot(model))
+    report_passes(model)
     return model
 
 

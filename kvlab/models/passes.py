@@ -1,0 +1,59 @@
+"""Passes: a model tells the cache in use when a pass begins, and when it has come through."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+
+from torch import nn
+
+from ..attention import expanding
+
+_reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report
+
+
+def bodies_of(model) -> list[nn.Module]:
+    """The model and its parts that take a cache and are no blocks, each before those inside it."""
+    inner = (part for part in model.children() if not isinstance(part, nn.ModuleList))
+    takes = "past_key_values" in inspect.signature(model.forward).parameters
+    return [model] * takes + [body for part in inner for body in bodies_of(part)]
+
+
+def report_passes(model) -> None:
+    """Let every pass reach the kvlab cache that it is given: `begin_pass(body)` before anything is computed,
+    `end_pass(body)` unless it broke off. The outermost body that was called speaks first."""
+    for body in bodies_of(model):
+        if body not in _reporting:
+            _reporting.add(body)
+            body.register_forward_pre_hook(_Begins(), with_kwargs=True)
+            body.register_forward_hook(_Ends(), with_kwargs=True)
+
+
+class _Hook:
+    def __reduce__(self):
+        return _silence, ()  # a copy of the model gets hooks of its own, from `prepare`
+
+
+class _Begins(_Hook):
+    def __call__(self, body, args, kwargs) -> None:
+        expanding(None)  # what an earlier pass left behind when it broke off
+        if (cache := _cache_among(args, kwargs)) is not None:
+            cache.begin_pass(body)
+
+
+class _Ends(_Hook):
+    def __call__(self, body, args, kwargs, output) -> None:
+        if (cache := _cache_among(args, kwargs)) is not None:
+            cache.end_pass(body)
+
+
+def _cache_among(args, kwargs):
+    return next((value for value in (*args, *kwargs.values()) if hasattr(value, "begin_pass")), None)
+
+
+def _silence():
+    return _say_nothing
+
+
+def _say_nothing(*args) -> None:
+    pass

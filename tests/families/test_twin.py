@@ -1,0 +1,66 @@
+"""The twin: whatever the sizes of a configuration, a tiny model of its class tells what serves it."""
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from kvlab import make_cache, twin
+from kvlab.twin import LISTED, differs, row
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+LAYERS = (["linear_attention"] * 5 + ["full_attention"] + ["linear_attention"] * 4) * 4
+REAL = {  # as published, where the defaults of the configuration are no such model
+    "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 6, "num_hidden_layers": 27},
+    "deepseek_v3": {"rope_parameters": YARN},
+    "phi3": {"rope_parameters": LONG, "original_max_position_embeddings": 4096,
+             "max_position_embeddings": 131072},
+    "granitemoehybrid": {"num_hidden_layers": 40, "layer_types": LAYERS, "num_local_experts": 72,
+                         "num_experts_per_tok": 10, "mamba_n_heads": 128, "mamba_d_head": 64},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", sorted(LISTED))
+def test_a_listed_type_of_real_size_is_served(kind):
+    assert differs(AutoConfig.for_model(kind, **REAL.get(kind, {}))) is None
+
+
+@pytest.mark.parametrize("kind", ["youtu", "modernbert-decoder", "laguna", "kimi_linear", "nemotron", "fuyu"])
+def test_types_that_nobody_listed_are_served(kind):
+    assert differs(AutoConfig.for_model(kind)) is None
+
+
+def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
+    """Such a model is refused, too: nobody has seen that it is right."""
+    assert differs(AutoConfig.for_model("blt")).startswith("it could not be tried: no tiny model of its")
+
+
+def test_the_doctor_tries_a_real_configuration():
+    found = row(AutoConfig.for_model("deepseek_v3", rope_parameters=YARN), make_cache)
+    assert found["full"] == found["int8"] == found["snapkv"] == "equal"
+    assert "made of a latent after the cache" in found["topk"]
+
+
+def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says(monkeypatch):
+    tried = []
+    monkeypatch.setattr(twin, "_found", {})
+    monkeypatch.setattr(twin, "differs", tried.append)
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    for changes in (
+        {},
+        {"hidden_size": 64},
+        {"vocab_size": 50},
+        {"hidden_act": "gelu"},
+        {"hidden_act": "gelu"},
+    ):
+        twin._tried(AutoConfig.for_model("arcee", **(sizes | changes)))
+    assert [config.hidden_act for config in tried] == ["relu2", "gelu"]
+
+
+def test_trying_leaves_the_random_numbers_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    differs(AutoConfig.for_model("arcee"))
+    assert torch.equal(torch.rand(3), expected)

@@ -1,0 +1,209 @@
+"""A pass that breaks off, or comes from another model: noticed before a token is wrong."""
+
+import copy
+
+import pytest
+import torch
+from families.models import FAMILIES, LATENT, build, family
+
+import kvlab
+
+IDS = torch.randint(2, 96, (1, 14), generator=torch.Generator().manual_seed(3))
+HELD = 8
+# attention alone, states in layers of their own, states beside attention, other states, a latent
+PATHS = ["Llama", "LFM2", "Falcon-H1", "Qwen3-Next", "DeepSeek-V3"]
+
+
+def interrupted(model, run):
+    """Interrupt `run(left)` before and behind every part of the model, once it has put something into the
+    list `left`: yields each place, and what was put there."""
+    for name, part in model.named_modules():
+        for register in (part.register_forward_pre_hook, part.register_forward_hook):
+            left = []
+
+            def interrupt(*args, left=left):
+                if left:
+                    raise KeyboardInterrupt
+
+            hook = register(interrupt)
+            try:
+                run(left)
+            except KeyboardInterrupt:
+                hook.remove()
+                yield f"{name or 'the model'}, {register.__name__}", left[0]
+            hook.remove()
+
+
+def by_the_stepper(model, stepper):
+    return stepper.feed(IDS[:, HELD : HELD + 1])[:, -1], HELD
+
+
+def by_a_new_stepper(model, stepper):
+    return kvlab.Stepper(model, stepper.cache).feed(IDS[:, HELD : HELD + 1])[:, -1], HELD
+
+
+def by_the_model(model, stepper):
+    at = stepper.cache.get_seq_length()
+    return model(IDS[:, at : at + 1], past_key_values=stepper.cache).logits[:, -1], at
+
+
+def by_a_fork(model, stepper):
+    stepper.cache.reorder_cache(torch.tensor([0]))
+    return by_the_model(model, stepper)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_what_follows_an_interrupt_is_right_or_refused(name):
+    """Whoever goes on, with the cache itself or with a copy of it."""
+    model = kvlab.prepare(family(name))
+
+    def step(left):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+        stepper.feed(IDS[:, :HELD])
+        left.append(stepper)
+        stepper.feed(IDS[:, HELD : HELD + 1])
+
+    with torch.no_grad():
+        expected, refused, places = model(IDS, use_cache=False).logits, 0, 0
+        for place, stepper in interrupted(model, step):
+            ways = [by_the_stepper, by_a_new_stepper, by_the_model, by_a_fork]
+            ways = ways[places % 4 :] + ways[: places % 4]
+            for again in ways:
+                given = stepper
+                if again is not ways[-1]:  # a copy, so that the next way finds the cache as it was left
+                    given = copy.copy(stepper)
+                    given.cache = copy.deepcopy(stepper.cache)
+                try:
+                    logits, at = again(model, given)
+                except RuntimeError as error:
+                    assert "start again with cache.reset()" in str(error), place
+                    refused += 1
+                else:
+                    assert (logits - expected[:, at]).abs().max() < 1e-4, (place, again)
+            places += 1
+        assert places > 40 and refused > 80
+        stepper.cache.reset()
+        found = kvlab.Stepper(model, stepper.cache).feed(IDS)
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_generate_after_an_interrupt_is_right_or_refused(name):
+    model, said, refused = kvlab.prepare(family(name)), {"max_new_tokens": 3, "do_sample": False}, 0
+    expected = model.generate(IDS, **said)
+
+    def run(left):
+        left.append(kvlab.make_cache(model, "full"))
+        model.generate(IDS[:, :HELD], **said, past_key_values=left[0])
+
+    for place, cache in interrupted(model, run):
+        if cache.get_seq_length() > IDS.shape[1]:
+            continue
+        try:
+            found = model.generate(IDS, **said, past_key_values=cache)
+        except RuntimeError as error:
+            assert "broke off: start again with cache.reset()" in str(error)
+            refused += 1
+        else:
+            assert torch.equal(found, expected), place
+    assert refused
+
+
+@pytest.mark.parametrize("moment", ["fork", "crop", "end of the prompt"])
+def test_an_interrupt_between_layers_outside_a_pass_is_noticed(moment, monkeypatch):
+    model = kvlab.prepare(family("Llama"))
+    cache = kvlab.make_cache(model, "full" if moment == "crop" else "h2o:budget=4")
+    stepper, second = kvlab.Stepper(model, cache), cache.layers[1]
+
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        with cache.prefill():
+            stepper.feed(IDS[:, :HELD])
+            if moment == "end of the prompt":
+                monkeypatch.setattr(second, "end_prefill", interrupt)
+        name = {"fork": "select_rows", "crop": "crop"}[moment]
+        monkeypatch.setattr(second.table, name, interrupt)
+        stepper.fork(torch.tensor([0])) if moment == "fork" else cache.crop(-2)
+    with pytest.raises(RuntimeError, match="broke off: start again with"):
+        model(IDS[:, HELD : HELD + 1], past_key_values=cache)
+    monkeypatch.undo()
+    cache.reset()
+    assert kvlab.decode(model, IDS, cache, 2).tokens.shape == (1, 2)
+
+
+def test_a_refusal_leaves_the_cache_as_it_was():
+    """Nothing was written, so nothing is broken."""
+    model = kvlab.prepare(family("Llama"))
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False).logits
+        stepper.feed(IDS[:, :HELD])
+        with pytest.raises(ValueError, match="batch of 2 rows, but the cache holds 1"):
+            model(IDS[:, HELD : HELD + 1].repeat(2, 1), past_key_values=stepper.cache)
+        with pytest.raises(ValueError, match="attention_mask has shape"):
+            model(IDS[:, HELD : HELD + 1], past_key_values=stepper.cache, attention_mask=torch.zeros(1, 3))
+        assert (stepper.feed(IDS[:, HELD:]) - expected[:, HELD:]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("seen", [0, HELD])
+@pytest.mark.parametrize("attends", ["kvlab", "eager", "sdpa"])
+@pytest.mark.parametrize("name", PATHS)
+def test_a_cache_of_another_model_is_refused_before_anything_is_written(name, attends, seen):
+    kind, odd = FAMILIES[name]
+    one, other = family(name), build(kind, odd or LATENT, seed=8)
+    cache = kvlab.make_cache(one, "full")
+    kvlab.prepare(other) if attends == "kvlab" else other.set_attn_implementation(attends)
+    with torch.no_grad():
+        expected = one(IDS, use_cache=False).logits[:, seen:]
+        if seen:
+            one(IDS[:, :seen], past_key_values=cache)
+        with pytest.raises(ValueError, match="this cache was made for another model, a"):
+            other(IDS[:, seen:], past_key_values=cache)
+        assert cache.get_seq_length() == seen
+        found = one(IDS[:, seen:], past_key_values=cache).logits
+    assert (found - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("name, inner", [("Llama", "model"), ("OPT", "model.decoder"), ("LFM2", "model")])
+def test_a_part_of_the_model_may_be_called_by_itself(name, inner):
+    model = kvlab.prepare(family(name))
+    part, cache = model.get_submodule(inner), kvlab.make_cache(model, "full")
+    with torch.no_grad():
+        part(IDS[:, :HELD], past_key_values=cache)
+        found = model(IDS[:, HELD:], past_key_values=cache).logits
+        assert (found - model(IDS, use_cache=False).logits[:, HELD:]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("how", ["refused", "interrupted"])
+@pytest.mark.parametrize("then", ["Llama", "DeepSeek-V3", "a part of Llama"])
+def test_a_latent_pass_that_breaks_off_leaves_the_next_attention_alone(how, then):
+    """Numbers that a latent layer handed out wait for nobody but its own model, in its own pass."""
+    latent, llama = kvlab.prepare(family("DeepSeek-V3")), kvlab.prepare(family("Llama"))
+    after = latent if then == "DeepSeek-V3" else llama
+    attention, hidden = llama.model.layers[0].self_attn, torch.ones(1, 4, 63)
+    rotary = llama.model.rotary_emb(hidden, torch.arange(4)[None])
+
+    def run():
+        if then == "a part of Llama":
+            return attention(hidden, position_embeddings=rotary, attention_mask=None)[0]
+        return after(IDS[:, :6], use_cache=False).logits
+
+    with torch.no_grad():
+        expected = run()
+        stepper = kvlab.Stepper(latent, kvlab.make_cache(latent, "full"))
+        stepper.feed(IDS[:, :5])
+        if how == "refused":
+            with pytest.raises(ValueError, match="batch of 2 rows"):
+                latent(IDS[:, 5:6].repeat(2, 1), past_key_values=stepper.cache)
+        else:
+
+            def interrupt(*args):
+                raise KeyboardInterrupt
+
+            hook = latent.model.layers[0].self_attn.kv_b_proj.register_forward_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                stepper.feed(IDS[:, 5:6])
+            hook.remove()
+        assert torch.equal(run(), expected)
