@@ -126,10 +126,11 @@ class KVCache(Bound):
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
-        self._bind()
+        self.bind()
 
-    def _bind(self) -> None:
-        """The layers that hold K and V (the others are transformers' own) know the cache that they are in."""
+    def bind(self) -> None:
+        """The layers that hold K and V (the others are transformers' own) get to know the cache that they are
+        in: at the start, and when one in `layers` was exchanged."""
         self.attending: list[Layer] = [layer for layer in self.layers if isinstance(layer, Layer)]
         for layer in self.attending:
             layer.cache = weakref.ref(self)
@@ -216,7 +217,7 @@ class KVCache(Bound):
             layer.place.flush(layer)  # what is on its way belongs to this cache
         memo[id(self)] = twin = object.__new__(type(self))
         vars(twin).update(copy.deepcopy(vars(self), memo))
-        twin._bind()
+        twin.bind()
         return twin
 
     @property

@@ -90,8 +90,7 @@ def restricted(model, method: str, layer: int):
     """A cache that keeps everything, but for one layer, which is as in `method`."""
     cache = make_cache(model, "full")
     cache.layers[layer] = make_cache(model, method).layers[layer]
-    for one, after in zip(cache.layers, [*cache.layers[1:], cache.layers[0]]):
-        one.follow(after)
+    cache.bind()
     return cache
 
 

@@ -91,6 +91,7 @@ def kept(scores, budget: int) -> list[set[int]]:
     layer = SimpleNamespace(
         state=policy.start(None), scores=scores, lengths=[slots], rows_held=[slots],
         slot_positions=torch.arange(slots).expand(scores.shape), local=None,
+        in_prompt=True,
     )  # fmt: skip
     return [set(head) for head in policy.choose(layer)[0].tolist()]
 
