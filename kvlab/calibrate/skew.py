@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import recorded
-from ..models import calibration_ids, prepare
+from ..models import calibration_ids, layers_of, prepare
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
@@ -43,10 +43,11 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
         file = None if small else scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
-        known[key] = _read(file, model)
-        if known[key] is None:
-            known[key] = _calibrate(model, ids)
-            _write(file, known[key])
+        matrices = _read(file, model)
+        if matrices is None:
+            matrices = _calibrate(model, ids)
+            _write(file, matrices)
+        known[key] = matrices
     return known[key]
 
 
@@ -76,7 +77,8 @@ def _read(file: Path | None, model) -> list[Tensor] | None:
         matrices = torch.load(file, map_location=model.device, weights_only=True)
     except Exception:  # not there, or damaged: made again
         return None
-    return matrices if len(matrices) == model.config.get_text_config().num_hidden_layers else None
+    attending = sum(hasattr(layer, "keys") for layer in layers_of(model))
+    return matrices if len(matrices) == attending else None
 
 
 def _write(file: Path | None, matrices: list[Tensor]) -> None:

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from families.models import family
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import FAMILIES, left_padded, prompt, tiny
@@ -229,6 +230,25 @@ def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
     file.write_bytes(b"damaged")
     assert torch.equal(skew(make())[0], first[0])
     assert file.stat().st_size > 100  # mended
+
+
+def test_the_skewing_of_a_larger_hybrid_is_found_again(monkeypatch, tmp_path):
+    """As many matrices as layers that attend."""
+    monkeypatch.setattr("kvlab.calibrate.skew.SMALL", 0)
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    model = kvlab.prepare(family("LFM2"))
+    first = skew(copy.deepcopy(model))
+    monkeypatch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: pytest.fail("calibrated again"))
+    assert len(first) == 1 and torch.equal(skew(kvlab.prepare(copy.deepcopy(model)))[0], first[0])
+
+
+def test_a_calibration_that_failed_is_tried_again(monkeypatch):
+    model = tiny("llama", num_hidden_layers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr("kvlab.calibrate.skew._calibrate", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            skew(model, prompt(41).tolist())
+    assert len(skew(model, prompt(41).tolist())) == 2
 
 
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
