@@ -191,6 +191,10 @@ class KVLabLM(TemplateLM):
     def tokenizer_name(self) -> str:
         return self.tokenizer.name_or_path.replace("/", "__")
 
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The tokenizer's chat template, for lm-eval's records."""
+        return (self.tokenizer.chat_template or "") if chat_template else ""
+
     def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(
             chat_history,
