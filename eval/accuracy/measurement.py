@@ -74,10 +74,7 @@ class Accuracy(OfMethods):
         if self.jobs is None and self.model is None:
             workers.get_ready()  # workers' imports begin while digests are made
         self._check_options()
-        tasks = self.tasks or [*taskset.local_names(), taskset.AGREEMENT]
-        if self.protocol != INSIDE and not self.tasks:
-            tasks = [task for task in tasks if cuts.known(task)]
-        self.tasks = tuple(taskset.check(tasks, self.sources))
+        self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:

@@ -21,10 +21,13 @@ from pathlib import Path
 import yaml
 
 from ..core.errors import Problem, describe, one_line
+from . import cuts
+from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"
 STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
+SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
 
 
@@ -106,6 +109,13 @@ def local_names() -> list[str]:
     return [name for name in LOCAL if name in found] + sorted(found - set(LOCAL))
 
 
+def defaults(protocol: str) -> list[str]:
+    """What is scored where no task is named."""
+    if protocol == INSIDE:
+        return [*LOCAL, AGREEMENT]
+    return [name for name in LOCAL if cuts.known(name)] if protocol == FIRST else list(SHARED)
+
+
 def check(names: list[str], sources: Sources = NONE) -> list[str]:
     """The names, groups and tags of lm-eval replaced by their tasks. Raises Problem for unknown ones."""
     local, checked = _manager(False, sources).all_tasks, []
@@ -183,8 +193,8 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return [STORIES]
     rows = [Path(file) for task, file in sources.data if task == name]
     if name in local_names():
-        data = [STORIES] if name == "prose" else sorted((FOLDER / "data").glob("*.jsonl"))
-        return [*FOLDER.glob("*.yaml"), FOLDER / "rows.py", *(rows or data)]
+        data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
+        return [FOLDER / f"{name}.yaml", FOLDER / "rows.py", *(rows or [data])]
     entry = _manager(False, sources).task_index.get(name)
     if entry is None or entry.yaml_path is None:
         return rows
