@@ -11,7 +11,8 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
 
 Under another protocol than `question-inside` (`protocols.py`) the context alone is prefilled and compressed,
-and the question goes through the cache in one pass, then the continuation token by token.
+and the question goes through the cache, in one pass but for its last token, then the continuation token by
+token.
 
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
 and it is scored that way. Under `full` every log-likelihood equals that of lm-eval's HFLM.
@@ -190,6 +191,10 @@ class KVLabLM(TemplateLM):
     @property
     def tokenizer_name(self) -> str:
         return self.tokenizer.name_or_path.replace("/", "__")
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The tokenizer's chat template, for lm-eval's records."""
+        return (self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
         return self.tokenizer.apply_chat_template(

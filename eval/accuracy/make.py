@@ -15,7 +15,7 @@ from lm_eval.evaluator import evaluate
 import kvlab
 from kvlab.decode import Stepper
 
-from ..core.errors import Failed, describe
+from ..core.errors import Failed, Problem, describe
 from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM
@@ -32,7 +32,10 @@ def setup(settings, report: Callable) -> Callable:
     specs = {spec.text: spec for spec in settings.specs}
     where = {"device": settings.device, "dtype": settings.dtype}
     where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
+    where |= settings.model_arguments
     lm = KVLabLM(settings.model, settings.specs[0], batch_size=settings.batch_size, **where)
+    if settings.apply_chat_template and not lm.tokenizer.chat_template:
+        raise Problem("--apply-chat-template: this model's tokenizer has no chat template")
     lm.together(settings.specs)  # wrong parameters and weights show before anything is computed
     Stepper(lm.model, kvlab.make_cache(lm.model, "full")).feed(
         torch.zeros(1, 2, dtype=torch.long).to(lm.device)
@@ -52,13 +55,20 @@ def setup(settings, report: Callable) -> Callable:
             found = agreement.measure(lm.model, mine, ids, settings.batch_size, report)
         else:
             lm.together(mine)
-            found, task = {}, taskset.prepared(name, settings.num_fewshot, settings.seed)
+            found, task = (
+                {},
+                taskset.prepared(
+                    name, settings.num_fewshot, settings.seed, settings.sources, settings.gen_kwargs
+                ),
+            )
             if until := settings.until(name):
                 lm.untils[name] = until
             for method in methods:
                 try:
                     lm.use(method)
-                    found[method] = score(lm, task, settings.limit)
+                    found[method] = score(
+                        lm, task, settings.limit, settings.log_samples, **settings.prompting
+                    )
                 except Exception as error:
                     found[method] = error
         return {
@@ -86,11 +96,12 @@ def jackknife(aggregate: Callable, items: list) -> float | None:
     return float(np.sqrt((len(items) - 1) * left.var()))
 
 
-def score(lm: KVLabLM, task, limit: int | None) -> dict:
-    """One cell's numbers: metrics (the task's first one is the main one), values per document, bytes."""
+def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **prompting) -> dict:
+    """One cell's numbers: metrics (the task's first one is the main one), values per document, bytes; with
+    `log_samples` prompts and answers too. prompting: as `evaluate` takes it."""
     started, name = time.perf_counter(), task.task_name
     with contextlib.redirect_stdout(io.StringIO()):
-        results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=1000)
+        results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=1000, **prompting)
     found, better = results["results"][name], results["higher_is_better"][name]
     samples, metrics, values = results["samples"][name], [], {}
     for key in [key for key in found if "," in key and "_stderr," not in key]:
@@ -103,7 +114,9 @@ def score(lm: KVLabLM, task, limit: int | None) -> dict:
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items
     choices = [len(task.doc_to_choice(row["doc"])) for row in samples if task.OUTPUT_TYPE == CHOICE]
-    return {
+    kept = ("doc_id", "target", "arguments", "filtered_resps")
+    told = [{name: row[name] for name in kept if name in row} for row in samples] if log_samples else None
+    return ({"samples": told} if log_samples else {}) | {
         "metrics": metrics,
         "values": values,
         "chance": float(np.mean([1 / count for count in choices])) if choices else None,

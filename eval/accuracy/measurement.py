@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..core import workers
 from ..core.digests import digest
@@ -44,9 +46,24 @@ class Accuracy(OfMethods):
     context_until: str | None = option(
         "the text before which prompts are cut, for tasks whose cut is not known", metavar="TEXT"
     )
+    include_path: str | None = option("folder of your own lm-eval tasks (YAML)", metavar="FOLDER")
+    data: tuple[str, ...] = option(
+        "rows that a task reads instead of its own data set", (), nargs="+", metavar="TASK=FILE.jsonl"
+    )
+    metadata: str = option("what tasks are told, as name=value,name=value or JSON", "")
+    model_args: str = option("further arguments of the model: max_length=TOKENS", "")
+    gen_kwargs: str = option("options of generation, as lm-eval's: max_gen_toks=32", "")
+    apply_chat_template: bool = option(
+        "put prompts into the tokenizer's chat template", False, action="store_true"
+    )
+    system_instruction: str | None = option("text that comes before every prompt", metavar="TEXT")
+    fewshot_as_multiturn: bool = option("shots as turns of the chat", False, action="store_true")
+    log_samples: bool = option("keep prompts and answers in the cells", False, action="store_true")
     num_fewshot: int | None = option("shots, for tasks that do not fix them", type=natural)
     seed: int = option("of the choice of shots (default: 1234)", 1234, type=natural)
     jobs: int | None = option("processes (0: this one; default: 2 for a small model)", type=natural)
+
+    sources: taskset.Sources = field(default=taskset.NONE, init=False, repr=False)
 
     @property
     def threads(self) -> int | None:
@@ -56,10 +73,8 @@ class Accuracy(OfMethods):
         super().check()
         if self.jobs is None and self.model is None:
             workers.get_ready()  # workers' imports begin while digests are made
-        tasks = self.tasks or [*taskset.local_names(), taskset.AGREEMENT]
-        if self.protocol != INSIDE and not self.tasks:
-            tasks = [task for task in tasks if cuts.known(task)]
-        self.tasks = tuple(taskset.check(tasks))
+        self._check_options()
+        self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:
@@ -70,14 +85,57 @@ class Accuracy(OfMethods):
 
     def until(self, task: str) -> str | None:
         """The text before which a task's prompts are cut, where its user says so."""
-        return self.context_until or taskset.metadata(task).get(cuts.FIELD)
+        return self.context_until or taskset.metadata(task, self.sources).get(cuts.FIELD)
+
+    def _check_options(self) -> None:
+        """Problem for options that cannot be; a YAML file among the tasks becomes its task. Tasks that make
+        their rows themselves, as RULER's do, are told where the tokenizer is."""
+        from kvlab.models import source_of
+
+        folders, tasks = [self.include_path] if self.include_path else [], []
+        if self.include_path and not Path(self.include_path).is_dir():
+            raise Problem(f"--include-path {self.include_path}: there is no such folder")
+        for task in self.tasks:
+            if task.endswith((".yaml", ".yml")):
+                folder, task = taskset.from_file(task)
+                folders.append(folder)
+            tasks.append(task)
+        rows = []
+        for pair in self.data:
+            task, equals, file = pair.partition("=")
+            if not equals or not Path(file).is_file():
+                raise Problem(f"--data {pair}: expected TASK=FILE, and the file to be there")
+            rows.append((task, file))
+        metadata = taskset.arguments(self.metadata) if self.metadata else {}
+        about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
+        self.tasks = tuple(tasks)
+        self.sources = taskset.Sources(tuple(dict.fromkeys(folders)), tuple(rows), about)
+        if self.gen_kwargs and taskset.arguments(self.gen_kwargs).get("do_sample"):
+            raise Problem("--gen-kwargs do_sample: kvlab decodes greedily, so expected do_sample=False")
+        if unknown := set(self.model_arguments) - {"max_length"}:
+            raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
+        if self.fewshot_as_multiturn and not self.apply_chat_template:
+            raise Problem("--fewshot-as-multiturn: turns need --apply-chat-template")
+
+    @property
+    def model_arguments(self) -> dict:
+        """--model-args as a dictionary."""
+        return taskset.arguments(self.model_args) if self.model_args else {}
+
+    @property
+    def prompting(self) -> dict:
+        """How prompts are made, as `lm_eval.evaluator.evaluate` is told."""
+        names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn")
+        return {name: getattr(self, name) for name in names}
 
     def cells(self) -> list[Cell]:
         settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
         settings |= {"evict": self.evict or default_eviction(self.protocol)}
+        settings |= self.prompting | {"gen_kwargs": self.gen_kwargs, "model_args": self.model_args}
+        settings |= {"metadata": self.metadata, "samples": self.log_samples}
         settings |= {"context_until": self.context_until}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
-        data = {task: digest(taskset.files(task)) for task in self.tasks}
+        data = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}
         return [
             Cell(
                 self.model_name,

@@ -57,7 +57,7 @@ class Scorer:
 
     def prompt(self, prompts: list[Sequence[int]], score: Callable, cuts: list[int] | None = None) -> dict:
         """Prefill all but the last TAIL tokens and feed those through each cache; with `cuts`, tokens of each
-        prompt's context, prefill the contexts and feed the questions.
+        prompt's context, prefill the contexts and feed the questions, the last TAIL tokens by themselves.
 
         score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}. `recompute` has
         nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes.
@@ -105,14 +105,21 @@ class Scorer:
         owner = torch.empty(len(prompts), dtype=torch.long)
         for place, members in enumerate(asked):
             owner[members] = place
-        question, real = pad_left([p[c:] for p, c in zip(prompts, cuts, strict=True)], 0, self.device)
+        rest = [prompt[cut:-TAIL] for prompt, cut in zip(prompts, cuts, strict=True)]
+        # never one column, which would be a decode step to a place on the host, in some batches only
+        wide = max(2, *map(len, rest))
+        question, real = (part[:-2] for part in pad_left([*rest, [0] * wide, [0]], 0, self.device))
+        real = None if bool(real.all()) else real
+        final = torch.tensor([prompt[-1] for prompt in prompts])
 
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
                 stepper.cache.hold()
             if len(asked) < len(prompts):
                 stepper.fork(owner.to(self.device))
-            return score(name, stepper, stepper.feed(question, attention_mask=real, last=True))
+            if any(rest):
+                stepper.feed(question, attention_mask=real, last=True)
+            return score(name, stepper, self.step(name, stepper, final))
 
         return self._each(caches, ids, mask, True, go_on)
 

@@ -1,32 +1,106 @@
 """Finding tasks by name: the local ones without a network, lm-eval's own ones when asked for.
 
-Local tasks are the YAML files in `eval/tasks`, indexed in a millisecond. Any other name is looked up
-in lm-eval's index (four seconds) and its data set is loaded by lm-eval, from the hub or its cache.
+Local tasks are the YAML files in `eval/tasks` and in a user's own folders, indexed in a millisecond. Any
+other name is looked up in lm-eval's index (four seconds) and its data set is loaded by lm-eval, from the hub
+or its cache, unless a file of rows takes its place.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import difflib
 import io
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from ..core.errors import Problem, one_line
+import yaml
+
+from ..core.errors import Problem, describe, one_line
+from . import cuts
+from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"
 STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
+SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where a run's tasks come from besides kvlab and lm-eval.
+
+    include: folders of YAML files. data: (task, file of rows) pairs, which replace a task's own data set.
+    metadata: what every task is told, as JSON.
+    """
+
+    include: tuple[str, ...] = ()
+    data: tuple[tuple[str, str], ...] = ()
+    metadata: str = "{}"
+
+
+NONE = Sources()
+
+
 @cache
-def _manager(built_in: bool):
+def _manager(built_in: bool, sources: Sources = NONE):
     from lm_eval.tasks import TaskManager
 
+    about = json.loads(sources.metadata) or None
     if built_in:
-        return TaskManager()
-    return TaskManager(include_path=str(FOLDER), include_defaults=False)
+        return TaskManager(include_path=list(sources.include) or None, metadata=about)
+    return TaskManager(include_path=[str(FOLDER), *sources.include], include_defaults=False, metadata=about)
+
+
+def _manager_of(name: str, sources: Sources):
+    """The index that knows a task: the quick one where it does."""
+    quick = _manager(False, sources)
+    return quick if name in quick.all_tasks else _manager(True, sources)
+
+
+def from_file(path: str) -> tuple[str, str]:
+    """(folder, task) of a YAML file that is named as a task. Raises Problem for one that holds none."""
+    file = Path(path).resolve()
+    try:
+        yaml.compose(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Problem(f"--tasks {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise Problem(f"--tasks {path}: this YAML cannot be read: {one_line(error)}") from error
+    index = _manager(False, Sources((str(file.parent),))).task_index
+    for name, entry in index.items():
+        if entry.yaml_path is not None and Path(entry.yaml_path).resolve() == file:
+            return str(file.parent), name
+    raise Problem(f"--tasks {path}: it names no task: expected a line such as task: my_task")
+
+
+@cache
+def _on_rows(name: str, file: str, sources: Sources) -> Path:
+    """A folder with a YAML that lets a task read its rows, and its shots, from a file."""
+    entry = _manager_of(name, sources).task_index[name]
+    if entry.yaml_path is None:
+        raise Problem(f"--data {name}: this task is written in Python and reads its own data")
+    folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    rows = str(Path(file).resolve())
+    text = f"""include: {json.dumps(str(entry.yaml_path))}
+task: {json.dumps(name)}
+dataset_path: json
+dataset_name: null
+dataset_kwargs: {{data_files: {{test: {json.dumps(rows)}}}}}
+custom_dataset: null
+training_split: null
+validation_split: null
+test_split: test
+fewshot_split: test
+"""
+    (folder / "task.yaml").write_text(text, encoding="utf-8")
+    return folder
 
 
 def local_names() -> list[str]:
@@ -35,62 +109,106 @@ def local_names() -> list[str]:
     return [name for name in LOCAL if name in found] + sorted(found - set(LOCAL))
 
 
-def check(names: list[str]) -> list[str]:
+def defaults(protocol: str) -> list[str]:
+    """What is scored where no task is named."""
+    if protocol == INSIDE:
+        return [*LOCAL, AGREEMENT]
+    return [name for name in LOCAL if cuts.known(name)] if protocol == FIRST else list(SHARED)
+
+
+def check(names: list[str], sources: Sources = NONE) -> list[str]:
     """The names, groups and tags of lm-eval replaced by their tasks. Raises Problem for unknown ones."""
-    local, checked = local_names(), []
+    local, checked = _manager(False, sources).all_tasks, []
     for name in names:
         if name == AGREEMENT or name in local:
             checked.append(name)
             continue
-        index = _manager(True)
+        index = _manager(True, sources)
         if name not in index.all_tasks:
             near = difflib.get_close_matches(name, [AGREEMENT, *local, *index.all_tasks], 4, 0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
-            raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local)}")
-        checked += load(name)
+            raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local_names())}")
+        checked += load(name, sources)
+    strangers = [name for name, _ in sources.data if name not in checked]
+    if strangers:
+        raise Problem(f"--data {strangers[0]}=...: this task is not among --tasks")
     return list(dict.fromkeys(checked))
 
 
-def load(name: str) -> dict:
+def load(name: str, sources: Sources = NONE) -> dict:
     """{task name: lm-eval Task}; raises Problem when its data cannot be had."""
-    local = name in local_names()
+    file = dict(sources.data).get(name)
+    local = file is not None or name in _manager(False, sources).all_tasks
     try:
+        manager = _manager_of(name, sources)
+        if file is not None:
+            manager = _manager(False, replace(sources, include=(str(_on_rows(name, file, sources)),)))
         with contextlib.redirect_stderr(io.StringIO()):
-            return _manager(not local).load([name])["tasks"]
+            return manager.load([name])["tasks"]
+    except Problem:
+        raise
     except Exception as error:
-        if local:
-            raise Problem(f"task {name!r} cannot be loaded: {one_line(error)}") from error
+        if local or isinstance(error, ImportError):
+            raise Problem(f"task {name!r} cannot be loaded: {describe(error)[0]}") from error
         raise Problem(
             f"task {name!r}: its data set is not on this machine and could not be fetched "
-            f"({type(error).__name__}); go online once, or use the local tasks"
+            f"({type(error).__name__}); go online once, name a file with --data {name}=FILE.jsonl, or "
+            "use the local tasks"
         ) from error
 
 
-def prepared(name: str, num_fewshot: int | None, seed: int):
-    """An lm-eval task with a run's number of shots and seed, as lm-eval's own command sets them."""
-    task = load(name)[name]
+def prepared(name: str, num_fewshot: int | None, seed: int, sources: Sources = NONE, writing: str = ""):
+    """An lm-eval task with a run's number of shots, seed and generation options (`writing`, as lm-eval's
+    --gen_kwargs), as lm-eval's own command sets them."""
+    task = load(name, sources)[name]
     shots = task.get_config("num_fewshot")
     if num_fewshot is not None and shots != 0:
         task.set_config(key="num_fewshot", value=num_fewshot)
     elif shots is None:
         task.set_config(key="num_fewshot", value=0)
+    if writing and task.get_config("output_type") == "generate_until":
+        task.set_config(key="generation_kwargs", value=arguments(writing), update=True)
     task.set_fewshot_seed(seed=seed)
     return task
 
 
-def metadata(name: str) -> dict:
+def arguments(text: str) -> dict:
+    """lm-eval's "a=1,b=two", or JSON, as a dictionary. Raises Problem for what is neither."""
+    from lm_eval.utils import simple_parse_args_string
+
+    try:
+        return json.loads(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
+    except ValueError as error:
+        raise Problem(f"{text!r}: expected name=value,name=value or JSON") from error
+
+
+def metadata(name: str, sources: Sources = NONE) -> dict:
     """What stands under `metadata:` in a task's YAML."""
-    return {} if name == AGREEMENT else load(name)[name].config.metadata or {}
+    return {} if name == AGREEMENT else load(name, sources)[name].config.metadata or {}
 
 
-def files(name: str) -> list[Path]:
-    """The files that a local task's numbers stand on; none for one of lm-eval's own."""
+def files(name: str, sources: Sources = NONE) -> list[Path]:
+    """The files that a task's numbers stand on; none for one of lm-eval's own with its own data."""
     if name == AGREEMENT:
         return [STORIES]
-    if name not in local_names():
-        return []
-    data = [STORIES] if name == "prose" else sorted((FOLDER / "data").glob("*.jsonl"))
-    return [*FOLDER.glob("*.yaml"), FOLDER / "rows.py", *data]
+    rows = [Path(file) for task, file in sources.data if task == name]
+    if name in local_names():
+        data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
+        return [FOLDER / f"{name}.yaml", FOLDER / "rows.py", *(rows or [data])]
+    entry = _manager(False, sources).task_index.get(name)
+    if entry is None or entry.yaml_path is None:
+        return rows
+    folder = Path(entry.yaml_path).parent
+    named = load(name, sources)[name].config.dataset_kwargs or {}
+    theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
+    return [*folder.glob("*.yaml"), *folder.glob("*.py"), *(rows or theirs)]
+
+
+def _texts(value) -> list[str]:
+    """The texts in a text, list or dictionary."""
+    if isinstance(value, str):
+        return [value]
+    return [text for one in (value.values() if isinstance(value, dict) else value) for text in _texts(one)]
 
 
 def stories() -> list[str]:

@@ -22,6 +22,11 @@ def recall(**kwargs) -> datasets.DatasetDict:
     return _lines("recall")
 
 
+def recall_many(**kwargs) -> datasets.DatasetDict:
+    """The same, four questions on each document."""
+    return _lines("recall_many")
+
+
 def needle(**kwargs) -> datasets.DatasetDict:
     """The same with four facts hidden in long prose."""
     return _lines("needle")

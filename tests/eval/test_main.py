@@ -142,11 +142,11 @@ def test_default_folders():
 def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     true_score, asked = make.score, []
 
-    def score(lm, task, limit):
+    def score(lm, task, *rest, **how):
         asked.append((lm.method, task.task_name))
         if task.task_name == "recall" and len(asked) == 3:
             raise KeyboardInterrupt
-        return true_score(lm, task, limit)
+        return true_score(lm, task, *rest, **how)
 
     monkeypatch.setattr(make, "score", score)
     assert main(["accuracy", *base]) == 130
@@ -155,7 +155,9 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     before = cells(tmp_path)
     assert len(before) == 2
     asked.clear()
-    monkeypatch.setattr(make, "score", lambda *args: asked.append(args[1].task_name) or true_score(*args))
+    monkeypatch.setattr(
+        make, "score", lambda *args, **how: asked.append(args[1].task_name) or true_score(*args, **how)
+    )
     assert main(["accuracy", *base]) == 0
     assert asked == ["recall", "recall"]
     assert "2 of 4 accuracy cells are kept" in capsys.readouterr().err

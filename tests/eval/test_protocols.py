@@ -70,15 +70,17 @@ def test_under_full_it_is_so_for_every_local_task(loaded, task):
     made = taskset.prepared(task, None, 1234)
     made.build_all_requests(limit=2, rank=0, world_size=1)
     found = {}
-    for protocol in (INSIDE, FIRST):
+    shared = (MANY, REUSE) if task in taskset.SHARED else ()
+    for protocol in (INSIDE, FIRST, *shared):
         lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=protocol)
         choosing = made.OUTPUT_TYPE == "multiple_choice"
         found[protocol] = (lm.loglikelihood if choosing else lm.generate_until)(made.instances)
-    if choosing:
-        found = {name: [score for score, _ in scores] for name, scores in found.items()}
-        assert found[FIRST] == pytest.approx(found[INSIDE], abs=1e-4)
-    else:
-        assert found[FIRST] == found[INSIDE]
+    for scores in found.values():
+        if choosing:
+            expected = [score for score, _ in found[INSIDE]]
+            assert [score for score, _ in scores] == pytest.approx(expected, abs=1e-4)
+        else:
+            assert scores == found[INSIDE]
 
 
 @pytest.mark.parametrize("method", ["snapkv:budget=12,window=4", "h2o:budget=0.4", "tova:budget=0.4"])
@@ -111,6 +113,21 @@ def test_many_questions_score_as_context_first(loaded, asked, method):
     first, many = (scored(loaded, asked, method, protocol, **how) for protocol in (FIRST, MANY))
     assert many[0] == pytest.approx(first[0], abs=2e-2 if method == "int4" else 1e-4)
     assert many[1] == first[1]
+
+
+@pytest.mark.parametrize("method", ["full", "h2o:budget=0.4", "topk:budget=0.3"])
+def test_questions_of_any_length_share_a_batch(loaded, asked, method):
+    """One token, several, and none before the last one: a row in a batch is the row alone."""
+    texts = [f"{CONTEXTS[0]}?", f"{CONTEXTS[1]} Where is the key ?", f"{CONTEXTS[1]} lake?", "Tom?"]
+    found = []
+    for size in (1, 64):
+        lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=FIRST, batch_size=size)
+        lm.context_until = "."
+        for text in texts:
+            lm._ends[text] = len(CONTEXTS[0]) if text.startswith(CONTEXTS[0]) else len(CONTEXTS[1])
+        lm._cut = lambda requests: None  # as set above
+        found.append([score for score, _ in lm.loglikelihood(choices(asked, texts), disable_tqdm=True)])
+    assert found[1] == pytest.approx(found[0], abs=1e-4)
 
 
 def test_reuse_holds_what_another_question_chose(loaded, asked):

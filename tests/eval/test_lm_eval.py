@@ -1,0 +1,190 @@
+"""lm-eval as its users know it: its own command line with our model, and its options on ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from lm_eval.api.model import CachingLM
+from lm_eval.tasks import TaskManager
+
+from eval.__main__ import main
+from eval.accuracy import KVLabLM
+from eval.accuracy.lm import identity
+
+TASK = """task: my_fact
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {rows}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{facts}}}} ASK {{{{ask}}}}"
+doc_to_choice: choices
+doc_to_target: label
+metric_list:
+  - metric: acc
+metadata:
+  version: 1.0
+  context_until: " ASK"
+"""
+ROWS = [
+    {
+        "facts": "The dog is Otis. The hen is Ada.",
+        "ask": "the dog is",
+        "choices": ["Otis", "Ada"],
+        "label": 0,
+    },
+    {"facts": "The cow is Tom. The pig is Mia.", "ask": "the pig is", "choices": ["Tom", "Mia"], "label": 1},
+]
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory) -> Path:
+    """A user's folder with a task of their own and its rows."""
+    folder = tmp_path_factory.mktemp("mine")
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "my_fact.yaml").write_text(TASK.format(rows=folder / "rows.jsonl"))
+    return folder
+
+
+def run(mine, folder, out, *words: str, method="h2o:budget=0.5,recent=0.5") -> int:
+    about = f"pretrained={folder},method={method},protocol=context-first"
+    command = ["lm-eval", "run", "--model", "kvlab", "--model_args", about, "--include_path", str(mine)]
+    return main([*command, "--tasks", "my_fact", "--output_path", str(out), "--log_samples", *words])
+
+
+def samples(out: Path) -> list[dict]:
+    (file,) = out.rglob("samples_my_fact*.jsonl")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_lm_evals_own_command_line(mine, folder, tmp_path, loaded):
+    """Its samples hold what the class says; a method is never answered from what another one kept."""
+    kept = str(tmp_path / "kept")
+    assert run(mine, folder, tmp_path / "a", "--use_cache", kept) == 0
+    assert run(mine, folder, tmp_path / "b", "--use_cache", kept, method="sinks:budget=4") == 0
+    assert run(mine, folder, tmp_path / "c", "--use_cache", kept) == 0
+    a, b, c = ([float(r[0][0]) for row in samples(tmp_path / n) for r in row["resps"]] for n in "abc")
+    assert a == c and a != b
+    assert len(list(tmp_path.glob("kept-*.db"))) == 2
+    lm = KVLabLM(loaded[0], "h2o:budget=0.5,recent=0.5", tokenizer=loaded[1], protocol="context-first")
+    lm.untils["my_fact"] = " ASK"
+    task = TaskManager(include_path=str(mine), include_defaults=False).load(["my_fact"])["tasks"]["my_fact"]
+    task.build_all_requests(limit=None, rank=0, world_size=1)
+    assert [score for score, _ in lm.loglikelihood(task.instances)] == pytest.approx(a, abs=1e-3)
+
+
+def test_lm_evals_other_sub_commands_and_a_configuration_file(mine, folder, tmp_path, capsys):
+    assert main(["lm-eval", "validate", "--tasks", "my_fact", "--include_path", str(mine)]) == 0
+    about = {
+        "model": "kvlab",
+        "tasks": ["my_fact"],
+        "include_path": str(mine),
+        "device": "cpu",
+        "batch_size": 4,
+    }
+    about |= {"model_args": {"pretrained": str(folder), "method": "int8"}}
+    (tmp_path / "run.yaml").write_text(json.dumps(about))  # JSON is YAML
+    assert main(["lm-eval", "run", "--config", str(tmp_path / "run.yaml")]) == 0
+    assert "my_fact" in capsys.readouterr().out
+
+
+def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded):
+    lm = KVLabLM(str(folder), "int4")
+    with pytest.raises(ValueError, match="may be another method's"):
+        CachingLM(lm, str(tmp_path / "kept.db"))
+    CachingLM(lm, str(tmp_path / f"kept-{identity(str(folder), 'int4')}.db"))
+    with pytest.raises(ValueError, match="may be another method's"):
+        CachingLM(KVLabLM(loaded[0], "int4", tokenizer=loaded[1]), str(tmp_path / "kept-.db"))
+    names = {identity(str(folder), "int4"), identity(str(folder), "int4", protocol="context-first")}
+    names |= {identity(str(folder), "int8"), identity(str(folder), "h2o", budget=0.3), identity(None, "int4")}
+    assert len(names) == 5 and identity(str(folder), "h2o:budget=0.3") in names
+
+
+def test_a_cuda_device_that_is_not_there_becomes_the_cpu(folder, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert str(KVLabLM(str(folder), "full", device="cuda:0").device) == "cpu"
+    assert "device cuda:0 is not there; the model runs on the CPU" in capsys.readouterr().err
+
+
+def test_a_wrong_method_on_lm_evals_command_line_is_one_line(mine, folder, tmp_path, capsys):
+    assert run(mine, folder, tmp_path, method="h20") == 2
+    assert "did you mean h2o" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def ours(folder, tmp_path):
+    """Words of a quick run of our own command."""
+    words = ["accuracy", "--model", str(folder), "--jobs", "0", "--out", str(tmp_path / "out")]
+    return [*words, "--methods", "full"]
+
+
+def cells(tmp_path) -> dict[str, dict]:
+    found = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
+    return {cell["task"]: cell for cell in found}
+
+
+def test_a_users_own_task_on_our_command(mine, ours, tmp_path, capsys):
+    """Named in a folder or as a file, cut where its YAML says, its samples kept, its rows in the digest."""
+    words = [*ours, "--protocol", "context-first", "--log-samples"]
+    assert main([*words, "--include-path", str(mine), "--tasks", "my_fact"]) == 0
+    cell = cells(tmp_path)["my_fact"]
+    assert cell["config"]["protocol"] == "context-first" and cell["config"]["evict"] == "once"
+    assert [one["target"] for one in cell["samples"]] == [0, 1]
+    assert "The dog is Otis" in json.dumps(cell["samples"])
+    printed = capsys.readouterr()
+    assert "protocol context-first, eviction once" in printed.out
+    assert "Protocol context-first" in (tmp_path / "out" / "report.html").read_text()
+    assert main([*words, "--tasks", str(mine / "my_fact.yaml")]) == 0
+    assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
+    (tmp_path / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*ROWS, *ROWS[:1]]))
+    data = ["--data", f"my_fact={tmp_path / 'more.jsonl'}"]
+    assert main([*words, "--include-path", str(mine), "--tasks", "my_fact", *data]) == 0
+    assert cells(tmp_path)["my_fact"]["metrics"][0]["n"] == 3
+
+
+def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
+    rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(4)]
+    (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [*ours, "--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
+    assert main([*words, "--protocol", "context-first", "--log-samples"]) == 0
+    cell = cells(tmp_path)["piqa"]
+    assert cell["metrics"][0]["n"] == 4 and cell["config"]["task"] != ""
+    for index, one in enumerate(cell["samples"]):  # a row is never among its own shots
+        assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") % 2 == 0
+        assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") == 2  # one prompt, two choices
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "prose", "--protocol", "context-first"], "no context to compress"),
+        (["--tasks", "agreement", "--protocol", "reuse"], "no question"),
+        (["--tasks", "my_fact.yaml"], "No such file"),
+        (["--tasks", "broken.yaml"], "cannot be read"),
+        (["--tasks", "strange.yaml"], "surprise"),
+        (["--tasks", "nameless.yaml"], "names no task"),
+        (["--include-path", "nowhere", "--tasks", "recall"], "no such folder"),
+        (["--tasks", "recall", "--data", "recall"], "TASK=FILE"),
+        (["--tasks", "recall", "--data", "piqa=rows.jsonl"], "not among --tasks"),
+        (["--tasks", "recall_em", "--gen-kwargs", "do_sample=True"], "greedily"),
+        (["--tasks", "recall", "--model-args", "batch=3"], "max_length"),
+        (["--tasks", "recall", "--fewshot-as-multiturn"], "--apply-chat-template"),
+        (["--tasks", "recall", "--apply-chat-template"], "no chat template"),
+        (["--tasks", "recall", "--protocol", "question-outside"], "--protocol"),
+        (["--tasks", "recall", "--metadata", "{1"], "JSON"),
+    ],
+)
+def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "broken.yaml").write_text('task: [unclosed\n"')
+    (tmp_path / "nameless.yaml").write_text("output_type: multiple_choice\n")
+    task = TASK.format(rows=tmp_path / "rows.jsonl").replace("my_fact", "strange")
+    (tmp_path / "strange.yaml").write_text(f"{task}surprise: 1\n")
+    assert main([*ours, *words]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: ") and said in line, line
+    assert not list((tmp_path / "out").glob("cells/*.json"))
