@@ -34,9 +34,11 @@ from ..text import SETUP
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 CPU = "https://download.pytorch.org/whl/cpu"
-# What no notebook imports: lm-eval and its data serve `python -m eval`; numba makes packed caches faster,
-# 64 MB that chapter 4 can do without (kvlab then decodes them in plain torch).
-LEFT_OUT = ("lm-eval", "datasets", "numba")
+# What learners get when they ask: lm-eval and its data, 140 MB, with which chapter 8 alone scores methods.
+# What they do without: numba, 64 MB, makes packed caches faster (kvlab decodes them in plain torch then).
+ON_REQUEST = ("lm-eval", "datasets")
+LEFT_OUT = (*ON_REQUEST, "numba")
+SCORES = re.compile(r"^from eval\.(?:accuracy|core|report)\b", re.M)  # a notebook that needs lm-eval
 BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
@@ -59,7 +61,7 @@ if importlib.util.find_spec("kvlab") is None:
     %pip install -q "{{source}}"
 from course.teaching import kit
 
-kit.belongs("{version}")"""
+kit.belongs("{version}"{needs})"""
 CLASSROOM = (  # here, and in a kit, whose wheel holds no quiz
     "python -m course answers class.csv",
     ".venv/bin/python -m course answers class.csv --quiz classroom/quiz.md",
@@ -91,12 +93,17 @@ def write(paths: list[Path], out: Path) -> list[Path]:
         return [*made, _zip(instructor, out)]
 
 
-def requirements() -> list[str]:
-    """What learners install beside kvlab, in the versions that were tested, once PyTorch's build is there."""
+def requirements(on_request: bool = False) -> list[str]:
+    """What learners install beside kvlab, or on request, in the versions that were tested."""
     pinned = [line.split("==") for line in _lines("constraints.txt")]
     pins = {canonicalize_name(name): pin for name, pin in pinned}
-    names = [canonicalize_name(Requirement(line).name) for line in _project()["dependencies"]]
-    return [f"{name}=={pins[name]}" for name in names if name not in LEFT_OUT]
+    wanted = [Requirement(line) for line in _project()["dependencies"]]
+    found = []
+    for one in wanted:
+        name = canonicalize_name(one.name)
+        if (name in ON_REQUEST) if on_request else (name not in LEFT_OUT):
+            found.append(f"{name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}=={pins[name]}")
+    return found
 
 
 def torch_requirements() -> list[str]:
@@ -127,6 +134,7 @@ def _setup(folder: Path, books: dict) -> str:
     folder.mkdir()
     (folder / "requirements-torch.txt").write_text("\n".join(torch_requirements()) + "\n", encoding="utf-8")
     (folder / "requirements.txt").write_text("\n".join(requirements()) + "\n", encoding="utf-8")
+    (folder / "requirements-all.txt").write_text("\n".join(requirements(True)) + "\n", encoding="utf-8")
     shutil.copy(ROOT / "constraints.txt", folder)
     shutil.copy(HERE / "start.py", folder)
     version = _wheel(folder, books)
@@ -181,11 +189,12 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
     folder.mkdir()
     for name, book in books.items():
         made = change(book)
+        needs = ', "lm_eval"' if any(SCORES.search(cell.source) for cell in book.cells) else ""
         for cell in made.cells:
             if cell.cell_type == "markdown":
                 cell.source = READ.sub(r"](../source/\1", cell.source)
             elif cell.source == SETUP:
-                cell.source = FIRST_CELL.format(version=version)
+                cell.source = FIRST_CELL.format(version=version, needs=needs)
         nbformat.write(made, folder / name)
     shutil.copy(editions.EXPLORER, folder)
 

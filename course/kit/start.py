@@ -4,6 +4,7 @@
     python setup/start.py --set-up     set up only
     python setup/start.py --check      set up, then check the machine and the stick
     python setup/start.py --stick      download what this kind of machine needs into setup/wheels, to carry it
+    python setup/start.py --all        also what chapter 8 scores with: lm-eval, 140 MB more
     python setup/start.py --cuda       set up with the CUDA build of PyTorch (Linux, several GB)
 
 A second start needs no network. Where something is missing, one line says what to do. This file runs where
@@ -24,7 +25,7 @@ FOLDER = Path(__file__).resolve().parents[1]
 NEEDED = 2.5e9  # bytes of disk: the environment (1.6 GB) and what pip unpacks on the way
 LONGEST = 205  # characters of the longest path in the environment
 WINDOWS_PATH = 259  # characters, where long paths are not enabled
-OPTIONS = ("--set-up", "--check", "--stick", "--cuda")
+OPTIONS = ("--set-up", "--check", "--stick", "--all", "--cuda")
 QUIET = {  # settings of JupyterLab: no question about news, no look for a newer version
     "@jupyterlab/apputils-extension:notification": {
         "fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": False,
@@ -181,7 +182,17 @@ def set_up(folder: Path, cuda: bool) -> Path:
     return python
 
 
-def fill_stick(folder: Path, cuda: bool) -> None:
+def add_all(folder: Path, python: Path) -> None:
+    """Install what chapter 8 scores with, where it is missing."""
+    if subprocess.run([str(python), "-c", "import lm_eval"], capture_output=True).returncode == 0:
+        return
+    setup = folder / "setup"
+    print("  and     lm-eval, for chapter 8 (140 MB)", flush=True)
+    exact = ["-c", str(setup / "constraints.txt"), *source(setup)]
+    pip(python, "install", *exact, "-r", str(setup / "requirements-all.txt"))
+
+
+def fill_stick(folder: Path, cuda: bool, everything: bool) -> None:
     """Download into setup/wheels what a machine of this kind, with this Python, installs."""
     setup = folder / "setup"
     if line := trouble(folder):
@@ -190,6 +201,9 @@ def fill_stick(folder: Path, cuda: bool) -> None:
     pip(Path(sys.executable), "download", *exact, *torch(setup, cuda))
     exact += ["--find-links", str(setup / "wheels")]  # the PyTorch that has just come, and no other
     pip(Path(sys.executable), "download", *exact, "-r", str(setup / "requirements.txt"))
+    if everything:
+        both = ["-r", str(setup / "requirements.txt"), "-r", str(setup / "requirements-all.txt")]
+        pip(Path(sys.executable), "download", *exact, *both)
     size = sum(path.stat().st_size for path in (setup / "wheels").iterdir())
     print(f"setup/wheels holds {size / 1e6:.0f} MB: this folder now sets up such machines without a network.")
 
@@ -201,9 +215,11 @@ def main(arguments: list) -> int:
     if unknown:
         raise SystemExit(f"{unknown[0]}? There are {', '.join(OPTIONS)}, and none at all.")
     if "--stick" in arguments:
-        fill_stick(FOLDER, "--cuda" in arguments)
+        fill_stick(FOLDER, "--cuda" in arguments, "--all" in arguments)
         return 0
     python = set_up(FOLDER, "--cuda" in arguments)
+    if "--all" in arguments:
+        add_all(FOLDER, python)
     if "--check" in arguments:
         checks = [str(python), "-m", "kvlab.cli", "doctor", "--workshop", str(FOLDER)]
         return subprocess.run(checks, cwd=str(FOLDER)).returncode

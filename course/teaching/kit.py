@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from importlib import metadata
 
@@ -13,13 +14,22 @@ class Stop(Exception):
         return [str(self)]
 
 
-def belongs(version: str) -> None:
-    """Stop a notebook that was made for another version of kvlab, and keep two harmless warnings quiet."""
+def belongs(version: str, *needs: str) -> None:
+    """Stop a notebook that was made for another version of kvlab, or needs modules that are not installed.
+
+    Two harmless warnings are kept quiet from here on.
+    """
     installed = metadata.version("kvlab")
     if installed != version:
         raise Stop(
             f"kvlab {installed} is installed and this notebook needs {version}: close JupyterLab and run "
             "start.sh or start.bat in the folder that the notebook came in."
+        )
+    missing = [name for name in needs if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Stop(
+            f"This chapter needs {', '.join(missing)} (140 MB more): close JupyterLab and run "
+            "`sh start.sh --all` (Windows: `start.bat --all`)."
         )
     for harmless in ("IProgress not found", "kvlab decodes quantized caches without"):
         warnings.filterwarnings("ignore", message=harmless)

@@ -154,7 +154,7 @@ def test_start_sh_stays_executable_and_links_lead_somewhere(tmp_path):
 
 def test_a_chapter_knows_its_kit():
     """The first cell is Python, names the wheel, and compares the version."""
-    cell = pack.FIRST_CELL.format(version="1+a")
+    cell = pack.FIRST_CELL.format(version="1+a", needs="")
     compile(cell.replace("    %pip", "    pass  # %pip"), "first", "exec")
     assert 'kit.belongs("1+a")' in cell and '"kvlab-1+a-py3-none-any.whl"' in cell
 
@@ -165,6 +165,15 @@ def test_a_notebook_of_another_kit_is_stopped_in_one_line(monkeypatch):
     with pytest.raises(kit.Stop, match="is installed and this notebook needs") as stop:
         kit.belongs("0.1.0+new")
     assert stop.value._render_traceback_() == [str(stop.value)]
+    with pytest.raises(kit.Stop, match=r"needs module_without \(140 MB more\): .* --all"):
+        kit.belongs("0.1.0+old", "json", "module_without")
+
+
+@pytest.mark.slow
+def test_only_the_chapter_that_scores_needs_the_harness(kits):
+    needing = [name for name, data in kits[0].items() if name.endswith(".ipynb") and b"lm_eval" in data]
+    assert [Path(name).stem[:2] for name in needing] == ["08"]
+    assert pack.requirements(on_request=True)[1].startswith("lm-eval[hf]==")
 
 
 def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_imports():

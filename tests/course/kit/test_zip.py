@@ -99,6 +99,11 @@ def test_a_notebook_of_another_kit_says_what_to_do(kit, tmp_path):
     assert "this notebook needs" in line and "run start.sh or start.bat in the folder" in line
 
 
+def test_the_chapter_that_scores_says_what_it_needs(kit):
+    (line,) = run(kit, kit / "notebooks" / "08_compare.ipynb")["ended"]
+    assert "This chapter needs lm_eval" in line and "start.sh --all" in line
+
+
 def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
     again = shell(kit, "--set-up")
     assert again.returncode == 0 and "of 4" not in again.stdout
