@@ -18,7 +18,7 @@ import torch
 import kvlab
 from eval.__main__ import main
 from eval.core.errors import Failed, Problem
-from eval.gpu import headline, measurement, models, pack, predict, report, right, step, throughput
+from eval.gpu import accuracy, headline, measurement, models, pack, predict, report, right, step, throughput
 from eval.gpu.bench import Bench, out_of_memory, spread
 from eval.gpu.measurement import STAGES, Gpu
 from eval.gpu.unit import FIRST, LAST, NEXT, Unit
@@ -78,6 +78,30 @@ def test_a_throttled_link_is_as_slow_as_it_says():
     assert link.seconds(10**9) == pytest.approx(1, rel=1e-3)
     assert link.paged(65536, 2e-6) is link
     assert link.seconds(65536 * 10 + 1) == pytest.approx(11 * (2e-6 + 65536e-9))
+
+
+def test_accuracy_is_that_of_the_cpu_within_error(bench):
+    given = {"name": "workshop", "documents": 2, "tokens": 16, "stories": 1}
+    (row,) = accuracy.measure(bench, **given, methods=["full"])["rows"]
+    assert row["right"] and row["loss"] == pytest.approx(row["loss_cpu"], rel=0.01)
+    assert not accuracy.row("m", "full", (0.5, 2.0), (0.9, 2.0), 100)["right"]
+    assert not accuracy.row("m", "full", (0.9, 2.1), (0.9, 2.0), 100)["right"]
+    assert accuracy.row("m", "full", (0.86, 2.0), (0.9, 2.0), 100)["right"]
+
+
+@needs_triton
+def test_attention_sets_kernels_beside_flash(bench):
+    (unit,) = Gpu(dry=True, stages=("attention",)).units()
+    answer, _ = measured(bench, unit)
+    assert answer[0] == "done", answer[1]
+    rows = {row["kernel"]: row for row in answer[1]["rows"]}
+    assert {"bf16 flash", "bf16 flash, group as queries", "kvlab int8"} <= set(rows)
+    flash = min(rows[name]["ms"] for name in ("bf16 flash", "bf16 flash, group as queries"))
+    ours = rows["kvlab int8"]
+    assert ours["speedup"] == pytest.approx(flash / ours["ms"])
+    assert ours["bytes"] == 2 * 2 * 2 * 160 * (64 + 2), "K and V, 2 rows, 2 heads: codes and an fp16 scale"
+    assert rows["bf16 flash"]["bytes"] == 2 * 2 * 2 * 160 * 64 * 2
+    assert ours["from_flash"] < 0.02
 
 
 @needs_triton
