@@ -189,10 +189,20 @@ def test_theirs_shares_the_weights_and_attends_by_itself(bench):
     assert (ours.config._attn_implementation, twin.config._attn_implementation) == ("kvlab", "sdpa")
 
 
+def test_hooks_of_one_method_slow_no_other_down(bench):
+    plain = models.for_method(bench, "small-llama", "full")
+    apart = models.for_method(bench, "small-llama", "infinigen:budget=0.1")
+    assert apart is models.for_method(bench, "small-llama", "infinigen") is not plain
+    assert {p.data_ptr() for p in plain.parameters()} == {p.data_ptr() for p in apart.parameters()}
+    kvlab.make_cache(apart, "infinigen")
+    hooks = [sum(len(m._forward_pre_hooks) for m in model.modules()) for model in (plain, apart)]
+    assert hooks[0] == 0 < hooks[1]
+
+
 @pytest.mark.parametrize("method", ["full", "static", "static-int4", "h2o", "hf-dynamic", "hf-static"])
 def test_caches_are_filled_as_a_prompt_would(bench, method):
     made = models.made(bench, "small-llama")
-    run = step.Run(bench, made, models.theirs(made), method, 40, 2, compiled=False)
+    run = step.Run(bench, "small-llama", models.theirs(made), method, 40, 2, compiled=False)
     run.step()
     held = run.cache.get_seq_length() if run.hf else run.cache.stats().tokens_seen
     assert int(held) == 41
