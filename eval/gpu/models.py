@@ -96,7 +96,7 @@ def theirs(model):
 
 
 def for_method(bench, name: str, method: str):
-    """The model for a method of kvlab's: for one that hangs hooks on its model, a model of its own with the same
+    """The model for a method of kvlab's: for one that hangs hooks on its model, one of its own with the same
     weights, so that no other method's step pays for them."""
     model = made(bench, name)
     if not method.startswith("infinigen"):

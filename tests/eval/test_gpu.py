@@ -572,6 +572,9 @@ def test_a_dry_run_is_no_machine(tmp_path):
         report.write(tmp_path)
     file.write_text(json.dumps(example()))
     assert report.write(tmp_path).endswith("1 machines")
+    for picture in ("attention", "headline"):
+        assert f"figures/gpu-mine-{picture}.png" in (tmp_path / "gpu.md").read_text()
+        assert (tmp_path / "figures" / f"gpu-mine-{picture}.png").stat().st_size > 5000
     with pytest.raises(Problem, match="there is no folder"):
         report.write(tmp_path / "none")
 
