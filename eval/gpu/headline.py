@@ -107,7 +107,8 @@ def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> d
     rows = []
     for system in systems:
         try:
-            rows += of_system(bench, made, system, about)
+            serves = models.for_method(bench, name, predict.SYSTEMS[system])
+            rows += of_system(bench, serves, system, about)
         except Exception as error:
             if "CUDA error" in str(error) and not out_of_memory(error):
                 raise

@@ -75,9 +75,7 @@ def made(bench, name: str, dtype: torch.dtype = torch.bfloat16):
 
         bench.models.clear()
         bench.tidy()
-        bench.shrunk(
-            [1], lambda _: weight_bytes(name) * dtype.itemsize / BYTES, f"weights of {name}, copies:"
-        )
+        bench.shrunk([1], lambda _: weight_bytes(name) * dtype.itemsize / BYTES, f"{name}, sets of weights:")
         torch.manual_seed(0)
         with torch.device(bench.device):  # made where it stays, buffers computed there
             model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
@@ -90,12 +88,28 @@ def made(bench, name: str, dtype: torch.dtype = torch.bfloat16):
     return bench.models[name, dtype]
 
 
-def theirs(model, attention: str = "sdpa"):
+def theirs(model):
     """The same weights in a model of its own that attends as transformers does."""
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    twin = copy.deepcopy(model, shared)
-    twin.set_attn_implementation(attention)
+    twin = twin_of(model)
+    twin.set_attn_implementation("sdpa")
     return twin
+
+
+def for_method(bench, name: str, method: str):
+    """The model for a method of kvlab's: for one that hangs hooks on its model, one of its own with the same
+    weights, so that no other method's step pays for them."""
+    model = made(bench, name)
+    if not method.startswith("infinigen"):
+        return model
+    if (name, "infinigen") not in bench.models:
+        bench.models[name, "infinigen"] = kvlab.prepare(twin_of(model))
+    return bench.models[name, "infinigen"]
+
+
+def twin_of(model):
+    """A copy that shares the weights."""
+    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return copy.deepcopy(model, shared)
 
 
 @torch.no_grad()

@@ -90,18 +90,21 @@ def write(docs: Path) -> str:
             machines[file.stem] = found
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
-    write_file(docs / "gpu.md", page(machines))
+    (docs / "figures").mkdir(exist_ok=True)
+    pictures = {name: drawn(name, found, docs / "figures") for name, found in machines.items()}
+    write_file(docs / "gpu.md", page(machines, pictures))
     return (
         f"{docs / 'gpu.md'}: {len(machines)} machines" if machines else f"{docs / 'gpu.md'}: predictions only"
     )
 
 
-def page(machines: dict[str, dict]) -> str:
-    """The page: {name: gpu.json}."""
+def page(machines: dict[str, dict], pictures: dict[str, list[str]] | None = None) -> str:
+    """The page: {name: gpu.json}; pictures: lines of Markdown that show them, by name."""
     parts = [HEAD] if machines else [NOT_YET, WITHOUT]
     if machines:
         parts.append(table_of_machines(machines))
         parts.append(goals(machines))
+        parts += [line for lines in (pictures or {}).values() for line in lines]
         parts += [part for make in STAGES for part in make(machines)]
         parts.append(failures(machines))
     else:
@@ -278,7 +281,7 @@ def link(machines) -> list[str]:
     for name, found in machines.items():
         table = [
             [next(str(row[key]) for key in ("copy", "overlap", "rows") if key in row),
-             f"{row.get('size', row.get('bytes', 0)):,}", timed(row), number(row.get("gbps")),
+             f"{size_of(row):,}", timed(row), number(row.get("gbps")),
              f"{row['fraction']:.0%}" if "fraction" in row else number(row.get("value"))]
             for row in rows_of(found, "link")
         ]  # fmt: skip
@@ -286,6 +289,11 @@ def link(machines) -> list[str]:
             [f"{name}:\n", markdown(["what", "bytes", "ms", "GB/s", "of the best"], table)] if table else []
         )
     return ["## The link\n", *parts] if parts else []
+
+
+def size_of(row: dict) -> int:
+    """Bytes that a row of the stage link carried."""
+    return row.get("size") or row.get("bytes") or row["megabytes"] * 2**20
 
 
 def headline(machines) -> list[str]:
@@ -305,13 +313,15 @@ def headline(machines) -> list[str]:
             ])  # fmt: skip
             if "block" in row:
                 values = [number(value) for value in row["block"].values()]
-                blocks.append([f"{row['prompt']:,}", row["batch"], f"`{row['system']}`", *values])
+                blocks.append(
+                    [f"{row['prompt']:,}", row["batch"], row["link"], f"`{row['system']}`", *values]
+                )
         heads = ["prompt", "batch", "link", "system", "prefill, s", "step, ms", "total, s", "× FlexGen",
                  "of ideal", "predicted, ms", "error"]  # fmt: skip
         if table:
             parts += [f"{name}:\n", markdown(heads, table)]
         if blocks:
-            heads = ["prompt", "batch", "system", *(f"{part}, ms" for part in PARTS)]
+            heads = ["prompt", "batch", "link", "system", *(f"{part}, ms" for part in PARTS)]
             parts += ["One layer by part, the device waited for at every cut:\n", markdown(heads, blocks)]
     return ["## InfiniGen's experiment\n", *parts] if parts else []
 
@@ -354,6 +364,55 @@ def accuracy(machines) -> list[str]:
 
 
 STAGES = (right, attention, step, link, headline, throughput, accuracy)
+
+
+def drawn(name: str, machine: dict, folder: Path) -> list[str]:
+    """Draw attention and the headline as PNG files gpu-NAME-*.png; returns the Markdown that shows them."""
+    from kvlab import plots
+
+    from ..report.plots import save
+
+    lines = []
+    rows = [row for row in rows_of(machine, "attention") if row["kernel"].startswith("kvlab") and "ms" in row]
+    groups = dict.fromkeys((row["shape"], row["batch"]) for row in rows)
+    if groups:
+        figure, columns = plots.canvas(3.4 * len(groups), 3.2, len(groups))
+        for axes, (shape, batch) in zip(columns, groups, strict=True):
+            here = sorted(
+                (row for row in rows if (row["shape"], row["batch"]) == (shape, batch)), key=by_tokens
+            )
+            for kernel in dict.fromkeys(row["kernel"] for row in here):
+                points = [(row["tokens"], row["speedup"]) for row in here if row["kernel"] == kernel]
+                axes.plot(*zip(*points, strict=True), marker="o", label=kernel.removeprefix("kvlab "))
+            axes.axhline(1, color=plots.INK, linewidth=0.8, linestyle=":")
+            axes.set(xscale="log", xlabel="tokens", ylabel="times as fast as bf16 flash")
+            axes.set_title(f"{shape}, batch {batch}", fontsize=9)
+            axes.legend(frameon=False, fontsize=7)
+        save(figure, folder / f"gpu-{name}-attention")
+        lines.append(f"![{name}: times as fast as flash, by tokens](figures/gpu-{name}-attention.png)\n")
+    bars = [row for row in rows_of(machine, "headline") if "step_ms" in row]
+    groups = dict.fromkeys((row["prompt"], row["batch"], row["link"]) for row in bars)
+    if groups:
+        figure, columns = plots.canvas(3.4 * len(groups), 3.2, len(groups))
+        for axes, (prompt, batch, link) in zip(columns, groups, strict=True):
+            here = [
+                row for row in bars if (row["prompt"], row["batch"], row["link"]) == (prompt, batch, link)
+            ]
+            names = [row["system"] for row in here]
+            axes.barh(names, [row["step_ms"] for row in here], color=plots.BLUE, label="measured")
+            guesses = [row["predicted"]["step_ms"] for row in here]
+            axes.plot(guesses, names, "|", color=plots.VERMILLION, markersize=14, label="predicted")
+            axes.set(xlabel="ms per step")
+            axes.set_title(f"{prompt:,} tokens, batch {batch}, {link} link", fontsize=9)
+            axes.invert_yaxis()
+            axes.legend(frameon=False, fontsize=7)
+        save(figure, folder / f"gpu-{name}-headline")
+        lines.append(f"![{name}: steps measured and predicted](figures/gpu-{name}-headline.png)\n")
+    return lines
+
+
+def by_tokens(row: dict) -> int:
+    return row["tokens"]
 
 
 def failures(machines) -> str:

@@ -88,7 +88,7 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], comp
             continue
         try:
             before = bench.allocated()
-            runs[method] = run = Run(bench, made, twin, method, tokens, batch, compiled)
+            runs[method] = run = Run(bench, name, twin, method, tokens, batch, compiled)
             with bench.peak(before) as peak:  # of steps, not of filling the cache
                 for _ in range(WARM):
                     run.step()
@@ -144,11 +144,11 @@ def left_out(bench, rows: dict, method: str, error: Exception) -> None:
 class Run:
     """One method on one model: a cache that holds `tokens` tokens, and a step."""
 
-    def __init__(self, bench, ours, twin, method: str, tokens: int, batch: int, compiled: bool):
+    def __init__(self, bench, name: str, twin, method: str, tokens: int, batch: int, compiled: bool):
         self.times: list[float] = []
         self.ids = models.next_ids(bench, batch)
         self.position, self.hf = tokens, method in THEIRS
-        model = twin if self.hf else ours
+        model = twin if self.hf else models.for_method(bench, name, method)
         if self.hf:
             self.cache = their_cache(method, model, tokens, batch, bench)
         else:

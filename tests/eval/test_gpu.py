@@ -18,7 +18,7 @@ import torch
 import kvlab
 from eval.__main__ import main
 from eval.core.errors import Failed, Problem
-from eval.gpu import headline, measurement, models, pack, predict, report, right, step, throughput
+from eval.gpu import accuracy, headline, measurement, models, pack, predict, report, right, step, throughput
 from eval.gpu.bench import Bench, out_of_memory, spread
 from eval.gpu.measurement import STAGES, Gpu
 from eval.gpu.unit import FIRST, LAST, NEXT, Unit
@@ -78,6 +78,30 @@ def test_a_throttled_link_is_as_slow_as_it_says():
     assert link.seconds(10**9) == pytest.approx(1, rel=1e-3)
     assert link.paged(65536, 2e-6) is link
     assert link.seconds(65536 * 10 + 1) == pytest.approx(11 * (2e-6 + 65536e-9))
+
+
+def test_accuracy_is_that_of_the_cpu_within_error(bench):
+    given = {"name": "workshop", "documents": 2, "tokens": 16, "stories": 1}
+    (row,) = accuracy.measure(bench, **given, methods=["full"])["rows"]
+    assert row["right"] and row["loss"] == pytest.approx(row["loss_cpu"], rel=0.01)
+    assert not accuracy.row("m", "full", (0.5, 2.0), (0.9, 2.0), 100)["right"]
+    assert not accuracy.row("m", "full", (0.9, 2.1), (0.9, 2.0), 100)["right"]
+    assert accuracy.row("m", "full", (0.86, 2.0), (0.9, 2.0), 100)["right"]
+
+
+@needs_triton
+def test_attention_sets_kernels_beside_flash(bench):
+    (unit,) = Gpu(dry=True, stages=("attention",)).units()
+    answer, _ = measured(bench, unit)
+    assert answer[0] == "done", answer[1]
+    rows = {row["kernel"]: row for row in answer[1]["rows"]}
+    assert {"bf16 flash", "bf16 flash, group as queries", "kvlab int8"} <= set(rows)
+    flash = min(rows[name]["ms"] for name in ("bf16 flash", "bf16 flash, group as queries"))
+    ours = rows["kvlab int8"]
+    assert ours["speedup"] == pytest.approx(flash / ours["ms"])
+    assert ours["bytes"] == 2 * 2 * 2 * 160 * (64 + 2), "K and V, 2 rows, 2 heads: codes and an fp16 scale"
+    assert rows["bf16 flash"]["bytes"] == 2 * 2 * 2 * 160 * 64 * 2
+    assert ours["from_flash"] < 0.02
 
 
 @needs_triton
@@ -165,10 +189,20 @@ def test_theirs_shares_the_weights_and_attends_by_itself(bench):
     assert (ours.config._attn_implementation, twin.config._attn_implementation) == ("kvlab", "sdpa")
 
 
+def test_hooks_of_one_method_slow_no_other_down(bench):
+    plain = models.for_method(bench, "small-llama", "full")
+    apart = models.for_method(bench, "small-llama", "infinigen:budget=0.1")
+    assert apart is models.for_method(bench, "small-llama", "infinigen") is not plain
+    assert {p.data_ptr() for p in plain.parameters()} == {p.data_ptr() for p in apart.parameters()}
+    kvlab.make_cache(apart, "infinigen")
+    hooks = [sum(len(m._forward_pre_hooks) for m in model.modules()) for model in (plain, apart)]
+    assert hooks[0] == 0 < hooks[1]
+
+
 @pytest.mark.parametrize("method", ["full", "static", "static-int4", "h2o", "hf-dynamic", "hf-static"])
 def test_caches_are_filled_as_a_prompt_would(bench, method):
     made = models.made(bench, "small-llama")
-    run = step.Run(bench, made, models.theirs(made), method, 40, 2, compiled=False)
+    run = step.Run(bench, "small-llama", models.theirs(made), method, 40, 2, compiled=False)
     run.step()
     held = run.cache.get_seq_length() if run.hf else run.cache.stats().tokens_seen
     assert int(held) == 41
@@ -538,6 +572,9 @@ def test_a_dry_run_is_no_machine(tmp_path):
         report.write(tmp_path)
     file.write_text(json.dumps(example()))
     assert report.write(tmp_path).endswith("1 machines")
+    for picture in ("attention", "headline"):
+        assert f"figures/gpu-mine-{picture}.png" in (tmp_path / "gpu.md").read_text()
+        assert (tmp_path / "figures" / f"gpu-mine-{picture}.png").stat().st_size > 5000
     with pytest.raises(Problem, match="there is no folder"):
         report.write(tmp_path / "none")
 
