@@ -206,6 +206,37 @@ def test_a_token_that_is_clicked_away_is_gone_from_every_head(opened, rounded):
     assert lost >= 3  # the answer goes with its token
 
 
+def test_the_bill_is_kvlabs(opened):
+    """Every model on every device, at contexts and numbers of users drawn anew."""
+    rng = random.Random(SEED)
+    known = opened.run(
+        "({models: charged.models, devices: charged.devices, methods: Object.keys(charged.recipes)})"
+    )
+    for name, model in known["models"].items():
+        for device in rng.sample(list(known["devices"]), 2):
+            context, users = rng.randrange(1, 1 + (model["context"] or 10**5)), rng.choice((1, 3, 8, 64))
+            try:
+                wanted = kvlab.bill(name, device, context, users, methods=known["methods"])
+            except ValueError:  # the weights do not fit
+                size = opened.run(f"weightBytes(charged.models[{json.dumps(name)}])")
+                assert size > known["devices"][device]["memory"]
+                continue
+            given = f"charged.models[{json.dumps(name)}], charged.devices[{json.dumps(device)}], {context}"
+            lines = opened.run(f"Object.values(charged.recipes).map((r) => billLine(r, {given}, {users}))")
+            assert opened.run(f"prefillSeconds({given})") == pytest.approx(wanted.prefill)
+            for line, want in zip(lines, wanted.lines, strict=True):
+                where = f"seed {SEED}: {want.method}, {name}, {device}, {context} tokens, {users} users"
+                assert ("refused" in line) == (want.refused is not None), where
+                if want.refused is None:
+                    got = [
+                        line[part]
+                        for part in ("device", "host", "moved", "users", "tokens", "seconds", "first")
+                    ]
+                    bytes_ = want.device_bytes, want.host_bytes, want.moved_bytes
+                    right = [*bytes_, want.users, want.tokens, want.step, want.first]
+                    assert got[:-1] == pytest.approx(right[:-1]) and got[-1] == right[-1], where
+
+
 def test_the_page_asks_nothing_of_anybody(opened):
     assert opened.errors == []
     assert not [x for x in opened.requests if not x.startswith(("file:", "data:", "blob:"))]
