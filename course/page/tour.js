@@ -51,6 +51,7 @@ class Tour {
 
   async go(at) {
     this.at = at;
+    this.moving = true;
     const { title, text, state, at: where } = TOUR[at];
     const change = typeof state === "function" ? state(await this.facts()) : state;
     this.title.textContent = title;
@@ -61,6 +62,7 @@ class Tour {
     document.getElementById("tour-next").focus({ preventScroll: true });
     await this.show(change);
     this.point(where);
+    this.moving = false;
   }
 
   point(name) {
