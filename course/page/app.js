@@ -1,3 +1,246 @@
+// The page: controls to state, state to the worker, what it found to the eye.
+
 "use strict";
+
+const $ = (id) => document.getElementById(id);
+const LAYERS = 8, HEADS = 8;
+
 const client = new Client();
-let ready = client.load(location.hash === "#plain");
+const ready = client.load(new URLSearchParams(location.hash.slice(1)).has("plain"));
+let state = fromHash(location.hash);
+let shown = null; // {run, full}: the run on the screen, and what the full cache says to the same prompt
+
+const picture = new Picture($("heads"), LAYERS, HEADS, chooseHead, pointAt);
+const tokens = new Tokens($("tokens"), (position) => {
+  const out = state.evicted.includes(position);
+  change({ evicted: out ? state.evicted.filter((p) => p !== position) : [...state.evicted, position] });
+});
+const tour = new Tour(change, factsOfTour);
+new Panel();
+
+// State to worker: one request at a time, the newest state when it is done.
+
+let busy = null, again = false;
+
+/** Change the state and answer anew; resolves when the page shows it. */
+function change(part) {
+  state = { ...state, ...part };
+  history.replaceState(null, "", toHash(state));
+  controls();
+  if (busy) {
+    again = true;
+    return busy;
+  }
+  busy = (async () => {
+    do {
+      again = false;
+      await answer();
+    } while (again);
+    busy = null;
+  })();
+  return busy;
+}
+
+/** A change of what is looked at, not of what is asked. */
+function look(part) {
+  state = { ...state, ...part };
+  history.replaceState(null, "", toHash(state));
+  draw();
+}
+
+const asked = ({ facts, question, method, budget, protocol, evicted }) => ({
+  facts, question: QUESTION + question, method, budget, protocol, evicted,
+});
+const fulls = new Map(); // prompt -> what the full cache says
+
+async function answer() {
+  const now = { ...state };
+  try {
+    await ready;
+    const { found: run, ms } = await client.ask("run", asked(now));
+    const prompt = [now.facts, now.question, now.protocol].join("\u0000");
+    if (!fulls.has(prompt)) {
+      const plain = now.method === "full" && !now.evicted.length;
+      fulls.set(prompt, plain ? run : (await client.ask("run", asked({ ...now, method: "full", evicted: [] }))).found);
+    }
+    shown = { run, full: fulls.get(prompt) };
+    status(`Answered in ${Math.round(ms)} ms.`);
+    draw();
+  } catch (error) {
+    status(`This cannot be read: ${error.message}`);
+  }
+}
+
+function status(text) {
+  $("status").textContent = text;
+}
+
+// What was found, to the eye.
+
+/** The step that says the answer's first word. */
+const firstWord = (run) => run.steps.length - run.answer.length;
+
+function draw() {
+  if (!shown) return;
+  const { run, full } = shown, at = Math.min(state.step ?? firstWord(run), run.steps.length - 1), step = run.steps[at];
+  const one = state.layer !== null && state.head !== null && state.layer < LAYERS && state.head < HEADS;
+  const rows = one ? [state.layer * HEADS + state.head] : Array.from({ length: LAYERS * HEADS }, (_, row) => row);
+  drawAnswer(run, full);
+  drawStep(run, full, at);
+  $("tokens-about").textContent = (one ? `As layer ${state.layer}, head ${state.head} has them. ` : "As all 64 heads together have them. ")
+    + "Strong colour: many can read it; a bar: attention from the newest token. Press a token to evict it from every head.";
+  tokens.draw(run, step, rows, state.evicted);
+  $("restore").hidden = state.evicted.length === 0;
+  picture.draw(step, run.total, one ? state : null);
+  $("heads").setAttribute("aria-label", described(run, step));
+  $("link").href = toHash(state);
+  legend(run.steps[0].moved > 0);
+}
+
+function drawAnswer(run, full) {
+  const [first, ...rest] = run.answer.map((_, n) => run.words[run.ids.length + n]);
+  const word = document.createElement("strong");
+  word.textContent = first.trim() || "⏎";
+  $("answer").replaceChildren(`${state.question} `, word, rest.join("").split(/\n|<\|end\|>/)[0]);
+  const same = run.answer[0] === full.answer[0], theirs = full.words[full.ids.length].trim();
+  $("verdict").textContent = state.method === "full" && !state.evicted.length ? "This is the full cache's answer."
+    : same ? "The same as the full cache says." : `The full cache says ${theirs}.`;
+  $("bar").textContent = `${state.question} ${word.textContent}. ${$("verdict").textContent}`;
+  const percent = (chance) => `${Math.round(100 * chance)} %`;
+  const { likely } = run.steps[firstWord(run)];
+  $("likely").textContent = `Likeliest first words: ${likely.map(([text, chance]) => `${text.trim() || "⏎"} ${percent(chance)}`).join(", ")}.`;
+}
+
+function drawStep(run, full, at) {
+  const step = run.steps[at], all = step.seen * LAYERS * HEADS * 256, after = at - firstWord(run);
+  Object.assign($("step"), { max: run.steps.length - 1, value: at });
+  const what = at === 0 ? `${run.context} tokens have been read` : after < 0 ? "the question has been read, but for its last token"
+    : `“${run.words[step.seen - 1].trim() || "⏎"}” was fed, “${run.words[step.seen]?.trim() || "⏎"}” comes next`;
+  $("step-said").textContent = `${at + 1} of ${run.steps.length}: ${what}.`;
+  $("step").setAttribute("aria-valuetext", what);
+  $("step-back").disabled = at === 0;
+  $("step-on").disabled = at === run.steps.length - 1;
+  const part = (bytes) => `${Math.round((100 * bytes) / all)} %`;
+  $("held").value = step.held / all;
+  $("held-said").textContent = `${size(step.held)}, ${part(step.held)} of the full cache${step.moved ? ", on the host" : ""}`;
+  $("moved").value = step.moved / all;
+  $("moved-said").textContent = step.moved ? `${size(step.moved)} between host and device, ${part(step.moved)}` : "nothing: all of it is on the device";
+}
+
+const size = (bytes) => (bytes < 999.5e3 ? `${Math.round(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(2)} MB`);
+
+/** The picture in one sentence. */
+function described(run, step) {
+  let held = 0, there = 0;
+  for (const kind of step.states) {
+    if (kind > 0) there++;
+    if (kind > 1) held++;
+  }
+  return `${LAYERS} layers of ${HEADS} heads: of ${step.seen} tokens they hold ${Math.round((100 * held) / there)} percent`;
+}
+
+function legend(hosted) {
+  const states = hosted ? [["fetched", "fetched in this step"], ["host-pale", "on the host"]] : [["held", "held, and looked at"], ["held-pale", "held"]];
+  $("legend").replaceChildren(...[...states, ["gone", "gone"]].map(([name, text]) => {
+    const item = document.createElement("li"), swatch = document.createElement("i");
+    swatch.style.background = `var(--${name})`;
+    item.append(swatch, text);
+    return item;
+  }));
+}
+
+// Controls.
+
+function controls() {
+  if ($("facts").value !== state.facts) $("facts").value = state.facts;
+  if ($("question").value !== state.question) $("question").value = state.question;
+  for (const input of document.querySelectorAll("fieldset input")) input.checked = input.value === state[input.name];
+  $("method-about").textContent = told.methods[state.method];
+  const free = ["full", "int4", "int2"].includes(state.method);
+  $("budget").disabled = free;
+  $("budget").value = Math.round(100 * state.budget);
+  $("budget-said").textContent = free ? "this method has none" : `${Math.round(100 * state.budget)} % of the tokens`;
+  $("layer").value = state.layer ?? "";
+  $("head").value = state.head ?? "";
+  $("subjects").replaceChildren(...subjectsOf(state.facts).map((subject) => {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", textContent: subject });
+    button.addEventListener("click", () => change({ question: subject, evicted: [], step: null }));
+    return button;
+  }));
+}
+
+function radios(fieldset, name, choices) {
+  for (const [value, text] of Object.entries(choices)) {
+    const label = document.createElement("label"), input = document.createElement("input");
+    Object.assign(input, { type: "radio", name, value });
+    input.addEventListener("change", () => change({ [name]: value, evicted: name === "protocol" ? [] : state.evicted }));
+    label.append(input, text);
+    fieldset.append(label);
+  }
+}
+
+function options(select, name) {
+  select.append(new Option("all", ""), ...Array.from({ length: 8 }, (_, n) => new Option(n, n)));
+  select.addEventListener("change", () => {
+    const chosen = select.value === "" ? null : Number(select.value), other = name === "layer" ? "head" : "layer";
+    look(chosen === null ? { layer: null, head: null } : { [name]: chosen, [other]: state[other] ?? 0 });
+    controls();
+  });
+}
+
+function chooseHead(layer, head) {
+  const same = state.layer === layer && state.head === head;
+  look(same ? { layer: null, head: null } : { layer, head });
+  controls();
+}
+
+function pointAt(layer, head, token) {
+  if (!shown || token < 0) return;
+  const { run } = shown, step = run.steps[Math.min(state.step ?? firstWord(run), run.steps.length - 1)];
+  if (token >= step.seen) return;
+  const at = (layer * HEADS + head) * run.total + token, percent = Math.round(100 * step.weights[at]);
+  $("pointed").textContent = `Layer ${layer}, head ${head}, “${run.words[token].trim() || "⏎"}”: ${SAID[step.states[at]]}, attention ${percent} %.`;
+}
+
+/** For the tour: where in the facts the answer stands, and the head that looks most at it. */
+async function factsOfTour() {
+  await busy;
+  await change({ method: "full", evicted: [], step: null });
+  const { run } = shown, step = run.steps[firstWord(run)], answer = run.ids.indexOf(run.answer[0]);
+  let best = 0;
+  for (let row = 0; row < LAYERS * HEADS; row++) {
+    if (step.weights[row * run.total + answer] > step.weights[best * run.total + answer]) best = row;
+  }
+  return { answer, reader: { layer: Math.floor(best / HEADS), head: best % HEADS } };
+}
+
+radios($("methods"), "method", Object.fromEntries(Object.keys(told.methods).map((name) => [name, name])));
+radios($("protocols"), "protocol", PROTOCOLS);
+options($("layer"), "layer");
+options($("head"), "head");
+let typing = 0;
+for (const name of ["facts", "question"]) {
+  $(name).addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => change({ [name]: $(name).value, evicted: [], step: null }), 400);
+  });
+}
+$("new-facts").addEventListener("click", () => {
+  const facts = freshFacts(Number($("how-many").value));
+  change({ facts, question: pick(subjectsOf(facts)), evicted: [], step: null });
+});
+$("how-many").addEventListener("change", () => $("new-facts").click());
+$("budget").addEventListener("input", () => change({ budget: Number($("budget").value) / 100 }));
+$("step").addEventListener("input", () => look({ step: Number($("step").value) }));
+$("step-back").addEventListener("click", () => look({ step: Number($("step").value) - 1 }));
+$("step-on").addEventListener("click", () => look({ step: Number($("step").value) + 1 }));
+$("restore").addEventListener("click", () => change({ evicted: [] }));
+addEventListener("hashchange", () => change(fromHash(location.hash)));
+addEventListener("resize", draw);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+ready.then(({ found, ms }) => {
+  document.documentElement.dataset.simd = found.simd;
+  status(`The model is ready (${(ms / 1000).toFixed(1)} s).`);
+}, (error) => status(`The model cannot run here: ${error.message}`));
+change({});

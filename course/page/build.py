@@ -10,22 +10,29 @@ import argparse
 import base64
 import gzip
 import json
+import random
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from eval.tasks import corpus, words
 from kvlab.calibrate.skew import skew
+from kvlab.methods import METHODS
 from kvlab.models import load
 
 from .assemble import assemble
+from .recipes import tables
 
 HERE = Path(__file__).parent
 WORKER = (
     "kernel", "weights", "tokenizer", "formats", "keep", "fetch", "cache", "record", "engine", "session",
     "worker",
 )  # fmt: skip
-PAGE = ("client", "app")
+PAGE = ("client", "facts", "state", "picture", "tokens", "tour", "bill", "panel", "app")
+
+SHOWN = ("full", "int4", "int2", "sinks", "h2o", "snapkv", "topk", "infinigen")
+FIRST = 5  # seed of the facts that are shown first
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,9 +109,26 @@ def vocabulary(tokenizer) -> dict:
     return {"words": words, "merges": merges, "special": special}
 
 
+def told() -> dict:
+    """Words for facts (facts.js), the first ones that are shown, and the methods with their summaries."""
+    document = corpus.recall(random.Random(FIRST), facts=6)
+    question = document.questions[0][0].removeprefix("\nQuestion: ")
+    forms = corpus.WORDINGS["named"].facts + corpus.WORDINGS["called"].facts[:1]
+    return {
+        "names": words.NAMES, "colours": words.COLOURS, "animals": words.ANIMALS, "places": words.PLACES,
+        "forms": forms, "first": {"facts": document.context, "question": question},
+        "methods": {name: METHODS[name].summary for name in SHOWN},
+    }  # fmt: skip
+
+
 def text64(data: bytes, zipped: bool = True) -> str:
     """base64, of a gzip file where `zipped`."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0) if zipped else data).decode()
+
+
+def embedded(value) -> str:
+    """JSON that may stand inside a script element."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def scripts(names: tuple[str, ...]) -> str:
@@ -121,7 +145,9 @@ def page(model, tokenizer) -> str:
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
         "worker": scripts(WORKER),
         "script": scripts(PAGE),
-        "header": json.dumps(header, separators=(",", ":")).replace("<", "\\u003c"),
+        "header": embedded(header),
+        "told": embedded(told()),
+        "charged": embedded(tables()),
         "kernel": text64(assemble((HERE / "kernel.wat").read_text(encoding="utf-8")), zipped=False),
         "weights": text64(data),
         "skewing": text64(matrices.float().numpy().tobytes()),

@@ -17,6 +17,7 @@ const answers = {
     return { simd: machine.simd };
   },
   run: (given) => session.run(given),
+  reads: () => session.reads.size,
   encode: ({ text }) => session.tokenizer.encode(text),
   decode: ({ ids }) => session.tokenizer.decode(ids),
 };

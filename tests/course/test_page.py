@@ -5,10 +5,13 @@ Names and facts are drawn anew in every run; a failure prints the seed, and KVLA
 
 from __future__ import annotations
 
+import importlib.resources
+import importlib.util
 import json
 import os
 import random
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 import pytest
 import torch
@@ -106,8 +109,7 @@ def decoded(model, spec, ids: list[int], context: int, hold: bool) -> dict:
 
     feed(ids[:context])
     if hold:
-        for layer in cache.attending:
-            layer.keep.limits = [10**9]
+        cache.hold()
     if ids[context:-1]:
         feed(ids[context:-1])
     for _ in range(TOKENS):
@@ -206,7 +208,152 @@ def test_a_token_that_is_clicked_away_is_gone_from_every_head(opened, rounded):
     assert lost >= 3  # the answer goes with its token
 
 
+def test_the_bill_is_kvlabs(opened):
+    """Every model on every device, at contexts and numbers of users drawn anew."""
+    rng = random.Random(SEED)
+    known = opened.run(
+        "({models: charged.models, devices: charged.devices, methods: Object.keys(charged.recipes)})"
+    )
+    for name, model in known["models"].items():
+        for device in rng.sample(list(known["devices"]), 2):
+            context, users = rng.randrange(1, 1 + (model["context"] or 10**5)), rng.choice((1, 3, 8, 64))
+            try:
+                wanted = kvlab.bill(name, device, context, users, methods=known["methods"])
+            except ValueError:  # the weights do not fit
+                size = opened.run(f"weightBytes(charged.models[{json.dumps(name)}])")
+                assert size > known["devices"][device]["memory"]
+                continue
+            given = f"charged.models[{json.dumps(name)}], charged.devices[{json.dumps(device)}], {context}"
+            lines = opened.run(f"Object.values(charged.recipes).map((r) => billLine(r, {given}, {users}))")
+            assert opened.run(f"prefillSeconds({given})") == pytest.approx(wanted.prefill)
+            for line, want in zip(lines, wanted.lines, strict=True):
+                where = f"seed {SEED}: {want.method}, {name}, {device}, {context} tokens, {users} users"
+                assert ("refused" in line) == (want.refused is not None), where
+                if want.refused is None:
+                    got = [
+                        line[part]
+                        for part in ("device", "host", "moved", "users", "tokens", "seconds", "first")
+                    ]
+                    bytes_ = want.device_bytes, want.host_bytes, want.moved_bytes
+                    right = [*bytes_, want.users, want.tokens, want.step, want.first]
+                    assert got[:-1] == pytest.approx(right[:-1]) and got[-1] == right[-1], where
+
+
 def test_the_page_asks_nothing_of_anybody(opened):
     assert opened.errors == []
     assert not [x for x in opened.requests if not x.startswith(("file:", "data:", "blob:"))]
     assert len([x for x in opened.requests if x.startswith("file:")]) == 1
+
+
+# The interface.
+
+SHOWN = "typeof shown !== 'undefined' && shown && !busy"
+
+
+@pytest.fixture
+def looked_at(file, browser):
+    """Opens the page at a size, in light or dark mode, and waits until it has answered."""
+
+    def show(width: int = 1280, dark: bool = False, hash: str = ""):
+        browser.size(width, 800)
+        browser.open(file.as_uri() + hash, ready=SHOWN)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        browser.call("Emulation.setEmulatedMedia", features=[scheme, still])
+        return browser
+
+    yield show
+    browser.size(1280, 900)
+
+
+def key(browser, name: str, text: str = "") -> None:
+    """Press a key as a person does who has no mouse."""
+    number = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowRight": 39, "Escape": 27}[name]
+    code = {"key": name, "code": name.replace(" ", "Space"), "windowsVirtualKeyCode": number}
+    browser.call("Input.dispatchKeyEvent", type="keyDown", text=text, **code)
+    browser.call("Input.dispatchKeyEvent", type="keyUp", **code)
+
+
+def until(browser, condition: str) -> None:
+    look = f"const look = () => ({condition}) ? done() : setTimeout(look, 20); look()"
+    browser.run(f"new Promise((done) => {{ {look} }})")
+
+
+def test_the_keyboard_alone_is_enough(looked_at):
+    browser = looked_at()
+    focused = "document.activeElement"
+    reached = []
+    for _ in range(60):
+        key(browser, "Tab")
+        reached.append(browser.run(f"{focused}.id || {focused}.name || {focused}.dataset.at"))
+        if reached[-1] == "0":  # the first token
+            break
+    assert {"tour-start", "facts", "question", "method", "protocol", "step", "0"} <= set(reached)
+    answer = browser.run("shown.full.ids.indexOf(shown.full.answer[0])")
+    for _ in range(answer):
+        key(browser, "ArrowRight")
+    assert browser.run(f"Number({focused}.dataset.at)") == answer
+    key(browser, " ", " ")
+    until(browser, f"!busy && state.evicted[0] === {answer} && shown.run.answer[0] !== shown.full.answer[0]")
+    assert browser.run(f"{focused}.getAttribute('aria-pressed')") == "true"
+    assert "The full cache says" in browser.run("$('verdict').textContent")
+    key(browser, "Enter", "\r")
+    until(browser, "!busy && !state.evicted.length && shown.run.answer[0] === shown.full.answer[0]")
+
+
+def test_a_link_brings_a_state_back(looked_at):
+    facts = "The red fox Ida likes the barn. The old owl Leo lives in the mill."
+    given = {"facts": facts, "question": "the red fox", "method": "h2o", "budget": 40}
+    given |= {"protocol": "context-first", "evicted": "5", "layer": 2, "head": 1, "step": 3}
+    browser = looked_at(hash="#" + urlencode(given))
+    state = browser.run("state")
+    assert state | {"method": "h2o", "budget": 0.4, "protocol": "context-first", "evicted": [5]} == state
+    assert state | {"facts": facts, "question": "the red fox", "layer": 2, "head": 1, "step": 3} == state
+    assert browser.run("$('facts').value") == facts
+    assert browser.run("document.querySelector('fieldset input:checked').value") == "h2o"
+    again = browser.run("$('link').href").partition("#")[2]
+    assert browser.run(f"fromHash('#' + {json.dumps(again)})") == state
+    nonsense = "method=no&budget=x&evicted=-1,a,3&step=x&layer=99"
+    kept = browser.run(f"fromHash('#{nonsense}')")
+    assert (kept["method"], kept["budget"], kept["evicted"], kept["step"]) == ("full", 0.2, [3], None)
+
+
+def test_what_was_read_is_read_once(looked_at):
+    browser = looked_at()
+    for change in ({"method": "sinks"}, {"budget": 0.4}, {"evicted": [3]}, {"method": "int2", "evicted": []}):
+        browser.run(f"change({json.dumps(change)})")
+    assert browser.run("client.ask('reads').then(({found}) => found)") == 1
+
+
+def test_the_tour_has_six_steps_and_ends_where_it_began(looked_at):
+    browser, seen = looked_at(), []
+    browser.run("$('tour-start').click()")
+    for _ in range(6):
+        until(browser, "!busy && !$('tour').hidden && !tour.moving")
+        seen.append(browser.run("[$('tour-title').textContent, state.method, state.evicted.length]"))
+        browser.run("$('tour-next').click()")
+    assert [title[:6] for title, *_ in seen] == [f"{n} of 6" for n in range(1, 7)]
+    assert [rest for _, *rest in seen] == [
+        ["full", 0], ["full", 0], ["full", 1], ["sinks", 0], ["int4", 0], ["infinigen", 0],
+    ]  # fmt: skip
+    assert browser.run("$('tour').hidden && document.activeElement.id") == "tour-start"
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_everybody_can_read_it(looked_at, width, dark):
+    """The accessibility checker finds nothing, nothing is wider than the screen, nothing is an error."""
+    if importlib.util.find_spec("axe_core_python") is None:
+        pytest.skip("axe-core-python is not installed")
+    axe = importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+    browser = looked_at(width, dark)
+    browser.run(axe + ";1")
+    for state in ("change({evicted: [3]})", "change({method: 'infinigen', layer: 2, head: 1})", "tour.go(3)"):
+        browser.run(f"document.querySelector('details').open = true; {state}.then(() => 1)")
+        found = browser.run(
+            "axe.run({resultTypes: ['violations']}).then((r) => r.violations.map((v) => v.id + ': '"
+            " + v.nodes.length + ' ' + v.nodes[0].html.slice(0, 200)))"
+        )
+        assert found == [], state
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.errors == []

@@ -1,0 +1,71 @@
+// The picture: every head's cache as a line of tokens, on a canvas.
+
+"use strict";
+
+/** The colours of the style sheet, those of the reader's light or dark mode. */
+function colours() {
+  const style = getComputedStyle(document.documentElement);
+  const named = (name) => style.getPropertyValue(`--${name}`).trim();
+  const parts = (name) => named(name).match(/\w\w/g).map((pair) => parseInt(pair, 16));
+  const pairs = { 0: ["none", "none"], 1: ["gone", "gone"], 2: ["held-pale", "held"], 3: ["fetched-pale", "fetched"],
+    4: ["host-pale", "host-pale"] };
+  return {
+    ink: named("ink"), paper: named("paper"), strong: named("strong"),
+    states: Object.values(pairs).map(([weak, strong]) => [parts(weak), parts(strong)]),
+  };
+}
+
+/** Between two colours, by how much attention: square roots, so that little is seen too. */
+function shade([weak, strong], weight) {
+  const part = Math.sqrt(weight);
+  return `rgb(${weak.map((from, i) => Math.round(from + (strong[i] - from) * part)).join()})`;
+}
+
+const LINE = 7, GAP = 5, MARGIN = 62; // CSS pixels: of a head's line, between layers, for the layers' names
+
+class Picture {
+  /** choose(layer, head): the reader clicked a line; point(layer, head, token): the pointer is there. */
+  constructor(canvas, layers, heads, choose, point) {
+    Object.assign(this, { canvas, layers, heads });
+    const there = (event) => {
+      const box = canvas.getBoundingClientRect(), y = event.clientY - box.top, x = event.clientX - box.left;
+      const layer = Math.min(layers - 1, Math.max(0, Math.floor(y / (heads * LINE + GAP))));
+      const head = Math.min(heads - 1, Math.max(0, Math.floor((y - layer * (heads * LINE + GAP)) / LINE)));
+      return [layer, head, Math.floor(((x - MARGIN) / (box.width - MARGIN)) * this.total)];
+    };
+    canvas.addEventListener("click", (event) => choose(...there(event)));
+    canvas.addEventListener("pointermove", (event) => point(...there(event)));
+  }
+
+  /** step: one entry of a run's steps; chosen: {layer, head} or null; seen: tokens there are so far. */
+  draw(step, total, chosen) {
+    const { canvas, layers, heads } = this, { states, ink, strong } = colours();
+    const wide = canvas.clientWidth, high = layers * (heads * LINE + GAP) - GAP, fine = window.devicePixelRatio || 1;
+    canvas.style.height = `${high}px`;
+    canvas.width = Math.round(wide * fine);
+    canvas.height = Math.round(high * fine);
+    this.total = total;
+    const brush = canvas.getContext("2d"), column = (wide - MARGIN) / total;
+    brush.scale(fine, fine);
+    brush.font = "13px system-ui, sans-serif";
+    for (let layer = 0; layer < layers; layer++) {
+      const top = layer * (heads * LINE + GAP);
+      brush.fillStyle = ink;
+      brush.fillText(`layer ${layer}`, 0, top + (heads * LINE) / 2 + 4);
+      for (let head = 0; head < heads; head++) {
+        const row = (layer * heads + head) * total, y = top + head * LINE;
+        for (let token = 0; token < total; token++) {
+          const state = step.states[row + token];
+          if (state === 0) continue;
+          brush.fillStyle = shade(states[state], step.weights[row + token]);
+          brush.fillRect(MARGIN + token * column, y, Math.ceil(column * fine) / fine, LINE - 1);
+        }
+      }
+      if (chosen && chosen.layer === layer) {
+        brush.strokeStyle = strong;
+        brush.lineWidth = 2;
+        brush.strokeRect(MARGIN - 1, top + chosen.head * LINE - 1, wide - MARGIN, LINE + 1);
+      }
+    }
+  }
+}

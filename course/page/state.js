@@ -1,0 +1,36 @@
+// State: all that the reader has chosen, and its form in the address (after the #).
+
+"use strict";
+
+const PROTOCOLS = {
+  "question-inside": "inside: read and compressed with the facts",
+  "context-first": "afterwards: only the facts are compressed",
+};
+
+const START = {
+  facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "question-inside",
+  evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's first word
+};
+
+/** The state that an address's hash names; what it does not name, or names wrongly, is as at the start. */
+function fromHash(hash) {
+  const given = new URLSearchParams(hash.slice(1)), state = { ...START };
+  if (given.has("facts")) state.facts = given.get("facts");
+  if (given.has("question")) state.question = given.get("question");
+  if (given.get("method") in told.methods) state.method = given.get("method");
+  if (given.get("protocol") in PROTOCOLS) state.protocol = given.get("protocol");
+  const percent = Math.round(Number(given.get("budget")) / 5) * 5;
+  if (percent >= 5 && percent <= 100) state.budget = percent / 100;
+  const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
+  state.evicted = (given.get("evicted") ?? "").split(",").map(whole).filter((position) => position !== null);
+  for (const name of ["step", "layer", "head"]) state[name] = whole(given.get(name) ?? "");
+  return state;
+}
+
+function toHash(state) {
+  const { facts, question, method, protocol } = state;
+  const said = { method, budget: Math.round(100 * state.budget), protocol };
+  if (state.evicted.length) said.evicted = state.evicted.join();
+  for (const name of ["step", "layer", "head"]) if (state[name] !== null) said[name] = state[name];
+  return `#${new URLSearchParams({ facts, question, ...said })}`;
+}

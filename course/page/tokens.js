@@ -1,0 +1,74 @@
+// The tokens as text: one button each; pressing it evicts the token.
+
+"use strict";
+
+const SAID = ["not there yet", "gone", "held", "fetched", "on the host, not fetched"];
+
+/** What the heads in sight have of a token: {share: part of them that can read it, state, weight: the largest}. */
+function inSight(step, total, token, rows) {
+  let readable = 0, weight = 0, state = 0;
+  for (const row of rows) {
+    const at = row * total + token;
+    if (step.states[at] > 1) readable++;
+    weight = Math.max(weight, step.weights[at]);
+    state = Math.max(state, step.states[at] === 3 ? 5 : step.states[at]);
+  }
+  return { share: readable / rows.length, state: state === 5 ? 3 : state, weight };
+}
+
+class Tokens {
+  /** toggle(position): the reader evicts a token, or brings it back. */
+  constructor(box, toggle) {
+    this.box = box;
+    this.current = 0;
+    box.addEventListener("click", (event) => {
+      const button = event.target.closest("button");
+      if (!button) return;
+      this.current = Number(button.dataset.at);
+      if (button.getAttribute("aria-disabled") !== "true") toggle(this.current);
+    });
+    box.addEventListener("keydown", (event) => this.move(event));
+  }
+
+  /** One token is in the order of tabs, arrow keys go to the others. */
+  move(event) {
+    const buttons = this.box.children, last = buttons.length - 1;
+    const to = { ArrowLeft: this.current - 1, ArrowRight: this.current + 1, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    buttons[this.current].tabIndex = -1;
+    this.current = Math.max(0, Math.min(last, to));
+    buttons[this.current].tabIndex = 0;
+    buttons[this.current].focus();
+  }
+
+  /** run: what the worker found; rows: lines of the picture in sight; evicted: positions. */
+  draw(run, step, rows, evicted) {
+    const { box } = this, { states } = colours(), focused = box.contains(document.activeElement);
+    while (box.children.length > step.seen) box.lastChild.remove();
+    while (box.children.length < step.seen) box.append(document.createElement("button"));
+    this.current = Math.min(this.current, step.seen - 1);
+    Array.from(box.children).forEach((button, at) => {
+      const { share, state, weight } = inSight(step, run.total, at, rows), out = evicted.includes(at);
+      const word = run.words[at], percent = Math.round(100 * weight), fixed = at >= run.context;
+      button.type = "button";
+      button.dataset.at = at;
+      button.tabIndex = at === this.current ? 0 : -1;
+      button.className = share === 0 ? "gone" : "";
+      button.setAttribute("aria-pressed", out);
+      button.setAttribute("aria-disabled", fixed);
+      const where = rows.length === 1 ? SAID[state] : `in ${Math.round(share * rows.length)} of ${rows.length} heads`;
+      const does = fixed ? "read after the eviction" : out ? "evicted; press to bring it back" : "press to evict";
+      button.setAttribute("aria-label", `${word.trim() || "line break"}, ${where}, attention up to ${percent} %, ${does}`);
+      button.title = `${where}, attention up to ${percent} %`;
+      button.style.background = state < 2 ? "" : shade([states[1][0], states[state === 4 ? 4 : state][0]], share);
+      button.textContent = word.replace("\n", "⏎");
+      if (percent >= 3) {
+        const bar = document.createElement("i");
+        bar.style.height = `${Math.round(9 * Math.sqrt(weight))}px`;
+        button.append(bar);
+      }
+    });
+    if (focused) box.children[this.current].focus();
+  }
+}
