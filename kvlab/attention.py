@@ -94,7 +94,22 @@ def _told(**said) -> Visibility:
     """The function of AttentionMaskInterface, which transformers asks before the first layer."""
     visibility = Visibility.of(**said)
     _latest.set(visibility)
+    if (found := _all_told.get()) is not None:
+        found.append(visibility)
     return visibility
+
+
+_all_told: ContextVar[list[Visibility] | None] = ContextVar("kvlab_all_told", default=None)
+
+
+@contextmanager
+def told() -> Iterator[list[Visibility]]:
+    """While it lasts, every mask that transformers asks for is noted: yields the list."""
+    token = _all_told.set([])
+    try:
+        yield _all_told.get()
+    finally:
+        _all_told.reset(token)
 
 
 def expanding(layer) -> None:

@@ -15,13 +15,15 @@ from transformers.cache_utils import (
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionCacheLayerMixin,
 )
 
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
 from .models import ModelShape, bodies_of, is_latent, layers_of, prepare, refusal
-from .models.shape import other_model
+from .models.shape import forgetful, other_model
+from .models.shrunk import forgets
 from .place import Device
 from .saved import save
 from .store import Exact, Growing
@@ -54,6 +56,7 @@ class Bound(Cache):
 
     prefilling = False  # whether a `prefill` block is open
     spec = None  # the `Spec` that `make_cache` made it from
+    continues = True  # whether a text may go on with a pass of several tokens
     broken = False  # whether a pass broke off and left half of what it does
 
     def check_whole(self) -> None:
@@ -181,7 +184,16 @@ class KVCache(Bound):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         if self._began is None:  # transformers asks within a pass, but this one was never announced
             raise ValueError(other_model(self.model))
+        if query_length > 1 and self._began and not self.continues:
+            self._began = None  # nothing has been written yet
+            raise ValueError(forgetful(self.model))
         return super().get_mask_sizes(query_length, layer_idx)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a text may go on with a pass of several tokens."""
+        states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in self.layers)
+        return not states or not forgets(self.model)
 
     def reset(self) -> None:
         """Forget everything."""

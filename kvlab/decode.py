@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .models import ModelShape
-from .models.shape import other_model
+from .models.shape import forgetful, other_model
 from .visibility import own_positions
 
 
@@ -93,6 +93,8 @@ class Stepper:
     def _prompt(self, chunk: int, last: bool) -> Tensor:
         """The prompt in chunks; in smaller ones where the device's memory does not suffice."""
         length = self.ids.shape[1]
+        if chunk < length and not self.cache.continues:
+            raise ValueError(forgetful(self.model))
         while True:
             starts, found = list(range(0, length, chunk)), []
             try:  # one pass is a prompt by itself, and each layer compresses as it goes
@@ -102,7 +104,7 @@ class Stepper:
                 return found[-1] if last else torch.cat(found, 1)
             except torch.OutOfMemoryError:
                 self.cache.reset()
-                if chunk <= 16:
+                if chunk <= 16 or not self.cache.continues:
                     raise
             chunk = min(chunk, length) // 2
 
@@ -136,6 +138,8 @@ class Stepper:
         mask = torch.ones_like(ids) if mask is None else mask.to(ids)
         if mask.shape != ids.shape:
             raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}")
+        if bool((mask != mask.bool()).any()):
+            raise ValueError("attention_mask: expected 1 for real tokens and 0 for padding, and nothing else")
         padded = self.padded or not bool(mask.all())
         if self.mask is None and padded and not self.cache.prefilling and not bool(mask.any(-1).all()):
             raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")

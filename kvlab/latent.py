@@ -22,17 +22,13 @@ class LatentLayer(Layer):
     """
 
     _attention = None  # weak reference to the module that attended last
+    _expanded = None  # K of all heads, of all tokens, while a pass attends
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
         returns those that the pass attends to: the prompt as it is, later all that is held."""
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
-        if self.votes_later:
-            raise ValueError(
-                f"prefill: {type(self.keep.policy).__name__} lets the prompt's last queries vote, and of a "
-                "prompt in several passes they are gone where K and V are made of a latent after the cache"
-            )
         if self.seen > 0:
             self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
             key_states, value_states = self.store.read(key_states.device)
@@ -50,16 +46,31 @@ class LatentLayer(Layer):
     def attend_expanded(self, given: Recorded) -> Tensor:
         """As `attend`, with K and V of all that `update` returned."""
         latents, self._pending = self._pending, None
+        observes, self._expanded = self.observes and not self.votes_later, given.keys
         if self.seen == 0:
-            out, received = given.attend(self.observes, self.last_queries)
+            out, received = given.attend(observes, self.last_queries)
             self.fill(replace(given, keys=latents[0], values=latents[1]), _mean(received))
             return out
         self.given = given
         allowed, asked = self.table.visible(given.query.shape[2], None, given.visibility)
-        counted = self.counted(asked) if self.observes else None
+        counted = self.counted(asked) if observes else None
         out, received = given.attend_to(given.keys, given.values, allowed, counted)
         self.end_pass(_mean(received))
         return out
+
+    def note_queries(self) -> None:
+        """They vote at once, on what has come so far: only now are there K of all heads. The votes of the
+        pass that turns out to be the prompt's last one count."""
+        super().note_queries()
+        votes = self.keep.last.votes(self._expanded, self.slot_positions, self.given)
+        self.keep.last.received = _mean(votes)
+
+    def late_votes(self) -> Tensor:
+        return self.keep.last.received
+
+    def _ended(self) -> None:
+        super()._ended()
+        self._expanded = None
 
     def attend(self, query, visibility: Visibility, *others) -> Tensor:
         raise RuntimeError("a latent layer attends to what the model made of its numbers")

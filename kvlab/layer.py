@@ -98,11 +98,10 @@ class Layer(Held):
 
     def end_pass(self, received: Tensor | None) -> None:
         """The pass has attended: the keep observes and, where the prompt has ended, decides."""
-        given = self.given
         if received is not None:
             self.keep.policy.observe(View(self, self.keep), received.detach())
         elif self.votes_later:
-            self.keep.last.note(given.query.detach(), self.table.positions[:, 0, -given.query.shape[2] :])
+            self.note_queries()
         if not self.prefilling:
             self._evict()
         elif self.local is not None:
@@ -130,9 +129,8 @@ class Layer(Held):
         if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
-                where = torch.device("cpu") if self.place.on_host else self.keep.last.query.device
-                keys, _ = self.store.read(where)
-                keep.observe(view, self.keep.last.votes(keys, self.slot_positions, self.given))
+                keep.observe(view, self.late_votes())
+                self.keep.last.forget()
             elif not keep.observes:
                 keep.observe(view, None)
         if self.local is not None:
@@ -141,6 +139,17 @@ class Layer(Held):
         if slots is not None:
             self._let_go(slots, self.keep.limits)
         self.in_prompt = False
+
+    def note_queries(self) -> None:
+        """The pass's last queries are held until the prompt has ended."""
+        query = self.given.query.detach()
+        self.keep.last.note(query, self.table.positions[:, 0, -query.shape[2] :])
+
+    def late_votes(self) -> Tensor:
+        """What tokens received from the prompt's last queries, now that it has ended, `[batch, kv_heads,
+        slots]`."""
+        where = torch.device("cpu") if self.place.on_host else self.keep.last.query.device
+        return self.keep.last.votes(self.store.read(where)[0], self.slot_positions, self.given)
 
     def _leave_window(self) -> None:
         """Let go what neither later queries nor those that vote when the prompt has ended can see."""

@@ -265,6 +265,8 @@ def parse(spec: str | Spec) -> Spec:
             raise ValueError(
                 f"method {name!r} has no parameter {key!r}{_nearest(key, known)}; it has: {allowed}"
             )
+        if key in parameters:
+            raise ValueError(f"method {spec!r}: {key} is given twice")
         parameters[key] = _value(value)
         if not _representable(parameters[key], value):
             raise ValueError(f"method {name!r}: {key}={value[:20]} is no number that can be used")
@@ -280,8 +282,7 @@ def make_cache(model, spec: str | Spec):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
     from .cache import KVCache
     from .measure.machines import link_named
-    from .models import prepare
-    from .twin import check
+    from .twin import serve
 
     spec = parse(spec)
     try:
@@ -289,14 +290,26 @@ def make_cache(model, spec: str | Spec):
         if "link" in parameters:
             parameters["link"] = link_named(parameters["link"], model)
         policies = spec.method.policies(**parameters)
-        if spec.name != "recompute":
-            check(prepare(model))
+        _check_kinds(spec)
+        serve(model, holds=spec.name != "recompute")
         make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
         cache = make(model, **policies)
+        if (full := spec.parameters.get("full_layers", 0)) > len(cache.layers):
+            raise ValueError(f"full_layers={full}: the model has {len(cache.layers)} layers")
         cache.spec = spec
         return cache
     except (ValueError, TypeError) as error:
         raise ValueError(f"method {spec.text!r}: {error}") from error
+
+
+def _check_kinds(spec: Spec) -> None:
+    """ValueError for true or false in the place of something else, or the other way round, where the policies
+    have not minded."""
+    for name, value in spec.parameters.items():
+        default = spec.method.parameters[name]
+        if default is not None and isinstance(default, bool) != isinstance(value, bool):
+            wanted = "true or false" if isinstance(default, bool) else "a number or a name"
+            raise ValueError(f"{name}={value}: expected {wanted}")
 
 
 def _find(name: str) -> Method:

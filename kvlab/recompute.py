@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 
 from .cache import Bound, Stats
-from .models import prepare
 
 
 class NoCache(Bound):
@@ -20,7 +19,7 @@ class NoCache(Bound):
 
     def __init__(self, model):
         super().__init__(layers=[])
-        self._model = weakref.ref(prepare(model))
+        self._model = weakref.ref(model)
 
     def __deepcopy__(self, memo) -> NoCache:
         return type(self)(self.model)

@@ -3,12 +3,16 @@ model's own attention and cache."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import weakref
 
 import torch
 
+from .attention import stopping, told
 from .cache import KVCache
 from .models import prepare, refusal
+from .models.shrunk import first_line, once, twin_of
 
 # Model types that tests/families tries with every method; others are tried when a cache is made for them.
 LISTED = frozenset((
@@ -19,119 +23,6 @@ LISTED = frozenset((
 ))  # fmt: skip
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
-LAYERS, LARGEST = 4, 20_000_000
-DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
-KINDS = ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types")
-SMALL = {  # what shrinks, where a configuration has it
-    "hidden_size": 96, "n_embd": 96, "d_model": 96, "head_dim": 16, "num_attention_heads": 6, "n_head": 6,
-    "intermediate_size": 40, "ffn_dim": 40, "n_inner": 40, "block_ff_dim": 40, "intermediate_size_mlp": 40,
-    "moe_intermediate_size": 20, "shared_intermediate_size": 20, "shared_expert_intermediate_size": 20,
-    "word_embed_proj_dim": 96, "vocab_size": 96, "vocab_size_per_layer_input": 96,
-    "hidden_size_per_layer_input": 8, "sliding_window": 7, "attention_chunk_size": 5,
-    "attention_window_size": 7, "num_experts": 4, "num_local_experts": 4, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "kv_lora_rank": 12,
-    "q_lora_rank": 14, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
-    "first_k_dense_replace": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_d_state": 8, "mamba_n_heads": 6,
-    "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8, "mamba_d_ssm": 192, "mamba_dt_rank": 5,
-    "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
-    "attn_layer_indices": [1], "lru_width": 96, "block_size": 8, "num_kv_shared_layers": 2,
-    "num_experts_per_token": 2, "moe_topk": 2, "zero_expert_num": 2, "ffn_hidden_size": 40,
-    "expert_ffn_hidden_size": 20, "swa_num_attention_heads": 6, "swa_num_key_value_heads": 2,
-    "altup_num_inputs": 2, "laurel_rank": 4, "max_position_embeddings": 128, "n_positions": 128,
-}  # fmt: skip
-
-
-def shrunk(config):
-    """The configuration made small: window 7, chunk 5, four layers that show every kind there is."""
-    config = copy.deepcopy(config.get_text_config(decoder=True))
-    given = config.to_dict()
-    depth = next((given[name] for name in DEPTHS if given.get(name)), LAYERS)
-    given |= _some_layers(given, depth) | {name: LAYERS for name in DEPTHS if given.get(name)}
-    small = {name: size for name, size in SMALL.items() if given.get(name) is not None}
-    for name, size in small.items():
-        if isinstance(given[name], list) and not isinstance(size, list):  # a size for each layer
-            small[name] = [size] * LAYERS
-    heads, all_heads = given.get("num_key_value_heads"), given.get("num_attention_heads")
-    if "num_key_value_heads" in given:
-        small["num_key_value_heads"] = 6 if heads in (None, all_heads) else min(heads, 2)
-    if "head_dim" in given:
-        small["head_dim"] = small.get("qk_rope_head_dim", SMALL["head_dim"])
-    if given.get("n_routed_experts"):
-        small["num_experts_per_tok"] = SMALL["num_experts_per_tok"]
-    for name, token in {"pad_token_id": 1, "eos_token_id": 1, "bos_token_id": 0}.items():
-        if given.get(name) is not None:
-            small[name] = token
-    rotated = given.get("qk_rope_head_dim") or given.get("head_dim")
-    rotated = rotated or (given["hidden_size"] // all_heads if all_heads and given.get("hidden_size") else 0)
-    if rotated and isinstance(given.get("rope_parameters"), dict):
-        now = small.get("qk_rope_head_dim", SMALL["head_dim"])
-        small["rope_parameters"] = _fewer_frequencies(given["rope_parameters"], now / rotated)
-    return type(config).from_dict(given | small)
-
-
-def _some_layers(given: dict, depth: int) -> dict:
-    """What a configuration says layer by layer, for the layers that the small one takes."""
-    kinds = next((given[name] for name in KINDS if isinstance(given.get(name), list)), [])
-    taken = _some(kinds) if len(kinds) == depth else list(range(LAYERS))
-    found = {}
-    for name, value in given.items():
-        if isinstance(value, list) and len(value) == depth > LAYERS:
-            found[name] = [value[index] for index in taken]
-        elif name == "per_layer_config" and isinstance(value, dict):
-            said = {int(index): one for index, one in value.items()}
-            found[name] = {place: said[index] for place, index in enumerate(taken) if index in said}
-    return found
-
-
-def _fewer_frequencies(rope: dict, share: float) -> dict:
-    """Of a list with an entry for each frequency, that share of its entries."""
-    small = {}
-    for name, value in rope.items():
-        if isinstance(value, dict):  # one for each kind of layer
-            value = _fewer_frequencies(value, share)
-        elif isinstance(value, list):
-            value = value[: max(1, round(len(value) * share))]
-        small[name] = value
-    return small
-
-
-def _some(kinds: list) -> list[int]:
-    """Where four of a list are, in order, every kind that is in it among them."""
-    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
-    chosen = sorted(first.values())[:LAYERS]
-    rest = [index for index in range(len(kinds)) if index not in chosen]
-    chosen = sorted([*chosen, *rest][:LAYERS])
-    return (chosen * LAYERS)[:LAYERS]
-
-
-def twin_of(config, seed: int = 0):
-    """A random model of the shrunk configuration that attends by itself. Whatever transformers raises."""
-    from transformers import AutoModelForCausalLM
-
-    small = shrunk(config)
-    with torch.device("meta"):
-        size = sum(weight.numel() for weight in AutoModelForCausalLM.from_config(small).parameters())
-    if size > LARGEST:
-        raise ValueError(f"shrunk, it still has {size:,} parameters")
-    return random_model(small, seed)
-
-
-def random_model(config, seed: int):
-    """A model that attends by itself; its matrices make logits spread by about 1.3, and no bias is zero."""
-    from transformers import AutoModelForCausalLM
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        made = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in made.parameters():
-            if weight.dim() > 1:
-                weight.copy_(torch.randn(weight.shape, generator=generator) * 1.3 / weight.shape[-1] ** 0.5)
-            elif weight.numel() > 1:
-                weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
-    return made
 
 
 @torch.no_grad()
@@ -158,7 +49,7 @@ def differs(config, make=KVCache) -> str | None:
             return why
         expected = outputs(own)
     except Exception as error:
-        return f"it could not be tried: no tiny model of its class runs ({_first_line(error)})"
+        return f"it could not be tried: no tiny model of its class runs ({first_line(error)})"
     if expected is None:
         return "it does something of its own with K and V (it returns no cache)"
     try:
@@ -169,7 +60,7 @@ def differs(config, make=KVCache) -> str | None:
     try:
         found = outputs(ours, cache)
     except Exception as error:
-        return f"it does something of its own with K and V ({_first_line(error)})"
+        return f"it does something of its own with K and V ({first_line(error)})"
     off = float((found - expected).abs().max() / expected.std())
     return None if off < TOLERANCE else f"it does something of its own with K and V (off by {off:.2g})"
 
@@ -216,30 +107,34 @@ def row(config, make_cache) -> dict[str, str]:
     return found
 
 
-def check(model) -> None:
-    """ValueError for a model that kvlab's caches cannot serve; one line that says why. A type that is not
-    listed is tried on a twin, once."""
-    if why := refusal(model):
-        raise ValueError(f"{type(model).__name__}: {why}")
-    config = model.config.get_text_config(decoder=True)
-    if config.model_type not in LISTED and (why := _tried(config)):
-        raise ValueError(f"{type(model).__name__}: {why}")
+def serve(model, holds: bool = True) -> None:
+    """Let the model attend through kvlab. ValueError, one line that says why, where kvlab's caches cannot
+    serve it; it then attends as before, and so it does, without an error, where the method holds nothing. A
+    type that is not listed is tried on a twin, once."""
+    before = model.config._attn_implementation
+    config = prepare(model).config.get_text_config(decoder=True)
+    why = refusal(model)
+    if why is None and config.model_type not in LISTED:
+        why = once(_differences, config, differs)
+    if why is None and not _masks_are_known(model):
+        why = "it attends by a mask of its own"
+    if why is not None:
+        model.set_attn_implementation(before)
+        if holds:
+            raise ValueError(f"{type(model).__name__}: {why}")
 
 
-_found: dict[str, str | None] = {}  # small configuration -> why it is refused, or None
+_differences: dict[str, str | None] = {}  # small configuration -> why it is refused, or None
+_known: weakref.WeakSet = weakref.WeakSet()  # models whose masks are known
 
 
-def _tried(config) -> str | None:
-    """`differs`, once for all configurations that are the same but for their sizes."""
-    try:
-        key = repr((type(config), sorted(shrunk(config).to_dict().items(), key=str)))
-    except Exception as error:
-        return f"it could not be tried: its configuration cannot be made small ({_first_line(error)})"
-    if key not in _found:
-        _found[key] = differs(config)
-    return _found[key]
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+def _masks_are_known(model) -> bool:
+    """Whether the model's mask functions, asked in a pass that ends at the first attention, are known."""
+    if model not in _known:
+        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
+        with torch.no_grad(), told() as visibilities, stopping(), contextlib.suppress(Exception):
+            model(ids, use_cache=False)
+        if not all(visibility.known for visibility in visibilities):
+            return False
+        _known.add(model)
+    return True

@@ -100,9 +100,10 @@ def test_what_is_refused_is_not_fed(spec):
         (torch.zeros(2, dtype=torch.long), None, "not empty"),
         (torch.zeros(2, 119, dtype=torch.long), None, "model's context of 128"),
         (torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 1), "attention_mask has shape"),
+        (torch.zeros(2, 1, dtype=torch.long), torch.tensor([[1], [2]]), "expected 1 for real tokens and 0"),
     ]
     late = [(torch.zeros(3, 1, dtype=torch.long), None, "batch of 3 rows, but 2 were fed before")]
-    for wrong, mask, says in bad[:-2]:
+    for wrong, mask, says in bad[:5] + bad[-1:]:
         with pytest.raises(ValueError, match=says):
             stepper.feed(wrong, mask)
     assert stepper.ids is None and stepper.cache.get_seq_length() == 0

@@ -121,10 +121,12 @@ class LastQueries(State):
     """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`; they
     vote when it has ended.
 
-    query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding); None until there are some.
+    query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding), received `[batch, kv_heads,
+    slots]`: what tokens would receive if the prompt ended here, where this cannot be said later
+    (`LatentLayer`); None until there are some.
     """
 
-    per_row = ("query", "positions")
+    per_row, per_slot = ("query", "positions"), ("received",)
 
     def note(self, query: Tensor, positions: Tensor) -> None:
         """The queries of one more pass `[batch, heads, tokens, head_dim]`, and their positions."""
@@ -138,14 +140,16 @@ class LastQueries(State):
 
     def votes(self, keys: Tensor, positions: Tensor, given) -> Tensor:
         """What tokens received from these queries, `[batch, kv_heads, slots]`: summed where the keys `[batch,
-        kv_heads, slots, head_dim]` are. given: the pass that ended the prompt (`attention.Recorded`). Forgets
-        the queries."""
+        kv_heads, slots, head_dim]` are. given: a pass of the prompt (`attention.Recorded`)."""
         query, asked, offered = (x.to(keys.device) for x in (self.query, self.positions, positions))
         sinks = None if given.sinks is None else given.sinks.to(keys.device)
         allowed = given.visibility.allowed(asked, offered)
         _, received = replace(given, query=query, sinks=sinks).attend_to(keys, None, allowed, asked >= 0)
-        received, self.query, self.positions = received.to(self.query.device), None, None
-        return received
+        return received.to(self.query.device)
+
+    def forget(self) -> None:
+        """They have voted."""
+        self.query = self.positions = self.received = None
 
 
 class KeepAll(Keep):

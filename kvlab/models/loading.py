@@ -144,4 +144,4 @@ def calibration_ids(model) -> Tensor:
         text = (WORKSHOP / "calibration.txt").read_text(encoding="utf-8")
         return tokenizer(text, return_tensors="pt").input_ids[:, : min(limit, 512)]
     generator = torch.Generator().manual_seed(0)
-    return torch.randint(0, model.config.vocab_size, (1, min(limit, 256)), generator=generator)
+    return torch.randint(0, ModelShape.of(model).vocabulary, (1, min(limit, 256)), generator=generator)

@@ -12,6 +12,14 @@ def other_model(made_for) -> str:
     return f"this cache was made for another {name}: kvlab.make_cache(model, ...) makes one for this model"
 
 
+def forgetful(model) -> str:
+    """Why a prompt cannot come in pieces."""
+    return (
+        f"{type(model).__name__} forgets its text at a later pass of several tokens, in transformers' own "
+        "cache too: feed the prompt in one pass, and what follows token by token"
+    )
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """A decoder's shape, by one set of names for all families.

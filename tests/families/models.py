@@ -2,7 +2,7 @@
 
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-from kvlab.twin import random_model
+from kvlab.models.shrunk import random_model
 
 VOCABULARY = 96
 WINDOW = 7

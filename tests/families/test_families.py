@@ -39,6 +39,7 @@ def test_every_method_is_equal_or_refused(name):
     kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=b"}
     assert kinds <= {"kivi"}
     assert row.fault[1] > FAULT
+    assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
 
 
 def test_others_are_refused_in_one_line():
@@ -227,6 +228,30 @@ def test_generate_without_our_cache_is_that_of_transformers(name):
     assert torch.equal(got.sequences, expected.sequences)
     assert difference(torch.stack(got.logits), torch.stack(expected.logits)) < TOLERANCE
     assert difference(outputs(ours), outputs(own)) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["Doge", "DiffLlama", "Gemma 3n"])
+def test_a_refused_model_attends_as_before(name):
+    own, (ids, _) = refused(name).eval(), texts()
+    ids, said = ids[:1, :PROMPT], {"max_new_tokens": 5, "do_sample": False}
+    expected = own.generate(ids, **said)
+    with pytest.raises(ValueError, match=REFUSED[name][2]):
+        kvlab.make_cache(own, "full")
+    assert torch.equal(own.generate(ids, **said), expected)
+    found = kvlab.decode(own, ids, kvlab.make_cache(own, "recompute"), 5).tokens
+    assert torch.equal(found, expected[:, PROMPT:])
+    assert torch.equal(own.generate(ids, **said), expected)
+
+
+def test_a_forgetful_prompt_in_chunks_is_refused_before_it_begins():
+    ours, (ids, _) = kvlab.prepare(family("Jamba")), texts()
+    stepper = kvlab.Stepper(ours, kvlab.make_cache(ours, "full"))
+    with pytest.raises(ValueError, match="forgets its text at a later pass of several tokens"):
+        stepper.feed(ids, chunk=10)
+    with pytest.raises(ValueError, match="forgets its text"), stepper.cache.prefill():
+        stepper.feed(ids[:, :10])
+        stepper.feed(ids[:, 10:20])
+    assert stepper.cache.get_seq_length() == 10 and not stepper.cache.broken
 
 
 def test_a_static_cache_of_transformers_works_too():

@@ -4,7 +4,9 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from kvlab import make_cache, twin
+from families.models import family
+from kvlab import Stepper, make_cache
+from kvlab.models.shrunk import once
 from kvlab.twin import LISTED, differs, row
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
@@ -42,10 +44,8 @@ def test_the_doctor_tries_a_real_configuration():
     assert "made of a latent after the cache" in found["topk"]
 
 
-def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says(monkeypatch):
-    tried = []
-    monkeypatch.setattr(twin, "_found", {})
-    monkeypatch.setattr(twin, "differs", tried.append)
+def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says():
+    tried, found = [], {}
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
     for changes in (
         {},
@@ -54,7 +54,7 @@ def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_say
         {"hidden_act": "gelu"},
         {"hidden_act": "gelu"},
     ):
-        twin._tried(AutoConfig.for_model("arcee", **(sizes | changes)))
+        once(found, AutoConfig.for_model("arcee", **(sizes | changes)), tried.append)
     assert [config.hidden_act for config in tried] == ["relu2", "gelu"]
 
 
@@ -64,3 +64,31 @@ def test_trying_leaves_the_random_numbers_alone():
     torch.manual_seed(5)
     differs(AutoConfig.for_model("arcee"))
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_mask_of_its_own_is_refused_when_the_cache_is_made():
+    model = family("Gemma 3", use_bidirectional_attention=True)
+    with pytest.raises(ValueError, match="'full': Gemma3ForCausalLM: it attends by a mask of its own"):
+        make_cache(model, "full")
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize("spec", ["snapkv:budget=5,window=3", "pyramidkv:budget=5,window=3,beta=2"])
+@pytest.mark.parametrize("cuts", [[20], [19, 1], [9, 11], [3, 3, 3, 3, 3, 5]])
+def test_a_latent_prompt_in_pieces_keeps_the_same(spec, cuts):
+    model, generator = family("DeepSeek-V3"), torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 96, (2, 24), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    whole, pieces = (Stepper(model, make_cache(model, spec)) for _ in range(2))
+    whole.feed(ids[:, :20], mask[:, :20])
+    at = 0
+    with pieces.cache.prefill():
+        for count in cuts:
+            pieces.feed(ids[:, at : at + count], mask[:, at : at + count])
+            at += count
+    for layer, other in zip(whole.cache.layers, pieces.cache.layers, strict=True):
+        assert torch.equal(layer.positions.sort(-1).values, other.positions.sort(-1).values)
+    for at in range(20, 24):
+        found = [stepper.feed(ids[:, at : at + 1]) for stepper in (whole, pieces)]
+        assert (found[0] - found[1]).abs().max() < 1e-4
