@@ -101,7 +101,7 @@ MAGIC = before(
 )  # fmt: skip
 LONG = after("context", end=r"(?:Question|Query|问题)[:：]|The following is an abstract|下面是一个摘要")
 CUTS = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
-    r"(recall|needle|chain)(_em|_many)?": FACTS,
+    r"(recall|needle|chain)(_em|_many)?|needles_\w+": FACTS,
     r"piqa": Cut(*EXAMPLES, item("goal", lead="Question: "), shots=True),
     r"arc_(easy|challenge)": Cut(*EXAMPLES, item("question", lead="Question: "), shots=True),
     r"openbookqa": Cut(*EXAMPLES, item("question_stem"), shots=True),

@@ -106,6 +106,8 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
     samples, metrics, values = results["samples"][name], [], {}
     for key in [key for key in found if "," in key and "_stderr," not in key]:
         metric, chosen = key.split(",")
+        if metric.isdecimal() and found[key] == -1:  # a length that RULER was not asked for
+            continue
         items = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
         stderr = found.get(f"{metric}_stderr,{chosen}")
         if not isinstance(stderr, float):

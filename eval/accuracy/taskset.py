@@ -28,6 +28,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "tasks"
 STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
 SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
+MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
 
 
@@ -193,6 +194,9 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return [STORIES]
     rows = [Path(file) for task, file in sources.data if task == name]
     if name in local_names():
+        if name.startswith(MADE):
+            written = ("needles.py", "corpus.py", "words.py")
+            return [FOLDER / f"{name}.yaml", *(FOLDER / file for file in written), *rows]
         data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
         return [FOLDER / f"{name}.yaml", FOLDER / "rows.py", *(rows or [data])]
     entry = _manager(False, sources).task_index.get(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -66,8 +68,9 @@ def kept(loaded, asked, method, protocol, text) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("task", [task for task in taskset.local_names() if cuts.known(task)])
-def test_under_full_it_is_so_for_every_local_task(loaded, task):
-    made = taskset.prepared(task, None, 1234)
+def test_under_full_it_is_so_for_every_local_task(loaded, folder, task):
+    told = {"tokenizer": str(folder), "lengths": [600], "documents": 2}
+    made = taskset.prepared(task, None, 1234, taskset.Sources(metadata=json.dumps(told)))
     made.build_all_requests(limit=2, rank=0, world_size=1)
     found = {}
     shared = (MANY, REUSE) if task in taskset.SHARED else ()
