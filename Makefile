@@ -75,7 +75,9 @@ slides: $(READY) ## write the slides of every chapter
 	$(PY) -m course slides --out build/slides
 
 page: $(READY) ## write the live page, one HTML file that runs the workshop model in a browser
-	HF_HUB_OFFLINE=1 $(PY) -m course.page.build --out build/page/kvlab.html
+	HF_HUB_OFFLINE=1 $(PY) -m course.page.build
+	@echo
+	@echo "The page: notebooks/page.html (open it in a browser)"
 
 # Jupyter Book needs other versions than kvlab: it has an environment of its own.
 SITE := .venv-site

@@ -23,12 +23,12 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
+from .page.build import built
 from .run import execute
 from .teaching.check.key import FOLDS, questions
 
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
-EXPLORER = Path(__file__).resolve().parents[1] / "notebooks" / "explorer.html"  # chapters link to it
 STUCK = """*Stuck?* In a cell of your own, `check.hint("{0}")` gives three steps, one at a time, and
 `check.solution("{0}")` shows a solution after a first attempt."""
 CHOOSE = "# Commit yourself before you go on: write {} in place of the dots, and run this cell."
@@ -167,7 +167,7 @@ def lay_out(paths: list[Path], folder: Path) -> list[str]:
     Returns the names of those that stayed and are older than the chapter they were made from.
     """
     folder.mkdir(exist_ok=True)
-    shutil.copy(EXPLORER, folder)
+    shutil.copy(built(), folder)  # chapters link to it
     stayed = []
     for path in paths:
         made = folder / path.name

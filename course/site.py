@@ -21,6 +21,7 @@ import nbformat
 import yaml
 
 from .mathml import formulas
+from .page.build import built
 
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = {".html", ".png", ".svg", ".jpg"}
@@ -32,16 +33,16 @@ PARTS = re.compile(
 GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/sources.md", "docs/troubleshooting.md")
 ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
-EXPLORER = "notebooks/explorer.html"
+LIVE = "notebooks/page.html"
 WELCOME = f"""# What does the cache still hold?
 
-A small model reads some facts, then a question arrives, token by token. Choose a method and step (→): which
-tokens are still there when they are asked for? [Start the course](notebooks/00_start_here.ipynb) ·
+A small model runs here, in your browser. It reads some facts and a question. Choose a method, or click
+tokens away: what can it still answer? [Start the course](notebooks/00_start_here.ipynb) ·
 [What kvlab is](README.md)
 
-<iframe class="explorer" src="{EXPLORER}" title="The explorer: what each method holds, step by step"></iframe>
+<iframe class="live" src="{LIVE}" title="The live page: a model and what its cache holds"></iframe>
 
-<p><a href="{EXPLORER}">The explorer on a page of its own</a></p>
+<p><a href="{LIVE}">The live page on a page of its own</a></p>
 """
 ORPHAN = "---\norphan: true\n---\n\n"
 
@@ -129,10 +130,11 @@ def write(out: Path, report: Path | None = None) -> Path:
     """Write the sources under `out` and return their folder. report: the harness's report.html, if there is
     one. ValueError for a link that leads nowhere."""
     shutil.rmtree(out, ignore_errors=True)
+    built()
     pages = Pages(out)
     chapters = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     guides = [name for name in GUIDES if (ROOT / name).exists()]
-    for name in ("README.md", *chapters, *guides, *ABOUT, EXPLORER):
+    for name in ("README.md", *chapters, *guides, *ABOUT, LIVE):
         pages.add(name)
     pages.finish()
     pages.text("index.md", WELCOME)

@@ -2,6 +2,7 @@
 
     kvlab-learner/                        kvlab-instructor/
       START.md, start.sh, start.bat         the same, and TEACH.md
+      page.html    the live page            the same
       notebooks/   the learner edition      learner/, solution/, instructor/   the three editions
       source/      kvlab, to read           slides/, the guide, classroom/ (course/instructor)
       setup/       start.py, the wheel,     source/, setup/
@@ -29,6 +30,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from .. import editions, slides
+from ..page.build import built
 from ..text import SETUP
 
 HERE = Path(__file__).resolve().parent
@@ -176,6 +178,7 @@ def _frame(folder: Path, setup: Path, books: dict) -> None:
     shutil.copy(HERE / "START.md", folder)
     shutil.copy(HERE / "start.sh", folder)
     (folder / "start.sh").chmod(0o755)
+    shutil.copy(built(), folder)
     batch = (HERE / "start.bat").read_text(encoding="ascii")
     (folder / "start.bat").write_bytes(batch.replace("\n", "\r\n").encode("ascii"))
     wanted = {name for book in books.values() for cell in book.cells for name in READ.findall(cell.source)}
@@ -192,11 +195,12 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
         needs = ', "lm_eval"' if any(SCORES.search(cell.source) for cell in book.cells) else ""
         for cell in made.cells:
             if cell.cell_type == "markdown":
-                cell.source = READ.sub(r"](../source/\1", cell.source)
+                cell.source = READ.sub(r"](../source/\1", cell.source).replace(
+                    "](page.html)", "](../page.html)"
+                )
             elif cell.source == SETUP:
                 cell.source = FIRST_CELL.format(version=version, needs=needs)
         nbformat.write(made, folder / name)
-    shutil.copy(editions.EXPLORER, folder)
 
 
 def _for_instructors(folder: Path) -> None:

@@ -152,6 +152,7 @@ function legend(hosted) {
 // Controls.
 
 function controls() {
+  document.documentElement.style.colorScheme = state.theme ?? "";
   if ($("facts").value !== state.facts) $("facts").value = state.facts;
   if ($("question").value !== state.question) $("question").value = state.question;
   for (const input of document.querySelectorAll("fieldset input")) input.checked = input.value === state[input.name];

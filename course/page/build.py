@@ -1,4 +1,4 @@
-"""Build: the page as one HTML file, `python -m course.page.build --out page.html`.
+"""Build: the page as one HTML file, `python -m course.page.build`.
 
 The weights are rounded to int8 here, one scale per row; `rounded` loads the same numbers back into a model,
 so that what the page says can be held against kvlab.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import gzip
+import hashlib
 import json
 import random
 from pathlib import Path
@@ -19,12 +20,13 @@ from torch import Tensor
 from eval.tasks import corpus, words
 from kvlab.calibrate.skew import skew
 from kvlab.methods import METHODS
-from kvlab.models import load
+from kvlab.models import WORKSHOP, load
 
 from .assemble import assemble
 from .recipes import tables
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+BUILT = HERE.parents[1] / "notebooks" / "page.html"  # chapters link to it; git ignores it
 WORKER = (
     "kernel", "weights", "tokenizer", "formats", "keep", "fetch", "cache", "record", "engine", "session",
     "worker",
@@ -142,6 +144,7 @@ def page(model, tokenizer) -> str:
     data, places = packed(tensors(model))
     header = {"config": config_of(model), "tensors": places, "tokenizer": vocabulary(tokenizer)}
     filled = {
+        "digest": digest(),
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
         "worker": scripts(WORKER),
         "script": scripts(PAGE),
@@ -158,9 +161,25 @@ def page(model, tokenizer) -> str:
     return html
 
 
+def digest() -> str:
+    """What the page is made from: the model, the files beside this one, the words, the bill's tables."""
+    made = hashlib.sha256(embedded([told(), tables()]).encode())
+    for path in (WORKSHOP / "checkpoint" / "sha256.txt", *sorted(HERE.glob("*.*"))):
+        made.update(path.read_bytes())
+    return made.hexdigest()[:16]
+
+
+def built() -> Path:
+    """The page beside the chapters, built now unless the one that is there is made from the same."""
+    there = BUILT.open(encoding="utf-8").read(2000) if BUILT.exists() else ""
+    if digest() not in there:
+        BUILT.write_text(page(*load()), encoding="utf-8")
+    return BUILT
+
+
 def main(given=None) -> None:
     parser = argparse.ArgumentParser(prog="python -m course.page.build", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the HTML file to write")
+    parser.add_argument("--out", type=Path, default=BUILT, metavar="FILE", help="the HTML file to write")
     out = parser.parse_args(given).out
     html = page(*load())
     try:

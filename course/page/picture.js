@@ -4,15 +4,18 @@
 
 /** The colours of the style sheet, those of the reader's light or dark mode. */
 function colours() {
-  const style = getComputedStyle(document.documentElement);
-  const named = (name) => style.getPropertyValue(`--${name}`).trim();
-  const parts = (name) => named(name).match(/\w\w/g).map((pair) => parseInt(pair, 16));
+  const probe = document.body.appendChild(document.createElement("span"));
+  const named = (name) => {
+    probe.style.color = `var(--${name})`;
+    return getComputedStyle(probe).color;
+  };
+  const parts = (name) => named(name).match(/\d+/g).map(Number);
   const pairs = { 0: ["none", "none"], 1: ["gone", "gone"], 2: ["held-pale", "held"], 3: ["fetched-pale", "fetched"],
     4: ["host-pale", "host-pale"] };
-  return {
-    ink: named("ink"), paper: named("paper"), strong: named("strong"),
-    states: Object.values(pairs).map(([weak, strong]) => [parts(weak), parts(strong)]),
-  };
+  const states = Object.values(pairs).map(([weak, strong]) => [parts(weak), parts(strong)]);
+  const found = { ink: named("ink"), strong: named("strong"), states };
+  probe.remove();
+  return found;
 }
 
 /** Between two colours, by how much attention: square roots, so that little is seen too. */

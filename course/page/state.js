@@ -3,13 +3,14 @@
 "use strict";
 
 const PROTOCOLS = {
-  "question-inside": "inside: read and compressed with the facts",
-  "context-first": "afterwards: only the facts are compressed",
+  "question-inside": "question inside: compressed with the facts",
+  "context-first": "context first: the question comes afterwards",
 };
 
 const START = {
   facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "question-inside",
   evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's first word
+  theme: null, // "light" or "dark"; null: as the reader's system is
 };
 
 /** The state that an address's hash names; what it does not name, or names wrongly, is as at the start. */
@@ -21,6 +22,7 @@ function fromHash(hash) {
   if (given.get("protocol") in PROTOCOLS) state.protocol = given.get("protocol");
   const percent = Math.round(Number(given.get("budget")) / 5) * 5;
   if (percent >= 5 && percent <= 100) state.budget = percent / 100;
+  if (["light", "dark"].includes(given.get("theme"))) state.theme = given.get("theme");
   const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
   state.evicted = (given.get("evicted") ?? "").split(",").map(whole).filter((position) => position !== null);
   for (const name of ["step", "layer", "head"]) state[name] = whole(given.get(name) ?? "");
@@ -31,6 +33,6 @@ function toHash(state) {
   const { facts, question, method, protocol } = state;
   const said = { method, budget: Math.round(100 * state.budget), protocol };
   if (state.evicted.length) said.evicted = state.evicted.join();
-  for (const name of ["step", "layer", "head"]) if (state[name] !== null) said[name] = state[name];
+  for (const name of ["step", "layer", "head", "theme"]) if (state[name] !== null) said[name] = state[name];
   return `#${new URLSearchParams({ facts, question, ...said })}`;
 }

@@ -31,7 +31,7 @@ const TOUR = [
   },
   {
     title: "6 of 6: keep all elsewhere",
-    text: "The cache lies in the host's large memory, and each step fetches what it needs. InfiniGen guesses it one layer ahead: a few strong dots in most lines. Compare h2o and snapkv, and let the question come afterwards: then nobody knows yet what will be asked.",
+    text: "The cache lies in the host's large memory, and each step fetches what it needs. InfiniGen guesses it one layer ahead: a few strong dots in most lines. Now try snapkv and h2o, and let the question come afterwards (context first): then no method knows yet what will be asked.",
     state: { method: "infinigen", budget: 0.2, evicted: [], step: null, layer: null, head: null }, at: "heads",
   },
 ];

@@ -1,1 +1,1 @@
-"""Teaching: what the notebooks import: the lesson's frame, traces of a cache, checks, the explorer."""
+"""Teaching: what the notebooks import: the lesson's frame, traces of a cache, checks."""

@@ -133,7 +133,7 @@ def test_what_a_learner_works_in_is_never_written_over(tmp_path):
     assert editions.lay_out([source], folder) == []
     work = folder / source.name
     assert "check.hint" in work.read_text() and "d**0.5" not in work.read_text()
-    assert (folder / "explorer.html").exists()  # chapters link to it
+    assert (folder / "page.html").exists()  # chapters link to it
     work.write_text("mine")
     assert editions.lay_out([source], folder) == []
     later = work.stat().st_mtime + 60

@@ -49,7 +49,7 @@ def test_every_chapter_guide_and_module_is_in_the_contents(source):
     assert {Path(name).name for name in files if name.startswith("notebooks/")} == chapters
     assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy.lm", "report", "README"} <= set(files)
     assert (source.parent / "extra" / "harness" / "report.html").read_text() == "<p>a report</p>"
-    assert (source.parent / "extra" / "notebooks" / "explorer.html").is_file()
+    assert (source.parent / "extra" / "notebooks" / "page.html").is_file()
 
 
 def test_no_cell_for_the_instructor_is_on_the_site(source):
@@ -291,11 +291,11 @@ def test_the_search_finds_a_word_without_a_network(browser):
 
 @no_site
 @pytest.mark.parametrize("width, height", [(360, 740), (768, 1024), (1280, 800)])
-def test_the_explorer_is_on_the_first_screen(browser, width, height):
+def test_the_live_page_is_on_the_first_screen(browser, width, height):
     browser.size(width, height)
     browser.open((BUILT / "index.html").as_uri())
     top, wide = browser.run(
-        "(r => [r.top, r.width])(document.querySelector('iframe.explorer').getBoundingClientRect())"
+        "(r => [r.top, r.width])(document.querySelector('iframe.live').getBoundingClientRect())"
     )
     assert top + 300 <= height and wide >= 0.5 * width  # its controls are in sight
     assert browser.errors == []
