@@ -41,7 +41,8 @@ class Layer {
       positions: new Int32Array(room), // of the token in each slot
       received: new Float32Array(room), // attention so far (H2O)
       votes: null, // attention of the prompt's last queries (SnapKV)
-      partial: null, // columns of K A, per slot (InfiniGen)
+      partial: null, // chosen columns of K A, [slots, columns] (InfiniGen)
+      columns: [],
       count: 0,
       last: null, // {positions, weights}: what the newest query attended to
     }));
@@ -155,10 +156,10 @@ class Layer {
       head.values.copyWithin(to * width, slot * width, (slot + 1) * width);
       head.positions[to] = head.positions[slot];
       head.received[to] = head.received[slot];
-      if (head.partial) head.partial[to] = head.partial[slot];
+      const few = head.columns.length;
+      if (few) head.partial.copyWithin(to * few, slot * few, (slot + 1) * few);
     });
     head.count = slots.length;
-    if (head.partial) head.partial.length = slots.length;
   }
 }
 

@@ -53,46 +53,53 @@ class InfiniGen {
         }
       }
       head.columns = best(sums, count);
-      head.partial = [];
+      head.partial = new Float32Array((head.keys.length / width) * count); // [slots, columns]
     });
     this.append(layer, keys);
   }
 
   /** New keys [tokens, heads * width] join the partial key cache. */
   append(layer, keys) {
-    const { width, hidden } = layer;
+    const { width, hidden } = layer, tokens = keys.length / hidden;
     layer.heads.forEach((head, h) => {
-      for (let at = h * width; at < keys.length; at += hidden) {
-        head.partial.push(this.columnsOf(layer, h, keys.subarray(at, at + width)));
+      for (let t = 0, slot = head.count - tokens; t < tokens; t++, slot++) {
+        const from = t * hidden + h * width, key = keys.subarray(from, from + width);
+        head.partial.set(this.skewed(layer, h, key, head.columns), slot * head.columns.length);
       }
     });
   }
 
-  /** x A of one head, x [width]. */
-  skewed(layer, h, x) {
-    const { width } = layer, out = new Float32Array(width);
+  /** Some columns (all of them, if none are named) of x A in one head, x [width]. */
+  skewed(layer, h, x, columns) {
+    const { width } = layer, out = new Float32Array(columns ? columns.length : width);
     const start = (layer.index * layer.heads.length + h) * width * width;
-    for (let c = 0; c < width; c++) {
+    for (let n = 0; n < out.length; n++) {
       let sum = 0;
-      for (let i = 0; i < width; i++) sum += x[i] * this.skewing[start + i * width + c];
-      out[c] = sum;
+      for (let i = 0, at = start + (columns ? columns[n] : n); i < width; i++, at += width) sum += x[i] * this.skewing[at];
+      out[n] = sum;
     }
     return out;
   }
 
-  columnsOf(layer, h, x) {
-    const skewed = this.skewed(layer, h, x);
-    return Float32Array.from(layer.heads[h].columns, (column) => skewed[column]);
+  /** The scores that one head would give, by the chosen columns; query [heads * width]. */
+  guess(layer, h, query) {
+    const { width, scaling } = layer, { partial, columns, count } = layer.heads[h], scores = new Float32Array(count);
+    const asked = this.skewed(layer, h, query.subarray(h * width, (h + 1) * width), columns);
+    for (let slot = 0, at = 0; slot < count; slot++) {
+      let sum = 0;
+      for (let n = 0; n < asked.length; n++, at++) sum += asked[n] * partial[at];
+      scores[slot] = sum * scaling;
+    }
+    return scores;
   }
 
   /** Before the layer's turn, with the query it would ask: n = the mean over the heads of how many guessed
    * scores lie within alpha of the best, at most the budget; each head its own best n. */
   speculate(layer, query) {
-    const { width, scaling } = layer, past = layer.slots;
+    const past = layer.slots;
     let near = 0;
-    const scores = layer.heads.map((head, h) => {
-      const asked = this.columnsOf(layer, h, query.subarray(h * width, (h + 1) * width));
-      const guessed = Float32Array.from(head.partial, (key) => key.reduce((sum, k, i) => sum + k * asked[i], 0) * scaling);
+    const scores = layer.heads.map((_, h) => {
+      const guessed = this.guess(layer, h, query);
       const threshold = Math.fround(guessed.reduce((a, b) => Math.max(a, b), -Infinity) - this.alpha);
       near += guessed.filter((score) => score > threshold).length;
       return guessed;

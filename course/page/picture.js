@@ -18,11 +18,13 @@ function colours() {
   return found;
 }
 
-/** Between two colours, by how much attention: square roots, so that little is seen too. */
-function shade([weak, strong], weight) {
+/** Between two colours [r, g, b], by how much attention: square roots, so that little is seen too. */
+function mixed([weak, strong], weight) {
   const part = Math.sqrt(weight);
-  return `rgb(${weak.map((from, i) => Math.round(from + (strong[i] - from) * part)).join()})`;
+  return weak.map((from, i) => Math.round(from + (strong[i] - from) * part));
 }
+
+const shade = (pair, weight) => `rgb(${mixed(pair, weight).join()})`;
 
 const LINE = 7, GAP = 5, MARGIN = 62; // CSS pixels: of a head's line, between layers, for the layers' names
 
@@ -48,21 +50,17 @@ class Picture {
     canvas.width = Math.round(wide * fine);
     canvas.height = Math.round(high * fine);
     this.total = total;
-    const brush = canvas.getContext("2d"), column = (wide - MARGIN) / total;
+    const brush = canvas.getContext("2d"), lines = this.lines(step, total, states);
     brush.scale(fine, fine);
+    brush.imageSmoothingEnabled = false;
     brush.font = "13px system-ui, sans-serif";
     for (let layer = 0; layer < layers; layer++) {
       const top = layer * (heads * LINE + GAP);
       brush.fillStyle = ink;
       brush.fillText(`layer ${layer}`, 0, top + (heads * LINE) / 2 + 4);
       for (let head = 0; head < heads; head++) {
-        const row = (layer * heads + head) * total, y = top + head * LINE;
-        for (let token = 0; token < total; token++) {
-          const state = step.states[row + token];
-          if (state === 0) continue;
-          brush.fillStyle = shade(states[state], step.weights[row + token]);
-          brush.fillRect(MARGIN + token * column, y, Math.ceil(column * fine) / fine, LINE - 1);
-        }
+        const row = layer * heads + head;
+        brush.drawImage(lines, 0, row, total, 1, MARGIN, top + head * LINE, wide - MARGIN, LINE - 1);
       }
       if (chosen && chosen.layer === layer) {
         brush.strokeStyle = strong;
@@ -70,5 +68,16 @@ class Picture {
         brush.strokeRect(MARGIN - 1, top + chosen.head * LINE - 1, wide - MARGIN, LINE + 1);
       }
     }
+  }
+
+  /** The heads as an image with one dot per token, which is then drawn larger: quicker than rectangles. */
+  lines(step, total, states) {
+    const image = new OffscreenCanvas(total, this.layers * this.heads), brush = image.getContext("2d");
+    const dots = brush.createImageData(total, image.height);
+    step.states.forEach((state, at) => {
+      if (state) dots.data.set([...mixed(states[state], step.weights[at]), 255], 4 * at);
+    });
+    brush.putImageData(dots, 0, 0);
+    return image;
   }
 }
