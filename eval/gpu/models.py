@@ -10,7 +10,7 @@ from torch import Tensor
 import kvlab
 from kvlab.attention import Recorded
 from kvlab.models import ModelShape
-from kvlab.visibility import PLAIN
+from kvlab.visibility import CAUSAL
 
 SHAPES = {  # the publishers' configurations; OPT's positions go as far as the experiments need
     "Llama-3-8B": ("llama", {
@@ -124,9 +124,9 @@ def fill(bench, model, cache, tokens: int, batch: int) -> None:
     query = last.repeat(1, 1, -(-tokens // last.shape[2]), 1)[:, :, :tokens]
     for layer in cache.attending:
         received = None
-        if layer.watches:
+        if layer.observes:
             received = torch.rand(size[:3], device=bench.device, generator=generator)
-        layer.fill(Recorded(query, keys, values, PLAIN, shape.head_dim**-0.5), received)
+        layer.fill(Recorded(query, keys, values, CAUSAL, shape.head_dim**-0.5), received)
 
 
 def next_ids(bench, batch: int) -> Tensor:
