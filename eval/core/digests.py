@@ -67,16 +67,20 @@ def syntax(source: str) -> bytes:
 def code_digest(*makers: str, root: Path = ROOT) -> str:
     """Of the modules that make a number, of all that they import of the project, and of the calibration
     text."""
-    return digest([*reached(*makers, root=root).values(), CALIBRATION])
+    packages = {"kvlab", "eval", *(maker.partition(".")[0] for maker in makers)}
+    return digest([*reached(*makers, root=root, packages=packages).values(), CALIBRATION])
 
 
-def reached(*modules: str, root: Path = ROOT) -> dict[str, Path]:
-    """{module: file} of these modules and all below `root` that they import, directly or not."""
+def reached(*modules: str, root: Path = ROOT, packages: set[str] | None = None) -> dict[str, Path]:
+    """{module: file} of these modules and all below `root` that they import, directly or not.
+
+    packages: look no further than these; beside an installed kvlab stands all of torch.
+    """
     found: dict[str, Path] = {}
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        path = _file(name, root)
+        path = _file(name, root) if packages is None or name.partition(".")[0] in packages else None
         if path is None or name in found:
             continue
         found[name] = path

@@ -121,6 +121,15 @@ def test_an_edit_of_the_project_refuses_a_cell_or_keeps_it(tmp_path, file, edit,
     assert (of(root, "eval.accuracy.make") == before) is same
 
 
+def test_what_is_installed_beside_the_project_is_not_walked_through(tmp_path):
+    """In an environment kvlab and eval stand beside torch: another torch is a version, no line of ours."""
+    root = copied(tmp_path)
+    before = of(root, "eval.accuracy.make")
+    (root / "torch").mkdir()
+    (root / "torch" / "__init__.py").write_text("this is no Python")
+    assert of(root, "eval.accuracy.make") == before
+
+
 def test_the_calibration_text_counts(tmp_path, monkeypatch):
     before = of(ROOT, "eval.accuracy.make")
     monkeypatch.setattr(digests, "CALIBRATION", tmp_path / "calibration.txt")
