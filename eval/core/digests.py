@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from .errors import Problem
-from .modules import OURS, ROOT, bare, called, chains, named_by, reached, syntax, unknown
+from .modules import OURS, ROOT, Root, bare, called, chains, named_by, reached, syntax, unknown
 
 CALIBRATION = ROOT / "kvlab" / "workshop" / "calibration.txt"
 SMALL = 64 * 2**20  # bytes: files above this are known by name, size and time, not by content
@@ -50,7 +50,8 @@ def digest(paths: Iterable[Path | str]) -> str:
 def code_digest(*makers: str, root: Path = ROOT) -> str:
     """Of the modules that make a number, of all that they import of the project, and of the calibration
     text."""
-    return digest([*reached(*makers, roots=(root,)).values(), CALIBRATION])
+    packages = {*OURS, *(maker.partition(".")[0] for maker in makers)}
+    return digest([*reached(*makers, roots=[Root(root, packages)]).values(), CALIBRATION])
 
 
 def method_digest(spec) -> str:
@@ -91,16 +92,22 @@ def _digest_of(module: str, names: list[str], texts: list[str]) -> str:
     return total.hexdigest()[:12]
 
 
-def roots_of(module: str) -> list[Path]:
+def roots_of(module: str) -> list[Root]:
     """Where the code of a method's module may lie: the project, what is on sys.path and not installed, and
-    the module's own package, installed or not."""
+    the module's own package, installed or not; nothing else that is installed."""
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
     places = [Path(place or ".").resolve() for place in sys.path]
-    theirs = [p for p in places if p.is_dir() and not any(p.is_relative_to(one) for one in installed)]
-    top = getattr(sys.modules.get(module.split(".")[0]), "__file__", None)
+    package = module.split(".")[0]
+    top = getattr(sys.modules.get(package), "__file__", None)
     if top:
-        theirs.append(Path(top).resolve().parents[Path(top).name == "__init__.py"])
-    return list(dict.fromkeys([ROOT, *theirs]))
+        places.append(Path(top).resolve().parents[Path(top).name == "__init__.py"])
+    found = {}
+    for place in (ROOT, *places):
+        if not any(place.is_relative_to(one) for one in installed):
+            found[place] = Root(place)
+        elif place == ROOT or (top and place == places[-1]):
+            found[place] = Root(place, {*OURS, package})
+    return [root for place, root in found.items() if place.is_dir()]
 
 
 def _refuse_unknown(parsed: ast.AST, where: str) -> None:

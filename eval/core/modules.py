@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages kvlab and eval
 OUTSIDE = (  # it shows, teaches or trains, and what makes numbers never imports it
-    "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "eval.report", "eval.__main__", "eval.accuracy.passthrough",
-    "eval.core.results", "eval.core.show", "course", "recipes",
+    "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "eval.report", "eval.__main__",
+    "eval.accuracy.passthrough", "eval.core.results", "eval.core.show", "course", "recipes",
 )  # fmt: skip
 APART = (  # the same, and what says where caches are, what went wrong, and what a number stands on
     *OUTSIDE, "kvlab.scratch", "eval.core.errors", "eval.core.alike", "eval.core.digests",
@@ -95,7 +96,18 @@ def syntax(source: str, passes_on: bool = False) -> bytes:
     return ast.dump(tree(source, passes_on)).encode()
 
 
-def reached(*names: str, roots: Iterable[Path] = (ROOT,)) -> dict[str, Path]:
+@dataclass(frozen=True)
+class Root:
+    """A folder that holds packages; packages: of those, the only ones that count (None: all)."""
+
+    folder: Path
+    packages: Collection[str] | None = None
+
+    def has(self, package: str) -> bool:
+        return self.packages is None or package in self.packages
+
+
+def reached(*names: str, roots: Iterable[Root] = (Root(ROOT),)) -> dict[str, Path]:
     """{module: file} of what these dotted names stand for and all below `roots` that it imports, directly or
     not, but for APART."""
     found: dict[str, Path] = {}
@@ -115,7 +127,7 @@ def reached(*names: str, roots: Iterable[Path] = (ROOT,)) -> dict[str, Path]:
     return found
 
 
-def _modules(name: str, roots: tuple[Path, ...]) -> tuple[list[tuple[str, Path]], list[str]]:
+def _modules(name: str, roots: tuple[Root, ...]) -> tuple[list[tuple[str, Path]], list[str]]:
     """(The modules on the way of a dotted name, the names that it stands for besides): where a package passes
     something on, the name where it comes from; of a package itself, everything that it passes on."""
     parts, found = name.split("."), []
@@ -124,7 +136,8 @@ def _modules(name: str, roots: tuple[Path, ...]) -> tuple[list[tuple[str, Path]]
         path = file_of(module, roots)
         if path is not None:
             found.append((module, path))
-        elif not any(root.joinpath(*parts[:count]).is_dir() for root in roots):  # no package without a file
+        elif not any(root.has(parts[0]) and root.folder.joinpath(*parts[:count]).is_dir() for root in roots):
+            # it is no package without a file
             passed = _passed_on(*found[-1]).get(parts[count - 1]) if found else None
             return found, [".".join([passed, *parts[count:]])] if passed else []
     return found, list(_passed_on(*found[-1]).values()) if found else []
@@ -203,9 +216,10 @@ def called(call: ast.Call) -> str:
     return getattr(call.func, "attr", getattr(call.func, "id", ""))
 
 
-def file_of(name: str, roots: tuple[Path, ...]) -> Path | None:
-    for root in roots:
-        path = root.joinpath(*name.split("."))
+def file_of(name: str, roots: tuple[Root, ...]) -> Path | None:
+    package = name.partition(".")[0]
+    for root in (root for root in roots if root.has(package)):
+        path = root.folder.joinpath(*name.split("."))
         for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
             if file.is_file():
                 return file

@@ -14,7 +14,7 @@ import kvlab
 from eval.__main__ import KINDS, main
 from eval.core import digests
 from eval.core.digests import code_digest, method_digest
-from eval.core.modules import APART, OUTSIDE, imports, reached
+from eval.core.modules import APART, OUTSIDE, Root, imports, reached
 from kvlab.methods import parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_names_that_a_package_passes_on_lead_to_where_they_come_from(tmp_path):
         path.write_text(text)
     both = {"kvlab.parts.one", "kvlab.parts.two"}
     for name, expected in (("a", {"kvlab.parts.one"}), ("b", {"kvlab.parts.two"}), ("c", both)):
-        assert set(reached(f"kvlab.{name}", roots=(tmp_path,))) & both == expected, name
+        assert set(reached(f"kvlab.{name}", roots=[Root(tmp_path)])) & both == expected, name
 
 
 def test_imports_are_followed_wherever_they_stand(tmp_path):
@@ -121,7 +121,7 @@ def test_imports_are_followed_wherever_they_stand(tmp_path):
         lab__other="",
         lab__stranger="",
     )
-    assert set(reached("lab.make", roots=(root,))) == {"lab.make", "lab.deep", "lab.other"}
+    assert set(reached("lab.make", roots=[Root(root)])) == {"lab.make", "lab.deep", "lab.other"}
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_an_edit_of_a_method_refuses_the_cells_of_those_that_use_it(tmp_path, fi
 
     def all_of_them() -> dict[str, str]:
         entries = {name: digests._entry(kvlab.METHODS[name].policies)[0] for name in methods}
-        return {name: digests.digest(reached(*e, roots=(root,)).values()) for name, e in entries.items()}
+        return {name: digests.digest(reached(*e, roots=[Root(root)]).values()) for name, e in entries.items()}
 
     before, text = all_of_them(), (root / file).read_text()
     (root / file).write_text(text.replace('"""', '"""In other words: ', 1))
@@ -208,6 +208,15 @@ def test_an_entry_of_the_table_counts():
     texts = {name: digests._entry(method.policies)[1] for name, method in kvlab.METHODS.items()}
     assert "0.2" in texts["topk"][0] and "TopK" in texts["topk"][0] and "H2O" not in texts["topk"][0]
     assert len({method_digest(parse(name)) for name in ("int8", "int4", "int2")}) == 3
+
+
+def test_what_is_installed_beside_the_project_is_not_walked_through(tmp_path):
+    """In an environment kvlab and eval stand beside torch: another torch is a version, no line of ours."""
+    root = copied(tmp_path)
+    before = of(root, "eval.accuracy.make")
+    (root / "torch").mkdir()
+    (root / "torch" / "__init__.py").write_text("this is no Python")
+    assert of(root, "eval.accuracy.make") == before
 
 
 def test_the_calibration_text_counts(tmp_path, monkeypatch):

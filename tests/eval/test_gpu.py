@@ -23,6 +23,7 @@ from eval.gpu.bench import Bench, out_of_memory, spread
 from eval.gpu.measurement import STAGES, Gpu
 from eval.gpu.unit import FIRST, LAST, NEXT, Unit
 from eval.gpu.worker import Worker, measured
+from kvlab.models import blocks_of
 
 ROOT = Path(__file__).parents[2]
 needs_triton = pytest.mark.skipif(
@@ -195,7 +196,7 @@ def test_hooks_of_one_method_slow_no_other_down(bench):
     assert apart is models.for_method(bench, "small-llama", "infinigen") is not plain
     assert {p.data_ptr() for p in plain.parameters()} == {p.data_ptr() for p in apart.parameters()}
     kvlab.make_cache(apart, "infinigen")
-    hooks = [sum(len(m._forward_pre_hooks) for m in model.modules()) for model in (plain, apart)]
+    hooks = [sum(len(block._forward_pre_hooks) for block in blocks_of(model)) for model in (plain, apart)]
     assert hooks[0] == 0 < hooks[1]
 
 
