@@ -88,7 +88,7 @@ function draw() {
   drawAnswer(run, full);
   drawStep(run, full, at);
   $("tokens-about").textContent = (one ? `As layer ${state.layer}, head ${state.head} has them. ` : "As all 64 heads together have them. ")
-    + "Strong colour: many can read it; a bar: attention from the newest token. Press a token to evict it from every head.";
+    + "Strong colour: many heads read it; a bar: attention from the newest token. Press a token to evict it from every head.";
   tokens.draw(run, step, rows, state.evicted);
   $("restore").hidden = state.evicted.length === 0;
   picture.draw(step, run.total, one ? state : null);

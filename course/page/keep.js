@@ -29,12 +29,11 @@ class Keep {
   /** Slots that stay, in their order: the `limit` best, the newest token always. Ties go to the older one. */
   choose(head, limit, length) {
     if (head.count <= limit) return null;
-    const score = this.score(head, limit, length);
-    score[head.count - 1] = Infinity;
-    const order = Array.from({ length: head.count }, (_, slot) => slot);
+    const score = this.score(head, limit, length), newest = head.count - 1;
+    const order = Array.from({ length: newest }, (_, slot) => slot);
     // Two infinities are equal, though their difference is not a number.
     order.sort((a, b) => (score[a] === score[b] ? a - b : score[b] - score[a]));
-    return order.slice(0, limit).sort((a, b) => a - b);
+    return [...order.slice(0, limit - 1).sort((a, b) => a - b), newest];
   }
 }
 

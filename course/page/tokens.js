@@ -4,16 +4,17 @@
 
 const SAID = ["not there yet", "gone", "held", "fetched", "on the host, not fetched"];
 
-/** What the heads in sight have of a token: {share: part of them that can read it, state, weight: the largest}. */
+/** What the heads in sight have of a token: `reads`, how many of them can read it in this step; `there`, whether
+ * some hold it, be it on a host; weight: the largest that it gets. */
 function inSight(step, total, token, rows) {
-  let readable = 0, weight = 0, state = 0;
+  let reads = 0, there = false, weight = 0;
   for (const row of rows) {
-    const at = row * total + token;
-    if (step.states[at] > 1) readable++;
+    const at = row * total + token, state = step.states[at];
+    if (state === 2 || state === 3) reads++;
+    there ||= state > 1;
     weight = Math.max(weight, step.weights[at]);
-    state = Math.max(state, step.states[at] === 3 ? 5 : step.states[at]);
   }
-  return { share: readable / rows.length, state: state === 5 ? 3 : state, weight };
+  return { reads, there, weight };
 }
 
 class Tokens {
@@ -45,23 +46,25 @@ class Tokens {
   /** run: what the worker found; rows: lines of the picture in sight; evicted: positions. */
   draw(run, step, rows, evicted) {
     const { box } = this, { states } = colours(), focused = box.contains(document.activeElement);
+    const hosted = run.steps[0].moved > 0, tint = hosted ? [states[4][0], states[3][0]] : [states[1][0], states[2][0]];
     while (box.children.length > step.seen) box.lastChild.remove();
     while (box.children.length < step.seen) box.append(document.createElement("button"));
     this.current = Math.min(this.current, step.seen - 1);
     Array.from(box.children).forEach((button, at) => {
-      const { share, state, weight } = inSight(step, run.total, at, rows), out = evicted.includes(at);
+      const { reads, there, weight } = inSight(step, run.total, at, rows), out = evicted.includes(at);
       const word = run.words[at], percent = Math.round(100 * weight), fixed = at >= run.context;
       button.type = "button";
       button.dataset.at = at;
       button.tabIndex = at === this.current ? 0 : -1;
-      button.className = share === 0 ? "gone" : "";
+      button.className = there ? "" : "gone";
       button.setAttribute("aria-pressed", out);
       button.setAttribute("aria-disabled", fixed);
-      const where = rows.length === 1 ? SAID[state] : `in ${Math.round(share * rows.length)} of ${rows.length} heads`;
+      const where = rows.length === 1 ? SAID[step.states[rows[0] * run.total + at]]
+        : `${hosted ? "fetched by" : "in"} ${reads} of ${rows.length} heads`;
       const does = fixed ? "read after the eviction" : out ? "evicted; press to bring it back" : "press to evict";
       button.setAttribute("aria-label", `${word.trim() || "line break"}, ${where}, attention up to ${percent} %, ${does}`);
       button.title = `${where}, attention up to ${percent} %`;
-      button.style.background = state < 2 ? "" : shade([states[1][0], states[state === 4 ? 4 : state][0]], share);
+      button.style.background = there ? shade(tint, reads / rows.length) : "";
       button.textContent = word.replace("\n", "⏎");
       if (percent >= 3) {
         const bar = document.createElement("i");

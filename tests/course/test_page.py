@@ -137,7 +137,7 @@ def test_every_method_says_what_kvlab_says(opened, rounded, method):
     simd = opened.run("ready.then(({found}) => found.simd)")
     rng = random.Random(SEED)
     for index, document in enumerate(documents(20 if simd else 4)):
-        budget, protocol = rng.choice((0.1, 0.2, 0.4, 1)), PROTOCOLS[index % 2]
+        budget, protocol = rng.choice((0.05, 0.1, 0.2, 0.4, 1)), PROTOCOLS[index % 2]
         found = ask(opened, "run", asked(document, method, budget, protocol), PICK)
         ids, facts = tokenizer(document.text).input_ids, len(tokenizer(document.context).input_ids)
         context = facts if protocol == "context-first" else len(ids) - 1
@@ -316,6 +316,21 @@ def test_a_link_brings_a_state_back(looked_at):
     nonsense = "method=no&budget=x&evicted=-1,a,3&step=x&layer=99"
     kept = browser.run(f"fromHash('#{nonsense}')")
     assert (kept["method"], kept["budget"], kept["evicted"], kept["step"]) == ("full", 0.2, [3], None)
+
+
+def test_what_cannot_be_read_is_said_in_one_line(looked_at):
+    browser = looked_at()
+    for facts, line in (
+        ("barn " * 1100, "tokens; the page takes 1024"),
+        ("", "there is nothing to read yet"),
+    ):
+        browser.run(f"change({{facts: {json.dumps(facts)}, protocol: 'context-first'}})")
+        assert line in browser.run("$('status').textContent")
+    browser.run(
+        f"change({json.dumps({'facts': 'The red fox Ida likes the barn.', 'question': 'the red fox'})})"
+    )
+    assert browser.run("shown.run.words[shown.run.ids.length]") == " Ida"
+    assert browser.errors == []
 
 
 def test_what_was_read_is_read_once(looked_at):

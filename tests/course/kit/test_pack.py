@@ -126,7 +126,14 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
     for files, top in zip(kits, ("kvlab-learner", "kvlab-instructor")):
         wheel = next(name for name in files if name.endswith(".whl"))
         assert re.fullmatch(rf"{top}/setup/kvlab-[\d.]+\+[0-9a-f]{{8}}-py3-none-any.whl", wheel)
-        for name in ("START.md", "start.sh", "start.bat", "setup/start.py", "setup/requirements.txt"):
+        for name in (
+            "START.md",
+            "page.html",
+            "start.sh",
+            "start.bat",
+            "setup/start.py",
+            "setup/requirements.txt",
+        ):
             assert f"{top}/{name}" in files
         assert b"\r" not in files[f"{top}/start.sh"]
         batch = files[f"{top}/start.bat"]
