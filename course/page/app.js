@@ -5,6 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const LAYERS = 8, HEADS = 8;
 
+document.documentElement.classList.toggle("embedded", window !== window.parent);
 const client = new Client();
 const ready = client.load(new URLSearchParams(location.hash.slice(1)).has("plain"));
 let state = fromHash(location.hash);
