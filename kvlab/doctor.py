@@ -206,7 +206,7 @@ def check_stick(folder: str | os.PathLike = ".") -> Result:
     if not wheels.is_dir():
         return None, (
             "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
-            "(to fill it: run `sh start.sh --stick` in the kit's folder)"
+            "(to fill it: run `sh start.sh --stick` in the unpacked folder kvlab-learner, and carry that one)"
         )
     command = [
         sys.executable,

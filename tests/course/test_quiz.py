@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -98,6 +100,16 @@ def test_the_command_in_the_papers_works_here_and_in_the_zip_for_instructors(tmp
     for command in pack.CLASSROOM:
         _, arguments = command.split("-m course ")
         assert main(arguments.split()) == 0 and "| 1 of 3 | 2 of 4 |" in capsys.readouterr().out
+
+
+def test_the_command_asks_for_nothing_that_a_kit_does_not_install(csv_file, tmp_path):
+    """latex2mathml makes the project's site; no kit has it. (`make test-kit` runs the line in a kit.)"""
+    code = (
+        "import sys; sys.modules['latex2mathml'] = None; from course.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, "answers", str(csv_file(CLASS)), "--out", str(tmp_path / "a.png")]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=quiz.QUIZ.parents[2])
+    assert ran.returncode == 0 and "| 1 of 3 | 2 of 4 |" in ran.stdout, ran.stderr
 
 
 def test_a_class_that_was_asked_once_is_tabulated_too(csv_file):
