@@ -162,11 +162,12 @@ def test_without_the_classroom_no_zip_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "HERE", tmp_path)
     monkeypatch.setattr(pack, "ROOT", tmp_path)
     (tmp_path / "TEACH.md").touch()
-    (tmp_path / "docs").mkdir()
+    for name in ("docs", "kit"):
+        (tmp_path / name).mkdir()
     for name in pack.GUIDES:
         (tmp_path / "docs" / name).touch()
     with pytest.raises(OSError, match=r"instructor.agenda\.md"):
-        pack._for_instructors(tmp_path)
+        pack._for_instructors(tmp_path / "kit")
 
 
 @pytest.mark.slow
