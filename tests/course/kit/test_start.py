@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import os
 import re
@@ -201,11 +203,12 @@ def test_what_is_damaged_is_mended_at_the_next_start(start, setup, monkeypatch, 
 
 
 def test_damage_is_seen(start, tmp_path):
-    """As the environment's Python sees it: a file of kvlab that is gone, or shorter than it was installed."""
+    """As the environment's Python sees it: a file of kvlab that is gone, or not what was installed."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"whole").digest()).rstrip(b"=").decode()
     info = tmp_path / "kvlab-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlab\nVersion: 1\n")
-    (info / "RECORD").write_text("kvlab/key.z,,4\nkvlab-1.dist-info/RECORD,,\n")
+    (info / "RECORD").write_text(f"kvlab/key.z,sha256={digest},5\nkvlab-1.dist-info/RECORD,,\n")
     (tmp_path / "kvlab").mkdir()
     for name in ("torch", "transformers", "jupyterlab", "matplotlib"):
         (tmp_path / f"{name}.py").touch()
@@ -215,9 +218,9 @@ def test_damage_is_seen(start, tmp_path):
         return subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path).returncode
 
     assert asked() == 3
-    (tmp_path / "kvlab" / "key.z").write_text("cut")
+    (tmp_path / "kvlab" / "key.z").write_text("other")
     assert asked() == 3
-    (tmp_path / "kvlab" / "key.z").write_text("whole"[:4])
+    (tmp_path / "kvlab" / "key.z").write_text("whole")
     assert asked() == 0
     (tmp_path / "torch.py").unlink()
     assert asked() == 4
