@@ -9,8 +9,7 @@ from pathlib import Path
 import nbformat
 
 from . import __doc__ as what
-from . import answers, editions, quiz, run, site, slides, text
-from .kit import pack
+from . import answers, editions, quiz, run, text
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -67,12 +66,18 @@ def main(arguments: list[str] | None = None) -> int:
                     f"{given.folder / name} stays yours; its chapter has changed: delete it for the new one"
                 )
         elif given.verb == "slides":
+            from . import slides
+
             print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "site":
+            from . import site  # latex2mathml: for the project's site, no kit installs it
+
             print(site.write(given.out, given.report))
         else:
+            from .kit import pack
+
             for path in pack.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out):
                 print(f"{path} ({path.stat().st_size / 1e6:.0f} MB)")
     except (ValueError, OSError) as error:

@@ -11,7 +11,9 @@ from kvlab import plots
 
 from .quiz import QUIZ, Question, questions
 
+PICTURES = (".png", ".pdf", ".svg")
 WHEN = ("pre", "post")
+ALSO = {"before": "pre", "after": "post"}  # as the printed sheet has it
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,13 @@ class Line:
     """One question, tabulated.
 
     given, right: sheets with an answer, and with the right one, before and after. wrong: the most frequent
-    wrong letter (after, or before where nobody was asked after) and how many gave it, or ("", 0).
+    wrong letter before and after, and how many gave it, or ("", 0).
     """
 
     question: Question
     given: tuple[int, int]
     right: tuple[int, int]
-    wrong: tuple[str, int]
+    wrong: tuple[tuple[str, int], tuple[str, int]]
 
     def share(self, index: int) -> float | None:
         """Part of the answers that were right, before (0) or after (1); None where nobody answered."""
@@ -51,18 +53,29 @@ def read(path: Path, asked: list[Question]) -> list[dict[str, str]]:
         raise ValueError(f"{path}: column {unknown[0]!r} is none of name, when, q1 to q{len(known)}")
     if len(set(columns)) < len(columns):
         raise ValueError(f"{path}: a column stands there twice")
+    seen = {}  # (name, when) -> line
     for number, row in enumerate(sheets, 2):
         if "too many" in row:
             raise ValueError(f"{path}, line {number}: more fields than columns")
         for column, value in row.items():
             row[column] = (value or "").strip() if column == "name" else (value or "").strip().lower()
+        row["when"] = ALSO.get(row["when"], row["when"])
         if row["when"] not in WHEN:
-            raise ValueError(f"{path}, line {number}: when is {row['when']!r}, expected pre or post")
+            raise ValueError(
+                f"{path}, line {number}: when is {row['when']!r}, expected pre or post (or before, after)"
+            )
         for column in sorted(known & set(columns)):
             if row[column] not in {"", "a", "b", "c", "d"}:
                 raise ValueError(
                     f"{path}, line {number}: {column} is {row[column]!r}, expected a, b, c, d or nothing"
                 )
+        who = row.get("name", ""), row["when"]
+        if who[0] and who in seen:
+            raise ValueError(
+                f"{path}, line {number}: {who[0]} has answered {who[1]!r} already, in line {seen[who]}: "
+                "delete one, or tell two people apart by their names"
+            )
+        seen[who] = number
     if not sheets:
         raise ValueError(f"{path}: no line with answers")
     return sheets
@@ -83,29 +96,38 @@ def tabulate(sheets: list[dict[str, str]], asked: list[Question]) -> list[Line]:
         if column not in sheets[0]:
             continue
         told = [Counter(s[column] for s in sheets if s["when"] == when and s[column]) for when in WHEN]
-        wrong = Counter(told[1] or told[0])
-        del wrong[question.right]
+        wrong = [
+            Counter({letter: n for letter, n in one.items() if letter != question.right}) for one in told
+        ]
         lines.append(
             Line(
                 question,
                 given=(told[0].total(), told[1].total()),
                 right=(told[0][question.right], told[1][question.right]),
-                wrong=min(wrong.items(), key=lambda item: (-item[1], item[0])) if wrong else ("", 0),
+                wrong=tuple(
+                    min(one.items(), key=lambda item: (-item[1], item[0]), default=("", 0)) for one in wrong
+                ),
             )
         )
     return lines
 
 
 def table(lines: list[Line]) -> str:
-    """The table in Markdown: right of given before and after, and the most frequent wrong answer."""
+    """The table in Markdown: right of given before and after, and the most frequent wrong answer of each."""
     rows = [
         "| question | before | after | most frequent wrong answer, and what it shows |",
         "|---|--:|--:|---|",
     ]
     for line in lines:
         counts = [f"{r} of {n}" if n else "–" for r, n in zip(line.right, line.given)]
-        letter, times = line.wrong
-        shows = f"{letter} ({times}): {line.question.shows[letter]}" if times else "none"
+        told = {}  # letter -> "4 before", "1 after"
+        for when, (letter, times) in zip(("before", "after"), line.wrong):
+            if times:
+                told.setdefault(letter, []).append(f"{times} {when}")
+        shows = " ".join(
+            f"{letter} ({', '.join(times)}): {line.question.shows[letter]}" for letter, times in told.items()
+        )
+        shows = shows or "none"
         rows.append(
             f"| {line.question.number}. {line.question.title} | {counts[0]} | {counts[1]} | {shows} |"
         )
@@ -138,8 +160,21 @@ def picture(lines: list[Line]):
 def answers(path: Path, out: Path, quiz: Path = QUIZ) -> str:
     """Write the picture of a class's CSV file to `out`; returns the table. ValueError, OSError: one line."""
     asked = questions(quiz)
-    lines = tabulate(read(path, asked), asked)
+    try:
+        sheets = read(path, asked)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name the class's CSV file") from None
+    lines = tabulate(sheets, asked)
     figure = picture(lines)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=150, bbox_inches="tight")
+    if out.suffix.lower() not in PICTURES:
+        raise ValueError(f"{out}: a picture's name ends in one of {', '.join(PICTURES)}")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(out, dpi=150, bbox_inches="tight")
+    except OSError as error:
+        raise ValueError(f"{out} cannot be written ({error.strerror}): choose another --out") from None
     return table(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit("the command is `python -m course answers class.csv`")

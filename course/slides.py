@@ -70,6 +70,9 @@ def talk(notebooks: list, text: str):
                 group.append(copy.deepcopy(cell))
         if not group:
             raise ValueError(f"chapter {chapter} has no slide {heading!r}")
+        if not cells:  # the first slide opens the talk, not a chapter
+            said = re.search(r"(?m)^\*(.+?)\*", text) or re.match(r"# (.+)", text)
+            group[0].source = "\n".join([f"# {said[1]}", *group[0].source.splitlines()[1:]])
         cells += group
     for number, cell in enumerate(cells):
         cell.id = f"talk{number}"

@@ -67,6 +67,14 @@ quantize = Exercise(
         "one bit is for the sign: the largest code is 2^(bits - 1) - 1, not 2^bits": (
             lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 2**bits))
         ),
+        "7 is the largest code of 4 bits only; with `bits` bits it is 2^(bits - 1) - 1": (
+            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 7))
+        ),
+        "that is the line for one token in 4 bits: here each token has its scale, and bits vary": (
+            lambda x, bits: torch.round(x / (x.abs().max() / 7))
+        ),
+        "return the codes only, without the scale": lambda x, bits: (_codes(x, bits), _scale(x, bits)),
+        "return the codes only, and no scale before them": lambda x, bits: (_scale(x, bits), _codes(x, bits)),
         "the largest code is fixed at 127; with `bits` bits it is 2^(bits - 1) - 1": (
             lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 127))
         ),
@@ -148,6 +156,21 @@ unpack = Exercise(
         ),
         "you shifted by three: four bits are a half of a byte": (
             lambda p: torch.cat([p & 15, p >> 3], dim=-1).to(torch.int8) - 8
+        ),
+        "you shifted by eight: nothing of a byte is left; a half has four bits": (
+            lambda p: torch.cat([p & 15, p >> 8], dim=-1).to(torch.int8) - 8
+        ),
+        "you shifted to the left: the high half must come down, to the right": (
+            lambda p: torch.cat([p & 15, p << 4], dim=-1).to(torch.int8) - 8
+        ),
+        "a half has 16 values: % 16 and // 16 take it apart, not 15": (
+            lambda p: torch.cat([p % 15, p // 15], dim=-1).to(torch.int8) - 8
+        ),
+        "% 15 is not & 15: a half has 16 values, so the low one is % 16": (
+            lambda p: torch.cat([p % 15, p // 16], dim=-1).to(torch.int8) - 8
+        ),
+        "// 15 is not >> 4: a half has 16 values, so the high one is // 16": (
+            lambda p: torch.cat([p & 15, p // 15], dim=-1).to(torch.int8) - 8
         ),
         "the mask of four bits is 15, not 16": lambda p: (
             torch.cat([p & 16, p >> 4], dim=-1).to(torch.int8) - 8

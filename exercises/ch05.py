@@ -14,7 +14,7 @@ def _sink_slots(tokens, sinks, budget):
 sink_slots = Exercise(
     "sink_slots",
     _sink_slots,
-    lambda: [(20, 4, 10), (9, 1, 4), (30, 0, 5), (12, 3, 11)],
+    lambda: [(20, 4, 10), (9, 1, 4), (30, 0, 5), (12, 3, 11), (8, 4, 4), (10, 2, 10)],
     {
         "you kept the sinks on top of the budget: together they are too many": (
             lambda t, s, b: list(range(s)) + list(range(t - b, t))
@@ -59,6 +59,18 @@ sink_slots = Exercise(
         ),
         "that is a mask; asked for are the numbers of the slots": (
             lambda t, s, b: [i < s or i >= t - (b - s) for i in range(t)]
+        ),
+        "`sinks` is not used: four sinks are right only where `sinks` is 4": (
+            lambda t, s, b: list(range(4)) + list(range(t - (b - 4), t))
+        ),
+        "`sinks` is not used for the first slots, only for the window: four are right only where it is 4": (
+            lambda t, s, b: list(range(4)) + list(range(t - (b - s), t))
+        ),
+        "slots are counted from 0, to tokens - 1: each of yours is one too large": (
+            lambda t, s, b: list(range(1, s + 1)) + list(range(t - (b - s) + 1, t + 1))
+        ),
+        "where `budget` equals `sinks` there is no window, but [-0:] is the whole list": (
+            lambda t, s, b: list(range(t))[:s] + list(range(t))[-(b - s) :]
         ),
         "sinks and window are exchanged: `sinks` slots at the front, the rest of the budget at the end": (
             lambda t, s, b: list(range(b - s)) + list(range(t - s, t))
@@ -170,6 +182,23 @@ def _heavy_in_the_window(received, budget, recent):
     return sorted(set(heavy.tolist()) | set(range(window, len(received))))
 
 
+def _heavy_in_the_window_only(received, budget, recent):
+    window = len(received) - recent
+    heavy = received[window:].topk(budget - recent).indices + window
+    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
+
+
+def _numbered_from_the_window(received, budget, recent):
+    window = len(received) - recent
+    heavy = received[window:].topk(budget - recent).indices
+    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
+
+
+def _first_cut_off(received, budget, recent):
+    heavy = received[recent:].topk(budget - recent).indices
+    return sorted(set(heavy.tolist()) | set(range(len(received) - recent, len(received))))
+
+
 def _oldest_kept(received, budget, recent):
     return list(range(budget - recent)) + list(range(len(received) - recent, len(received)))
 
@@ -198,6 +227,15 @@ heavy_hitters = Exercise(
         "those are the scores; asked for are the numbers of the slots": _scores_instead,
         "the window stands at the front: its slots are the last `recent` ones": _indices_of_the_window,
         "the heavy ones are looked for inside the window, where all stay anyway": _heavy_in_the_window,
+        "the heavy ones are looked for inside the window, where all stay anyway; it may also be too short": (
+            _heavy_in_the_window_only
+        ),
+        "received[window:] is the window itself, where all stay anyway: cut off what follows, [:window]": (
+            _numbered_from_the_window
+        ),
+        "received[recent:] lacks the first slots, and counts from there: the window stands at the end": (
+            _first_cut_off
+        ),
         "the first slots stay, whatever they received: those are sinks, not heavy hitters": _oldest_kept,
     },
     "heavy ones and recent ones, each within its share of the budget",

@@ -206,7 +206,7 @@ def check_stick(folder: str | os.PathLike = ".") -> Result:
     if not wheels.is_dir():
         return None, (
             "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
-            "(to fill it: run `sh start.sh --stick` in the kit's folder)"
+            "(to fill it: run `sh start.sh --stick` in the unpacked folder kvlab-learner, and carry that one)"
         )
     command = [
         sys.executable,
@@ -252,7 +252,10 @@ def check_model() -> Result:
     with torch.no_grad():
         logits = model(input_ids=ids, use_cache=False).logits
     if not math.isfinite(logits.sum().item()):
-        return False, f"{text}, but its weights give NaN: the checkpoint is damaged, clone again"
+        return False, (
+            f"{text}, but its weights give NaN: the checkpoint is damaged, clone again "
+            "(in a workshop's kit: start again, which mends it)"
+        )
     trace = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), max_new_tokens=1)
     token = int(trace.tokens[0, 0])
     greedy = int(logits[0, -1].argmax())

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import nbformat
 
+from course.quiz import questions
+
 PAGE = Path(__file__).resolve().with_name("agenda.md")
 NOTEBOOKS = PAGE.parents[2] / "notebooks"
 WORDS, LINES = 120, 15  # words spoken and lines of code read in a minute
@@ -51,7 +53,7 @@ class Pause:
     minutes: int
 
 
-DOCTOR = Pause("arrivals; `kvlab doctor` on every machine; the quiz, first time", 20)
+DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
 AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
 BREAK, STRETCH = Pause("break", 15), Pause("stretch", 5)
 
@@ -268,6 +270,7 @@ class Row:
     minutes: int
     what: str
     sections: tuple[Section, ...] = ()
+    parts: tuple[int, ...] = ()  # whole minutes of each section; they make up `minutes`
     late: tuple[tuple[str, int], ...] = ()
 
 
@@ -290,11 +293,27 @@ def session(
         else:
             found = chapters[item.number]
             held = done(item, found)
-            late = tuple((name, round(one(held, name).minutes)) for name in item.late)
-            minutes = math.ceil(sum(section.minutes for section in held))
-            rows.append(Row(clock, minutes, titles[item.number], tuple(held), late))
+            parts = whole([section.minutes for section in held])
+            late = tuple((name, parts[held.index(one(held, name))]) for name in item.late)
+            rows.append(Row(clock, sum(parts), titles[item.number], tuple(held), tuple(parts), late))
         clock += rows[-1].minutes
     return rows
+
+
+def whole(minutes: list[float]) -> list[int]:
+    """Whole numbers that make up the sum, rounded up; 1 at the least, each less than 1 from what it was."""
+    found = [max(1, math.floor(one)) for one in minutes]
+    spare = max(0, math.ceil(sum(minutes)) - sum(found))
+    by_need = sorted(range(len(minutes)), key=lambda number: found[number] - minutes[number])
+    for number in by_need[:spare]:
+        found[number] += 1
+    return found
+
+
+def untaught(sessions: list[tuple]) -> list[int]:
+    """The numbers of the quiz's questions whose chapter an agenda does not teach."""
+    taught = {item.number for _, _, items in sessions for item in items if isinstance(item, Chapter)}
+    return [question.number for question in questions() if question.chapter not in taught]
 
 
 def time(minutes: int) -> str:
@@ -311,16 +330,22 @@ def read() -> tuple[dict[int, list[Section]], dict[int, str]]:
 
 HEAD = f"""# Agendas
 
-Made by `python -m course.instructor.agenda` from the chapters as they are; a test compares.
+Counted in the chapters as they are: `python -m course.instructor.agenda`
+makes this page, and a test compares.
 
-**How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 as Jupyter
-counts them, 5 minutes. A section or exercise that is not named stays for home: run its cells when you pass
-them, and say nothing, since later cells use what they define. *Late?* names what to leave out first, and the
-minutes it saves; never leave out *Predict* or *When it does not help*.
+**How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 from the
+top (the numbers that Jupyter shows after *Restart Kernel and Run All Cells*), 5 minutes. A section or
+exercise that is not named stays for home: run its cells when you pass them, and say nothing, since later
+cells use what they define. *Late?* names what to leave out first, and the minutes it saves; never leave out
+*Predict* or *When it does not help*.
 
 **The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
 figure, two for the hands at *Predict*, a fifth more for questions. An exercise takes the minutes it states,
-and {REVIEW:.0f} to compare answers.
+and {REVIEW:.0f} to compare answers. The clock in an instructor's notebook gives other minutes for the same
+sections: there the whole chapter is taught, and the minutes of its *At a glance* are spread over all sections
+by their length. In a room, go by this page.
+
+**Sitting.** Chapter 7 runs for more than an hour: let people stand up for a minute after *How it works*.
 """
 
 
@@ -330,6 +355,12 @@ def page() -> str:
     parts = [HEAD]
     for name, sessions in AGENDAS.items():
         parts.append(f"## {name}\n")
+        if gone := untaught(sessions):
+            listed = " and ".join(", ".join(map(str, some)) for some in (gone[:-1], gone[-1:]) if some)
+            parts.append(
+                f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
+                "`class.csv`; their chapters are not taught.\n"
+            )
         for index, (start, end, items) in enumerate(sessions, 1):
             rows = session(start, items, chapters, titles)
             if len(sessions) > 1:
@@ -347,7 +378,8 @@ def told(row: Row) -> str:
     """What a row does, in words: a chapter with its sections, their cells and minutes."""
     if not row.sections:
         return row.what
-    parts = (f"{s.heading.partition(' (')[0]}{s.numbers} {max(1, round(s.minutes))}" for s in row.sections)
+    each = zip(row.sections, row.parts)
+    parts = (f"{s.heading.partition(' (')[0]}{s.numbers} {minutes}" for s, minutes in each)
     return f"**{row.what}**: " + " · ".join(parts)
 
 

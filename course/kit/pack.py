@@ -45,6 +45,7 @@ BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 READ = re.compile(r"\]\(\.\./((?:kvlab|eval|docs)/[^)#]+)")  # a link out of notebooks/
+PAGE = re.compile(r"\[([^\]]+)\]\(([\w./-]+\.md)[^)]*\)")  # a link from a page to another one of the project
 FIRST_CELL = """\
 # Run this cell first. Where start.sh or start.bat set kvlab up it does nothing, elsewhere it installs it.
 import glob
@@ -67,6 +68,18 @@ kit.belongs("{version}"{needs})"""
 CLASSROOM = (  # here, and in a kit, whose wheel holds no quiz
     "python -m course answers class.csv",
     ".venv/bin/python -m course answers class.csv --quiz classroom/quiz.md",
+)
+GUIDES = ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md")
+REWORDED = (
+    CLASSROOM,
+    (
+        ": `python -m course.instructor.agenda`\nmakes this page, and a test compares.",
+        ".",
+    ),
+    (
+        "`python -m course slides` writes the deck in this\norder, `build/slides/talk.html`.",
+        "The deck in this order is\n`slides/talk.html`.",
+    ),
 )
 
 
@@ -206,12 +219,16 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
 def _for_instructors(folder: Path) -> None:
     """The guide and its pages, and `classroom`: agendas, a talk, a checklist of the room, questions."""
     shutil.copy(HERE / "TEACH.md", folder)
-    for name in ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md"):
-        shutil.copy(ROOT / "docs" / name, folder / name)
-    if (ROOT / "course" / "instructor").is_dir():
-        shutil.copytree(ROOT / "course" / "instructor", folder / "classroom", ignore=LITTER)
-        for page in (folder / "classroom").glob("*.md"):
-            page.write_text(page.read_text(encoding="utf-8").replace(*CLASSROOM), encoding="utf-8")
+    for name in GUIDES:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        page = PAGE.sub(lambda link: link[0] if link[2] in GUIDES else link[1], page)
+        (folder / name).write_text(page, encoding="utf-8")
+    (folder / "classroom").mkdir()
+    for name in ("agenda.md", "quiz.md", "room.md", "sheet.md", "talk.md"):
+        page = (ROOT / "course" / "instructor" / name).read_text(encoding="utf-8")
+        for here, there in REWORDED:
+            page = page.replace(here, there)
+        (folder / "classroom" / name).write_text(page, encoding="utf-8")
 
 
 def _zip(folder: Path, out: Path) -> Path:

@@ -26,6 +26,24 @@ NEEDED = 2.5e9  # bytes of disk: the environment (1.6 GB) and what pip unpacks o
 LONGEST = 205  # characters of the longest path in the environment
 WINDOWS_PATH = 259  # characters, where long paths are not enabled
 OPTIONS = ("--set-up", "--check", "--stick", "--all", "--cuda")
+NAMES = (
+    "version.txt", "constraints.txt", "requirements-torch.txt", "requirements.txt", "requirements-all.txt",
+)  # fmt: skip
+# What the environment's Python says of itself: 0 whole, 3 kvlab is not as it came, 4 a package is gone.
+DAMAGE = """
+import base64, hashlib, importlib.util, sys
+from importlib import metadata
+def same(file):
+    found = base64.urlsafe_b64encode(hashlib.sha256(file.locate().read_bytes()).digest())
+    return found.rstrip(b"=").decode() == file.hash.value
+try:
+    whole = all(same(file) for file in metadata.files("kvlab") or [] if file.hash)
+except (metadata.PackageNotFoundError, OSError):
+    whole = False
+if not all(map(importlib.util.find_spec, ("torch", "transformers", "jupyterlab", "matplotlib"))):
+    sys.exit(4)
+sys.exit(0 if whole else 3)
+"""
 QUIET = {  # settings of JupyterLab: no question about news, no look for a newer version
     "@jupyterlab/apputils-extension:notification": {
         "fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": False,
@@ -62,6 +80,19 @@ def trouble(folder: Path) -> str:
     return ""
 
 
+def incomplete(setup: Path) -> str:
+    """What the folder setup lacks, in one line that says what to do; "" where it is whole."""
+    gone = [name for name in NAMES if not (setup / name).is_file()]
+    if not gone and not wheel(setup).is_file():
+        gone = [wheel(setup).name]
+    return f"{gone[0]} is missing in the folder setup: unpack the whole zip again." if gone else ""
+
+
+def wheel(setup: Path) -> Path:
+    """The wheel of kvlab that belongs to this kit."""
+    return setup / f"kvlab-{(setup / 'version.txt').read_text().strip()}-py3-none-any.whl"
+
+
 def long_paths() -> bool:
     """Whether this Windows takes paths of more than 259 characters."""
     import winreg
@@ -80,9 +111,14 @@ def explain(said: str) -> str:
     if re.search(r"No space left|Errno 28|not enough space on the disk", said):
         return "The disk is full: make room (2.5 GB) and start again."
     unreached = r"NewConnectionError|NameResolution|getaddrinfo|Max retries|Network is unreachable|ProxyError"
-    if re.search(unreached + r"|timed out|ConnectionError|Connection refused|SSLError|CERTIFICATE", said):
+    unreached += r"|timed out|ConnectionError|Connection refused|SSLError|CERTIFICATE"
+    if lost := re.search(rf"(?m)^.*(?:{unreached})", said):
+        named = re.search(
+            r"(?:host=.|https?://|[Cc]onnection to )([\w-]+(?:\.[\w-]+)+)", said[lost.start() :]
+        )
+        where = f" ({named[1]} does not answer)" if named else ""
         return (
-            "No network, or a proxy in between: connect and start again, or ask for the stick "
+            f"No network, or a proxy in between{where}: connect and start again, or ask for the stick "
             "(a copy of this folder with setup/wheels in it)."
         )
     missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
@@ -151,7 +187,11 @@ def set_up(folder: Path, cuda: bool) -> Path:
     wanted = digest(setup, cuda)
     works = python.exists() and subprocess.run([str(python), "-c", ""], capture_output=True).returncode == 0
     if works and stamp.exists() and stamp.read_text() == wanted:
-        return python
+        damaged = subprocess.run([str(python), "-c", DAMAGE], capture_output=True).returncode
+        if not damaged:
+            return python
+        print("Files of the installation are missing: it is mended.", flush=True)
+        works = damaged == 3
     if line := trouble(folder):
         raise SystemExit(line)
     (folder / "start.log").unlink(missing_ok=True)
@@ -170,10 +210,7 @@ def set_up(folder: Path, cuda: bool) -> Path:
     print("  3 of 4  the other packages", flush=True)
     pip(python, "install", *exact, "-r", str(setup / "requirements.txt"))
     print("  4 of 4  kvlab itself", flush=True)
-    wheel = setup / f"kvlab-{(setup / 'version.txt').read_text().strip()}-py3-none-any.whl"
-    if not wheel.exists():
-        raise SystemExit(f"{wheel.name} is missing in the folder setup: unpack the whole zip again.")
-    pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel))
+    pip(python, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel(setup)))
     settings = environment / "share" / "jupyter" / "lab" / "settings"
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "overrides.json").write_text(json.dumps(QUIET), encoding="utf-8")
@@ -214,6 +251,8 @@ def main(arguments: list) -> int:
     unknown = [one for one in arguments if one not in OPTIONS]
     if unknown:
         raise SystemExit(f"{unknown[0]}? There are {', '.join(OPTIONS)}, and none at all.")
+    if line := incomplete(FOLDER / "setup"):
+        raise SystemExit(line)
     if "--stick" in arguments:
         fill_stick(FOLDER, "--cuda" in arguments, "--all" in arguments)
         return 0
@@ -234,6 +273,7 @@ def main(arguments: list) -> int:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-m", "jupyter", "lab", "--log-level=WARN", f"--ServerApp.root_dir={FOLDER}"]
     command += [f"--LabApp.default_url=/lab/tree/{first}", "--LabApp.extension_manager=readonly"]
+    command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # in a container
     return subprocess.run(command, cwd=str(FOLDER), env=environment).returncode
 
 

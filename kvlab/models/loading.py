@@ -93,7 +93,8 @@ def check_files(folder: Path) -> None:
     damaged."""
     if wrong := damage(folder):
         raise ValueError(
-            f"the embedded model {wrong}; install kvlab again, or restore it from its repository"
+            f"the embedded model {wrong}; install kvlab again (in a kit: start.sh or start.bat does), "
+            "or restore it from its repository"
         )
 
 

@@ -40,6 +40,24 @@ def test_the_minutes_of_a_session_add_up_and_end_in_time(start, end, items):
     for row in rows:
         if row.sections:
             assert 0 <= row.minutes - sum(section.minutes for section in row.sections) < 1
+            assert sum(row.parts) == row.minutes and min(row.parts) >= 1
+            assert all(abs(part - one.minutes) < 1 for part, one in zip(row.parts, row.sections))
+
+
+def test_the_printed_parts_of_a_row_make_up_its_minutes():
+    rows = re.findall(r"(?m)^\| [\d:]+ \| (\d+) \| \*\*.*?\*\*: (.*?) \|(.*)\|$", agenda.PAGE.read_text())
+    assert len(rows) > 15
+    for minutes, parts, late in rows:
+        printed = [int(part.split()[-1]) for part in parts.split(" · ")]
+        assert sum(printed) == int(minutes), parts
+        assert all(int(saved) in printed for saved in re.findall(r"−(\d+)", late)), late
+
+
+def test_an_agenda_says_which_questions_it_does_not_teach():
+    assert agenda.untaught(agenda.AGENDAS["Half a day"]) == [1, 5, 6, 10]
+    assert agenda.untaught(agenda.AGENDAS["One day"]) == []
+    page = agenda.PAGE.read_text()
+    assert "strike 1, 5, 6 and 10 from the printed sheet" in page and "strike 10 from" in page
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)
@@ -90,6 +108,9 @@ def test_the_clock_on_a_small_chapter():
         agenda.one([title, predict], "What it costs")
 
 
-def test_the_room_has_a_checklist_that_names_the_doctor():
+def test_the_room_has_a_checklist_that_names_the_check_of_a_kit():
+    """In a kit `kvlab` is not on the path: what everybody can type is start.sh."""
     room = (agenda.PAGE.parent / "room.md").read_text()
+    boxes = room.split("## A week before")[1]
+    assert boxes.count("start.sh --check") >= 3 and "kvlab doctor" not in boxes + agenda.PAGE.read_text()
     assert "kvlab doctor --workshop" in room and len(re.findall(r"(?m)^- \[ \] ", room)) >= 15

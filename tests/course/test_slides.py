@@ -65,7 +65,8 @@ def test_the_talk_has_the_slides_that_it_names_with_their_pictures():
     made = slides.talk(books, text)
     first = [c.source.splitlines()[0].lstrip("# ") for c in made.cells
              if c.metadata["slideshow"]["slide_type"] == "slide"]  # fmt: skip
-    assert first == [heading for _, heading, _ in slides.order(text)]
+    assert first[0] == "What does a cache still hold?"  # and no chapter's title
+    assert first[1:] == [heading for _, heading, _ in slides.order(text)][1:]
     assert sum(bool(slides.pictures(cell)) for cell in made.cells) >= 7
     assert len({cell.id for cell in made.cells}) == len(made.cells)
     with pytest.raises(ValueError, match="chapter 3 has no slide 'First!'"):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from .answer import fits, run, same, untouched
 from .sentences import IN_PLACE, difference, kind, no_value, pattern, power, stopped
 
+EMPTY = inspect.Parameter.empty  # a check that was called without an answer
 CORRECT, INCORRECT, NOT_ATTEMPTED = "correct", "incorrect", "not attempted"
 EXERCISES: dict[str, Exercise | Choice] = {}  # every exercise by its name, in the order of the course
 ATTEMPTED: set[str] = set()  # what was answered since Python started
@@ -55,7 +56,7 @@ class Exercise:
     def __post_init__(self):
         EXERCISES[self.name] = self
 
-    def __call__(self, answer: Callable) -> None:
+    def __call__(self, answer: Callable = EMPTY) -> None:
         _tell(self, answer)
 
     def verdict(self, answer: Callable) -> Verdict:
@@ -96,6 +97,7 @@ class Exercise:
             or (changed and IN_PLACE)
             or (not wrong and kind(self.holds, given))
             or self._made(given, cases, wrong)
+            or self._one_of_several(given, wanted)
             or self._seen(answer, given, cases, wrong)
             or pattern(given, wanted)
             or kind(self.holds, given)
@@ -127,6 +129,14 @@ class Exercise:
                 return f"this is the answer to another exercise, `{other.name}`"
         return ""
 
+    def _one_of_several(self, given, wanted) -> str:
+        """Whether the right result is one of several things that are returned together."""
+        for number in range(4):
+            parts = [list(one)[number : number + 1] if isinstance(one, list) else [] for one in given]
+            if all(part and self._alike(part[0], right) for part, right in zip(parts, wanted)):
+                return f"you return {len(given[0])} things, and number {number + 1} is right: return it alone"
+        return ""
+
     def _seen(self, answer, given, cases, wrong) -> str:
         """What an answer or its wrong results show."""
         if sentence := power(answer):
@@ -150,7 +160,7 @@ class Choice:
     def __post_init__(self):
         EXERCISES[self.name] = self
 
-    def __call__(self, answer) -> None:
+    def __call__(self, answer=EMPTY) -> None:
         _tell(self, answer)
 
     def verdict(self, answer) -> Verdict:
@@ -181,6 +191,11 @@ class Choice:
 
 
 def _tell(exercise: Exercise | Choice, answer) -> None:
+    if answer is EMPTY:
+        what = f"your function, check.{exercise.name}({exercise.name})"
+        what = what if isinstance(exercise, Exercise) else f'a letter, check.{exercise.name}("a")'
+        print(f"nothing to check: write in the brackets {what}")
+        return
     verdict = exercise.verdict(answer)
     if verdict.state != NOT_ATTEMPTED:
         ATTEMPTED.add(exercise.name)

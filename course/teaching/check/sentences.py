@@ -56,10 +56,17 @@ _ADVICE = {
 }
 
 
+_WORDS = {  # part of what Python or torch says -> advice
+    "index k out of range": "topk is asked for more numbers than there are",
+    "'range' and 'range'": "ranges cannot be added, lists can: list(range(...)) + list(range(...))",
+    "'int' object is not iterable": "one number cannot be looked through: are there fewer dimensions?",
+}
+
+
 def _stops(error: BaseException, case: tuple) -> str:
     """A sentence about an answer that raised an error."""
     text = (str(error).strip().splitlines() or [""])[0]
-    advice = "topk is asked for more numbers than there are" if "index k out of range" in text else ""
+    advice = next((why for part, why in _WORDS.items() if part in text), "")
     if not advice:
         advice = next((why for kind, why in _ADVICE.items() if type(error) is kind), "")
     if not advice:
@@ -71,7 +78,7 @@ def power(answer: Callable) -> str:
     """What is wrong with a function that uses `^`."""
     code = getattr(answer, "__code__", None)
     used = code is not None and any(step.argrepr == "^" for step in dis.get_instructions(code))
-    return "`^` is no power in Python: write ** (h**2)" if used else ""
+    return "`^` is no power in Python: write ** (2**3 is 8)" if used else ""
 
 
 def _asked(case: tuple) -> str:
@@ -139,7 +146,7 @@ def difference(cases, given, wanted, alike) -> str:
 
 def _what(value) -> str:
     if isinstance(value, list):
-        return f"a list of {len(value)} different things"
+        return f"{len(value)} different things in a list or tuple"
     return "one tensor, list or number" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 

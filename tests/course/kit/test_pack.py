@@ -147,6 +147,37 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
 
 
 @pytest.mark.slow
+def test_the_pages_of_the_classroom_are_there_and_name_only_what_a_kit_has(kits):
+    inside = kits[1]
+    pages = {
+        name: data.decode() for name, data in inside.items() if re.search(r"classroom/|r/\w+\.md$", name)
+    }
+    for name in ("agenda", "quiz", "room", "sheet", "talk"):
+        assert f"kvlab-instructor/classroom/{name}.md" in pages
+    for name, text in pages.items():
+        assert name.endswith(".md")
+        for link in re.findall(r"\]\((?!http)([^)#]+)\)", text):
+            assert str(Path(name).parent / link) in inside, (name, link)
+        if "classroom" in name:
+            commands = re.findall(r"python -m [\w.]+(?: \w+)?|build/\S+", text)
+            assert set(commands) <= {"python -m course answers"}, (name, commands)
+    assert pack.CLASSROOM[1] in pages["kvlab-instructor/classroom/quiz.md"]
+
+
+@pytest.mark.slow
+def test_without_the_classroom_no_zip_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "HERE", tmp_path)
+    monkeypatch.setattr(pack, "ROOT", tmp_path)
+    (tmp_path / "TEACH.md").touch()
+    for name in ("docs", "kit"):
+        (tmp_path / name).mkdir()
+    for name in pack.GUIDES:
+        (tmp_path / "docs" / name).touch()
+    with pytest.raises(OSError, match=r"instructor.agenda\.md"):
+        pack._for_instructors(tmp_path / "kit")
+
+
+@pytest.mark.slow
 def test_start_sh_stays_executable_and_links_lead_somewhere(tmp_path):
     (learner, _) = pack.write(CHAPTERS[:2], tmp_path)
     with zipfile.ZipFile(learner) as archive:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -72,7 +75,17 @@ def test_no_python_at_all_gets_one_line(folder, tmp_path):
     for name in ("dirname", "head"):
         (tmp_path / "bin" / name).symlink_to(shutil.which(name))
     ran = shell(folder, path=str(tmp_path / "bin"))
-    assert ran.returncode == 1 and "needs Python 3.11 or 3.12; found:" in ran.stderr
+    assert ran.returncode == 1 and len(ran.stderr.splitlines()) == 1
+    assert "needs Python 3.11 or 3.12; found: none. Install" in ran.stderr
+
+
+@pytest.mark.parametrize("named", ["/no/such/python", "3.12", "false"])
+def test_a_python_that_was_named_wrongly_is_not_passed_over(folder, named):
+    ran = shell(folder, python=named)
+    assert ran.returncode == 1 and ran.stdout == ""
+    assert (
+        ran.stderr.startswith(f"PYTHON={named} does not start a Python 3.11") and ran.stderr.count("\n") == 1
+    )
 
 
 def test_a_zip_that_was_not_unpacked_gets_one_line(folder):
@@ -118,7 +131,11 @@ def test_a_python_without_venv(start, tmp_path, monkeypatch):
         ("WARNING: Retrying (Retry(total=0)) after connection broken by 'NewConnectionError('<...>: Failed to"
          " establish a new connection: [Errno -3] Temporary failure in name resolution')'\n"
          "ERROR: No matching distribution found for transformers==5.23.0", "No network"),
-        ("connection broken by 'ProxyError('Cannot connect to proxy.')'", "proxy"),
+        ("connection broken by 'ProxyError('Cannot connect to proxy.')'", "a proxy in between: connect"),
+        ("Looking in indexes: https://pypi.org/simple\nWARNING: Retrying after connection broken by "
+         "'NewConnectionError(\"HTTPSConnection(host='download.pytorch.org', port=443): Failed\")'",
+         "(download.pytorch.org does not answer)"),
+        ("ERROR: Connection to pypi.org timed out.", "(pypi.org does not answer)"),
         ("python -m pip install --no-index --find-links setup/wheels\n"
          "ERROR: No matching distribution found for numpy==2.4.6", "setup/wheels has no numpy==2.4.6"),
         ("python -m pip install --no-index --find-links setup/wheels\nERROR: ResolutionImpossible: see",
@@ -136,6 +153,77 @@ def test_what_pip_says_becomes_one_line(start, said, told):
 def test_an_unknown_option_names_the_known(start):
     with pytest.raises(SystemExit, match=r"--setup\? There are --set-up, --check, --stick"):
         start.main(["--setup"])
+
+
+@pytest.fixture
+def setup(start, tmp_path, monkeypatch):
+    """The folder setup of a kit, whole, and start.py beside it."""
+    made = tmp_path / "setup"
+    made.mkdir()
+    for name in start.NAMES:
+        (made / name).write_text("1+a\n")
+    start.wheel(made).touch()
+    monkeypatch.setattr(start, "FOLDER", tmp_path)
+    return made
+
+
+@pytest.mark.parametrize("name", ["kvlab-1+a-py3-none-any.whl", "requirements-torch.txt", "version.txt"])
+@pytest.mark.parametrize("option", ["--set-up", "--stick"])
+def test_a_folder_that_lacks_a_file_is_told_before_anything_is_downloaded(start, setup, name, option):
+    assert start.incomplete(setup) == ""
+    (setup / name).unlink()
+    with pytest.raises(SystemExit, match=re.escape(f"{name} is missing in the folder setup: unpack the")):
+        start.main([option])
+    assert not (setup.parent / ".venv").exists() and not (setup.parent / "start.log").exists()
+
+
+def test_what_is_damaged_is_mended_at_the_next_start(start, setup, monkeypatch, capsys):
+    """Where a file of kvlab is gone it is installed again; for a package the environment is made anew."""
+    environment = setup.parent / ".venv"
+    python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    python.parent.mkdir(parents=True)
+    python.touch()
+    (environment / "kit.txt").write_text(start.digest(setup, False))
+    monkeypatch.setattr(start, "NEEDED", 0)
+    said, ran = {}, []
+
+    def run(command, **how):
+        ran.append(command[1:3])
+        return types.SimpleNamespace(returncode=said.get(command[2], 0), stdout="", stderr="")
+
+    monkeypatch.setattr(start.subprocess, "run", run)
+    monkeypatch.setattr(start, "pip", lambda python, *arguments: ran.append(["pip", arguments[-1]]))
+    start.set_up(setup.parent, False)
+    assert len(ran) == 2 and "Setting up" not in capsys.readouterr().out
+    for code, anew in ((3, False), (4, True)):
+        said[start.DAMAGE], ran[:] = code, []
+        start.set_up(setup.parent, False)
+        assert (["-m", "venv"] in ran) == anew and ["pip", str(start.wheel(setup))] in ran
+        assert "it is mended" in capsys.readouterr().out
+
+
+def test_damage_is_seen(start, tmp_path):
+    """As the environment's Python sees it: a file of kvlab that is gone, or not what was installed."""
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"whole").digest()).rstrip(b"=").decode()
+    info = tmp_path / "kvlab-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: kvlab\nVersion: 1\n")
+    (info / "RECORD").write_text(f"kvlab/key.z,sha256={digest},5\nkvlab-1.dist-info/RECORD,,\n")
+    (tmp_path / "kvlab").mkdir()
+    for name in ("torch", "transformers", "jupyterlab", "matplotlib"):
+        (tmp_path / f"{name}.py").touch()
+
+    def asked():
+        code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n{start.DAMAGE}"
+        return subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=tmp_path).returncode
+
+    assert asked() == 3
+    (tmp_path / "kvlab" / "key.z").write_text("other")
+    assert asked() == 3
+    (tmp_path / "kvlab" / "key.z").write_text("whole")
+    assert asked() == 0
+    (tmp_path / "torch.py").unlink()
+    assert asked() == 4
 
 
 def test_another_wheel_is_another_set_up(start, tmp_path):

@@ -112,6 +112,24 @@ def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
     assert "4 of 4" in shell(kit, "--set-up").stdout
 
 
+def test_a_damaged_installation_is_mended_and_a_class_is_tabulated(kit):
+    """The line of quiz.md, as it stands there, in the folder of an instructor."""
+    (key,) = kit.glob(".venv/lib/python3*/site-packages/course/teaching/check/key.z")
+    key.unlink()
+    assert "it is mended" in shell(kit, "--set-up").stdout and key.exists()
+    with zipfile.ZipFile(kit.parent / "kvlab-instructor.zip") as archive:
+        text = archive.read("kvlab-instructor/classroom/quiz.md").decode()
+        (kit / "classroom").mkdir()
+        (kit / "classroom" / "quiz.md").write_text(text, encoding="utf-8")
+    (line,) = re.findall(r"(?m)^    (\.venv/bin/python .*)$", text)
+    sheets = re.findall(r"(?m)^    ((?:name|Ada),.*)$", text)
+    (kit / "class.csv").write_text("\n".join(sheets) + "\n", encoding="utf-8")
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    ran = subprocess.run(line, shell=True, cwd=kit, env=clean, capture_output=True, text=True)
+    assert ran.returncode == 0 and "| 1. Without a cache | 0 of 1 | 1 of 1 |" in ran.stdout, ran.stderr
+    assert (kit / "answers.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_no_gigabytes_came(kit):
     names = [path.name.lower() for path in (kit / ".venv").glob("lib/python3*/site-packages/*.dist-info")]
     assert any(name.startswith("torch-") for name in names)

@@ -206,6 +206,41 @@ def test_a_question_is_answered_after_an_answer_only(name, replies, capsys):
     assert "is none of the proposals: write one of 1, 2" in capsys.readouterr().out
 
 
+def test_slips_with_check_itself_are_one_line(capsys):
+    """A name with a typo, empty brackets, a function where its name belongs, a number without quotes."""
+
+    def quantize(x, bits):
+        return x
+
+    def told(called, *given):
+        called(*given)
+        (line,) = capsys.readouterr().out.splitlines()
+        return line
+
+    check.ATTEMPTED.discard("quantize")
+    assert told(check.quantize) == (
+        "nothing to check: write in the brackets your function, check.quantize(quantize)"
+    )
+    assert told(check.form) == 'nothing to check: write in the brackets a letter, check.form("a")'
+    assert "quantize" not in check.ATTEMPTED
+    assert told(check.solution, quantize) == "try it first: check.quantize(your answer)"
+    assert told(check.hint, check.unpack).startswith("hint ")
+    assert told(check.hint).startswith("which exercise? there are: greedy")
+    assert 'did you mean "quantize"' in told(check.hint, "quantise")
+    assert 'in quotes: check.question("4.2", answer)' in told(check.question, 4.2, "a")
+    assert 'in quotes: check.question("' in told(check.question)
+    with pytest.raises(AttributeError, match=r"no check.quantise: did you mean check.quantize\?") as slip:
+        check.quantise  # noqa: B018
+    assert slip.value._render_traceback_() == [str(slip.value)]
+    assert not hasattr(check, "__path_of_nothing__")
+
+
+def test_after_the_last_hint_the_solution_is_named(capsys, monkeypatch):
+    monkeypatch.setitem(check._steps, "quantize", 2)
+    check.hint("quantize")
+    assert 'that was the last; after a try of your own check.solution("quantize")' in capsys.readouterr().out
+
+
 def test_an_unknown_question_names_the_likely_reason(capsys):
     check.question("99.1", 1)
     assert "from the same kit" in capsys.readouterr().out
