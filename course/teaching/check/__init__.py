@@ -4,6 +4,7 @@ after a first attempt; `check.question("2.1", answer)` comments on an answer. `e
 checks share; the checks themselves are in `key.z`, which `key.py` makes and reads."""
 
 import difflib
+import re
 
 from . import key
 from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED
@@ -65,7 +66,12 @@ def question(name: str = "", answer=...) -> None:
     if not given:
         print(NOT_ATTEMPTED)
     elif len(replies) == 1:
-        print("to compare with yours:", *replies.values())
+        (reply,) = replies.values()
+        number = re.search(r" = ([\d.]+)\.$", reply)  # the answer is one number: it can be judged
+        said = "to compare with yours"
+        if number and re.fullmatch(r"\d+(?:\.\d+)?", given):
+            said = "correct" if float(given) == float(number[1]) else f"incorrect, it is not {given}"
+        print(f"{said}: {reply}")
     elif given in choices:
         print(f"{choices[given]}: {replies[choices[given]]}")
     else:

@@ -241,6 +241,15 @@ def test_after_the_last_hint_the_solution_is_named(capsys, monkeypatch):
     assert 'that was the last; after a try of your own check.solution("quantize")' in capsys.readouterr().out
 
 
+def test_an_answer_that_is_one_number_is_judged(capsys):
+    for given in (4.125, "4.125"):
+        check.question("4.2", given)
+        assert capsys.readouterr().out == "correct: 4 + 16/128 = 4.125.\n"
+    for given, said in ((4, "incorrect, it is not 4"), ("4 and a bit", "to compare with yours")):
+        check.question("4.2", given)
+        assert capsys.readouterr().out == f"{said}: 4 + 16/128 = 4.125.\n"
+
+
 def test_an_unknown_question_names_the_likely_reason(capsys):
     check.question("99.1", 1)
     assert "from the same kit" in capsys.readouterr().out
