@@ -112,11 +112,9 @@ def explain(said: str) -> str:
         return "The disk is full: make room (2.5 GB) and start again."
     unreached = r"NewConnectionError|NameResolution|getaddrinfo|Max retries|Network is unreachable|ProxyError"
     unreached += r"|timed out|ConnectionError|Connection refused|SSLError|CERTIFICATE"
-    if lost := re.search(rf"(?m)^.*(?:{unreached})", said):
-        named = re.search(
-            r"(?:host=.|https?://|[Cc]onnection to )([\w-]+(?:\.[\w-]+)+)", said[lost.start() :]
-        )
-        where = f" ({named[1]} does not answer)" if named else ""
+    if lost := re.search(rf"(?m)^.*(?:{unreached}).*", said):
+        host = unanswered(lost[0], said)
+        where = f" ({host} does not answer)" if host else ""
         return (
             f"No network, or a proxy in between{where}: connect and start again, or ask for the stick "
             "(a copy of this folder with setup/wheels in it)."
@@ -137,6 +135,16 @@ def explain(said: str) -> str:
         [line for line in said.splitlines() if "error" in line.lower()] or said.splitlines() or ["pip failed"]
     )
     return f"{errors[-1].strip()} (all that was said: start.log)"
+
+
+def unanswered(line: str, said: str) -> str:
+    """The host that did not answer, from pip's line about it; "" where it does not say. An older pip names
+    the page alone (`': /whl/cpu/torch/`), and its host stands among the indexes that it has listed."""
+    if named := re.search(r"(?:host=.|https?://|[Cc]onnection to )([\w-]+(?:\.[\w-]+)+)", line):
+        return named[1]
+    page = re.search(r"': (/\S+)", line)
+    listed = re.findall(r"https?://([\w.-]+)(/[^\s,]+)", said)
+    return next((host for host, path in listed if page and page[1].startswith(path + "/")), "")
 
 
 def pip(python: Path, *arguments: str) -> None:
@@ -190,7 +198,7 @@ def set_up(folder: Path, cuda: bool) -> Path:
         damaged = subprocess.run([str(python), "-c", DAMAGE], capture_output=True).returncode
         if not damaged:
             return python
-        print("Files of the installation are missing: it is mended.", flush=True)
+        print("Files of the installation are missing or changed: it is mended.", flush=True)
         works = damaged == 3
     if line := trouble(folder):
         raise SystemExit(line)

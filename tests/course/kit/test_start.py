@@ -135,6 +135,10 @@ def test_a_python_without_venv(start, tmp_path, monkeypatch):
         ("Looking in indexes: https://pypi.org/simple\nWARNING: Retrying after connection broken by "
          "'NewConnectionError(\"HTTPSConnection(host='download.pytorch.org', port=443): Failed\")'",
          "(download.pytorch.org does not answer)"),
+        ("Looking in indexes: https://pypi.org/simple, https://download.pytorch.org/whl/cpu\n"
+         "WARNING: Retrying after connection broken by 'NewConnectionError('<pip._vendor.urllib3.connection."
+         "HTTPSConnection object at 0x7f>: Failed')': /whl/cpu/torch/\nLooking at https://pypi.org/simple/torch",
+         "(download.pytorch.org does not answer)"),
         ("ERROR: Connection to pypi.org timed out.", "(pypi.org does not answer)"),
         ("python -m pip install --no-index --find-links setup/wheels\n"
          "ERROR: No matching distribution found for numpy==2.4.6", "setup/wheels has no numpy==2.4.6"),
@@ -224,6 +228,24 @@ def test_damage_is_seen(start, tmp_path):
     assert asked() == 0
     (tmp_path / "torch.py").unlink()
     assert asked() == 4
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no root on Windows")
+@pytest.mark.parametrize("user, allowed", [(0, True), (1000, False)])
+def test_in_a_container_jupyterlab_is_told_that_root_is_meant(start, setup, monkeypatch, user, allowed):
+    (setup.parent / "notebooks").mkdir()
+    (setup.parent / "notebooks" / "00_start_here.ipynb").touch()
+    ran = []
+    monkeypatch.setattr(start.os, "geteuid", lambda: user)
+    monkeypatch.setattr(start, "set_up", lambda folder, cuda: Path("python"))
+    monkeypatch.setattr(
+        start.subprocess,
+        "run",
+        lambda command, **how: ran.append(command) or types.SimpleNamespace(returncode=0),
+    )
+    assert start.main([]) == 0
+    (command,) = ran
+    assert ("--allow-root" in command) is allowed and f"--ServerApp.root_dir={setup.parent}" in command
 
 
 def test_another_wheel_is_another_set_up(start, tmp_path):
