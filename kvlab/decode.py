@@ -117,8 +117,10 @@ class Stepper:
     def _check_cache(self) -> None:
         """RuntimeError where the cache holds other tokens than were fed here."""
         self.cache.check_whole()
-        fed = 0 if self.ids is None else self.ids.shape[1]
-        if not self.cache.recompute and (held := self.cache.get_seq_length()) != fed:
+        if self.cache.recompute or self.ids is None:  # a cache may have been filled elsewhere
+            return
+        fed = self.ids.shape[1]
+        if (held := self.cache.get_seq_length()) != fed:
             raise RuntimeError(
                 f"the cache has seen {held} tokens, but {fed} were fed here: the last pass broke off, or "
                 "came from elsewhere; start again with cache.reset() and a new Stepper"
