@@ -27,6 +27,7 @@ class Stepper:
         if cache.model is not model:
             raise ValueError(other_model(cache.model))
         self.model, self.cache = model, cache
+        self._filled: int | None = None  # tokens that the cache held before the first was fed here
         shape = ModelShape.of(model)
         self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed, [batch, tokens]
@@ -117,10 +118,13 @@ class Stepper:
     def _check_cache(self) -> None:
         """RuntimeError where the cache holds other tokens than were fed here."""
         self.cache.check_whole()
-        if self.cache.recompute or self.ids is None:  # a cache may have been filled elsewhere
+        if self.cache.recompute:
             return
-        fed = self.ids.shape[1]
-        if (held := self.cache.get_seq_length()) != fed:
+        held = self.cache.get_seq_length()
+        if self._filled is None:
+            self._filled = held if self.ids is None else 0
+        fed = self._filled + (0 if self.ids is None else self.ids.shape[1])
+        if held != fed:
             raise RuntimeError(
                 f"the cache has seen {held} tokens, but {fed} were fed here: the last pass broke off, or "
                 "came from elsewhere; start again with cache.reset() and a new Stepper"
