@@ -122,7 +122,8 @@ class Stepper:
             return
         held = self.cache.get_seq_length()
         if self._filled is None:
-            self._filled = held if self.ids is None else 0
+            by_hand = self.ids is None and "_reached" not in vars(self.cache)  # no pass has fed it
+            self._filled = held if by_hand else 0
         fed = self._filled + (0 if self.ids is None else self.ids.shape[1])
         if held != fed:
             raise RuntimeError(
