@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 
@@ -58,6 +58,8 @@ class Bound(Cache):
     spec = None  # the `Spec` that `make_cache` made it from
     continues = True  # whether a text may go on with a pass of several tokens
     broken = False  # whether a pass broke off and left half of what it does
+    fed = False  # whether a pass came in since it was made, loaded or reset
+    lengths: Sequence[int] = ()  # real tokens seen, per row
 
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""
@@ -144,6 +146,11 @@ class KVCache(Bound):
         return self.attending[0].model
 
     @property
+    def lengths(self) -> list[int]:
+        """Real tokens seen, per row."""
+        return self.attending[0].lengths
+
+    @property
     def fillable(self) -> bool:
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
@@ -156,7 +163,7 @@ class KVCache(Bound):
             raise ValueError(other_model(self.model))
         if self._began is None or at <= self._reached:
             self.check_whole()
-            self._began, self._called = self.get_seq_length(), at
+            self._began, self._called, self.fed = self.get_seq_length(), at, True
         self._reached = at
 
     def end_pass(self, body) -> None:
@@ -197,7 +204,7 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._began = None
+        self._began, self.fed = None, False
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
 
@@ -222,7 +229,7 @@ class KVCache(Bound):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.arange(len(self.attending[0].lengths)).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
         for layer in self.attending:
