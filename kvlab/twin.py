@@ -11,16 +11,9 @@ import torch
 
 from .attention import stopping, told
 from .cache import KVCache
-from .models import prepare, refusal
+from .models import listed, prepare, refusal, restore
 from .models.shrunk import first_line, once, twin_of
 
-# Model types that tests/families tries with every method; others are tried when a cache is made for them.
-LISTED = frozenset((
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma2", "gemma3_text",
-    "olmo2", "smollm3", "glm4", "cohere2", "stablelm", "granite", "gpt_oss", "opt", "gpt2", "gpt_neox",
-    "llama4_text", "qwen3_next", "lfm2", "granitemoehybrid", "jamba", "falcon_h1", "deepseek_v2",
-    "deepseek_v3",
-))  # fmt: skip
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
 
@@ -111,15 +104,13 @@ def serve(model, holds: bool = True) -> None:
     """Let the model attend through kvlab. ValueError, one line that says why, where kvlab's caches cannot
     serve it; it then attends as before, and so it does, without an error, where the method holds nothing. A
     type that is not listed is tried on a twin, once."""
-    before = model.config._attn_implementation
-    config = prepare(model).config.get_text_config(decoder=True)
-    why = refusal(model)
-    if why is None and config.model_type not in LISTED:
-        why = once(_differences, config, differs)
+    why = refusal(prepare(model))
+    if why is None and not listed(model):
+        why = once(_differences, model.config.get_text_config(decoder=True), differs)
     if why is None and not _masks_are_known(model):
         why = "it attends by a mask of its own"
     if why is not None:
-        model.set_attn_implementation(before)
+        restore(model)
         if holds:
             raise ValueError(f"{type(model).__name__}: {why}")
 

@@ -6,8 +6,9 @@ from transformers import AutoConfig
 
 from families.models import family
 from kvlab import Stepper, make_cache
+from kvlab.models import LISTED
 from kvlab.models.shrunk import once
-from kvlab.twin import LISTED, differs, row
+from kvlab.twin import differs, row
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
