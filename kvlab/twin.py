@@ -11,7 +11,7 @@ import torch
 
 from .attention import stopping, told
 from .cache import KVCache
-from .models import listed, prepare, refusal, restore
+from .models import listed, prepare, refusal, refused_layers, restore
 from .models.shrunk import first_line, once, twin_of
 
 PROMPT, STEPS = 20, 5
@@ -36,6 +36,8 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
 
 def differs(config, make=KVCache) -> str | None:
     """Why a cache by `make(model)` is not equal to the model's own on a twin, or None where it is."""
+    if why := refused_layers(config):
+        return why
     try:
         own = twin_of(config)
         if why := refusal(own):
@@ -90,6 +92,8 @@ def row(config, make_cache) -> dict[str, str]:
 
     ValueError, one line, for a model that no method can serve.
     """
+    if why := refused_layers(config):
+        raise ValueError(why)
     twin = prepare(twin_of(config))
     if why := refusal(twin) or differs(config):
         raise ValueError(f"{type(twin).__name__}: {why}")
