@@ -20,7 +20,7 @@ from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM
 
-CHOICE = "multiple_choice"
+CHOICE, WRITTEN = "multiple_choice", "generate_until"
 
 
 def setup(settings, report: Callable) -> Callable:
@@ -96,6 +96,15 @@ def jackknife(aggregate: Callable, items: list) -> float | None:
     return float(np.sqrt((len(items) - 1) * left.var()))
 
 
+def chance(task, choices: list[int]) -> float | None:
+    """What guessing scores: one of each document's `choices`; where text is written, what the task's own YAML
+    says under `metadata: chance:` (one of the answers that the document offers), else nothing; None where no
+    share of answers is counted, as for perplexity."""
+    if choices:
+        return float(np.mean([1 / count for count in choices]))
+    return float((task.config.metadata or {}).get("chance", 0)) if task.OUTPUT_TYPE == WRITTEN else None
+
+
 def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **prompting) -> dict:
     """One cell's numbers: metrics (the task's first one is the main one), values per document, bytes; with
     `log_samples` prompts and answers too. prompting: as `evaluate` takes it."""
@@ -121,7 +130,8 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
     return ({"samples": told} if log_samples else {}) | {
         "metrics": metrics,
         "values": values,
-        "chance": float(np.mean([1 / count for count in choices])) if choices else None,
+        "chance": chance(task, choices),
         "bytes": lm.meter.means(),
+        "scored": lm.meter.scored,
         "seconds": time.perf_counter() - started,
     }
