@@ -19,6 +19,7 @@ from ..core.errors import Failed, Problem, describe
 from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM
+from .protocols import FIRST
 
 CHOICE, WRITTEN = "multiple_choice", "generate_until"
 
@@ -63,12 +64,15 @@ def setup(settings, report: Callable) -> Callable:
             )
             if until := settings.until(name):
                 lm.untils[name] = until
+            shots = task.get_config("num_fewshot") if settings.protocol == FIRST else 0
             for method in methods:
                 try:
                     lm.use(method)
                     found[method] = score(
                         lm, task, settings.limit, settings.log_samples, **settings.prompting
                     )
+                    if method == "full" and shots:
+                        found[method]["floor"] = floor(lm, name, settings)
                 except Exception as error:
                     found[method] = error
         return {
@@ -77,6 +81,16 @@ def setup(settings, report: Callable) -> Callable:
         }
 
     return handle
+
+
+def floor(lm: KVLabLM, name: str, settings) -> dict:
+    """What `full` scores without any shots, a metric's row: under `context-first` the shots are the context,
+    so a method that lost all of it would come down to this."""
+    bare = KVLabLM(
+        lm.model, "full", tokenizer=lm.tokenizer, batch_size=lm.batch_size, max_length=lm.max_length
+    )
+    task = taskset.prepared(name, 0, settings.seed, settings.sources, settings.gen_kwargs)
+    return score(bare, task, settings.limit, **settings.prompting)["metrics"][0]
 
 
 def keep_memory() -> None:
