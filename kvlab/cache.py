@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Stats:
     moved_bytes: int
     tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
     tokens_held: int  # most tokens that any row and head holds in any layer
-    scored: float | None = None
+    scored: float | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return asdict(self)[name]
