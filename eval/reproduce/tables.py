@@ -10,7 +10,7 @@ from ..core.modules import ROOT
 from ..core.results import write_file
 from .collect import read
 
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md"))
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
 
