@@ -25,8 +25,9 @@ from .core.modules import ROOT
 from .core.results import RUN, Store, write_json
 from .core.show import Show
 from .gpu.measurement import Gpu
+from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed
-from .studies.measurements import Attention, Offload, Quant, StaticGraph
+from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
 @dataclass(kw_only=True)
@@ -52,7 +53,7 @@ class Report(Measurement):
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Gpu, Report)
+KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Reproduce, Report)
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS

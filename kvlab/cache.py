@@ -6,7 +6,7 @@ import copy
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -36,13 +36,17 @@ LATENT = "K and V are made of a latent after the cache"
 @dataclass(frozen=True)
 class Stats:
     """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `moved_bytes` crossed the link between host and device, either way, in the last pass."""
+    included; `moved_bytes` crossed the link between host and device, either way, in the last pass.
+    `scored`: of the slots that stayed when the prompt was compressed, the share that the keep chose by its
+    score, and not by a rule such as a recent window, over all layers that let something go; None where none
+    did."""
 
     device_bytes: int
     host_bytes: int
     moved_bytes: int
     tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
     tokens_held: int  # most tokens that any row and head holds in any layer
+    scored: float | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return asdict(self)[name]
@@ -283,12 +287,14 @@ class KVCache(Bound):
             for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
                 storage = tensor.untyped_storage()
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
+        chosen = [layer.scored for layer in self.attending if layer.scored is not None]
         return Stats(
             device_bytes=sum(sizes[False].values()),
             host_bytes=sum(sizes[True].values()),
             moved_bytes=sum(layer.moved_bytes for layer in self.attending),
             tokens_seen=self.get_seq_length(),
             tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),
+            scored=sum(chosen) / len(chosen) if chosen else None,
         )
 
     def speculate(self, layer: int, query) -> None:

@@ -51,6 +51,7 @@ class Held(CacheLayerMixin):
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
+        self.scored: float | None = None  # the share of what stayed of the prompt that a score chose
         self.is_initialized = self._busy = False
 
     def __deepcopy__(self, memo) -> Held:

@@ -137,6 +137,8 @@ class Layer(Held):
             self._leave_window()
         slots = keep.choose(view) if evicts else None
         if slots is not None:
+            if self.in_prompt:
+                self.scored = scored(slots, keep.by_rule(view))
             self._let_go(slots, self.keep.limits)
         self.in_prompt = False
 
@@ -182,6 +184,12 @@ class Layer(Held):
         """Whether the last queries of a prompt in several passes are held, to vote when it has ended."""
         later = self.in_prompt and (self.prefilling or self.keep.last.query is not None)
         return later and self.observes and self.last_queries is not None
+
+
+def scored(slots: Tensor, by_rule: Tensor) -> float:
+    """The share of `slots` `[batch, kv_heads, n]` (-1: none) that no rule held: the score chose it."""
+    held = slots >= 0
+    return float((held & ~by_rule.gather(-1, slots.clamp(min=0))).sum() / held.sum())
 
 
 class HybridLayer(LinearAttentionLayer, Layer):

@@ -112,6 +112,7 @@ def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) ->
         "metrics": [summary("top1", top1, higher_is_better=True), summary("kl", kl, higher_is_better=False)],
         "values": {"top1": top1, "kl": kl},
         "bytes": meter.means(),
+        "scored": meter.scored,
         "seconds": seconds,
     }
 

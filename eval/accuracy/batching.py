@@ -12,25 +12,33 @@ TAIL = 1  # context tokens that already go through the cache
 PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
 TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
+RECORDED = 4 * 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
 LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
 
 
 class Meter:
-    """Bytes per row and decode step, averaged over every decode step made."""
+    """Bytes per row and decode step, averaged over every decode step made; and of the slots that a keep held,
+    the share that its score chose (`kvlab.Stats.scored`), averaged alike."""
 
     NAMES = ("device_bytes", "host_bytes", "moved_bytes")
 
     def __init__(self):
         self.sums, self.row_steps = dict.fromkeys(self.NAMES, 0), 0
+        self.chosen, self.chosen_steps = 0.0, 0
 
     def add(self, cache, rows: int) -> None:
         stats = cache.stats()
         for name in self.NAMES:
             self.sums[name] += int(getattr(stats, name))
         self.row_steps += rows
+        if stats.scored is not None:
+            self.chosen += stats.scored * rows
+            self.chosen_steps += rows
 
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps
+        self.chosen += other.chosen
+        self.chosen_steps += other.chosen_steps
         for name in self.NAMES:
             self.sums[name] += other.sums[name]
 
@@ -38,6 +46,11 @@ class Meter:
         """Mean bytes per row; `row_steps` says over how many rows and steps (0: nothing decoded)."""
         means = {name: total / max(self.row_steps, 1) for name, total in self.sums.items()}
         return means | {"row_steps": self.row_steps}
+
+    @property
+    def scored(self) -> float | None:
+        """The share that the score chose; None where nothing was let go."""
+        return self.chosen / self.chosen_steps if self.chosen_steps else None
 
 
 def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:

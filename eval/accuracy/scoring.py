@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from kvlab.decode import Stepper
+from kvlab.models import ModelShape
 
-from .batching import LOGITS, TAIL, TOKENS, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
+from .batching import LOGITS, RECORDED, TAIL, TOKENS, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
 
@@ -40,6 +41,16 @@ class Scorer:
         self.vocabulary = model.config.get_text_config().vocab_size
         self.meters = {name: Meter() for name in caches}
         self.errors: dict[str, Exception] = {}
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens in one batch. One pass over them serves all caches, which then decode by turns: many
+        rows cost a decode step hardly more than few, so there are as many as memory has room for."""
+        if len(self.caches) == 1:
+            return TOKENS
+        shape = ModelShape.of(self.model)
+        token = shape.layers * (shape.heads + 2 * shape.kv_heads) * shape.head_dim * self.model.dtype.itemsize
+        return min(TOKENS_LONG, max(TOKENS, RECORDED // token))
 
     def _each(self, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, score: Callable) -> dict:
         """{method: score(name, stepper, logits)} after the prefill of one batch."""
@@ -200,6 +211,7 @@ class Scorer:
             rows=lambda members: sum(map(rows, members)),
             steps=steps and (lambda members: max(after[i] + steps(i) for i in members)),
             longest=self.max_length,
+            tokens=self.prompt_tokens,
         )
         return [[index for members in part for index in members] for part in found]
 

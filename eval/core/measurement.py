@@ -195,12 +195,27 @@ class OfMethods(OnModel):
         "for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
     )
 
+    budgets: tuple[str, ...] = option(
+        "budgets at which to run every method that has one and names none: 0.05,0.1,0.2,0.4",
+        (),
+        many=True,
+        metavar="BUDGET",
+    )
+
     @cached_property
     def specs(self) -> list:
-        """The methods' Specs, read once; by default those of the first wave."""
+        """The methods' Specs, read once; by default those of the first wave. A method with a budget that
+        names none is there once for each of `budgets`."""
         from kvlab.methods import FIRST_WAVE, parse
 
-        return [parse(method) for method in self.methods or FIRST_WAVE]
+        found = []
+        for spec in (parse(method) for method in self.methods or FIRST_WAVE):
+            if "budget" in spec.method.parameters and "budget" not in spec.parameters:
+                joint = "," if ":" in spec.text else ":"
+                found += [parse(f"{spec.text}{joint}budget={budget}") for budget in self.budgets] or [spec]
+            else:
+                found.append(spec)
+        return found
 
     @cached_property
     def codes(self) -> dict[str, str]:

@@ -31,14 +31,14 @@ DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running 
 RUN = "run.json"  # the command that made the folder
 
 
-def _finite(value):
+def finite(value):
     """NaN and infinities become None: they are not JSON, and a reader must not trip over them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
 
 
@@ -66,7 +66,7 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, data) -> None:
     """Write JSON atomically."""
-    write_file(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    write_file(path, json.dumps(finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 class Store:

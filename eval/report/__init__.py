@@ -17,6 +17,7 @@ from ..core.digests import method_digest
 from ..core.errors import Problem
 from ..core.results import RUN, Store, write_file
 from ..core.show import Plain
+from . import rows
 from .page import draw, render
 from .tables import boards, tabled
 from .terminal import print_tables
@@ -33,7 +34,8 @@ def current(method: str) -> str | None:
 
 
 def write(store: Store, wanted: Iterable = (), console: Console | None = None) -> list[Path]:
-    """Write summary.json, speed.json, the plots and report.html; print the tables. Returns the paths.
+    """Write summary.json, speed.json, accuracy.csv, accuracy.parquet, the plots and report.html; print the
+    tables. Returns the paths.
 
     wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`). Raises
     Problem where there are no cells for a table.
@@ -46,8 +48,10 @@ def write(store: Store, wanted: Iterable = (), console: Console | None = None) -
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))
+    told = rows.rows(found)
+    files = rows.write(told, store.out / "accuracy") if told else []
     console = console or Plain()
     for board in found:
         print_tables(board, console)
     console.print(f"report: {page}", soft_wrap=True, markup=False)
-    return [page, *(figure["path"] for figure in figures)]
+    return [page, *files, *(figure["path"] for figure in figures)]

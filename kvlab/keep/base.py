@@ -60,6 +60,13 @@ class Keep(Policy):
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
+    def by_rule(self, layer) -> Tensor:
+        """The slots that stay whatever they score, bool `[batch, kv_heads, slots]`: the newest token, and
+        what a method's definition names besides by its place in the text (first tokens, a recent window).
+        What else is held, the score chose."""
+        positions = layer.slot_positions
+        return positions == positions.amax(-1, keepdim=True)
+
     def limits(self, layer) -> list[int]:
         """Tokens that each row may hold after its prompt."""
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
