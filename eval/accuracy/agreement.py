@@ -22,7 +22,7 @@ from torch import Tensor
 import kvlab
 from kvlab.decode import Stepper
 
-from .batching import TAIL, TOKENS_LONG, Meter, metric_row
+from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
@@ -48,11 +48,17 @@ def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Ten
 def predictions(stepper: Stepper, ids: Tensor, meter: Meter) -> Tensor:
     """The DECODED predictions of each row `[rows, DECODED, V]`, after a prefill of ids' first tokens.
 
-    `recompute` holds nothing, so one pass over the known text gives what it would compute.
+    `recompute` holds nothing, so one pass over the known text gives what it would compute; so does a cache
+    whose steps do not depend on each other (`steps_at_once`).
     """
     first = ids.shape[1] - DECODED + 1 - TAIL  # tokens prefilled
     if stepper.cache.recompute:
         return stepper.feed(ids[:, first:])[:, -DECODED:]
+    if steps_at_once(stepper.cache):
+        before, count = stepper.cache.stats(), ids.shape[1] - first
+        known = stepper.feed(ids[:, first:])
+        meter.add_pass(before, stepper.cache.stats(), count, torch.full((len(ids),), count))
+        return known
     found = []
     for column in range(first, ids.shape[1]):
         found.append(stepper.feed(ids[:, column : column + 1], last=True))

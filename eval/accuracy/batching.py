@@ -8,6 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kvlab import KVCache
+from kvlab.layer import Layer
+from kvlab.place import Device
+from kvlab.store import Growing, Static
+
 TAIL = 1  # context tokens that already go through the cache
 PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
@@ -35,6 +40,19 @@ class Meter:
             self.chosen += stats.scored * rows
             self.chosen_steps += rows
 
+    def add_pass(self, before, after, columns: int, steps: Tensor) -> None:
+        """A pass over `columns` known tokens of every row, for the decode steps that it stands for.
+
+        before, after: the cache's `Stats` (bytes grow evenly in between, see `steps_at_once`); steps
+        `[rows]`: how many of the pass's tokens are a row's own.
+        """
+        steps = steps.double()
+        for name in self.NAMES:
+            first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
+            grown = (last - first) / columns * steps * (steps + 1) / 2
+            self.sums[name] += round(float((first * steps + grown).sum()))
+        self.row_steps += int(steps.sum())
+
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps
         self.chosen += other.chosen
@@ -51,6 +69,21 @@ class Meter:
     def scored(self) -> float | None:
         """The share that the score chose; None where nothing was let go."""
         return self.chosen / self.chosen_steps if self.chosen_steps else None
+
+
+def steps_at_once(cache) -> bool:
+    """Whether a pass over known tokens is, to rounding, what a step for each of them would be: nothing more
+    goes, every token is written by itself and attended to as it is stored, everything is read, and each takes
+    the same bytes. Asked after the prefill."""
+    return isinstance(cache, KVCache) and cache.continues and all(map(_settled, cache.layers))
+
+
+def _settled(layer) -> bool:
+    if type(layer) is not Layer or layer.local is not None or layer.in_prompt:
+        return False
+    keep, place, store = layer.keep, layer.place.policy, layer.store.policy
+    stays = not keep.policy.evicts or keep.on_top or keep.policy.once
+    return stays and type(place) is Device and type(store) in (Growing, Static) and layer.store.exact is None
 
 
 def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:

@@ -5,7 +5,9 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 
 - log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
-  context is forked to its choices when they part.
+  context is forked to its choices when they part. Where steps do not depend on each other, since nothing
+  is evicted any more and every token is stored by itself (`batching.steps_at_once`), known tokens pass at
+  once.
 - rolling log-likelihood: windows as lm-eval makes them; the first 90 % of each window
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -103,7 +106,7 @@ class KVLabLM(TemplateLM):
         super().__init__()
         named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
         named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
-        self.identity = identity(pretrained, method, **named, **parameters)
+        self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
         self.context_until = context_until
@@ -124,6 +127,11 @@ class KVLabLM(TemplateLM):
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
         self.together((with_parameters(method, parameters),))
+
+    @cached_property
+    def identity(self) -> str:
+        """See `identity`; it reads all the code, which takes seconds, so only where answers are kept."""
+        return self._identity()
 
     def together(self, methods: Iterable[str | Spec]) -> None:
         """Score for all these methods at once, the first of them being used: prefills are shared."""
