@@ -66,9 +66,8 @@ def setup(settings, report: Callable) -> Callable:
             for method in methods:
                 try:
                     lm.use(method)
-                    found[method] = score(
-                        lm, task, settings.limit, settings.log_samples, **settings.prompting
-                    )
+                    one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
+                    found[method] = one | lm.seconds(one["seconds"])
                 except Exception as error:
                     found[method] = error
         return {

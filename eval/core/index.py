@@ -15,7 +15,9 @@ from collections.abc import Callable
 from .alike import SPEED
 
 NAME = ".index.json"
-KEPT = ("model", "method", "task", "config", "seconds", "made", "metrics")
+KEPT = (
+    "model", "method", "task", "config", "seconds", "prefill_seconds", "together", "made", "metrics",
+)  # fmt: skip
 FEW = 50  # cells that are read again rather than write an index for them
 
 
