@@ -21,6 +21,7 @@ from kvlab.recompute import NoCache
 from kvlab.visibility import Visibility
 
 from .batching import TOKENS
+from .clock import Clock
 
 
 class Prompt:
@@ -43,10 +44,14 @@ class Prompt:
         `[batch, kv_heads, tokens]`, for keeps that score by it."""
         return self.layers[index].received(last)
 
-    def fill(self, cache) -> None:
+    def fill(self, cache, clock: Clock) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
         for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):
-            received = self.received(index, layer.last_queries).clone() if layer.observes else None
+            received = None
+            if layer.observes:
+                with clock.of(None):  # computed once, for all that ask
+                    received = self.received(index, layer.last_queries)
+                received = received.clone()
             layer.fill(given, received)
 
 
@@ -61,27 +66,34 @@ def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
 
 
 @torch.inference_mode()
-def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) -> Iterator[tuple]:
+def shared(
+    model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, clock: Clock | None = None
+) -> Iterator[tuple]:
     """Prefill every cache with one prompt batch: yields (name, Stepper, logits), one after the other.
 
     ids, mask `[batch, tokens]`; logits as `Stepper.feed` returns them (the same tensor for all but
     `recompute`, which makes its own pass), or the exception that a method raised. A cache is let go
-    when the next one is asked for.
+    when the next one is asked for. Until then it is its time on the clock.
     """
-    prompt = None
+    prompt, clock = None, clock or Clock()
     for name, cache in caches.items():
+        before = clock.turn(name)
         try:
             cache.reset()
             stepper = Stepper(model, cache)
             if cache.recompute or len(caches) == 1 or not getattr(cache, "fillable", True):
                 found = stepper.feed(ids, attention_mask=mask, last=last)
             else:
-                prompt = prompt or Prompt(model, ids, mask, last)
-                prompt.fill(cache)
+                with clock.of(None):
+                    prompt = prompt or Prompt(model, ids, mask, last)
+                prompt.fill(cache, clock)
                 stepper.ids, stepper.padded = ids, mask is not None
                 stepper.mask = torch.ones_like(ids) if mask is None else mask
                 found = prompt.logits
         except Exception as error:
             found = error
-        yield name, stepper, found
+        try:
+            yield name, stepper, found
+        finally:
+            clock.turn(before)
         cache.reset()
