@@ -26,7 +26,7 @@ from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
 from .saved import save
-from .store import Exact, Growing
+from .store import Exact, Growing, Ragged
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -94,7 +94,7 @@ class KVCache(Bound):
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
     (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
-    `Growing(Int(bits=4))`). place: `Device()` or `Host(fetch)`.
+    `Growing(Int(bits=4))`, or `Ragged(...)` for a keep that is `ragged`). place: `Device()` or `Host(fetch)`.
 
     Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
     attends to its own K and V as they are; what the store and the keep do to them shows from the next token
@@ -109,7 +109,8 @@ class KVCache(Bound):
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
         keep, place = keep or KeepAll(), place or Device()
-        store = Growing(store) if store is None or isinstance(store, Exact) else store
+        if store is None or isinstance(store, Exact):
+            store = Ragged(store) if keep.ragged else Growing(store)
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")

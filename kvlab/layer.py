@@ -137,7 +137,7 @@ class Layer(Held):
             self._leave_window()
         slots = keep.choose(view) if evicts else None
         if slots is not None:
-            self._let_go(slots, self.keep.limits)
+            self._let_go(slots, self.keep.longest)
         self.in_prompt = False
 
     def note_queries(self) -> None:

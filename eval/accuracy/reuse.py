@@ -39,7 +39,7 @@ class Chosen(Keep):
         if layer.state.limits is not None:
             return None
         stay = self.sets.stay[layer.index]
-        layer.state.limits = (stay >= 0).sum(-1).amax(-1).tolist()
+        layer.state.limits = layer.state.longest = (stay >= 0).sum(-1).amax(-1).tolist()
         first = (layer.slot_positions == 0).int().argmax(-1, keepdim=True)  # the slot of a row's first token
         return (stay + first).masked_fill(stay < 0, -1)
 

@@ -1,5 +1,6 @@
 """Keep: which tokens stay."""
 
+from .adakv import AdaKV
 from .base import Keep, KeepAll
 from .h2o import H2O
 from .keydiff import KeyDiff
@@ -12,5 +13,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "TOVA", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+    "H2O", "TOVA", "AdaKV", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random", "Sinks",
+    "SnapKV",
 ]  # fmt: skip

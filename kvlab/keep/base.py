@@ -30,6 +30,7 @@ class Keep(Policy):
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
     once = False  # True: the prompt is compressed, and what is written after it stays
+    ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
 
@@ -64,27 +65,48 @@ class Keep(Policy):
         """Tokens that each row may hold after its prompt."""
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
+    def shares(self, layer, score: Tensor) -> Tensor | None:
+        """Tokens that each head may hold after the prompt, int `[batch, kv_heads]`, by this score (`ranked`);
+        None: as many as `limits` says, every head. A `ragged` keep overrides it."""
+
     def choose(self, layer) -> Tensor | None:
         """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
-        n]` in order of position, -1 where a row holds fewer; None when nothing has to go. The newest token
-        always stays."""
+        n]` in order of position, -1 at the end where a head holds fewer; None when nothing has to go. The
+        newest token always stays."""
         if layer.in_prompt:
-            layer.state.limits = self.limits(layer)
+            layer.state.limits = layer.state.longest = self.limits(layer)
         elif self.once:
             return None
-        over = [held - limit for held, limit in zip(layer.rows_held, layer.state.limits, strict=True)]
+        slots = self._best(layer)
+        self.forget(layer.state)
+        return slots
+
+    def forget(self, state) -> None:
+        """It has been chosen: what is needed for one choice alone may go."""
+
+    def ranked(self, layer) -> Tensor:
+        """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
+        positions = layer.slot_positions
+        newest = positions == positions.amax(-1, keepdim=True)
+        score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
+        return score.masked_fill(positions < 0, -torch.inf)
+
+    def _best(self, layer) -> Tensor | None:
+        """The best slots of every head, as `choose` returns them."""
+        state, positions = layer.state, layer.slot_positions
+        over = [held - limit for held, limit in zip(layer.rows_held, state.longest, strict=True)]
         if max(over) <= 0:
             return None
-        positions = layer.slot_positions
-        newest, slots = positions == positions.amax(-1, keepdim=True), positions.shape[2]
-        score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
-        score = score.masked_fill(positions < 0, -torch.inf)
-        if all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
+        score, slots = self.ranked(layer), positions.shape[2]
+        if layer.in_prompt and (shares := self.shares(layer, score)) is not None:
+            state.shares, state.longest = shares, shares.amax(-1).tolist()
+        even = state.shares is None
+        if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
-        limits = torch.tensor(layer.state.limits, device=score.device).view(-1, 1, 1)
-        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(layer.state.limits)]
+        limits = torch.tensor(state.limits, device=score.device)[:, None] if even else state.shares
+        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(state.longest)]
         rank = torch.arange(order.shape[-1], device=order.device)
-        stays = (rank < limits) & (positions.gather(2, order) >= 0)
+        stays = (rank < limits[..., None]) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
 
@@ -105,10 +127,11 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
 class KeepState(State):
     """What a keep remembers of one layer.
 
-    limits: tokens that each row may hold, a list, known when the prompt has ended. last: see `LastQueries`.
+    limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
+    head that may hold most; shares `[batch, kv_heads]`: where heads differ. last: see `LastQueries`.
     """
 
-    per_row = ("limits",)
+    per_row = ("limits", "longest", "shares")
     states = ("last",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 
