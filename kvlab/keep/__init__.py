@@ -5,6 +5,7 @@ from .base import Keep, KeepAll
 from .h2o import H2O
 from .keydiff import KeyDiff
 from .keynorm import KeyNorm
+from .kvzip import KVzip
 from .pool import Pool
 from .pyramidkv import PyramidKV
 from .random import Random
@@ -13,6 +14,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "TOVA", "AdaKV", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random", "Sinks",
-    "SnapKV",
+    "H2O", "TOVA", "AdaKV", "KVzip", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random",
+    "Sinks", "SnapKV",
 ]  # fmt: skip

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from ..policy import State, check_number
-from .base import Keep
-from .snapkv import SnapKV
+from .base import Keep, counts
 
 
-@dataclass(frozen=True)
 class AdaKV(Keep):
     """After the prompt, a layer's tokens compete for one budget over all its heads, by the score of another
     keep: a head that spreads its attention holds more, one that concentrates holds less.
@@ -22,26 +18,21 @@ class AdaKV(Keep):
     B. How many each head then holds is its share; where the other keep goes on evicting, each head goes on
     within its share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
 
-    of: the keep that scores (default: `SnapKV`), any that overrides `score` alone; the budget is its own.
+    of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own.
     safeguard: part of an even share that each head holds in any case (0.2 as in the paper's experiments).
     Deviation: the paper counts first, H * B tokens over all heads, and then mixes the counts with an even
     share, part by part; here the protected tokens are taken first, as in kvpress, so that the budget is met
     to the token.
     """
 
-    of: Keep | None = None
-    safeguard: float = 0.2
-
     ragged = True
 
-    def __init__(self, of: Keep | None = None, safeguard: float = 0.2):
-        of = SnapKV() if of is None else of
+    def __init__(self, of: Keep, safeguard: float = 0.2):
         if not isinstance(of, Keep) or of.ragged or type(of).choose is not Keep.choose:
-            raise ValueError(f"of={type(of).__name__}: expected a keep that scores tokens, head by head")
+            raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
         check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
-        object.__setattr__(self, "of", of)
-        object.__setattr__(self, "safeguard", safeguard)
         super().__init__(of.budget)
+        self.of, self.safeguard = of, safeguard
 
     observes = property(lambda self: self.of.observes)
     last_queries = property(lambda self: self.of.last_queries)
@@ -69,11 +60,4 @@ class AdaKV(Keep):
         safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
-        return counts(score, limits * score.shape[1])
-
-
-def counts(score: Tensor, limits: Tensor) -> Tensor:
-    """How many of a row's `limits` `[batch]` best slots each head has, `[batch, heads]`. score `[batch,
-    heads, slots]`, -inf where a slot is empty; ties go to the first head, and in it to the older token."""
-    best = score.flatten(1).argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) < limits[:, None]
-    return (best.view_as(score) & (score > -torch.inf)).sum(-1)
+        return counts([score], limits * score.shape[1])[0]

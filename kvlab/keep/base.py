@@ -31,6 +31,7 @@ class Keep(Policy):
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
     once = False  # True: the prompt is compressed, and what is written after it stays
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
+    rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
 
@@ -47,6 +48,20 @@ class Keep(Policy):
     def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
+
+    def again(self, layer, model, ids: Tensor, real: Tensor):
+        """What a keep that `rereads` wants the model to read when the prompt has ended, after the prompt, and
+        without leaving anything in the cache: yields (ids `[batch, n]`, real bool `[batch, n]`, anything that
+        `hear` needs), one for each pass. ids, real `[batch, tokens]`: the prompt; layer: the first one."""
+        raise TypeError(f"{type(self).__name__} must say what it reads again: define again")
+
+    def hear(self, layer, given, asked: Tensor, positions: Tensor, part) -> None:
+        """Called for every layer in such a pass. given: its `Recorded`, the keys and values being those of
+        what is held and, behind them, of what is read; positions `[batch, 1 or kv_heads, held + n]`: theirs,
+        -1 for none; asked `[batch, n]`: those of the queries; part: what `again` yielded."""
+
+    def agree(self, layers) -> None:
+        """All has been read: a keep that decides over several layers (`View`s) sets their `state.shares`."""
 
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
@@ -73,12 +88,15 @@ class Keep(Policy):
         """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
         n]` in order of position, -1 at the end where a head holds fewer; None when nothing has to go. The
         newest token always stays."""
+        state = layer.state
         if layer.in_prompt:
-            layer.state.limits = layer.state.longest = self.limits(layer)
+            state.limits = state.longest = self.limits(layer)
+            if state.shares is not None:
+                state.longest = state.shares.amax(-1).tolist()
         elif self.once:
             return None
         slots = self._best(layer)
-        self.forget(layer.state)
+        self.forget(state)
         return slots
 
     def forget(self, state) -> None:
@@ -95,12 +113,12 @@ class Keep(Policy):
         """The best slots of every head, as `choose` returns them."""
         state, positions = layer.state, layer.slot_positions
         over = [held - limit for held, limit in zip(layer.rows_held, state.longest, strict=True)]
-        if max(over) <= 0:
+        even = state.shares is None
+        if even and max(over) <= 0:
             return None
         score, slots = self.ranked(layer), positions.shape[2]
-        if layer.in_prompt and (shares := self.shares(layer, score)) is not None:
-            state.shares, state.longest = shares, shares.amax(-1).tolist()
-        even = state.shares is None
+        if layer.in_prompt and even and (shares := self.shares(layer, score)) is not None:
+            state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
         if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
         limits = torch.tensor(state.limits, device=score.device)[:, None] if even else state.shares
@@ -116,6 +134,17 @@ def prompts(layer) -> list[int]:
     return [min(tokens, layer.local or tokens) for tokens in layer.lengths]
 
 
+def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
+    """How many of a row's `limits` `[batch]` best slots each head of each layer has, `[batch, kv_heads]`.
+    scores: by layer `[batch, kv_heads, slots]`, -inf where a slot is empty; ties go to the first layer, in it
+    to the first head, and in it to the older token."""
+    flat = torch.cat([score.flatten(1) for score in scores], 1)
+    best = flat.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) < limits[:, None]
+    best &= flat > -torch.inf
+    parts = best.split([score[0].numel() for score in scores], 1)
+    return [part.view_as(score).sum(-1) for part, score in zip(parts, scores, strict=True)]
+
+
 def _all_but_the_lowest(score: Tensor) -> Tensor:
     """All slots but the one with the lowest score, the last of them if it is a tie."""
     slots = score.shape[-1]
@@ -128,10 +157,11 @@ class KeepState(State):
     """What a keep remembers of one layer.
 
     limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
-    head that may hold most; shares `[batch, kv_heads]`: where heads differ. last: see `LastQueries`.
+    head that may hold most; shares `[batch, kv_heads]`: where heads differ. last: see `LastQueries`. ids,
+    real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read again (`reread.py`).
     """
 
-    per_row = ("limits", "longest", "shares")
+    per_row = ("limits", "longest", "shares", "ids", "real", "next")
     states = ("last",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 

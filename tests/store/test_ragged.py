@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, started, tiny
 
 import kvlab
-from kvlab.keep import H2O, AdaKV, KeyDiff
+from kvlab.keep import H2O, AdaKV, KeyDiff, SnapKV
 from kvlab.place import Host
 from kvlab.store import Float8, Growing, Int, Paged, Ragged, Static
 
@@ -130,7 +130,7 @@ def test_other_stores_and_a_host_are_refused_in_one_line():
         ({"store": Ragged(), "place": Host()}, "held on the device, not on a host"),
     ]:
         with pytest.raises(ValueError, match=says) as error:
-            kvlab.KVCache(model, keep=AdaKV(), **policies)
+            kvlab.KVCache(model, keep=AdaKV(SnapKV()), **policies)
         assert "\n" not in str(error.value)
     kvlab.KVCache(model, keep=AdaKV(KeyDiff(1)), store=Growing())  # which lets nothing go
 
