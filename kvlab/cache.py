@@ -27,7 +27,7 @@ from .models.shrunk import forgets
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .saved import save
-from .store import Exact, Growing, Ragged
+from .store import buffer_of
 from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
@@ -111,8 +111,7 @@ class KVCache(Bound):
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
         keep, place = keep or KeepAll(), place or Device()
-        if store is None or isinstance(store, Exact):
-            store = Ragged(store) if keep.ragged else Growing(store)
+        store = buffer_of(store, keep)
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")

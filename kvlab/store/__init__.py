@@ -7,12 +7,12 @@ from .growing import Growing
 from .int import Int
 from .kivi import Kivi
 from .paged import BlockPool, Paged
-from .ragged import Ragged
+from .ragged import Ragged, buffer_of
 from .roomy import Roomy
 from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
     "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Ragged", "Roomy", "Smoothed",
-    "Static", "fold_smoothing",
+    "Static", "buffer_of", "fold_smoothing",
 ]  # fmt: skip

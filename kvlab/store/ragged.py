@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..policy import State, gather_slots
-from .exact import Parts
+from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 
 
@@ -106,3 +106,10 @@ class Left(State):
             tuple(part.index_select(0, mine) for part in parts) for parts in (self.keys, self.values)
         )
         self.counts = self.counts.index_select(0, rows)
+
+
+def buffer_of(store, keep) -> Growing:
+    """A store as it is; for a format, or None, the buffer that is meant where none is named."""
+    if store is not None and not isinstance(store, Exact):
+        return store
+    return Ragged(store) if keep.ragged else Growing(store)
