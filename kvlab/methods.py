@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, Pool, PyramidKV, Random, Sinks, SnapKV
+from .keep import H2O, TOVA, AdaKV, Keep, KeyDiff, KeyNorm, KVzip, Pool, PyramidKV, Random, Sinks, SnapKV
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
 from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
@@ -166,10 +166,26 @@ def _keynorm(budget=0.2):
     return {"keep": KeyNorm(budget)}
 
 
+@method("kvzip")
+def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
+    """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
+    return {"keep": KVzip(budget, over, chunk, sinks)}
+
+
 @method("random")
 def _random(budget=0.2, seed=0):
     """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
     return {"keep": Random(budget, seed)}
+
+
+@method("adakv")
+def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
+    """As another method, with one budget for all heads of a layer: some then hold more than others."""
+    scoring = _find(str(of))
+    policies = scoring.policies(budget=budget) if "budget" in scoring.parameters else {}
+    if [*policies] != ["keep"]:
+        raise ValueError(f"of={of}: expected a method that scores tokens and does nothing else, as snapkv")
+    return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:

@@ -38,6 +38,8 @@ STYLE = {
     "snapkv": (YELLOW, "P", "--"),
     "pyramidkv": (YELLOW, "^", ":"),
     "tova": (ORANGE, "X", "-."),
+    "adakv": (YELLOW, "D", "-"),
+    "kvzip": ("#332288", "*", "-"),
     "keydiff": ("#882255", "v", "-"),
     "keynorm": ("#882255", "<", "--"),
     "random": (GREY, "x", ":"),

@@ -72,6 +72,14 @@ SETTINGS = {
     "snapkv": (["snapkv:budget=1"], ["snapkv:budget=0.4,window=4"]),
     "tova": (["tova:budget=1"], ["tova:budget=0.4"]),
     "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
+    "adakv": (
+        ["adakv:budget=1", "adakv:of=h2o,budget=1"],
+        ["adakv:of=keydiff,budget=0.4", "adakv:of=h2o,budget=0.4,safeguard=0.5"],
+    ),
+    "kvzip": (
+        ["kvzip:budget=1"],
+        ["kvzip:budget=0.4", "kvzip:budget=7,chunk=16,sinks=1", "kvzip:budget=0.4,over=head"],
+    ),
     "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),

@@ -25,7 +25,8 @@ from .clock import Clock
 
 
 class Prompt:
-    """A prefill that was made without a cache: `layers` holds what every layer's attention was given."""
+    """A prefill that was made without a cache: `layers` holds what every layer's attention was given, `ids`
+    and `mask` what was fed."""
 
     def __init__(self, model, ids: Tensor, mask: Tensor | None, last: bool):
         """A few rows at a time: activations then stay in the processor's cache."""
@@ -36,6 +37,7 @@ class Prompt:
                 logits.append(Stepper(model, NoCache(model)).feed(ids[rows], attention_mask=real, last=last))
             parts.append(layers)
         self.logits = logits[0] if len(logits) == 1 else torch.cat(logits)
+        self.ids, self.mask = ids, mask
         self.layers = [joined(layer, mask) for layer in zip(*parts, strict=True)]
         self.received = once(self._received)
 
@@ -53,6 +55,7 @@ class Prompt:
                     received = self.received(index, layer.last_queries)
                 received = received.clone()
             layer.fill(given, received)
+        cache.filled(self.ids, self.mask)
 
 
 def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:

@@ -15,7 +15,7 @@ from ..keep import KeepAll
 from ..methods import Spec, parse
 from ..place import Device, InfiniGen, OnDemand, TopK
 from ..policy import resolve_budget
-from ..store import Exact, Growing, Kivi, Paged, Static
+from ..store import Kivi, Paged, Static, buffer_of
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def policies(spec: Spec) -> dict:
         raise ValueError(f"method {spec.text!r}: {error}") from error
     if "cache" in made:
         return {}
-    store = made.get("store")
-    store = Growing(store) if store is None or isinstance(store, Exact) else store
-    return {"keep": made.get("keep") or KeepAll(), "store": store, "place": made.get("place") or Device()}
+    keep = made.get("keep") or KeepAll()
+    store, place = buffer_of(made.get("store"), keep), made.get("place") or Device()
+    return {"keep": keep, "store": store, "place": place}
 
 
 def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:

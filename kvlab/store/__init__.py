@@ -7,11 +7,12 @@ from .growing import Growing
 from .int import Int
 from .kivi import Kivi
 from .paged import BlockPool, Paged
+from .ragged import Ragged, buffer_of
 from .roomy import Roomy
 from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
-    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Roomy", "Smoothed", "Static",
-    "fold_smoothing",
+    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Ragged", "Roomy", "Smoothed",
+    "Static", "buffer_of", "fold_smoothing",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from eval.accuracy.scoring import Scorer
 from kvlab.decode import Stepper
 
 METHODS = [method for method in kvlab.FIRST_WAVE if method != "recompute"]
+METHODS += ["adakv:of=h2o", "kvzip:chunk=16"]
 
 
 @pytest.mark.parametrize("rows_at_once", [1, 2, 3])

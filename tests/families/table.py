@@ -31,6 +31,8 @@ REASONS = {  # the closed list: letter -> (how its one line is known, what the p
     "e": ("of its own", "serves models that do nothing of their own with K, V and masks"),
     "f": ("forgets its text", "wants the prompt in one pass where the model's own states forget the text at "
           "a later pass of several tokens"),
+    "g": ("reads the prompt again", "has the prompt read again, where states or latents are held beside keys "
+          "and values"),
 }  # fmt: skip
 
 

@@ -53,6 +53,8 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "snapkv": "snapkv:budget=0.5,window=3",
     "tova": "tova:budget=0.5",
     "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
+    "adakv": "adakv:of=h2o,budget=0.5",
+    "kvzip": "kvzip:budget=0.5,chunk=16",
     "keydiff": "keydiff:budget=0.5",
     "keynorm": "keynorm:budget=0.5",
     "random": "random:budget=0.5",
