@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, Pool, PyramidKV, Random, Sinks, SnapKV
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
-from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
+from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Rotated, Smoothed, Static
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,21 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
     return {"cache": make}
 
 
+def _turned(form: Exact, rotate) -> Exact:
+    """The format with vectors rotated before they are rounded, or as it is."""
+    if not (rotate is None or isinstance(rotate, bool) or rotate == "signs"):
+        raise ValueError(f"rotate={rotate!r}: expected true, false or signs")
+    return Rotated(form, rotate == "signs") if rotate else form
+
+
 def _integers(bits: int, summary: str) -> None:
     """Enter int8, int4 or int2."""
 
     def policies(
-        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0
-    ):
-        form = Int(bits, group, axis, symmetric, scale, nonfinite)
+        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0,
+        rotate=None,
+    ):  # fmt: skip
+        form = _turned(Int(bits, group, axis, symmetric, scale, nonfinite), rotate)
         return {"store": Growing(form if smooth is None else Smoothed(form, smooth), form, sinks)}
 
     policies.__doc__ = summary
@@ -185,9 +193,9 @@ def _offload(link=None):
 
 
 @method("offload+int4")
-def _offload_int4(group=None, link=None):
+def _offload_int4(group=None, link=None, rotate=None):
     """As offload, with keys and values as 4-bit integers on the host and on the link."""
-    return _hosted(Whole(), link, form=Int(4, group))
+    return _hosted(Whole(), link, form=_turned(Int(4, group), rotate))
 
 
 @method("offload+h2o")

@@ -5,7 +5,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from kvlab.store import Exact, Float8, Int, Smoothed
+from kvlab.store import Exact, Float8, Int, Rotated, Smoothed
 from kvlab.store.int import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
@@ -27,6 +27,10 @@ FORMS = [
     *(Float8(form) for form in Float8.TYPES),
     *(Float8(**settings) for settings in FLOATS),
     Smoothed(Int(4)),
+    *(Rotated(Int(bits), signs) for bits in (2, 4, 8) for signs in (False, True)),
+    Rotated(Int(4, 4)),
+    Rotated(Int(8, axis="channel", symmetric=False)),
+    Smoothed(Rotated(Int(4), True)),
 ]
 
 SCALES = [1e-30, 1e-7, 1e-3, 1.0, 300.0, 1e4]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 
 import torch
 from torch import Tensor
@@ -152,6 +153,40 @@ def kivi(x: Tensor, prompt: int, bits: int, group: int, recent: int, channels: i
         axis = "channel" if channels is None else "group"
         held[tokens] = integers(x[None, tokens], len(tokens), bits, axis, channels, symmetric=False)[1][0]
     return held
+
+
+def signs(head_dim: int) -> list[int]:
+    """QuaRot's random signs, one a channel (Ashkboos et al. 2024, section 3): drawn once, for all heads."""
+    draw = random.Random(0)
+    return [1 if draw.random() < 0.5 else -1 for _ in range(head_dim)]
+
+
+def turned(x: Tensor, signs: list[int], back: bool = False) -> Tensor:
+    """Vectors `[..., head_dim]` times the Walsh-Hadamard matrix, in blocks of n channels, the largest power
+    of two that divides head_dim: channel j becomes the sum of (-1)^(ones that i and j share) x_i / sqrt(n).
+
+    signs: of each channel before it is turned; back: the other way round.
+    """
+    width = x.shape[-1]
+    size = next(n for n in range(width, 0, -1) if width % n == 0 and n.bit_count() == 1)
+    found = []
+    for vector in x.reshape(-1, width).tolist():
+        for j in range(width):
+            start = j - j % size
+            terms = []
+            for i in range(start, start + size):
+                sign = (-1) ** (i % size & j % size).bit_count()
+                terms.append(vector[i] * sign * signs[j if back else i])
+            found.append(math.fsum(terms) * size**-0.5)
+    return torch.tensor(found, dtype=x.dtype).view(x.shape)
+
+
+def rotated(x: Tensor, first: int, quantize, signs: list[int] | None = None):
+    """Codes and numbers of one row's K or V whose vectors are turned, quantized by `quantize(x, first)`, and
+    turned back when they are read."""
+    signs = signs or [1] * x.shape[-1]
+    codes, numbers = quantize(turned(x, signs), first)
+    return codes, turned(numbers, signs, back=True)
 
 
 def smoothing(keys: Tensor, strength: float) -> Tensor:

@@ -8,10 +8,12 @@ from .int import Int
 from .kivi import Kivi
 from .paged import BlockPool, Paged
 from .roomy import Roomy
+from .rotated import Rotated
 from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
-    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Roomy", "Smoothed", "Static",
+    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Roomy", "Rotated", "Smoothed",
+    "Static",
     "fold_smoothing",
 ]  # fmt: skip

@@ -99,6 +99,25 @@ def test_compiled_attention_at_a_head_dimension_that_is_no_power_of_two(bits, gr
     check_format(run, lambda x, prompt: store.integers(x, prompt, bits, group=group), bits)
 
 
+ROTATED = [
+    (80, "int4:rotate=true", {"bits": 4}, False),
+    (96, "int8:rotate=signs,group=24", {"bits": 8, "group": 24}, True),
+    (160, "int4:rotate=signs", {"bits": 4}, True),
+    (96, "int4:rotate=true,group=32", {"bits": 4, "group": 32}, False),
+    (20, "int2:rotate=signs,symmetric=false", {"bits": 2, "symmetric": False}, True),
+    (20, "int4:rotate=true,axis=channel", {"bits": 4, "axis": "channel"}, False),
+    (20, "offload+int4:rotate=true,group=5,link=1e12", {"bits": 4, "group": 5}, False),
+]
+
+
+@pytest.mark.parametrize("head_dim, spec, how, signed", ROTATED, ids=[spec for _, spec, _, _ in ROTATED])
+def test_rotated_integers(head_dim, spec, how, signed):
+    signs = store.signs(head_dim) if signed else None
+    integers = lambda x, first: store.integers(x, first, **how)
+    run = Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run()
+    check_format(run, lambda x, first: store.rotated(x, first, integers, signs), how["bits"])
+
+
 FLOATS = [
     (20, "fp8", {"form": "e4m3"}),
     (80, "fp8:format=e5m2", {"form": "e5m2"}),
