@@ -77,9 +77,11 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
             continue
         limit = _limit(keep, kind, tokens, order, attending)
         whole = not place.on_host or not isinstance(place.fetch, TopK) or place.fetch.whole(order)
-        if (letter, limit, whole) not in known:
-            known[letter, limit, whole] = _layer(kind, limit, whole, store, place, tokens, model["context"])
-        part = last[letter] = known[letter, limit, whole]
+        mine = store.of(order, attending)
+        key = letter, limit, whole, mine
+        if key not in known:
+            known[key] = _layer(kind, limit, whole, mine, place, tokens, model["context"])
+        part = last[letter] = known[key]
         for name in total:
             total[name] += part[name]
         largest, order = max(largest, part["staged"]), order + 1

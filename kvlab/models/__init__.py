@@ -20,6 +20,6 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "attention_of", "blocks_of", "bodies_of",
-    "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed", "load", "prepare",
-    "query_of", "refusal", "refused_layers", "report_block_inputs", "restore", "source_of", "tokenizer_of",
+    "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed", "load",
+    "prepare", "query_of", "refusal", "refused_layers", "report_block_inputs", "restore", "source_of", "tokenizer_of",
 ]  # fmt: skip

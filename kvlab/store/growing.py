@@ -40,6 +40,10 @@ class Growing(Policy):
         self.values.check(layer.shape.value_dim)
         return GrowingState(self)
 
+    def of(self, order: int, layers: int) -> Growing:
+        """The store of the layer with this place among those that attend: for all the same one."""
+        return self
+
     def suits(self, keep, place) -> None:
         """ValueError when this store cannot serve such a keep or place."""
         if keep.ragged and keep.evicts and not self.takes_ragged:
