@@ -84,6 +84,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "uvm+h2o": "uvm+h2o:budget=1,memory=1",
     "topk": "topk:budget=1",
     "infinigen": "infinigen:budget=1,alpha=inf,ratio=1,full_layers=1",
+    "quest": "quest:budget=80,page=4,full_layers=1",
 }
 
 

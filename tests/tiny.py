@@ -98,6 +98,12 @@ SETTINGS = {
             "infinigen:budget=0.3,link=1e9",
         ],
     ),
+    "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
+    "quest": (
+        ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
+        ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
+    ),
+    "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
 }
 ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
 NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]

@@ -63,6 +63,9 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "uvm+h2o": "uvm+h2o:budget=0.5,memory=20",
     "topk": "topk:budget=0.4,link=1e10",
     "infinigen": "infinigen:budget=0.5,alpha=2.0,full_layers=1,pool=0.8",
+    "infinigen+int4": "infinigen+int4:budget=0.5,alpha=2.0,full_layers=1",
+    "quest": "quest:budget=0.4,page=3,full_layers=1",
+    "quest+int8": "quest+int8:budget=0.4,page=4,full_layers=0,link=1e10",
 }
 LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
 COARSE = {
@@ -73,6 +76,8 @@ COARSE = {
     "kivi4",
     "fp8",
     "offload+int4",
+    "infinigen+int4",
+    "quest+int8",
 }  # the prompt sees its stored pieces
 SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
 LONGEST, ROWS = 70, 4
