@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, Pool, PyramidKV, Random, Sinks, SnapKV
+from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, LagKV, Pool, PyramidKV, Random, Sinks, SnapKV
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, TopK, Whole
 from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
@@ -164,6 +164,12 @@ def _keydiff(budget=0.2):
 def _keynorm(budget=0.2):
     """The tokens with the shortest keys, and all tokens after the prompt."""
     return {"keep": KeyNorm(budget)}
+
+
+@method("lagkv")
+def _lagkv(budget=0.2, lag=0.25, sinks=4):
+    """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
+    return {"keep": LagKV(budget, lag, sinks)}
 
 
 @method("random")

@@ -43,6 +43,7 @@ STYLE = {
     "tova": (ORANGE, "X", "-."),
     "keydiff": ("#882255", "v", "-"),
     "keynorm": ("#882255", "<", "--"),
+    "lagkv": ("#882255", ">", "-."),
     "random": (GREY, "x", ":"),
     "offload": (SKY, "o", "-"),
     "offload+int4": (SKY, "v", "--"),

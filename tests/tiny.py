@@ -74,6 +74,7 @@ SETTINGS = {
     "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
     "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
+    "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
     "offload+int4": ([], ["offload+int4:link=1e9"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -89,6 +90,32 @@ def keynorm(keys: Tensor, budget: int) -> list[int]:
     """Key norm (Devoto et al. 2024, section 3): once, after the prompt, the newest and the shortest keys
     `[tokens, head_dim]` stay, compared to three decimals."""
     return _least([round(float(key.norm()), 3) for key in keys], budget)
+
+
+def lagkv(keys: Tensor, values: Tensor, budget: int, lag: int, first: int) -> list[int]:
+    """LagKV (Liang et al. 2025, section 3.2): once, after the prompt.
+
+    keys and values `[tokens, head_dim]` of one KV head. Blocks of `lag` tokens after the `first` ones; a
+    token counts as much as its channels vary on the scale of the next block. The first tokens stay, and the
+    last whole block with what follows it; of the other blocks the best of each, then the second best, ...
+    """
+    tokens, points = len(keys), {}
+    blocks = max(0, (tokens - first) // lag - 1)
+    for block in range(blocks):
+        mine = [first + block * lag + i for i in range(lag)]
+        after = [token + lag for token in mine]
+        total = [0.0] * lag
+        for x in (keys, values):
+            least, most = x[after].min(0).values, x[after].max(0).values
+            varied = torch.stack([((x[token] - least) / (most - least)).std() for token in mine])
+            total = [a + float(b) for a, b in zip(total, varied.softmax(0), strict=True)]
+        for rank, i in enumerate(sorted(range(lag), key=lambda i: (total[i], i))):
+            points[mine[i]] = rank
+    newest = [token for token in range(first, tokens) if token not in points]
+    start = list(range(min(first, tokens, budget - 1)))
+    end = newest[max(0, len(newest) - (budget - len(start))) :]
+    best = sorted(points, key=lambda token: (-points[token], token))
+    return sorted([*start, *end, *best[: max(0, budget - len(start) - len(end))]])
 
 
 def random(tokens: int, head: int, layer: int, seed: int, budget: int) -> list[int]:

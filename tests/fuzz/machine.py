@@ -55,6 +55,7 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
     "keydiff": "keydiff:budget=0.5",
     "keynorm": "keynorm:budget=0.5",
+    "lagkv": "lagkv:budget=0.5,lag=3,sinks=2",
     "random": "random:budget=0.5",
     "offload": "offload:link=1e10",
     "offload+int4": "offload+int4:link=1e10",
