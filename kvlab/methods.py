@@ -13,7 +13,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, LagKV, Pool, PyramidKV, Random, Sinks, SnapKV
+from .keep import (
+    H2O,
+    TOVA,
+    ExpectedAttention,
+    Keep,
+    KeyDiff,
+    KeyNorm,
+    LagKV,
+    Pool,
+    PyramidKV,
+    Random,
+    Sinks,
+    SnapKV,
+)
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, TopK, Whole
 from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
 
@@ -170,6 +183,12 @@ def _keynorm(budget=0.2):
 def _lagkv(budget=0.2, lag=0.25, sinks=4):
     """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
     return {"keep": LagKV(budget, lag, sinks)}
+
+
+@method("expected")
+def _expected(budget=0.2, future=512, sinks=4):
+    """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
+    return {"keep": ExpectedAttention(budget, future, sinks)}
 
 
 @method("random")

@@ -44,6 +44,7 @@ STYLE = {
     "keydiff": ("#882255", "v", "-"),
     "keynorm": ("#882255", "<", "--"),
     "lagkv": ("#882255", ">", "-."),
+    "expected": ("#332288", "d", "-"),
     "random": (GREY, "x", ":"),
     "offload": (SKY, "o", "-"),
     "offload+int4": (SKY, "v", "--"),

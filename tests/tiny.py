@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import (
     FalconConfig,
@@ -75,6 +76,7 @@ SETTINGS = {
     "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
     "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
+    "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
     "offload+int4": ([], ["offload+int4:link=1e9"]),
@@ -116,6 +118,18 @@ def policies(spec: str) -> dict:
     """The policies of a method that are not the defaults: {"keep": ..., "store": ..., "place": ...}."""
     read = parse(spec)
     return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
+
+
+UNROTATED = {"expected"}  # methods that undo rotary embeddings
+
+
+def refused(model, spec: str) -> bool:
+    """Whether the method is none for this model, which rotates no keys; it is then refused in one line."""
+    if spec.partition(":")[0] not in UNROTATED or model.config.model_type not in ("opt", "gpt2"):
+        return False
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        kvlab.make_cache(model, spec)
+    return True
 
 
 def rounds(spec: str) -> bool:

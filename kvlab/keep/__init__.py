@@ -1,6 +1,7 @@
 """Keep: which tokens stay."""
 
 from .base import Keep, KeepAll
+from .expected import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
 from .keynorm import KeyNorm
@@ -13,6 +14,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "TOVA", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "LagKV", "Pool", "PyramidKV", "Random", "Sinks",
-    "SnapKV",
+    "H2O", "TOVA", "ExpectedAttention", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "LagKV", "Pool", "PyramidKV",
+    "Random", "Sinks", "SnapKV",
 ]  # fmt: skip
