@@ -38,10 +38,12 @@ LATENT = "K and V are made of a latent after the cache"
 @dataclass(frozen=True)
 class Stats:
     """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `moved_bytes` crossed the link between host and device, either way, in the last pass.
-    `scored`: of the slots that stayed when the prompt was compressed, the share that the keep chose by its
-    score, and not by a rule such as a recent window, over all layers that let something go; None where none
-    did."""
+    included; `moved_bytes` crossed the link between host and device, either way, in the last pass,
+    `fetched_bytes` of them to the device; `index_bytes`, of the device's, are what a fetch policy chooses by.
+    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
+    `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
+    that the keep chose by its score, and not by a rule such as a recent window, over all layers that let
+    something go; None where none did."""
 
     device_bytes: int
     host_bytes: int
@@ -49,6 +51,9 @@ class Stats:
     tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
     tokens_held: int  # most tokens that any row and head holds in any layer
     scored: float | None = field(default=None, repr=False)
+    index_bytes: int = field(default=0, repr=False)
+    fetched_bytes: int = field(default=0, repr=False)
+    missed_mass: float | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return asdict(self)[name]
@@ -327,7 +332,19 @@ class KVCache(Bound):
             tokens_seen=self.get_seq_length(),
             tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),
             scored=sum(chosen) / len(chosen) if chosen else None,
+            **self._fetches(),
         )
+
+    def _fetches(self) -> dict:
+        """What `stats` says about the fetch policy."""
+        places = [layer.place for layer in self.attending]
+        index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
+        missed = [place.missed for place in places if place.missed is not None]
+        return {
+            "index_bytes": sum(storage.nbytes() for storage in index.values()),
+            "fetched_bytes": sum(place.fetched_bytes for place in places),
+            "missed_mass": sum(missed) / len(missed) if missed else None,
+        }
 
     def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""

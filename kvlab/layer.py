@@ -118,6 +118,8 @@ class Layer(Held):
 
     def end_pass(self, received: Tensor | None) -> None:
         """The pass has attended: the keep observes and, where the prompt has ended, decides."""
+        if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
+            self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
             self.keep.policy.observe(View(self, self.keep), received.detach())
         elif self.votes_later:

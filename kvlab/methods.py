@@ -13,8 +13,23 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, AdaKV, Keep, KeyDiff, KeyNorm, KVzip, Pool, PyramidKV, Random, Sinks, SnapKV
-from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
+from .keep import (
+    H2O,
+    TOVA,
+    AdaKV,
+    ExpectedAttention,
+    Keep,
+    KeyDiff,
+    KeyNorm,
+    KVzip,
+    LagKV,
+    Pool,
+    PyramidKV,
+    Random,
+    Sinks,
+    SnapKV,
+)
+from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, TopK, Whole
 from .policy import check_one_of
 from .store import (
     Codebook,
@@ -246,6 +261,18 @@ def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
     return {"keep": KVzip(budget, over, chunk, sinks)}
 
 
+@method("lagkv")
+def _lagkv(budget=0.2, lag=0.25, sinks=4):
+    """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
+    return {"keep": LagKV(budget, lag, sinks)}
+
+
+@method("expected")
+def _expected(budget=0.2, future=512, sinks=4):
+    """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
+    return {"keep": ExpectedAttention(budget, future, sinks)}
+
+
 @method("random")
 def _random(budget=0.2, seed=0):
     """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
@@ -262,10 +289,10 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
     return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
-def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:
+def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
     """The policies of a method on the host; over a link the host's buffer has room for what comes."""
     store = Growing(form) if link is None else Roomy(form)
-    return {"store": store, "place": Host(fetch, link)} | ({} if keep is None else {"keep": keep})
+    return {"store": store, "place": Host(fetch, link, missed)} | ({} if keep is None else {"keep": keep})
 
 
 @method("offload")
@@ -299,18 +326,40 @@ def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=No
 
 
 @method("topk")
-def _topk(budget=0.2, full_layers=0, link=None):
+def _topk(budget=0.2, full_layers=0, missed=False, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
-    return _hosted(TopK(budget, full_layers), link)
+    return _hosted(TopK(budget, full_layers), link, missed=missed)
 
 
 @method("infinigen")
 def _infinigen(
-    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", link=None
-):
+    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
+    link=None,
+):  # fmt: skip
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
-    return _hosted(fetch, link, keep=Pool(pool, victim))
+    return _hosted(fetch, link, keep=Pool(pool, victim), missed=missed)
+
+
+@method("infinigen+int4")
+def _infinigen_int4(
+    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, group=None, missed=False, link=None
+):  # fmt: skip
+    """As infinigen, with keys and values as 4-bit integers on the host and on the link."""
+    fetch = InfiniGen(budget, alpha, ratio, full_layers)
+    return _hosted(fetch, link, Int(4, group), missed=missed)
+
+
+@method("quest")
+def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
+    """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
+    return _hosted(Quest(budget, full_layers, page), link, missed=missed)
+
+
+@method("quest+int8")
+def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
+    """As quest, with keys and values as 8-bit integers on the host and on the link."""
+    return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
 
 
 FIRST_WAVE = (

@@ -79,6 +79,8 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "kvzip": "kvzip:budget=1000",
     "keydiff": "keydiff:budget=1",
     "keynorm": "keynorm:budget=1",
+    "lagkv": "lagkv:budget=1",
+    "expected": "expected:budget=1",
     "random": "random:budget=1",
     "offload": "offload",
     "offload+h2o": "offload+h2o:budget=1",
@@ -86,6 +88,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "uvm+h2o": "uvm+h2o:budget=1,memory=1",
     "topk": "topk:budget=1",
     "infinigen": "infinigen:budget=1,alpha=inf,ratio=1,full_layers=1",
+    "quest": "quest:budget=80,page=4,full_layers=1",
 }
 
 

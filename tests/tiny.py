@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import (
     FalconConfig,
@@ -87,6 +88,8 @@ SETTINGS = {
     ),
     "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
+    "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
+    "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
     "offload+int4": ([], ["offload+int4:link=1e9", "offload+int4:rotate=true"]),
@@ -111,6 +114,12 @@ SETTINGS = {
             "infinigen:budget=0.3,link=1e9",
         ],
     ),
+    "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
+    "quest": (
+        ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
+        ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
+    ),
+    "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
 }
 ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
 NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]
@@ -122,6 +131,18 @@ def policies(spec: str) -> dict:
     """The policies of a method that are not the defaults: {"keep": ..., "store": ..., "place": ...}."""
     read = parse(spec)
     return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
+
+
+UNROTATED = {"expected"}  # methods that undo rotary embeddings
+
+
+def refused(model, spec: str) -> bool:
+    """Whether the method is none for this model, which rotates no keys; it is then refused in one line."""
+    if spec.partition(":")[0] not in UNROTATED or model.config.model_type not in ("opt", "gpt2"):
+        return False
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        kvlab.make_cache(model, spec)
+    return True
 
 
 def rounds(spec: str) -> bool:

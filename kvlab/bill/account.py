@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
 from ..methods import Spec, parse
-from ..place import Device, InfiniGen, OnDemand, TopK
+from ..place import Device, InfiniGen, OnDemand, Quest, TopK
 from ..policy import resolve_budget
 from ..store import Kivi, Paged, Static, buffer_of
 
@@ -135,6 +135,9 @@ def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int
         if not whole:
             budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
             attended = held if budget is None else min(budget, held)
+            if isinstance(fetch, Quest):
+                attended = held if budget is None else min(fetch.pages(budget) * fetch.page, held)
+                partial = -(-held // fetch.page) * kind["heads"] * 2 * kind["key"] * 2
             if isinstance(fetch, InfiniGen):
                 partial = held * kind["heads"] * max(1, round(fetch.ratio * kind["key"])) * 2
         staged, read = size(attended), size(attended) + partial

@@ -29,6 +29,7 @@ class Keep(Policy):
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
+    reads_queries = False  # True: `note` is called with the queries of every pass
     once = False  # True: the prompt is compressed, and what is written after it stays
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
@@ -48,6 +49,9 @@ class Keep(Policy):
     def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
+
+    def note(self, layer, query: Tensor) -> None:
+        """The queries of a pass `[batch, heads, tokens, head_dim]`, after RoPE, of the newest tokens."""
 
     def again(self, layer, model, ids: Tensor, real: Tensor):
         """What a keep that `rereads` wants the model to read when the prompt has ended, after the prompt, and

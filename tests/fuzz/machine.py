@@ -62,6 +62,8 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "kvzip": "kvzip:budget=0.5,chunk=16",
     "keydiff": "keydiff:budget=0.5",
     "keynorm": "keynorm:budget=0.5",
+    "lagkv": "lagkv:budget=0.5,lag=3,sinks=2",
+    "expected": "expected:budget=0.5,sinks=2,future=9",
     "random": "random:budget=0.5",
     "offload": "offload:link=1e10",
     "offload+int4": "offload+int4:link=1e10",
@@ -70,6 +72,9 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "uvm+h2o": "uvm+h2o:budget=0.5,memory=20",
     "topk": "topk:budget=0.4,link=1e10",
     "infinigen": "infinigen:budget=0.5,alpha=2.0,full_layers=1,pool=0.8",
+    "infinigen+int4": "infinigen+int4:budget=0.5,alpha=2.0,full_layers=1",
+    "quest": "quest:budget=0.4,page=3,full_layers=1",
+    "quest+int8": "quest+int8:budget=0.4,page=4,full_layers=0,link=1e10",
 }
 LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
 COARSE = {
@@ -85,6 +90,8 @@ COARSE = {
     "kivi4",
     "fp8",
     "offload+int4",
+    "infinigen+int4",
+    "quest+int8",
 }  # the prompt sees its stored pieces
 SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
 LONGEST, ROWS = 70, 4

@@ -154,6 +154,54 @@ def by_keynorm(budget):
     return by_keys(budget, lambda keys, head, limit: keep.keynorm(keys, limit))
 
 
+def by_lagkv(budget, lag, first):
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+        block = lag if lag > 1 else max(2, keep.budget(lag, limit))
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            return [
+                [
+                    mine[i]
+                    for i in keep.lagkv(
+                        row.keys[head, mine].double(), row.values[head, mine].double(),
+                        min(limit, len(mine)), block, sum(token < first for token in mine),
+                    )
+                ]
+                for head, mine in enumerate(present)
+            ]  # fmt: skip
+
+        return follow
+
+    return start
+
+
+def by_expected(budget, future, first):
+    """Llama's frequencies: its model rotates nothing here, but says how it would."""
+
+    def start(row):
+        limit, width = keep.budget(budget, row.prompt), row.keys.shape[-1]
+        frequencies = [10000.0 ** (-2 * i / width) for i in range(width // 2)]
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            return [
+                keep.expected(
+                    row.query[row.group(head), : row.prompt], row.keys[head, : row.prompt],
+                    row.values[head, : row.prompt], frequencies, row.scaling, future,
+                    min(limit, len(mine)), first,
+                )
+                for head, mine in enumerate(present)
+            ]  # fmt: skip
+
+        return follow
+
+    return start
+
+
 def by_random(budget, seed=0):
     return by_keys(budget, lambda keys, head, limit: keep.random(len(keys), head, 0, seed, limit))
 
@@ -274,6 +322,11 @@ KEEPS = {
     "snapkv:budget=5,window=8,kernel=1": by_snapkv(5, 8, 1),
     "tova:budget=0.3": by_tova(0.3),
     "tova:budget=9": by_tova(9),
+    "lagkv:budget=0.4,lag=3,sinks=2": by_lagkv(0.4, 3, 2),
+    "lagkv:budget=0.7": by_lagkv(0.7, 0.25, 4),
+    "lagkv:budget=4,lag=4,sinks=5": by_lagkv(4, 4, 5),
+    "expected:budget=0.3,future=40,sinks=2": by_expected(0.3, 40, 2),
+    "expected:budget=9": by_expected(9, 512, 4),
     "keydiff:budget=0.3": by_keydiff(0.3),
     "keydiff:budget=9": by_keydiff(9),
     "keynorm:budget=0.3": by_keynorm(0.3),
@@ -294,6 +347,8 @@ OTHERS = {
     "h2o:budget=13": by_h2o(13, 0.5),
     "snapkv:budget=13,window=3": by_snapkv(13, 3, 5),
     "tova:budget=13": by_tova(13),
+    "lagkv:budget=13,lag=4": by_lagkv(13, 4, 4),
+    "expected:budget=13,future=7": by_expected(13, 7, 4),
     "keydiff:budget=13": by_keydiff(13),
     "keynorm:budget=13": by_keynorm(13),
 }
@@ -340,6 +395,7 @@ WINDOWED = {
     "tova:budget=5": by_tova(5),
     "snapkv:budget=6,window=4": by_snapkv(6, 4, 5),
     "sinks:budget=5": by_sinks(5, 4),
+    "lagkv:budget=7,lag=2,sinks=1": by_lagkv(7, 2, 1),
 }
 
 
