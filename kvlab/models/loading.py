@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from ..errors import first_line
 from . import fetching, gguf
 from .files import damage
 from .passes import report_passes
@@ -59,7 +60,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(
-            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {_first_line(error)}"
+            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {first_line(error)}"
         ) from error
     bars = logging.is_progress_bar_enabled()
     try:
@@ -69,7 +70,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False
         )
     except Exception as error:
-        raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
+        raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
     finally:
         if bars:
             logging.enable_progress_bar()
@@ -153,10 +154,6 @@ def _cannot(model) -> str:
         f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
         "caches cannot serve it (docs/families.md lists models that they serve)"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def tokenizer_of(model):
