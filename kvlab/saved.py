@@ -18,9 +18,9 @@ from torch import Tensor
 from .methods import make_cache
 from .policy import State
 
-FORMAT = "1"  # of the file; another one is refused
+FORMAT = "2"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
-OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized")
+OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
 SCALARS = (bool, int, float, str, type(None))
 SAMPLE = 65_536  # numbers of a weight that its model's digest looks at
