@@ -123,6 +123,10 @@ class KVzip(Keep):
         for layer, share in zip(layers, shares, strict=True):
             layer.state.shares = share
 
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
+
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         first = 1 + self.sinks - positions  # above every weight, and the first token before the second
