@@ -36,6 +36,7 @@ class AdaKV(Keep):
 
     observes = property(lambda self: self.of.observes)
     last_queries = property(lambda self: self.of.last_queries)
+    reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
 
     def start(self, layer) -> State:
@@ -46,8 +47,14 @@ class AdaKV(Keep):
     def observe(self, layer, received: Tensor | None) -> None:
         self.of.observe(layer, received)
 
+    def note(self, layer, query: Tensor) -> None:
+        self.of.note(layer, query)
+
     def score(self, layer) -> Tensor:
         return self.of.score(layer)
+
+    def by_rule(self, layer) -> Tensor:
+        return self.of.by_rule(layer)
 
     def forget(self, state) -> None:
         self.of.forget(state)

@@ -89,10 +89,8 @@ class ExpectedAttention(Keep):
                 spread = rotation.turn(spread.transpose(2, 3), cos[:, None], sin[:, None])
         return mean.float(), spread.float()
 
-    def choose(self, layer) -> Tensor | None:
-        slots, state = super().choose(layer), layer.state
+    def forget(self, state) -> None:
         state.count = state.total = state.squares = None
-        return slots
 
 
 class ExpectedState(KeepState):

@@ -97,10 +97,15 @@ class KVzip(Keep):
         chunk = (held >= start) & (held < end)
         there = positions >= 0
         there[..., : layer.slots] &= chunk | (held < self.sinks)
+        seen = there.flatten(0, 1).any(0).nonzero()[:, 0]  # by any row
+        there, positions = there[..., seen], positions[..., seen]
         allowed = there[:, :, None] & (positions[:, :, None] <= asked[:, None, :, None])
-        found = most_received(given, given.keys, allowed)[..., : layer.slots]
-        before = torch.zeros_like(found) if state.scores is None else state.scores
-        state.scores = torch.where(chunk, found, before)
+        found = most_received(given, given.keys[:, :, seen], allowed)
+        if state.scores is None:
+            state.scores = found.new_zeros(*found.shape[:2], layer.slots)
+        mine = seen[seen < layer.slots]
+        before = state.scores[..., mine]
+        state.scores[..., mine] = torch.where(chunk[..., mine], found[..., : len(mine)], before)
 
     def agree(self, layers) -> None:
         if self.over == "head":
@@ -117,6 +122,10 @@ class KVzip(Keep):
             shares = [counts([score], limit)[0] for score, limit in zip(ranked, limits, strict=True)]
         for layer, share in zip(layers, shares, strict=True):
             layer.state.shares = share
+
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
