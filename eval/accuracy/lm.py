@@ -36,6 +36,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 import kvlab
+from kvlab.devices import entry_of
 from kvlab.methods import Spec, parse
 
 from ..core.digests import code_digest, method_digest, model_digest
@@ -123,7 +124,7 @@ class KVLabLM(TemplateLM):
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length = int(max_length or limit or 2048)
-        self._device = next(self.model.parameters()).device
+        self._device = entry_of(self.model)
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
         self.together((with_parameters(method, parameters),))

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..cluster.options import Pooled
 from ..core import workers
 from ..core.digests import digest
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
-from ..core.measurement import Cell, OfMethods, count, natural, option
+from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from . import cuts, taskset
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
@@ -20,7 +21,7 @@ HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks th
 
 
 @dataclass(kw_only=True)
-class Accuracy(OfMethods):
+class Accuracy(Pooled):
     """Methods that miss a task are scored on it together, since they share their prefills; tasks go to worker
     processes, the longest first."""
 
@@ -71,7 +72,7 @@ class Accuracy(OfMethods):
 
     def check(self) -> None:
         super().check()
-        if self.jobs is None and self.model is None:
+        if self.jobs is None and self.model is None and self.on is None:
             workers.get_ready()  # workers' imports begin while digests are made
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
@@ -157,11 +158,12 @@ class Accuracy(OfMethods):
         def report(job, done: int, total: int) -> None:
             bar.at(job[0], len(job[1]) * min(1.0, done / max(total, 1)))
 
-        for job, found in workers.run(self.maker, self, jobs, processes, self.threads, report):
-            task, methods = job
+        pool = self.pool(lambda job: f"{', '.join(job[1])} · {job[0]} · {self.protocol}")
+        for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
+            task, methods = done.job
             for method in methods:
-                one = found if isinstance(found, Failed) else found[method]
-                yield wanted[task, method], one
+                one = done.found if isinstance(done.found, Failed) else done.found[method]
+                yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
             bar.at(task, len(methods))
 
     def result(self, found: dict) -> str:

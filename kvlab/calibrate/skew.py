@@ -42,7 +42,10 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     known = _skews.setdefault(model, {})
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
-        file = None if small else scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
+        hidden = any(
+            weight.is_meta for weight in model.parameters()
+        )  # offloaded: nobody can tell whose it is
+        file = None if small or hidden else scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
         matrices = _read(file, model)
         if matrices is None:
             matrices = _calibrate(model, ids)
@@ -74,7 +77,7 @@ def _read(file: Path | None, model) -> list[Tensor] | None:
     if file is None:
         return None
     try:
-        matrices = torch.load(file, map_location=model.device, weights_only=True)
+        matrices = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # not there, or damaged: made again
         return None
     attending = sum(hasattr(layer, "keys") for layer in layers_of(model))
