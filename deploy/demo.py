@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_agent_register_timeout_ms", "100000")  # a busy machine
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # what neighbours take is not ours to give back
 STORE = 80 * 2**20  # bytes of a node's object store, Ray's least
 JOB = " · "  # in the name of every job of a sweep
 

@@ -52,7 +52,8 @@ BATCH = 64  # rows decoded together
 
 def identity(
     pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=BATCH,
-    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, **parameters,
+    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, device_map=None,
+    tp=False, **parameters,
 ) -> str:  # fmt: skip
     """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, its model's
     files, and the code of the method and of the harness; "" for a model that is already loaded."""
@@ -61,7 +62,7 @@ def identity(
     spec = parse(with_parameters(method, parameters))
     code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
     evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
-    how = protocol, evict, context_until, rows, device, dtype, max_length
+    how = protocol, evict, context_until, rows, device, dtype, max_length, device_map, tp
     return hashlib.sha256(repr((spec.text, *code, *map(str, how))).encode()).hexdigest()[:12]
 
 
@@ -102,11 +103,12 @@ class KVLabLM(TemplateLM):
     def __init__(
         self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
         dtype=None, max_length=None, max_batch_size=None, protocol=INSIDE, evict=None, context_until=None,
-        **parameters,
+        device_map=None, tp=False, **parameters,
     ):  # fmt: skip
         super().__init__()
         named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
         named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
+        named |= {"device_map": device_map, "tp": tp}
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
@@ -114,7 +116,8 @@ class KVLabLM(TemplateLM):
         self.untils = dict(self.untils_of_tasks)
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
-            self.model, self.tokenizer = kvlab.load(pretrained, device=without_cuda(device), dtype=dtype)
+            where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
+            self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, **where)
         elif tokenizer is None:
             raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
         else:

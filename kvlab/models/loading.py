@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import scratch
 from ..attention import NAME, register
 from ..devices import read_map
+from ..ranks import split
 from . import fetching, gguf
 from .files import damage
 from .passes import report_passes
@@ -34,7 +35,7 @@ _before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
-def load(name_or_path=None, *, device=None, dtype=None, device_map=None):
+def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_parallel=False):
     """Load a model ready for kvlab caches, and its tokenizer.
 
     name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
@@ -42,6 +43,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None):
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
     float32 on the CPU, the checkpoint's own elsewhere). device_map: in the place of `device`, "auto", a
     dictionary {module: device} or a JSON file of one, for accelerate ("disk" is a device too; `devices.py`).
+    tensor_parallel: the heads are split among the processes of `torchrun` (`ranks.py`).
     Returns (model in eval mode, tokenizer).
     A model of a type that nobody has tried attends by itself until a cache is made for it.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
@@ -54,9 +56,13 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None):
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
         check_files(source)
-    if device_map is not None and device is not None:
-        raise ValueError(f"device_map={device_map!r} and device={device!r}: expected one of them")
-    where = {} if device_map is None else {"device_map": read_map(device_map), "offload_folder": offloaded()}
+    if (device_map is not None) + (device is not None) + tensor_parallel > 1:
+        raise ValueError(
+            f"device={device!r}, device_map={device_map!r}, tensor_parallel={tensor_parallel}: expected one"
+        )
+    where = split(source) if tensor_parallel else {}
+    if device_map is not None:
+        where = {"device_map": read_map(device_map), "offload_folder": offloaded()}
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"

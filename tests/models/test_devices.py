@@ -124,5 +124,5 @@ def test_maps_that_cannot_be_read(tmp_path, text):
 
 
 def test_a_device_and_a_map():
-    with pytest.raises(ValueError, match="one of them"):
+    with pytest.raises(ValueError, match="expected one"):
         kvlab.load(device="cpu", device_map="auto")
