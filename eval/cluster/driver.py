@@ -243,7 +243,7 @@ class Driver:
                 self.tries[seat.job] += 1
                 name = self.plan.names[seat.job]
                 seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, self.plan.jobs[seat.job]))
-            if seat.ready and now - seat.asked > TICK:
+            if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten
                 seat.asked = math.inf  # until it answers
                 seat.refs.add(seat.actor.at.remote())
 
@@ -282,7 +282,7 @@ class Driver:
         if not ready:
             self.spoiled += 1
             if self.spoiled > TRIES:
-                raise Refused(f"no actor could be started: {reason[-240:]}")
+                raise Refused(f"no actor could be started: {reason[:240]}")
         elif job is not None and self.tries[job] >= TRIES:
             self.left -= 1
             line = f"its actor was lost {TRIES} times, so it is not tried again (out of memory?)"

@@ -18,7 +18,7 @@ from ..core.errors import describe
 from ..core.machine import commit, machine, versions
 from ..core.workers import quiet
 
-ORPHANED = 60.0  # seconds
+ORPHANED = 120.0  # seconds
 CONCURRENT = 2  # a job, and the question where it is
 
 

@@ -199,6 +199,22 @@ def test_an_error_of_the_job_itself_is_not_tried_again():
     assert driven(ray, [5]) == [("failed", (0, ("no such thing", "trace"), 1))]
 
 
+def test_an_actor_is_asked_where_it_is_while_it_loads_its_model():
+    """One that nobody asks ends itself (`holder.ORPHANED`), however long its model takes."""
+    ray = Ray([{"CPU": 1}], answer=done)
+    waited = ray.wait
+
+    def wait(refs, num_returns, timeout):
+        loading = [ref for ref in refs if ray.refs[ref][1] == "set_up"]
+        others = [ref for ref in refs if ref not in loading]
+        return waited(others if others else refs, num_returns, timeout)
+
+    ray.wait = wait
+    driven(ray, range(2))
+    kinds = [what for _, what, _ in ray.asked]
+    assert kinds.index("at") < kinds.index("set_up") < kinds.index("do")
+
+
 def test_actors_that_never_start_end_the_run():
     ray = Ray([{"CPU": 2}], die=lambda actor, what, args: what == "set_up")
     with pytest.raises(Refused, match="no actor could be started: it died"):
