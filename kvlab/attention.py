@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .devices import entry_of
 from .visibility import CAUSAL, Visibility, own_positions
 
 NAME = "kvlab"
@@ -194,7 +195,7 @@ def recorded(model, ids: Tensor) -> list[Recorded]:
     model: one that attends through kvlab (`models.prepare`).
     """
     with recording() as layers:
-        model(ids.to(model.device), use_cache=False)
+        model(ids.to(entry_of(model)), use_cache=False)
     return layers
 
 

@@ -12,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
 from .models import ModelShape
+from .ranks import rank_of, ranks_of
 from .slots import Slots
 
 
@@ -40,6 +41,7 @@ class Held(CacheLayerMixin):
         self.timeline = self.on_read = self.place = self.cache = None
         self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
+        self.ranks, self.rank = ranks_of(model), rank_of(model)
         self.reset()
 
     def reset(self) -> None:

@@ -78,6 +78,8 @@ class Layer(Held):
         batch, heads, tokens, width = given.keys.shape
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
+        if not self.lengths and heads * self.ranks == self.shape.kv_heads:
+            self.kv_heads = self.table.kv_heads = heads  # all of them, or this process's
         if (heads, width) != (self.kv_heads, self.shape.head_dim):
             raise ValueError(
                 f"layer {self.index}: K has {heads} heads of {width}, but the configuration of "

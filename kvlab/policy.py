@@ -177,13 +177,14 @@ class View:
     `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
     (None: all). in_prompt: this pass is part of the prompt; prefilling: and more of it may come. index, order
     (among the layers that attend), kv_heads, shape (`ModelShape`), scaling, softcap, sinks, local (window or
-    chunk, or None): of the layer.
+    chunk, or None): of the layer. rank, ranks: of this process and of all that share the layer's heads
+    (`ranks.py`); kv_heads are its own.
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling",
+        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling", "rank", "ranks",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):

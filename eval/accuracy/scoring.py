@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlab.decode import Stepper
+from kvlab.devices import entry_of
 from kvlab.models import ModelShape
 
 from .batching import (
@@ -51,7 +52,7 @@ class Scorer:
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
         self.prefilled, self.clock = 0, Clock()
         self.batch_size, self.max_length = batch_size, max_length
-        self.device = next(model.parameters()).device
+        self.device = entry_of(model)
         self.vocabulary = model.config.get_text_config().vocab_size
         self.meters = {name: Meter() for name in caches}
         self.errors: dict[str, Exception] = {}

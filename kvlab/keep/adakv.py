@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..policy import State, check_number
+from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 
 
@@ -63,8 +64,8 @@ class AdaKV(Keep):
         return self.of.limits(layer)
 
     def shares(self, layer, score: Tensor) -> Tensor:
-        limits = torch.tensor(layer.state.limits, device=score.device)
+        limits, score = torch.tensor(layer.state.limits, device=score.device), all_heads(layer, score)
         safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
-        return counts([score], limits * score.shape[1])[0]
+        return own_heads(layer, counts([score], limits * score.shape[1])[0])

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..attention import most_received
 from ..models import tokenizer_of
 from ..policy import check_one_of, check_whole
+from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 
 FIRST = "\n\nRepeat the previous context exactly.\n"
@@ -112,16 +113,16 @@ class KVzip(Keep):
             return
         rows = [self.limits(layer) for layer in layers]
         limits = [
-            layer.kv_heads * torch.tensor(row, device=layer.state.scores.device).minimum(_most(layer))
-            for layer, row in zip(layers, rows, strict=True)
+            layer.ranks * layer.kv_heads * torch.tensor(row, device=most.device).minimum(most)
+            for layer, row, most in zip(layers, rows, map(_most, layers), strict=True)
         ]
-        ranked = [self.ranked(layer) for layer in layers]
+        ranked = [all_heads(layer, self.ranked(layer)) for layer in layers]
         if self.over == "model":
             shares = counts(ranked, sum(limits))
         else:
             shares = [counts([score], limit)[0] for score, limit in zip(ranked, limits, strict=True)]
         for layer, share in zip(layers, shares, strict=True):
-            layer.state.shares = share
+            layer.state.shares = own_heads(layer, share)
 
     def by_rule(self, layer) -> Tensor:
         positions = layer.slot_positions

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import shutil
+import tempfile
 import weakref
 from pathlib import Path
 
@@ -11,7 +14,9 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from ..devices import read_map
 from ..errors import first_line
+from ..ranks import split
 from . import fetching, gguf
 from .files import damage
 from .passes import report_passes
@@ -31,13 +36,16 @@ _before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
-def load(name_or_path=None, *, device=None, dtype=None):
+def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_parallel=False):
     """Load a model ready for kvlab caches, and its tokenizer.
 
     name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
     `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
-    float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    float32 on the CPU, the checkpoint's own elsewhere). device_map: in the place of `device`, "auto", a
+    dictionary {module: device} or a JSON file of one, for accelerate ("disk" is a device too; `devices.py`).
+    tensor_parallel: the heads are split among the processes of `torchrun` (`ranks.py`).
+    Returns (model in eval mode, tokenizer).
     A model of a type that nobody has tried attends by itself until a cache is made for it.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
@@ -49,6 +57,13 @@ def load(name_or_path=None, *, device=None, dtype=None):
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
         check_files(source)
+    if (device_map is not None) + (device is not None) + tensor_parallel > 1:
+        raise ValueError(
+            f"device={device!r}, device_map={device_map!r}, tensor_parallel={tensor_parallel}: expected one"
+        )
+    where = split(source) if tensor_parallel else {}
+    if device_map is not None:
+        where = {"device_map": read_map(device_map), "offload_folder": offloaded()}
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -67,7 +82,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
         if source is not name_or_path:
             logging.disable_progress_bar()  # a small model of ours: a bar for a fifth of a second
         model, found = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
@@ -81,11 +96,18 @@ def load(name_or_path=None, *, device=None, dtype=None):
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = prepare(model.to(device).eval())
+    model = prepare((model if where else model.to(device)).eval())
     if not listed(model):
         restore(model)
     _tokenizers[model] = tokenizer
     return model, tokenizer
+
+
+def offloaded() -> str:
+    """A folder for weights that a map puts on disk, for as long as this process runs."""
+    folder = tempfile.mkdtemp(prefix="kvlab-offload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def source_of(name_or_path=None):
