@@ -52,7 +52,11 @@ class Meter:
             first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
             grown = (last - first) / columns * (steps * (steps + 1) - skipped * (skipped + 1)) / 2
             self.sums[name] += round(float((first * (steps - skipped) + grown).sum()))
-        self.row_steps += int((steps - skipped).sum())
+        made = int((steps - skipped).sum())
+        self.row_steps += made
+        if after.scored is not None:
+            self.chosen += after.scored * made
+            self.chosen_steps += made
 
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps

@@ -53,7 +53,8 @@ def scored(method, kind, monkeypatch, at_once):
     else:
         answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
     monkeypatch.undo()
-    return answers, scorer.meters[method].means()
+    meter = scorer.meters[method]
+    return answers, meter.means() | {"scored": meter.scored or 0.0}
 
 
 CASES = [(method, "choices") for method in [*AT_ONCE, HELD]] + [(method, "windows") for method in AT_ONCE]
@@ -126,6 +127,7 @@ class Held:
     """A cache's stats."""
 
     host_bytes = moved_bytes = 0
+    scored = 0.5
 
     def __init__(self, size):
         self.device_bytes = size
@@ -136,7 +138,11 @@ def test_a_pass_is_metered_as_its_steps():
     meter = Meter()
     meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]))
     steps = [60, 70, 60, 70, 80, 90]
-    assert meter.row_steps == 6 and meter.means()["device_bytes"] == sum(steps) / len(steps)
+    assert (
+        meter.row_steps == 6
+        and meter.scored == 0.5
+        and meter.means()["device_bytes"] == sum(steps) / len(steps)
+    )
 
 
 def test_a_step_that_rows_share_is_metered_once():
