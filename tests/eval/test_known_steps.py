@@ -7,7 +7,7 @@ import kvlab
 from eval.accuracy.agreement import measure
 from eval.accuracy.batching import Meter, steps_at_once
 from eval.accuracy.scoring import Scorer
-from tests.tiny import tiny
+from tests.tiny import SETTINGS, tiny
 
 AT_ONCE = ["full", "static:length=64", "int8", "int4", "fp8", "snapkv:budget=6,window=2"]
 STEP_BY_STEP = [
@@ -37,6 +37,29 @@ def test_which_methods_take_known_tokens_at_once():
     )  # a window leaves tokens behind
     assert not steps_at_once(kvlab.make_cache(model, "full"))  # nothing has been prefilled
     assert not steps_at_once(kvlab.make_cache(model, "recompute"))
+
+
+@pytest.mark.parametrize("method", sorted(SETTINGS))
+def test_of_every_method_a_pass_is_its_steps(method):
+    """In fp64, so that rounding of another batch shape moves no code."""
+    model = tiny("llama", dtype=torch.float64)
+    torch.manual_seed(0)
+    ids = torch.randint(0, 96, (2, 30))
+    for spec in [spec for specs in SETTINGS[method][:2] for spec in specs]:
+        for held in (False, True):
+            logits = []
+            for parts in ((24, 6), (24, 1, 1, 1, 1, 1, 1)):
+                cache = kvlab.make_cache(model, spec)
+                stepper = kvlab.Stepper(model, cache)
+                first, *rest = ids.split(parts, 1)
+                stepper.feed(first)
+                if held:
+                    cache.hold()
+                if not steps_at_once(cache):
+                    break
+                logits.append(torch.cat([stepper.feed(part) for part in rest], 1))
+            if len(logits) == 2:
+                assert torch.allclose(*logits, atol=1e-4), (spec, held)
 
 
 def scored(method, kind, monkeypatch, at_once):
