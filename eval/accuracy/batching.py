@@ -40,18 +40,23 @@ class Meter:
             self.chosen += stats.scored * rows
             self.chosen_steps += rows
 
-    def add_pass(self, before, after, columns: int, steps: Tensor) -> None:
+    def add_pass(self, before, after, columns: int, steps: Tensor, skipped: Tensor | int = 0) -> None:
         """A pass over `columns` known tokens of every row, for the decode steps that it stands for.
 
         before, after: the cache's `Stats` (bytes grow evenly in between, see `steps_at_once`); steps
-        `[rows]`: how many of the pass's tokens are a row's own.
+        `[rows]`: how many of the pass's tokens are a row's own; skipped `[rows]`: how many of these, the
+        first, another row stands for.
         """
-        steps = steps.double()
+        steps, skipped = steps.double(), torch.as_tensor(skipped, dtype=torch.float64)
         for name in self.NAMES:
             first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
-            grown = (last - first) / columns * steps * (steps + 1) / 2
-            self.sums[name] += round(float((first * steps + grown).sum()))
-        self.row_steps += int(steps.sum())
+            grown = (last - first) / columns * (steps * (steps + 1) - skipped * (skipped + 1)) / 2
+            self.sums[name] += round(float((first * (steps - skipped) + grown).sum()))
+        made = int((steps - skipped).sum())
+        self.row_steps += made
+        if after.scored is not None:
+            self.chosen += after.scored * made
+            self.chosen_steps += made
 
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps

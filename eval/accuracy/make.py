@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from lm_eval.api.metrics import mean
 from lm_eval.evaluator import evaluate
 
 import kvlab
@@ -133,7 +134,7 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
         items = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
         stderr = found.get(f"{metric}_stderr,{chosen}")
         if not isinstance(stderr, float):
-            stderr = jackknife(task.aggregation()[metric], items)
+            stderr = jackknife(task.aggregation().get(metric, mean), items)  # RULER names some lengths only
         label = metric if chosen == "none" else key
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items
