@@ -10,7 +10,7 @@ from ..core.files import write_file
 from ..core.modules import ROOT
 from .collect import read
 
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md"))
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
 
@@ -124,6 +124,28 @@ def scored(row: dict | None) -> str:
     return percent(row) + (" !" if row and row["scored"] is not None and row["scored"] < 0.5 else "")
 
 
+def beside(budget: str, *tasks: str) -> str:
+    """The workshop model beside SmolLM2, methods by tasks and protocols, at one budget."""
+    named = {"workshop": study("toy"), "SmolLM2": study("passages")}
+    at = {
+        (model, row["protocol"], row["task"], row["method"].partition(":")[0]): row
+        for model, rows in named.items()
+        for row in rows
+        if row["budget"] in (None, float(budget))
+    }
+    there = [(m, p, t) for t in tasks for p in PROTOCOLS for m in named if (m, p, t, "full") in at]
+    if not there:
+        return "No cells yet."
+    body = []
+    for method in dict.fromkeys(key[3] for key in at):
+        mine = [at.get((*column, method)) for column in there]
+        if any(mine):
+            body.append([f"`{method}`", *map(percent, mine)])
+    guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
+    head = ["method", *(f"{task}, {protocol}: {model}" for model, protocol, task in there)]
+    return markdown(head, [*body, ["guessing", *guess]])
+
+
 def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
@@ -166,4 +188,9 @@ def gap(row: dict, full: dict) -> float:
     return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
 
 
-TABLES: dict[str, Callable[..., str]] = {"accuracy": accuracy, "curves": curves, "perplexity": perplexity}
+TABLES: dict[str, Callable[..., str]] = {
+    "accuracy": accuracy,
+    "beside": beside,
+    "curves": curves,
+    "perplexity": perplexity,
+}
