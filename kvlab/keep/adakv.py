@@ -46,6 +46,9 @@ class AdaKV(Keep):
     def observe(self, layer, received: Tensor | None) -> None:
         self.of.observe(layer, received)
 
+    def by_rule(self, layer) -> Tensor:
+        return self.of.by_rule(layer)
+
     def score(self, layer) -> Tensor:
         return self.of.score(layer)
 

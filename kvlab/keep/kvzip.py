@@ -118,6 +118,9 @@ class KVzip(Keep):
         for layer, share in zip(layers, shares, strict=True):
             layer.state.shares = share
 
+    def by_rule(self, layer) -> Tensor:
+        return super().by_rule(layer) | (layer.slot_positions < self.sinks)
+
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         first = 1 + self.sinks - positions  # above every weight, and the first token before the second
