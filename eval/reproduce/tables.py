@@ -13,6 +13,7 @@ from .collect import read
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
+MISSING = "Not made yet: `make reproduce` makes it."
 
 
 def fill(document) -> None:
@@ -47,7 +48,7 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     differs from `full`, McNemar's p < 0.05."""
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
-        return "No cells yet."
+        return MISSING
     at = {(row["protocol"], row["task"], row["method"].partition(":")[0]): row for row in rows}
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
     there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
@@ -106,7 +107,7 @@ def curves(name: str, task: str, protocol: str) -> str:
     """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
     rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
     if not rows:
-        return "No cells yet."
+        return MISSING
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     body = []
     for curve in dict.fromkeys(row["curve"] for row in rows):
@@ -135,7 +136,7 @@ def beside(budget: str, *tasks: str) -> str:
     }
     there = [(m, p, t) for t in tasks for p in PROTOCOLS for m in named if (m, p, t, "full") in at]
     if not there:
-        return "No cells yet."
+        return MISSING
     body = []
     for method in dict.fromkeys(key[3] for key in at):
         mine = [at.get((*column, method)) for column in there]
@@ -150,7 +151,7 @@ def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
     if not rows:
-        return "No cells yet."
+        return MISSING
     models = list(dict.fromkeys(row["model"] for row in rows))
     at = {(row["model"], row["method"].partition(":")[0]): row for row in rows}
     methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
