@@ -29,7 +29,7 @@ class Study:
 
 
 def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """Facts in documents of 100 to 1,000 tokens, one question each."""
+    """Facts in documents of 125 to 1,000 tokens, one question each."""
     shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
     short = {"tasks": ("recall",) if quick else ("recall", "needle"), "batch_size": 192}
