@@ -39,3 +39,9 @@ def test_a_sentence_about_the_toy_names_stored_numbers_only():
     assert len(sentences) == 10
     said = set(re.findall(r"\d+\.\d+", " ".join(sentences)))
     assert said and said <= told, said - told
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)
+def test_pictures_of_documents_are_there(document):
+    shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
+    assert [file for file in shown if not (document.parent / file).is_file()] == []
