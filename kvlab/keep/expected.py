@@ -60,6 +60,9 @@ class ExpectedAttention(Keep):
         for name, x in zip(("count", "total", "squares"), new, strict=True):
             setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
 
+    def by_rule(self, layer) -> Tensor:
+        return super().by_rule(layer) | (layer.slot_positions < self.sinks)
+
     def score(self, layer) -> Tensor:
         positions, (mean, spread) = layer.slot_positions, self.expected(layer)
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]

@@ -47,6 +47,9 @@ class LagKV(Keep):
             raise ValueError(f"lag={self.lag}: longer than a prompt of {tokens} tokens")
         return max(2, resolve_budget(self.lag, limit) or limit)
 
+    def by_rule(self, layer) -> Tensor:
+        return self.score(layer) >= 1.0
+
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
