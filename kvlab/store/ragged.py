@@ -38,11 +38,11 @@ class RaggedState(GrowingState):
     """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
 
     states = ("left", *GrowingState.states)
-    kernel_ready = False
+    kernel_ready = in_place = False
 
     def __init__(self, policy: Ragged):
         super().__init__(policy)
-        self.left = Left(policy)
+        self.left, self.tight = Left(policy), True
 
     @property
     def length(self) -> int:
@@ -55,7 +55,8 @@ class RaggedState(GrowingState):
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form, padded: `[batch, kv_heads, slots, width]`."""
-        return self._padded(self.left.keys, self.keys), self._padded(self.left.values, self.values)
+        keys, values = super().parts()
+        return self._padded(self.left.keys, keys), self._padded(self.left.values, values)
 
     def _padded(self, left: Parts | None, since: Parts | None) -> Parts | None:
         if left is None:
@@ -74,6 +75,7 @@ class RaggedState(GrowingState):
             tuple(gather_slots(part, slots)[there] for part in parts) for parts in (keys, values)
         )
         self.keys = self.values = None
+        self.filled = 0
         if self.exact is not None:
             self.exact.keep_slots(slots)
 
