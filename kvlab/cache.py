@@ -39,7 +39,8 @@ LATENT = "K and V are made of a latent after the cache"
 class Stats:
     """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
     included; `spare_bytes` are allocated beside them, by buffers that grow, for tokens to come; `moved_bytes`
-    crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the device; `index_bytes`, of the device's, are what a fetch policy chooses by.
+    crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the
+    device; `index_bytes`, of the device's, are what a fetch policy chooses by.
     `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
     `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
     that the keep chose by its score, and not by a rule such as a recent window, over all layers that let

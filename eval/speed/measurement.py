@@ -36,6 +36,9 @@ class Speed(OfMethods):
         choices=["model", "wide", "attention"],
     )
     jobs: int | None = option("0: time in this process", type=natural)
+    engine: str = option(
+        "what computes the decode steps of kvlab's methods", "eager", choices=["eager", "compiled"]
+    )
 
     @property
     def wide(self) -> bool:
@@ -84,8 +87,9 @@ class Speed(OfMethods):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
+        ours = shared | ({} if self.engine == "eager" else {"engine": self.engine})
         methods = {
-            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
+            name: self.configuration(self.maker, method=code, **ours) for name, code in self.codes.items()
         }
         methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
         return [
@@ -109,7 +113,7 @@ class Speed(OfMethods):
 
     def worker(self, method: str):
         """A process, or what stands for one, that times a method."""
-        names = ("suite", "model", "device", "dtype")
+        names = ("suite", "model", "device", "dtype", "engine")
         options = {name: getattr(self, name) for name in names} | {"method": method}
         kind = workers.Here if self.jobs == 0 else workers.Worker
         return kind(self.maker, options, self.threads)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from ..policy import check_one_of
 from . import fetching, gguf
 from .files import damage
 from .passes import report_passes
@@ -30,18 +31,23 @@ _before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
-def load(name_or_path=None, *, device=None, dtype=None):
+ENGINES = ("eager", "compiled")
+
+
+def load(name_or_path=None, *, device=None, dtype=None, engine="eager"):
     """Load a model ready for kvlab caches, and its tokenizer.
 
     name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
     `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
-    float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    float32 on the CPU, the checkpoint's own elsewhere). engine: what computes a decode step, "eager" (the
+    model's own modules) or "compiled" (see `kvlab.engine.compiled`). Returns (model in eval mode, tokenizer).
     A model of a type that nobody has tried attends by itself until a cache is made for it.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
     another shape than the model's, or the model does not use transformers' attention interface.
     """
+    check_one_of("engine", engine, ENGINES)
     scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
@@ -81,6 +87,10 @@ def load(name_or_path=None, *, device=None, dtype=None):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare(model.to(device).eval())
+    if engine == "compiled":
+        from ..engine.compiled import compiled
+
+        compiled(model)
     if not listed(model):
         restore(model)
     _tokenizers[model] = tokenizer
