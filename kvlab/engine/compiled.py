@@ -76,6 +76,8 @@ class Forward:
 
     def __call__(self, *args, **kwargs):
         model = self.model()
+        if len(args) == 1 and "input_ids" not in kwargs:
+            args, kwargs = (), {"input_ids": args[0], **kwargs}
         if not args and kwargs.keys() <= GIVEN:
             if self.body is None or not self.body.current():
                 self._prepare(model)
@@ -106,6 +108,7 @@ class Body:
         if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTARY:
             raise Unsuited("its rotary embedding depends on the text's length")
         self.attentions = [layer.self_attn for layer in inner.layers]
+        self.watched = [*inner.layers, *self.attentions]
         self.embedding, self.rotary = inner.embed_tokens, inner.rotary_emb
         self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
         self.head_dim = self.attentions[0].head_dim
@@ -162,7 +165,7 @@ class Body:
             return False
         if any(layer.local is not None or layer.timeline is not None for layer in cache.attending):
             return False
-        return not _hooked(self.attentions) and not _listens(cache)
+        return not _hooked(self.watched) and not _listens(cache)
 
     def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
         """As the model's own forward, for one new token per row."""
@@ -235,7 +238,11 @@ def _linear(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _hooked(modules) -> bool:
-    return any(module._forward_hooks or module._forward_pre_hooks for module in modules)
+    """Whether somebody's hook would not be called. Those of transformers serve outputs that no such step is
+    asked for, and of kvlab's own `_listens` and the layers' timelines tell."""
+    hooks = (hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    made = (getattr(hook, "func", hook).__module__ for hook in hooks)
+    return not all(name.startswith(("kvlab.", "transformers.")) for name in made)
 
 
 def _listens(cache) -> bool:
@@ -248,6 +255,8 @@ def _listens(cache) -> bool:
 def _difference(model, body: Body) -> float:
     """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
     layers see by a rule."""
+    if _hooked(body.watched):
+        raise Unsuited("a hook is on its blocks")
     vocabulary = model.config.vocab_size
     ids = torch.arange(7, 12)[None] % vocabulary
     found = []

@@ -162,11 +162,15 @@ class GrowingState(State):
         def longer(parts: Parts) -> Parts:
             return tuple(with_room(x, capacity, x.is_pinned()) for x in parts)
 
-        self.keys, self.values = map(longer, self.parts())
+        self.keys, self.values = map(longer, self.used())
         self.copies += self.filled
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form: what a link carries."""
+        return self.used()
+
+    def used(self) -> tuple[Parts | None, Parts | None]:
+        """The slots of the buffers that are in use."""
         if self.keys is None or self.filled == self.keys[0].shape[2]:
             return self.keys, self.values
         return tuple(tuple(x[:, :, : self.filled] for x in parts) for parts in (self.keys, self.values))
@@ -178,7 +182,7 @@ class GrowingState(State):
     def contents(self) -> dict:
         found = super().contents()
         if found.get("keys") is not None:
-            found["keys"], found["values"] = self.parts()
+            found["keys"], found["values"] = self.used()
         return found
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:

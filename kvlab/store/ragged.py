@@ -55,7 +55,7 @@ class RaggedState(GrowingState):
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form, padded: `[batch, kv_heads, slots, width]`."""
-        keys, values = super().parts()
+        keys, values = self.used()
         return self._padded(self.left.keys, keys), self._padded(self.left.values, values)
 
     def _padded(self, left: Parts | None, since: Parts | None) -> Parts | None:

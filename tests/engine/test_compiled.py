@@ -170,6 +170,9 @@ def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
         hook.remove()
     decoded(fast, "full", [prompt(6, seed=seed) for seed in range(5)], count=0)  # then two rows: two steps
     assert len(steps) == 2
+    with torch.no_grad():
+        fast(prompt(1), past_key_values=cache)
+    assert steps.pop()["past_key_values"] is cache
     with record(fast, timed := kvlab.make_cache(fast, "full")):
         kvlab.decode(fast, prompt(5), timed, 3)
     assert len(steps) == 2
