@@ -40,6 +40,9 @@ class Speed(Pooled):
     allow_noisy: bool = option(
         "under Ray: others may use the node meanwhile, which the cells record", False, action="store_true"
     )
+    engine: str = option(
+        "what computes the decode steps of kvlab's methods", "eager", choices=["eager", "compiled"]
+    )
 
     @property
     def wide(self) -> bool:
@@ -88,8 +91,9 @@ class Speed(Pooled):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
+        ours = shared | ({} if self.engine == "eager" else {"engine": self.engine})
         methods = {
-            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
+            name: self.configuration(self.maker, method=code, **ours) for name, code in self.codes.items()
         }
         methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
         return [
@@ -135,7 +139,7 @@ class Speed(Pooled):
 
     def worker(self, method: str):
         """A process, or what stands for one, that times a method."""
-        names = ("suite", "model", "device", "dtype")
+        names = ("suite", "model", "device", "dtype", "engine")
         options = {name: getattr(self, name) for name in names} | {"method": method}
         kind = workers.Here if self.jobs == 0 else workers.Worker
         return kind(self.maker, options, self.threads)

@@ -128,9 +128,6 @@ class KVzip(Keep):
         positions = layer.slot_positions
         return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
-    def by_rule(self, layer) -> Tensor:
-        return super().by_rule(layer) | (layer.slot_positions < self.sinks)
-
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         first = 1 + self.sinks - positions  # above every weight, and the first token before the second

@@ -38,11 +38,11 @@ class RaggedState(GrowingState):
     """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
 
     states = ("left", *GrowingState.states)
-    kernel_ready = False
+    kernel_ready = in_place = False
 
     def __init__(self, policy: Ragged):
         super().__init__(policy)
-        self.left = Left(policy)
+        self.left, self.tight = Left(policy), True
 
     @property
     def length(self) -> int:
@@ -55,10 +55,11 @@ class RaggedState(GrowingState):
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form, padded: `[batch, kv_heads, slots, width]`."""
+        keys, values = self.used()
         if self.left.counts is None:
-            return self.keys, self.values
+            return keys, values
         index, _ = self.left.index()
-        return _padded(self.left.keys, index, self.keys), _padded(self.left.values, index, self.values)
+        return _padded(self.left.keys, index, keys), _padded(self.left.values, index, values)
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: each head gets a length of its own
         keys, values = self.parts()
@@ -68,6 +69,7 @@ class RaggedState(GrowingState):
             tuple(gather_slots(part, slots)[there] for part in parts) for parts in (keys, values)
         )
         self.keys = self.values = None
+        self.filled = 0
         if self.exact is not None:
             self.exact.keep_slots(slots)
 
