@@ -21,12 +21,14 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
-from .models import ModelShape, bodies_of, is_latent, layers_of, prepare, refusal
+from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
+from .reread import check_fed, check_rereads, note, reread
 from .saved import save
-from .store import Exact, Growing
+from .store import buffer_of
+from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -105,7 +107,7 @@ class KVCache(Bound):
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
     (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
-    `Growing(Int(bits=4))`). place: `Device()` or `Host(fetch)`.
+    `Growing(Int(bits=4))`, or `Ragged(...)` for a keep that is `ragged`). place: `Device()` or `Host(fetch)`.
 
     Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
     attends to its own K and V as they are; what the store and the keep do to them shows from the next token
@@ -120,7 +122,7 @@ class KVCache(Bound):
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
         keep, place = keep or KeepAll(), place or Device()
-        store = Growing(store) if store is None or isinstance(store, Exact) else store
+        store = buffer_of(store, keep)
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")
@@ -141,6 +143,8 @@ class KVCache(Bound):
         super().__init__(layers=layers)
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
+        if keep.rereads and keep.evicts:
+            check_rereads(keep, self, place)
 
     def bind(self) -> None:
         """The layers that hold K and V (the others are transformers' own) get to know the cache that they are
@@ -164,7 +168,7 @@ class KVCache(Bound):
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
 
-    def begin_pass(self, body) -> None:
+    def begin_pass(self, body, args=(), kwargs=None) -> None:
         """A pass through `body` begins, or comes to it, a part of the body that was called. ValueError where
         that is none of the model that the cache was made for, RuntimeError for a cache that is broken."""
         at = self._bodies.get(id(body))
@@ -172,13 +176,43 @@ class KVCache(Bound):
             raise ValueError(other_model(self.model))
         if self._began is None or at <= self._reached:
             self.check_whole()
+            if self.rereads:
+                check_fed(self, body, args, kwargs)
             self._began, self._called, self.fed = self.get_seq_length(), at, True
         self._reached = at
 
-    def end_pass(self, body) -> None:
+    def end_pass(self, body, args=(), kwargs=None) -> None:
         """The pass has come through."""
         if self._bodies[id(body)] == self._called:
             self._began = None
+            if self.rereads:
+                self._passed(*fed_to(body, args, kwargs))
+
+    def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
+        """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
+        tokens]`."""
+        if self.rereads:
+            self._passed(ids, mask, own_positions(torch.ones_like(ids) if mask is None else mask))
+
+    def _passed(self, *fed: Tensor | None) -> None:
+        """A pass of a prompt that will be read again."""
+        note(self, *fed)
+        if not self.prefilling:
+            self._end_prompt()
+
+    def _end_prompt(self) -> None:
+        """The prompt has ended: what was held back happens now."""
+        if self.rereads and self.attending[0].lengths:
+            reread(self)
+        with self._changing():
+            for layer in self.attending:
+                layer.end_prefill()
+
+    @property
+    def rereads(self) -> bool:
+        """Whether this is a pass of a prompt that the keep has read again when it has ended."""
+        first = self.attending[0]
+        return first.rereads and first.hears is None
 
     @property
     def broken(self) -> bool:
@@ -274,9 +308,7 @@ class KVCache(Bound):
         finally:
             for layer in self.attending:
                 layer.prefilling = False
-        with self._changing():
-            for layer in self.attending:
-                layer.end_prefill()
+        self._end_prompt()
 
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more

@@ -14,7 +14,6 @@ reference, also for `full` itself (exactly 1 and 0).
 from __future__ import annotations
 
 import math
-import time
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ import kvlab
 from kvlab.decode import Stepper
 
 from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
+from .clock import Clock
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
@@ -81,7 +81,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. An exception stands for a
     method that fails.
     """
-    started = time.perf_counter()
+    clock = Clock()
     caches = {"full cache as reference": kvlab.make_cache(model, "full")}
     methods = {str(method): method for method in methods}
     caches |= {name: kvlab.make_cache(model, method) for name, method in methods.items()}
@@ -93,7 +93,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     for index, part in enumerate(parts):
         prompt = part[:, : part.shape[1] - DECODED + 1 - TAIL]
         reference = None
-        for name, stepper, logits in shared(model, caches, prompt, None, last=True):
+        for name, stepper, logits in shared(model, caches, prompt, None, last=True, clock=clock):
             try:
                 if isinstance(logits, Exception):
                     raise logits
@@ -108,8 +108,13 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
             else:
                 rows[name].append(compare(reference, found))
         advance(index + 1, len(parts))
-    seconds = (time.perf_counter() - started) / max(1, len(methods))
-    return {name: errors.get(name) or _numbers(rows[name], meters[name], seconds) for name in methods}
+    clock.stop()
+    of_all = clock.total - sum(clock.own[name] for name in methods)  # the prefill, and the reference
+    more = {"prefill_seconds": of_all, "together": len(methods)}
+    return {
+        name: errors.get(name) or _numbers(rows[name], meters[name], clock.own[name]) | more
+        for name in methods
+    }
 
 
 def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) -> dict:

@@ -149,6 +149,13 @@ class KVLabLM(TemplateLM):
         if method not in self.methods:
             raise ValueError(f"method={method!r}: expected one of {', '.join(self.methods)}")
         self.method, self.meter = method, Meter()
+        self._own = self._shared = self._computing = 0.0
+
+    def seconds(self, elapsed: float) -> dict:
+        """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
+        share, whichever of them was asked for first."""
+        own = max(0.0, elapsed - self._computing) + self._own
+        return {"seconds": own, "prefill_seconds": self._shared, "together": len(self.methods)}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
@@ -170,7 +177,11 @@ class KVLabLM(TemplateLM):
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
                 )  # fmt: skip
                 self._known[key] = scorer, compute(scorer)
+                scorer.clock.stop()
+            self._computing += scorer.clock.total
         scorer, answers = self._known[key]
+        self._own += scorer.clock.own[self.method]
+        self._shared += scorer.clock.shared
         if self.method in scorer.errors:
             raise scorer.errors[self.method]
         self.meter.join(scorer.meters[self.method])

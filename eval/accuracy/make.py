@@ -68,9 +68,8 @@ def setup(settings, report: Callable) -> Callable:
             for method in methods:
                 try:
                     lm.use(method)
-                    found[method] = score(
-                        lm, task, settings.limit, settings.log_samples, **settings.prompting
-                    )
+                    one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
+                    found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots:
                         found[method]["floor"] = floor(lm, name, settings)
                 except Exception as error:

@@ -28,6 +28,7 @@ from .batching import (
     picked,
     steps_at_once,
 )
+from .clock import Clock
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
 
@@ -38,7 +39,8 @@ class Scorer:
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
     that fails is dropped and its error kept in `errors`. `advance(items)` is called as requests are
     finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
-    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill.
+    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill;
+    `clock` knows the seconds of each method and those that all share.
     """
 
     def __init__(
@@ -47,7 +49,7 @@ class Scorer:
     ):  # fmt: skip
         self.model, self.caches, self.advance = model, dict(caches), advance
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
-        self.prefilled = 0
+        self.prefilled, self.clock = 0, Clock()
         self.batch_size, self.max_length = batch_size, max_length
         self.device = next(model.parameters()).device
         self.vocabulary = model.config.get_text_config().vocab_size
@@ -67,7 +69,7 @@ class Scorer:
     def _each(self, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, score: Callable) -> dict:
         """{method: score(name, stepper, logits)} after the prefill of one batch."""
         found = {}
-        for name, stepper, logits in shared(self.model, caches, ids, mask, last):
+        for name, stepper, logits in shared(self.model, caches, ids, mask, last, self.clock):
             try:
                 if isinstance(logits, Exception):
                     raise logits
@@ -95,7 +97,8 @@ class Scorer:
             found = self._on_contexts(lasting, prompts, cuts, score)
         for method, cache in passing.items():
             try:
-                found[method] = score(method, Stepper(self.model, cache), None)
+                with self.clock.of(method):
+                    found[method] = score(method, Stepper(self.model, cache), None)
             except Exception as error:
                 self.errors[method] = error
                 del self.caches[method]

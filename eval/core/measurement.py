@@ -24,6 +24,7 @@ from typing import ClassVar
 from .alike import differences, said
 from .digests import code_digest, method_digest, model_digest
 from .errors import Failed, Problem, describe
+from .files import address
 from .machine import commit, machine, versions
 
 LONGEST = 9  # digits of a number on the command line
@@ -70,10 +71,12 @@ class Measurement:
     about: ClassVar[str]  # one line of help
     home: ClassVar[str] = "demo"  # the default folder in results/
 
-    out: Path | None = option("folder for results (default: results/NAME)", type=Path)  # noqa: RUF009
+    out: Path | str | None = option(  # noqa: RUF009
+        "folder for results, or an address such as s3://BUCKET/NAME (default: results/NAME)", type=address
+    )
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Path | str:
         """results/HOME, or results/NAME of another model; --limit has a folder of its own."""
         if self.out is not None:
             return self.out
@@ -243,7 +246,7 @@ def run(measurement: Measurement, store, show) -> int:
     cells = measurement.cells()
     for line in measurement.notes():
         show.line(line)
-    missing = [cell for cell in cells if store.load(cell) is None]
+    missing = store.missing(cells)
     show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
     failed = 0
     with show.bar(measurement.name, len(missing)) as bar:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from kvlab.plots import INK, style
 
-from ..core.results import write_json
+from ..core.files import write_json
 from . import plots
 
 KEPT = ("model", "method", "task", "config", "perplexity", "values", "rows", "bytes", "scored", "made")

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from kvlab.plots import GRID, INK, SETTINGS, style
 
-from ..core.results import write_file
+from ..core.files import write_file
 
 NOBODY = {"Software": None}  # so that a picture is the same bytes every time
 

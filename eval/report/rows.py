@@ -10,7 +10,7 @@ from pathlib import Path
 from kvlab.methods import parse
 
 from ..core.alike import SPEED
-from ..core.results import write_file
+from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
 from .tables import Board
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.alike import alike
-from ..core.results import Store, finite, write_file
+from ..core.files import finite, write_file
+from ..core.results import Store
 from ..report import current, rows
 from ..report.budgets import curves, drawable
 from ..report.plots import save

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Callable
 
+from ..core.files import write_file
 from ..core.modules import ROOT
-from ..core.results import write_file
 from .collect import read
 
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md"))

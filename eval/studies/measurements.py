@@ -86,17 +86,22 @@ class Quant(ModelStudy, OfMethods):
     name = home = "quant"
     about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
     reporter = "eval.report.quant:write"
-    makers = {"bits": "eval.studies.quant", "drift": "eval.studies.quant"}
+    makers = dict.fromkeys(("bits", "drift", "text"), "eval.studies.quant")
 
-    methods: tuple[str, ...] = option("methods of the experiment bits", (
+    text: str | None = option(
+        "file that the experiment text reads (default: the local prose)", metavar="FILE"
+    )
+    methods: tuple[str, ...] = option("methods of the experiments bits and text", (
         "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
         "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
     ), many=True, metavar="METHOD")  # fmt: skip
 
     def cell(self, experiment: str) -> Cell:
         cell = super().cell(experiment)
-        if experiment == "bits":
+        if experiment != "drift":
             cell.config["methods"] = [list(pair) for pair in self.codes.items()]
+        if experiment == "text" and self.text is not None:
+            cell.config["text"] = digest([Path(self.text)])
         return cell
 
 

@@ -60,6 +60,10 @@ class ExpectedAttention(Keep):
         for name, x in zip(("count", "total", "squares"), new, strict=True):
             setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
 
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
+
     def score(self, layer) -> Tensor:
         positions, (mean, spread) = layer.slot_positions, self.expected(layer)
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
@@ -89,10 +93,8 @@ class ExpectedAttention(Keep):
                 spread = rotation.turn(spread.transpose(2, 3), cos[:, None], sin[:, None])
         return mean.float(), spread.float()
 
-    def choose(self, layer) -> Tensor | None:
-        slots, state = super().choose(layer), layer.state
+    def forget(self, state) -> None:
         state.count = state.total = state.squares = None
-        return slots
 
 
 class ExpectedState(KeepState):

@@ -57,6 +57,5 @@ class SnapKV(Keep):
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(recent, self.window + 1 + positions, pooled)
 
-    def choose(self, layer) -> Tensor | None:
-        slots, layer.state.votes = super().choose(layer), None
-        return slots
+    def forget(self, state) -> None:
+        state.votes = None

@@ -12,15 +12,16 @@ from .loading import (
     prepare,
     restore,
     source_of,
+    tokenizer_of,
 )
-from .passes import bodies_of
+from .passes import bodies_of, fed_to
 from .rehearsal import attention_of, blocks_of, query_of, report_block_inputs
 from .rope import Rotation, rotations_of
 from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Rotation", "attention_of", "blocks_of",
-    "bodies_of", "calibration_ids", "check_files", "fetch", "is_latent", "layers_of", "listed", "load",
-    "prepare", "query_of", "refusal", "refused_layers", "report_block_inputs", "restore", "rotations_of",
-    "source_of",
+    "bodies_of", "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed",
+    "load", "prepare", "query_of", "refusal", "refused_layers", "report_block_inputs", "restore",
+    "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -159,11 +159,16 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
+def tokenizer_of(model):
+    """The tokenizer that `load` found beside the model; None for a model that was made otherwise."""
+    return _tokenizers.get(model)
+
+
 def calibration_ids(model) -> Tensor:
     """Default calibration tokens `[1, tokens]`: the text shipped with the package through the tokenizer
     that `load` found, or, for a model made otherwise, 256 random tokens from a fixed seed."""
     limit = ModelShape.of(model).context or 2048
-    tokenizer = _tokenizers.get(model)
+    tokenizer = tokenizer_of(model)
     if tokenizer is not None:
         text = (WORKSHOP / "calibration.txt").read_text(encoding="utf-8")
         return tokenizer(text, return_tensors="pt").input_ids[:, : min(limit, 512)]

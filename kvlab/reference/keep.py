@@ -76,6 +76,69 @@ def tova(weights: dict[int, float], budget: int) -> list[int]:
     return sorted([*best, max(weights)])
 
 
+def adakv(scores: list[list[float]], budget: int, safeguard: float) -> list[int]:
+    """AdaKV (Feng et al. 2024, section 3.2): tokens that each KV head of a layer holds, budget on average.
+
+    scores: by head, of every token; the newest token of every head stays, and so do the best safeguard *
+    budget of each; the others compete.
+    """
+    newest = len(scores[0]) - 1
+    held = []
+    for mine in scores:
+        order = [newest, *sorted(range(newest), key=lambda token: (-mine[token], token))]
+        held.append(order[: max(1, int(safeguard * budget + 1e-6))])
+    return _compete(scores, held, budget * len(scores))
+
+
+def kvzip_score(query: Tensor, keys: Tensor, held: list[int], chunk: range, scaling: float, first: int):
+    """KVzip (Kim et al. 2025, section 3.2): a score for every token of a chunk that one KV head holds.
+
+    query `[group, n, head_dim]`: of what is read again; keys `[tokens + n, head_dim]`: of the prompt, and of
+    that. held: tokens of the prompt that are there, chunk: those that are read again, first: so many of the
+    prompt's first tokens are seen besides. The score is the largest weight that any of the queries gives.
+    """
+    group, fed, _ = query.shape
+    tokens = len(keys) - fed
+    best = {token: 0.0 for token in held if token in chunk}
+    for head in range(group):
+        for at in range(fed):
+            seen = [t for t in held if t in chunk or t < first] + list(range(tokens, tokens + at + 1))
+            weights = (query[head, at] @ keys[seen].T * scaling).softmax(-1).tolist()
+            for token, weight in zip(seen, weights, strict=True):
+                if token in best:
+                    best[token] = max(best[token], weight)
+    return best
+
+
+def kvzip(scores: list[list[float]], total: int, first: int) -> list[list[int]]:
+    """KVzip, once after the prompt: which tokens the KV heads of all layers hold, `total` together.
+
+    scores: by head, of every token that it holds. The newest stays, and so do the `first` tokens.
+    """
+    ranked = [[first + 1.0 - at if at < first else score for at, score in enumerate(mine)] for mine in scores]
+    shares = _compete(ranked, [[len(mine) - 1] for mine in ranked], total)
+    found = []
+    for mine, share in zip(ranked, shares, strict=True):
+        best = sorted(range(len(mine) - 1), key=lambda token: (-mine[token], token))[: share - 1]
+        found.append(sorted([*best, len(mine) - 1]))
+    return found
+
+
+def _compete(scores: list[list[float]], held: list[list[int]], total: int) -> list[int]:
+    """How many tokens each head holds when the best of all that none holds yet fill up to `total`; where two
+    are equally good, the first head's."""
+    others = [
+        (-score, head, token)
+        for head, mine in enumerate(scores)
+        for token, score in enumerate(mine)
+        if token not in held[head]
+    ]
+    counts = [len(mine) for mine in held]
+    for _, head, _ in sorted(others)[: max(0, total - sum(counts))]:
+        counts[head] += 1
+    return counts
+
+
 def keydiff(keys: Tensor, budget: int) -> list[int]:
     """KeyDiff (Park et al. 2025, section 3.2): once, after the prompt.
 

@@ -31,7 +31,9 @@ REASONS = {  # the closed list: letter -> (how its one line is known, what the p
     "e": ("of its own", "serves models that do nothing of their own with K, V and masks"),
     "f": ("forgets its text", "wants the prompt in one pass where the model's own states forget the text at "
           "a later pass of several tokens"),
-    "g": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
+    "g": ("reads the prompt again", "has the prompt read again, where states or latents are held beside keys "
+          "and values"),
+    "h": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
           "latent"),
 }  # fmt: skip
 

@@ -35,10 +35,11 @@ found = cache(find)  # a row is worked out once
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
-    allowed = {"=", "b"} if name in LATENT else {"=", "a"}
+    allowed = {"=", "b", "g"} if name in LATENT else {"=", "a", "g"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(SPECS)
-    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=b"}
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bg"}
     assert kinds <= {"kivi"}
+    assert {method for method, cell in row.cells.items() if cell == "g"} <= {"kvzip"}
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
 
@@ -75,6 +76,7 @@ def test_a_budget_above_the_window_gives_nothing_up(name):
     "full", "static:length=80", "paged:block=5", "int4:sinks=4", "fp8", "sinks:budget=5", "h2o:budget=5",
     "snapkv:budget=5,window=3", "tova:budget=5", "topk:budget=3", "topk:budget=3,link=1e12",
     "offload:link=1e12", "infinigen:budget=3,full_layers=1", "uvm+h2o:budget=5",
+    "adakv:of=h2o,budget=5", "adakv:budget=5", "kvzip:budget=5",
     "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
 ])  # fmt: skip
 def test_no_more_than_the_window_is_held(spec):
