@@ -255,6 +255,12 @@ def _keynorm(budget=0.2):
     return {"keep": KeyNorm(budget)}
 
 
+@method("kvzip")
+def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
+    """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
+    return {"keep": KVzip(budget, over, chunk, sinks)}
+
+
 @method("lagkv")
 def _lagkv(budget=0.2, lag=0.25, sinks=4):
     """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
@@ -265,12 +271,6 @@ def _lagkv(budget=0.2, lag=0.25, sinks=4):
 def _expected(budget=0.2, future=512, sinks=4):
     """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
     return {"keep": ExpectedAttention(budget, future, sinks)}
-
-
-@method("kvzip")
-def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
-    """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
-    return {"keep": KVzip(budget, over, chunk, sinks)}
 
 
 @method("random")
