@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
-from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal
+from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
@@ -128,6 +128,8 @@ class KVCache(Bound):
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")
+        if keep.renumber and keep.evicts:
+            rotations_of(model)  # refuses a model without them
         theirs = layers_of(model)
         attending = [index for index, their in enumerate(theirs) if isinstance(their, ATTENDING)]
         shape, make = replace(shape, layers=len(attending)), Layer

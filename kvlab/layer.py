@@ -12,7 +12,8 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 from .attention import Recorded, observed
 from .held import Held
 from .kernels import Fused, attend_packed, fits
-from .policy import View
+from .models import rotations_of
+from .policy import View, gather_slots
 from .visibility import Visibility, own_positions
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
@@ -123,16 +124,31 @@ class Layer(Held):
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
-        if given.softcap is None and given.sinks is None and not observes and fits(held, query):
+        renumber = self.evicts and self.keep.policy.renumber
+        plain = given.softcap is None and given.sinks is None and not observes and not renumber
+        if plain and fits(held, query):
             out, received = attend_packed(query, held, given.scaling, allowed), None
         else:
-            numbers = held.read(query.device)
-            out, received = given.attend_to(*numbers, allowed, self.counted(asked) if observes else None)
+            keys, values = held.read(query.device)
+            keys = self.renumbered(keys) if renumber else keys
+            out, received = given.attend_to(keys, values, allowed, self.counted(asked) if observes else None)
         self.place.finish(self)
         if observes and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
+
+    def renumbered(self, keys: Tensor) -> Tensor:
+        """Keys `[batch, kv_heads, slots or fetched, head_dim]` as if the tokens held stood in a row that ends
+        where the newest one is: scores depend on distances alone."""
+        rotation, old = rotations_of(self.model)[self.order], self.table.positions
+        if rotation is None:
+            return keys
+        order = (old >= 0).cumsum(-1)
+        new = old.amax(-1, keepdim=True) - order.amax(-1, keepdim=True) + order
+        if self.fetched is not None:
+            old, new = (gather_slots(at, self.fetched) for at in (old, new))
+        return rotation.move(keys, old, new)
 
     def counted(self, asked: Tensor | None) -> Tensor:
         """Which of a step's queries the keep observes, `[batch, queries]`; asked: see `Slots.visible`."""
@@ -225,7 +241,7 @@ class Layer(Held):
     def observes(self) -> bool:
         """Whether the keep wants to know the attention that every token receives in this pass."""
         keep = self._policies[0]
-        done = self.keep.on_top or (keep.once and not self.in_prompt)
+        done = self.keep.on_top or (keep.prompt_only and not self.in_prompt)
         return keep.observes and keep.evicts and not done
 
     @property

@@ -87,7 +87,7 @@ def _settled(layer) -> bool:
     if type(layer) is not Layer or layer.local is not None or layer.in_prompt:
         return False
     keep, place, store = layer.keep, layer.place.policy, layer.store.policy
-    stays = not keep.policy.evicts or keep.on_top or keep.policy.once
+    stays = not keep.policy.evicts or keep.on_top or keep.policy.prompt_only
     return stays and type(place) is Device and type(store) in (Growing, Static) and layer.store.exact is None
 
 

@@ -39,6 +39,7 @@ class AdaKV(Keep):
     last_queries = property(lambda self: self.of.last_queries)
     reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
+    reads_queries = property(lambda self: self.of.reads_queries)
 
     def start(self, layer) -> State:
         state = self.of.start(layer)

@@ -49,7 +49,7 @@ class ExpectedAttention(Keep):
         return state
 
     def note(self, layer, query: Tensor) -> None:
-        if not layer.in_prompt:
+        if not layer.in_prompt and self.prompt_only:
             return
         state, at = layer.state, layer.slot_positions[:, :1, -query.shape[2] :]
         if state.rotation is not None:
@@ -61,7 +61,8 @@ class ExpectedAttention(Keep):
             setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
 
     def by_rule(self, layer) -> Tensor:
-        return super().by_rule(layer) | (layer.slot_positions < self.sinks)
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions, (mean, spread) = layer.slot_positions, self.expected(layer)
@@ -93,7 +94,8 @@ class ExpectedAttention(Keep):
         return mean.float(), spread.float()
 
     def forget(self, state) -> None:
-        state.count = state.total = state.squares = None
+        if self.prompt_only:
+            state.count = state.total = state.squares = None
 
 
 class ExpectedState(KeepState):
