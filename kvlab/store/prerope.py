@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..models.rope import rotations_of
-from .growing import Growing, GrowingState, joined
+from ..policy import State
+from .growing import Growing, GrowingState
 
 
 class PreRope(Growing):
@@ -34,46 +35,54 @@ class PreRope(Growing):
 
 
 class PreRopeState(GrowingState):
-    """at: positions of the slots, int32 `[batch, 1 or kv_heads, slots]`; seen `[batch]`: tokens of rows."""
+    """places: positions of the slots. rotation: how the layer rotates (`Rotation`); None: not at all."""
 
-    per_slot = (*GrowingState.per_slot, "at")
-    per_row = (*GrowingState.per_row, "seen")
+    states = (*GrowingState.states, "places")
     shared = ("rotation",)
-    kernel_ready = False
+    kernel_ready = in_place = False
 
     def __init__(self, policy: Growing, rotation):
         super().__init__(policy)
-        self.rotation = rotation  # None: this layer rotates nothing
+        self.places, self.rotation = Places(policy), rotation
 
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
-        batch, _, tokens, _ = keys.shape
-        real = keys.new_ones(batch, tokens, dtype=torch.bool) if real is None else real.to(keys.device)
-        self.seen = keys.new_zeros(batch, dtype=torch.int32) if self.seen is None else self.seen
-        at = (self.seen[:, None] + real.cumsum(1) - 1).clamp(min=0).to(torch.int32)
-        plain = keys
+        at = self.places.note(keys, real)
         if self.rotation is not None:
             exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-            plain = self.rotation.undo(exact, at[:, None].expand(keys.shape[:3])).to(keys.dtype)
-        super().append(plain, values, real)
-        heads = 1 if self.at is None else self.at[0].shape[1]
-        self.at = joined(self.at, (at[:, None].expand(-1, heads, -1),))
-        self.seen = self.seen + real.sum(1).to(torch.int32)
+            keys = self.rotation.undo(exact, at.expand(keys.shape[:3])).to(keys.dtype)
+        super().append(keys, values, real)
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         keys, values = super().read(device)
         if self.rotation is not None:
-            at = self.at[0].to(device).expand(keys.shape[:3])
+            at = self.places.at.to(device).expand(keys.shape[:3])
             plain = keys.to(torch.promote_types(keys.dtype, torch.float32))
             turned = self.rotation.move(plain, torch.zeros_like(at), at) * self.rotation.scale
             keys = turned.to(keys.dtype)
         return keys, values
 
+
+class Places(State):
+    """at: positions of the slots, int32 `[batch, 1 or kv_heads, slots]`; seen `[batch]`: tokens of a row."""
+
+    per_slot = ("at",)
+    per_row = ("seen",)
+
+    def note(self, keys: Tensor, real: Tensor | None) -> Tensor:
+        """The positions `[batch, 1, tokens]` of new keys, which it remembers; real: see `append`."""
+        batch, _, tokens, _ = keys.shape
+        real = keys.new_ones(batch, tokens, dtype=torch.bool) if real is None else real.to(keys.device)
+        seen = keys.new_zeros(batch, dtype=torch.int32) if self.seen is None else self.seen
+        new = (seen[:, None] + real.cumsum(1) - 1).clamp(min=0).to(torch.int32)[:, None]
+        self.seen = seen + real.sum(1).to(torch.int32)
+        self.at = new if self.at is None else torch.cat([self.at, new.expand(-1, self.at.shape[1], -1)], 2)
+        return new
+
     def keep_slots(self, slots: Tensor) -> None:  # by hand: heads that keep the same tokens share positions
-        alike = self.at[0].shape[1] == 1 and torch.equal(slots, slots[:, :1].expand_as(slots))
+        alike = self.at.shape[1] == 1 and torch.equal(slots, slots[:, :1].expand_as(slots))
         super().keep_slots(slots)
-        if alike:
-            self.at = (self.at[0][:, :1].clone(),)
+        self.at = self.at[:, :1].clone() if alike else self.at
 
     def crop(self, length: int) -> None:  # by hand: the next token comes after the last that stays
         super().crop(length)
-        self.seen = self.at[0][:, 0].amax(1) + 1 if length else torch.zeros_like(self.seen)
+        self.seen = self.at[:, 0].amax(1) + 1 if length else torch.zeros_like(self.seen)
