@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..policy import State, check_number
+from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 
 
@@ -36,6 +37,7 @@ class AdaKV(Keep):
 
     observes = property(lambda self: self.of.observes)
     last_queries = property(lambda self: self.of.last_queries)
+    reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
     reads_queries = property(lambda self: self.of.reads_queries)
 
@@ -53,6 +55,9 @@ class AdaKV(Keep):
     def score(self, layer) -> Tensor:
         return self.of.score(layer)
 
+    def by_rule(self, layer) -> Tensor:
+        return self.of.by_rule(layer)
+
     def forget(self, state) -> None:
         self.of.forget(state)
 
@@ -60,8 +65,8 @@ class AdaKV(Keep):
         return self.of.limits(layer)
 
     def shares(self, layer, score: Tensor) -> Tensor:
-        limits = torch.tensor(layer.state.limits, device=score.device)
+        limits, score = torch.tensor(layer.state.limits, device=score.device), all_heads(layer, score)
         safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
-        return counts([score], limits * score.shape[1])[0]
+        return own_heads(layer, counts([score], limits * score.shape[1])[0])
