@@ -63,7 +63,7 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "kvzip": "kvzip:budget=0.5,chunk=16",
     "keydiff": "keydiff:budget=0.5",
     "keynorm": "keynorm:budget=0.5",
-    "lagkv": "lagkv:budget=0.5,lag=3,sinks=2",
+    "lagkv": "lagkv:budget=0.5,lag=0.3,sinks=2",
     "expected": "expected:budget=0.5,sinks=2,future=9",
     "random": "random:budget=0.5",
     "offload": "offload:link=1e10",
