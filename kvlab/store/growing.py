@@ -77,7 +77,7 @@ class GrowingState(State):
     """
 
     per_slot = ("keys", "values")
-    per_row = ("fixed_keys", "fixed_values")
+    per_row = ("fixed_keys", "fixed_values", "begun")
     states = ("exact",)
     max_length = -1  # tokens that it can ever hold: no limit
     filled = 0
@@ -88,6 +88,7 @@ class GrowingState(State):
         self.tight = False  # no room is made once a token has gone: one goes for every one that comes
         self.format, self.value_format = policy.format, policy.values
         self.fixed_keys = self.fixed_values = ()
+        self.begun = None
         self.exact = ExactSinks(policy, policy.sinks) if policy.sinks else None
         self.replaced, self.copies, self.filled, self.dtype = 0, 0, 0, torch.float32
 
@@ -126,6 +127,9 @@ class GrowingState(State):
             coded, self.fixed_keys = self._encode(self.format, keys, real, self.fixed_keys)
         with naming("values"):
             coded_values, self.fixed_values = self._encode(self.value_format, values, real, self.fixed_values)
+        if (self.fixed_keys or self.fixed_values) and not all(self.begun or [False]):
+            seen = [True] * len(keys) if real is None else real.any(-1).tolist()
+            self.begun = [one or now for one, now in zip(self.begun or seen, seen, strict=True)]
         if self.exact is not None:
             self.exact.note(keys, values, real, self.length)
         return coded, coded_values
@@ -134,6 +138,12 @@ class GrowingState(State):
         """The parts with an entry for each token, and those that the first tokens decide."""
         x, replaced = form.admit(x)
         self.replaced += replaced
+        if fixed and not all(self.begun):  # rows that were all padding have decided nothing yet
+            late, begun = form.write(x, real), torch.tensor(self.begun, device=x.device)
+            fixed = tuple(
+                torch.where(begun.view(-1, *[1] * (one.dim() - 1)), one, new)
+                for one, new in zip(fixed, late[-len(fixed) :], strict=True)
+            )
         coded = form.write(x, real, fixed)
         count = len(coded) - form.fixed_parts
         return coded[:count], coded[count:]
