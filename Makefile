@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site gpu bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site gpu reproduce bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -98,6 +98,13 @@ test-site: $(READY) ## look at every page of the built site in an installed Chro
 
 gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=--dry: in small, on the CPU)
 	$(PY) -m eval gpu $(DRY)
+
+# Rows that you have, where there is no hub: make reproduce ROWS=FOLDER (docs/results.md says which files)
+ROWS  ?=
+QUICK ?=
+
+reproduce: $(READY) ## make every stored study again, hours (QUICK=1: in small, under ten minutes)
+	$(PY) -m eval reproduce $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS))
 
 bench: $(READY) ## run the full speed grid on a wider model (about half an hour)
 	$(PY) -m eval speed --suite wide --out results/bench

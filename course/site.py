@@ -15,10 +15,13 @@ import posixpath
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
+from urllib.parse import quote
 
 import nbformat
 import yaml
+from nbformat.v4 import new_markdown_cell
 
 from .mathml import formulas
 from .page.build import built
@@ -202,6 +205,8 @@ class Pages:
                     cell.source = self._markdown(cell.source, name)
                 else:
                     fit(cell)
+            if line := elsewhere(name):
+                notebook.cells.insert(1, new_markdown_cell(line, id="elsewhere"))
             self.text(name, nbformat.writes(notebook))
         elif kind == ".md":
             self.text(name, ORPHAN + self._markdown(path.read_text(encoding="utf-8"), name))
@@ -228,6 +233,22 @@ class Pages:
         if Path(name).suffix not in COPIED | {".md", ".ipynb"}:
             place += ".md"
         return f"{sign}[{words}]({place}{hash}{anchor})"
+
+
+def elsewhere(name: str) -> str:
+    """A line that says where a chapter runs without an installation; none as long as pyproject.toml names no
+    repository on GitHub (`Repository` in `[project.urls]`)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    address = project.get("urls", {}).get("Repository", "").rstrip("/")
+    found = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+)", address)
+    if not found:
+        return ""
+    binder = f"https://mybinder.org/v2/gh/{found[1]}/HEAD?labpath={quote(name, safe='')}"
+    colab = f"https://colab.research.google.com/github/{found[1]}/blob/HEAD/{name}"
+    return (
+        f"Run this chapter elsewhere: [Binder]({binder}), which is slow to start, or [Colab]({colab}), with "
+        f"`%env KVLAB_SOURCE=git+{address}` in a cell of its own before the first."
+    )
 
 
 def report_page(report: Path | None, extra: Path) -> str:

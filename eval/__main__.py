@@ -20,13 +20,16 @@ from pathlib import Path
 
 from .accuracy.measurement import Accuracy
 from .core.errors import Failed, Problem, Terminated, one_line
-from .core.measurement import Measurement, run
+from .core.files import address, write_json
+from .core.measurement import Measurement, option, run
+from .core.merge import merge
 from .core.modules import ROOT
-from .core.results import RUN, Store, write_json
-from .core.show import Show
+from .core.results import RUN, Store
+from .core.show import LOG, Show
 from .gpu.measurement import Gpu
+from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed
-from .studies.measurements import Attention, Offload, Quant, StaticGraph
+from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
 @dataclass(kw_only=True)
@@ -37,7 +40,7 @@ class Report(Measurement):
     about = "tables, plots and the page from the results that --out holds"
 
     def check(self) -> None:
-        if not any((self.folder / "cells").glob("*.json")):
+        if not Store(self.folder).files.names():
             raise Problem(
                 f"--out {self.folder}: there are no results in this folder; run python -m eval all first"
             )
@@ -51,8 +54,34 @@ class Report(Measurement):
         report.write(store)
 
 
+@dataclass(kw_only=True)
+class Merge(Measurement):
+    """Nothing is made: cells of several folders are brought into one."""
+
+    name = "merge"
+    about = "bring the cells of several folders into the one that --out names"
+
+    folders: tuple[str, ...] = option(
+        "folders of results, or addresses", (), many=True, positional=True, metavar="FOLDER"
+    )
+
+    def check(self) -> None:
+        if self.out is None:
+            raise Problem("--out: name the folder that the cells are brought to")
+        for folder in self.folders:
+            if not Store(address(folder)).files.names():
+                raise Problem(f"{folder}: there are no cells in this folder")
+
+    def cells(self) -> list:
+        return []
+
+    def write(self, store, show, wanted: list) -> None:
+        new, total = merge([address(folder) for folder in self.folders], store, show.line)
+        show.line(f"{new} cells came to {self.folder}, which holds {total}; see python -m eval report --out")
+
+
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Gpu, Report)
+KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Reproduce, Report, Merge)
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
@@ -73,13 +102,14 @@ def parser() -> Parser:
     commands.add_parser(LM_EVAL, help="lm-eval's own command line, which knows --model kvlab", add_help=False)
     for name, (about, kinds) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
-        for option, owner in {
-            field.name: (field, kind) for kind in kinds for field in options(kind)
-        }.values():
-            how = dict(option.metadata)
+        for one, owner in {field.name: (field, kind) for kind in kinds for field in options(kind)}.values():
+            how = dict(one.metadata)
             how |= {"nargs": "+"} if how.pop("many", False) else {}
             how |= {"help": how["help"](owner)} if callable(how["help"]) else {}
-            command.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, **how)
+            if how.pop("positional", False):
+                command.add_argument(one.name, **how)
+            else:
+                command.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **how)
     return made
 
 
@@ -124,19 +154,29 @@ def work(measurements: list[Measurement], command: str) -> int:
     for measurement in measurements:
         measurement.check()
     last = measurements[-1]
-    show = Show(last.folder)
-    store = Store(last.folder, show.line)
+    store = Store(last.folder, lambda line: show.line(line))
+    show = Show(store.out, store.home.at(LOG))
     store.prepare()
-    if not isinstance(last, Report):
+    if not isinstance(last, Report | Merge):
         write_json(store.out / RUN, {"command": command})
-    failed = sum(run(measurement, store, show) for measurement in measurements)
     try:
-        last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
-        if sys.stdout is not None:
-            sys.stdout.flush()  # now, while an error can be told
-    except BrokenPipeError:  # whoever reads our output has seen enough; everything is stored
-        drop_rest()
+        failed = sum(run(measurement, store, show) for measurement in measurements)
+        with seen_enough():
+            last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
+            if sys.stdout is not None:
+                sys.stdout.flush()  # now, while an error can be told
+    finally:
+        store.publish()
     return 1 if failed else 0
+
+
+@contextlib.contextmanager
+def seen_enough() -> Iterator[None]:
+    """Whoever reads our output may leave meanwhile: everything is stored."""
+    try:
+        yield
+    except BrokenPipeError:
+        drop_rest()
 
 
 def lm_eval(words: list[str]) -> int:
@@ -181,11 +221,11 @@ def ended(code: int, line: str) -> int:
     return code
 
 
-def kept(out: Path | None) -> str:
+def kept(out: Path | str | None) -> str:
     """What an interrupted run leaves behind."""
     if out is None:
         return "nothing was begun"
-    cells = len(list((out / "cells").glob("[!.]*.json")))
+    cells = len(Store(out).files.names())
     return f"{cells} finished cells are kept in {out}; the same command resumes there"
 
 

@@ -49,6 +49,28 @@ MACHINES = {
 }
 
 
+@dataclass(frozen=True)
+class Tier:
+    """One memory of a machine: how many bytes it holds, and how many it gives per second."""
+
+    size: float
+    bandwidth: float
+
+
+# As allenlu2009 (2023) lists them (A100 after Dao et al. 2022, figure 1), but for two slips: eight bytes at
+# 8.5 GT/s are 68 GB/s, printed 50; the flash holds 512 GB, printed TB. What is left open there is not here.
+TIERS = {
+    "A100": {"SRAM": Tier(20e6, 19e12), "HBM": Tier(40e9, 1.5e12), "host DRAM": Tier(1e12, 12.8e9)},
+    "smartphone": {"LPDDR5": Tier(12e9, 68e9), "flash": Tier(512e9, 1e9)},
+    "RTX 4070 Ti": {"GDDR6X": Tier(12e9, 504e9)},
+}
+
+
+def bus_bandwidth(bits: int, transfers: float) -> float:
+    """Bytes per second of a bus `bits` wide that moves so many times per second."""
+    return bits / 8 * transfers
+
+
 LAUNCHES = 50e-6  # seconds to launch the kernels of a layer: about ten, 5 microseconds each
 
 
@@ -117,6 +139,25 @@ def weight_bytes(shape: ModelShape, bits: float = 16) -> float:
 def step_bytes(shape: ModelShape, held: int, batch: int = 1, bits: float = 16) -> float:
     """Bytes that one decode step must read at least: all weights once, and every row's cache once."""
     return weight_bytes(shape, bits) + kv_bytes(shape, held, batch, bits)
+
+
+def kv_share(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -> float:
+    """Part of the memory in use that the cache takes beside the weights in 16 bits."""
+    cache = kv_bytes(shape, tokens, batch, bits)
+    return cache / (cache + weight_bytes(shape))
+
+
+def batch_that_fits(shape: ModelShape, size: float, tokens: int, bits: float = 16) -> int:
+    """Rows of `tokens` tokens whose cache fits into `size` bytes beside 16-bit weights; 0: not one."""
+    left = size - weight_bytes(shape)
+    return max(0, int(left // kv_bytes(shape, tokens, bits=bits)))
+
+
+def throughput(machine: Machine, shape: ModelShape, held: int, batch: int, bits: float = 16) -> float:
+    """Tokens per second of a decode step at the roofline: batch over the longer of its bytes (weights in 16
+    bits once, every row's cache of `held` tokens once) and its operations."""
+    size = weight_bytes(shape) + kv_bytes(shape, held, batch, bits)
+    return batch / max(size / machine.memory, decode_flops(shape, held, batch) / machine.flops)
 
 
 def prefill_flops(shape: ModelShape, tokens: int, batch: int = 1) -> float:

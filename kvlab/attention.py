@@ -224,19 +224,47 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
     if fused:
         out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
         return out.reshape(batch, heads, count, -1), None
-    weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
-    if allowed is not None:
-        hidden = allowed.dtype == torch.bool
-        weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
-    if sinks is not None:
-        beside = sinks.float().view(1, kv_heads, group, 1).expand(batch, -1, -1, count).flatten(2)
-        weights = torch.cat([weights, beside[..., None]], -1)
-    weights = weights.softmax(-1)[..., : keys.shape[2]]
+    weights = _weights(grouped, keys, scaling, allowed, softcap, sinks)
     out = None if values is None else (weights.to(values.dtype) @ values).reshape(batch, heads, count, -1)
     if counted is None:
         return out, None
     weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
     return out, weights.sum((2, 3)) / group
+
+
+def _weights(grouped, keys, scaling, allowed, softcap, sinks) -> Tensor:
+    """Softmax weights `[batch, kv_heads, group * q, slots]`, fp32, of queries that are grouped by KV head."""
+    weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
+    if allowed is not None:
+        hidden = allowed.dtype == torch.bool
+        weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
+    if sinks is not None:
+        batch, kv_heads, queries, _ = grouped.shape
+        beside = sinks.float().view(1, kv_heads, -1, 1)
+        beside = beside.expand(batch, -1, -1, queries // beside.shape[2]).flatten(2)
+        weights = torch.cat([weights, beside[..., None]], -1)
+    return weights.softmax(-1)[..., : keys.shape[2]]
+
+
+def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
+    """The largest weight that every slot received from any query of its group, `[batch, kv_heads, slots]`.
+
+    given: the queries; keys `[batch, kv_heads, slots, head_dim]`; allowed bool `[batch, 1 or kv_heads, q,
+    slots]`; a query that may see nothing gives nothing. `QUERY_BLOCK` queries at a time.
+    """
+    batch, heads, count, _ = given.query.shape
+    kv_heads = keys.shape[1]
+    most = keys.new_zeros(batch, kv_heads, keys.shape[2], dtype=torch.float32)
+    for start in range(0, count, QUERY_BLOCK):
+        query, seen = (
+            given.query[:, :, start : start + QUERY_BLOCK],
+            allowed[:, :, start : start + QUERY_BLOCK],
+        )
+        seen = seen[:, :, None].expand(-1, -1, heads // kv_heads, -1, -1).flatten(2, 3)
+        grouped = query.reshape(batch, kv_heads, -1, query.shape[3])
+        weights = _weights(grouped, keys, given.scaling, seen, given.softcap, given.sinks)
+        most = torch.maximum(most, weights.masked_fill(~seen, 0.0).amax(2))
+    return most
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

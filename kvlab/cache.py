@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -21,12 +21,14 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
-from .models import ModelShape, bodies_of, is_latent, layers_of, prepare, refusal
+from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
+from .reread import check_fed, check_rereads, note, reread
 from .saved import save
-from .store import Exact, Growing
+from .store import buffer_of
+from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -36,13 +38,22 @@ LATENT = "K and V are made of a latent after the cache"
 @dataclass(frozen=True)
 class Stats:
     """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `moved_bytes` crossed the link between host and device, either way, in the last pass."""
+    included; `moved_bytes` crossed the link between host and device, either way, in the last pass,
+    `fetched_bytes` of them to the device; `index_bytes`, of the device's, are what a fetch policy chooses by.
+    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
+    `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
+    that the keep chose by its score, and not by a rule such as a recent window, over all layers that let
+    something go; None where none did."""
 
     device_bytes: int
     host_bytes: int
     moved_bytes: int
     tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
     tokens_held: int  # most tokens that any row and head holds in any layer
+    scored: float | None = field(default=None, repr=False)
+    index_bytes: int = field(default=0, repr=False)
+    fetched_bytes: int = field(default=0, repr=False)
+    missed_mass: float | None = field(default=None, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return asdict(self)[name]
@@ -58,6 +69,8 @@ class Bound(Cache):
     spec = None  # the `Spec` that `make_cache` made it from
     continues = True  # whether a text may go on with a pass of several tokens
     broken = False  # whether a pass broke off and left half of what it does
+    fed = False  # whether a pass came in since it was made, loaded or reset
+    lengths: Sequence[int] = ()  # real tokens seen, per row
 
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""
@@ -94,7 +107,7 @@ class KVCache(Bound):
 
     model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
     (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
-    `Growing(Int(bits=4))`). place: `Device()` or `Host(fetch)`.
+    `Growing(Int(bits=4))`, or `Ragged(...)` for a keep that is `ragged`). place: `Device()` or `Host(fetch)`.
 
     Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
     attends to its own K and V as they are; what the store and the keep do to them shows from the next token
@@ -109,7 +122,7 @@ class KVCache(Bound):
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
         keep, place = keep or KeepAll(), place or Device()
-        store = Growing(store) if store is None or isinstance(store, Exact) else store
+        store = buffer_of(store, keep)
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")
@@ -130,6 +143,8 @@ class KVCache(Bound):
         super().__init__(layers=layers)
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
+        if keep.rereads and keep.evicts:
+            check_rereads(keep, self, place)
 
     def bind(self) -> None:
         """The layers that hold K and V (the others are transformers' own) get to know the cache that they are
@@ -144,11 +159,16 @@ class KVCache(Bound):
         return self.attending[0].model
 
     @property
+    def lengths(self) -> list[int]:
+        """Real tokens seen, per row."""
+        return self.attending[0].lengths
+
+    @property
     def fillable(self) -> bool:
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
 
-    def begin_pass(self, body) -> None:
+    def begin_pass(self, body, args=(), kwargs=None) -> None:
         """A pass through `body` begins, or comes to it, a part of the body that was called. ValueError where
         that is none of the model that the cache was made for, RuntimeError for a cache that is broken."""
         at = self._bodies.get(id(body))
@@ -156,13 +176,43 @@ class KVCache(Bound):
             raise ValueError(other_model(self.model))
         if self._began is None or at <= self._reached:
             self.check_whole()
-            self._began, self._called = self.get_seq_length(), at
+            if self.rereads:
+                check_fed(self, body, args, kwargs)
+            self._began, self._called, self.fed = self.get_seq_length(), at, True
         self._reached = at
 
-    def end_pass(self, body) -> None:
+    def end_pass(self, body, args=(), kwargs=None) -> None:
         """The pass has come through."""
         if self._bodies[id(body)] == self._called:
             self._began = None
+            if self.rereads:
+                self._passed(*fed_to(body, args, kwargs))
+
+    def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
+        """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
+        tokens]`."""
+        if self.rereads:
+            self._passed(ids, mask, own_positions(torch.ones_like(ids) if mask is None else mask))
+
+    def _passed(self, *fed: Tensor | None) -> None:
+        """A pass of a prompt that will be read again."""
+        note(self, *fed)
+        if not self.prefilling:
+            self._end_prompt()
+
+    def _end_prompt(self) -> None:
+        """The prompt has ended: what was held back happens now."""
+        if self.rereads and self.attending[0].lengths:
+            reread(self)
+        with self._changing():
+            for layer in self.attending:
+                layer.end_prefill()
+
+    @property
+    def rereads(self) -> bool:
+        """Whether this is a pass of a prompt that the keep has read again when it has ended."""
+        first = self.attending[0]
+        return first.rereads and first.hears is None
 
     @property
     def broken(self) -> bool:
@@ -197,7 +247,7 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._began = None
+        self._began, self.fed = None, False
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
 
@@ -222,7 +272,7 @@ class KVCache(Bound):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self.reorder_cache(torch.arange(len(self.attending[0].lengths)).repeat_interleave(repeats))
+        self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
         for layer in self.attending:
@@ -258,9 +308,7 @@ class KVCache(Bound):
         finally:
             for layer in self.attending:
                 layer.prefilling = False
-        with self._changing():
-            for layer in self.attending:
-                layer.end_prefill()
+        self._end_prompt()
 
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more
@@ -276,13 +324,27 @@ class KVCache(Bound):
             for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
                 storage = tensor.untyped_storage()
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
+        chosen = [layer.scored for layer in self.attending if layer.scored is not None]
         return Stats(
             device_bytes=sum(sizes[False].values()),
             host_bytes=sum(sizes[True].values()),
             moved_bytes=sum(layer.moved_bytes for layer in self.attending),
             tokens_seen=self.get_seq_length(),
             tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),
+            scored=sum(chosen) / len(chosen) if chosen else None,
+            **self._fetches(),
         )
+
+    def _fetches(self) -> dict:
+        """What `stats` says about the fetch policy."""
+        places = [layer.place for layer in self.attending]
+        index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
+        missed = [place.missed for place in places if place.missed is not None]
+        return {
+            "index_bytes": sum(storage.nbytes() for storage in index.values()),
+            "fetched_bytes": sum(place.fetched_bytes for place in places),
+            "missed_mass": sum(missed) / len(missed) if missed else None,
+        }
 
     def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""

@@ -19,20 +19,26 @@ class Stepper:
     """Feeds tokens to a model through a cache and returns logits.
 
     One interface for every method, `recompute` included, which has no cache and feeds everything again.
+    A cache that was loaded, or filled by hand, is gone on with; its padding is taken to be on the left.
     Raises ValueError for a cache of another model, ids that are none of the vocabulary's, an empty prompt,
-    more tokens than the model's context, and logits that are NaN. What is refused is not fed.
+    more tokens than the model's context, and logits that are NaN; RuntimeError for a cache that a pass
+    elsewhere has fed. What is refused is not fed.
     """
 
     def __init__(self, model, cache):
         if cache.model is not model:
             raise ValueError(other_model(cache.model))
         self.model, self.cache = model, cache
-        self._filled: int | None = None  # tokens that the cache held before the first was fed here
         shape = ModelShape.of(model)
         self.context, self.vocabulary = shape.context, shape.vocabulary
-        self.ids: Tensor | None = None  # all tokens fed, [batch, tokens]
-        self.mask: Tensor | None = None  # 1 for real tokens, same shape
+        self.ids: Tensor | None = None  # all tokens fed here, [batch, tokens]
+        self.mask: Tensor | None = None  # 1 for real tokens, those that the cache came with included
         self.padded = False
+        if not cache.fed and (held := cache.get_seq_length()):
+            lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
+            self.ids = lengths.new_empty(len(lengths), 0)
+            self.mask = (torch.arange(held, device=model.device) >= held - lengths).long()
+            self.padded = not bool(self.mask.all())
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_keep = "logits_to_keep" in accepted
@@ -68,8 +74,8 @@ class Stepper:
                 if not torch.isfinite(logits[:, -1]).all():
                     raise ValueError(self._why_not_finite())
             else:
-                fresh = 0 if self.cache.recompute else self.ids.shape[1] - ids.shape[1]
-                logits = self._pass(fresh, self.ids.shape[1], ids.shape[1], last)
+                fresh = 0 if self.cache.recompute else self.mask.shape[1] - ids.shape[1]
+                logits = self._pass(fresh, self.mask.shape[1], ids.shape[1], last)
         except BaseException:
             self.ids, self.mask, self.padded = before
             raise
@@ -77,7 +83,8 @@ class Stepper:
 
     def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
         """Tokens start..end through the model: logits of the last `count` positions, or of one."""
-        inputs = {"input_ids": self.ids[:, start:end], "use_cache": not self.cache.recompute}
+        came = self.mask.shape[1] - self.ids.shape[1]  # tokens that the cache came with
+        inputs = {"input_ids": self.ids[:, start - came : end - came], "use_cache": not self.cache.recompute}
         if self.padded:
             inputs["attention_mask"] = self.mask[:, :end]
             if self._takes_positions:
@@ -121,10 +128,7 @@ class Stepper:
         if self.cache.recompute:
             return
         held = self.cache.get_seq_length()
-        if self._filled is None:
-            by_hand = self.ids is None and "_reached" not in vars(self.cache)  # no pass has fed it
-            self._filled = held if by_hand else 0
-        fed = self._filled + (0 if self.ids is None else self.ids.shape[1])
+        fed = 0 if self.mask is None else self.mask.shape[1]
         if held != fed:
             raise RuntimeError(
                 f"the cache has seen {held} tokens, but {fed} were fed here: the last pass broke off, or "

@@ -38,6 +38,7 @@ class Held(CacheLayerMixin):
         self.shape, self.kv_heads = shape, shape.kv_heads
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
+        self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
         self.reset()
 
@@ -51,12 +52,13 @@ class Held(CacheLayerMixin):
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
+        self.scored: float | None = None  # the share of what stayed of the prompt that a score chose
         self.is_initialized = self._busy = False
 
     def __deepcopy__(self, memo) -> Held:
         """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
-        own = {"timeline": None, "on_read": None, "prefilling": False}
+        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 
@@ -127,6 +129,17 @@ class Held(CacheLayerMixin):
     def evicts(self) -> bool:
         """Whether the keep ever drops a token."""
         return self._policies[0].evicts
+
+    @property
+    def rereads(self) -> bool:
+        """Whether the keep has this prompt read again when it has ended (`reread.py`)."""
+        keep = self._policies[0]
+        return self.in_prompt and keep.rereads and keep.evicts
+
+    @property
+    def held_back(self) -> bool:
+        """Whether a pass of the prompt does not end it."""
+        return self.prefilling or self.rereads
 
     seen = _of("table", "seen", "Tokens fed so far, padding included.")
     lengths = _of("table", "lengths", "Real tokens seen, per row.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from .attention import Recorded, observed
 from .held import Held
 from .kernels import attend_packed, fits
 from .policy import View
-from .visibility import Visibility
+from .visibility import Visibility, own_positions
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
 
@@ -32,6 +33,8 @@ class Layer(Held):
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
                 "caches do not know"
             )
+        if self.hears is not None:
+            return self.reread(given)
         if self.seen == 0:
             out, received = given.attend(self.observes and not self.votes_later, self.last_queries)
             self.fill(given, received)
@@ -41,6 +44,23 @@ class Layer(Held):
         with self.timed("attention"):
             out, received = self._read_and_attend(query)
             self.end_pass(received)
+        return out
+
+    def reread(self, given: Recorded) -> Tensor:
+        """A pass that leaves nothing: it attends to what is held and to its own tokens; the keep hears."""
+        batch, _, tokens, _ = given.keys.shape
+        real, _ = given.visibility.real(batch, tokens, self.seen)
+        ones = torch.ones(batch, tokens, dtype=torch.bool, device=given.keys.device)
+        asked = own_positions(ones if real is None else real)
+        before = torch.tensor(self.lengths, device=asked.device).view(-1, 1)
+        asked = torch.where(asked < 0, asked, asked + before)
+        held = self.table.positions if self.table.moved is None else self.table.moved
+        positions = torch.cat([held, asked[:, None].expand(-1, held.shape[1], -1).to(held.dtype)], 2)
+        pairs = zip(self.store.read(given.keys.device), (given.keys, given.values), strict=True)
+        keys, values = (torch.cat(pair, 2) for pair in pairs)
+        given = replace(given, keys=keys, values=values)
+        out, _ = given.attend_to(keys, values, given.visibility.allowed(asked, positions))
+        self.keep.policy.hear(View(self, self.keep), given, asked, positions, self.hears)
         return out
 
     def fill(self, given: Recorded, received: Tensor | None = None) -> None:
@@ -98,11 +118,13 @@ class Layer(Held):
 
     def end_pass(self, received: Tensor | None) -> None:
         """The pass has attended: the keep observes and, where the prompt has ended, decides."""
+        if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
+            self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
             self.keep.policy.observe(View(self, self.keep), received.detach())
         elif self.votes_later:
             self.note_queries()
-        if not self.prefilling:
+        if not self.held_back:
             self._evict()
         elif self.local is not None:
             self._leave_window()
@@ -119,7 +141,7 @@ class Layer(Held):
     def _ended(self) -> None:
         """Of what was given its numbers stay, and as long as the prompt is open what a vote needs."""
         given, self._busy, self.fetched = self.given, False, None
-        votes = (given.visibility, given.sinks) if self.prefilling else (None, None)
+        votes = (given.visibility, given.sinks) if self.held_back else (None, None)
         self.given = Recorded(None, None, None, votes[0], given.scaling, given.softcap, votes[1])
 
     def _evict(self) -> None:
@@ -137,7 +159,9 @@ class Layer(Held):
             self._leave_window()
         slots = keep.choose(view) if evicts else None
         if slots is not None:
-            self._let_go(slots, self.keep.limits)
+            if self.in_prompt:
+                self.scored = scored(slots, keep.by_rule(view))
+            self._let_go(slots, self.keep.longest)
         self.in_prompt = False
 
     def note_queries(self) -> None:
@@ -182,6 +206,12 @@ class Layer(Held):
         """Whether the last queries of a prompt in several passes are held, to vote when it has ended."""
         later = self.in_prompt and (self.prefilling or self.keep.last.query is not None)
         return later and self.observes and self.last_queries is not None
+
+
+def scored(slots: Tensor, by_rule: Tensor) -> float:
+    """The share of `slots` `[batch, kv_heads, n]` (-1: none) that no rule held: the score chose it."""
+    held = slots >= 0
+    return float((held & ~by_rule.gather(-1, slots.clamp(min=0))).sum() / held.sum())
 
 
 class HybridLayer(LinearAttentionLayer, Layer):

@@ -13,9 +13,40 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .keep import H2O, TOVA, Keep, KeyDiff, KeyNorm, Pool, PyramidKV, Random, Sinks, SnapKV
-from .place import Device, Fetch, Host, InfiniGen, OnDemand, TopK, Whole
-from .store import Exact, Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
+from .keep import (
+    H2O,
+    TOVA,
+    AdaKV,
+    ExpectedAttention,
+    Keep,
+    KeyDiff,
+    KeyNorm,
+    KVzip,
+    LagKV,
+    Pool,
+    PyramidKV,
+    Random,
+    Sinks,
+    SnapKV,
+)
+from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, TopK, Whole
+from .policy import check_one_of
+from .store import (
+    Codebook,
+    Exact,
+    Float4,
+    Float8,
+    Growing,
+    Int,
+    Kivi,
+    Paged,
+    Planes,
+    Roomy,
+    Rotated,
+    Skipping,
+    Smoothed,
+    Static,
+)
 
 
 @dataclass(frozen=True)
@@ -88,20 +119,42 @@ def _padded(length=None, policy="double", extra=None, form="multi", quantized=Fa
     return {"cache": make}
 
 
+def _turned(form: Exact, rotate) -> Exact:
+    """The format with vectors rotated before they are rounded, or as it is."""
+    if not (rotate is None or isinstance(rotate, bool) or rotate == "signs"):
+        raise ValueError(f"rotate={rotate!r}: expected true, false or signs")
+    return Rotated(form, rotate == "signs") if rotate else form
+
+
+def _stored(form: Exact, values: Exact | None = None, sinks: int = 0, skip_layers=None) -> dict:
+    """The policies of a method that rounds, but for layers that stay exact: `0+1+-1`, joined by +."""
+    store = Growing(form, values, sinks)
+    if skip_layers is None:
+        return {"store": store}
+    try:
+        layers = [int(number) for number in str(skip_layers).split("+")]
+    except ValueError:
+        raise ValueError(f"skip_layers={skip_layers!r}: expected numbers of layers, as in 0+1+-1") from None
+    return {"store": Skipping(store, layers)}
+
+
 def _integers(bits: int, summary: str) -> None:
-    """Enter int8, int4 or int2."""
+    """Enter int8, int5, int4 or int2."""
+    kind = Int if bits in Int.WIDTHS else Planes
 
     def policies(
-        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0
-    ):
-        form = Int(bits, group, axis, symmetric, scale, nonfinite)
-        return {"store": Growing(form if smooth is None else Smoothed(form, smooth), form, sinks)}
+        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0,
+        rotate=None, skip_layers=None,
+    ):  # fmt: skip
+        form = _turned(kind(bits, group, axis, symmetric, scale, nonfinite), rotate)
+        return _stored(form if smooth is None else Smoothed(form, smooth), form, sinks, skip_layers)
 
     policies.__doc__ = summary
     method(f"int{bits}")(policies)
 
 
 _integers(8, "Keys and values as 8-bit integers with a scale per token and group of channels, or per axis.")
+_integers(5, "Keys and values as 5-bit integers, in planes of 4 bits and 1, with a scale as in int4.")
 _integers(4, "Keys and values as 4-bit integers, two a byte, with a scale per token and group, or per axis.")
 _integers(2, "Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point.")
 
@@ -119,9 +172,45 @@ def _kivi4(group=32, recent=32, nonfinite="refuse"):
 
 
 @method("fp8")
-def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse"):
+def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse", skip_layers=None):
     """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless axis names what shares one."""
-    return {"store": Float8(format, axis, group, scale, nonfinite)}
+    return _stored(Float8(format, axis, group, scale, nonfinite), skip_layers=skip_layers)
+
+
+@method("nvfp4")
+def _nvfp4(largest=6, nonfinite="refuse", skip_layers=None):
+    """Keys and values as 4-bit floats; 16 channels of a token share an 8-bit float as their scale."""
+    return _stored(Float4("nvfp4", largest, nonfinite), skip_layers=skip_layers)
+
+
+@method("mxfp4")
+def _mxfp4(nonfinite="refuse", skip_layers=None):
+    """Keys and values as 4-bit floats; 32 channels of a token share a power of two as their scale."""
+    return _stored(Float4("mxfp4", 6, nonfinite), skip_layers=skip_layers)
+
+
+@method("turboquant")
+def _turboquant(bits=4, sketch=False, nonfinite="refuse", skip_layers=None):
+    """Vectors turned at random, then for every channel the nearest of few levels, the same for all models."""
+    keys, values = (Rotated(Codebook(bits, kind, nonfinite), True) for kind in (sketch, False))
+    return _stored(keys, values, skip_layers=skip_layers)
+
+
+@method("mixed")
+def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
+    """Keys in one format and values in another, by the names of methods."""
+    sides = []
+    for side, name in (("k", k), ("v", v)):
+        check_one_of(side, name, FORMATS)
+        given = {"group": group, "rotate": rotate}
+        given = {name: value for name, value in given.items() if value is not None}
+        for parameter in given.keys() - METHODS[name].parameters.keys():
+            raise ValueError(f"{parameter}={given[parameter]}: {name} has no such parameter")
+        sides.append(METHODS[name].policies(**given).get("store", Growing()).format)
+    return _stored(*sides, skip_layers=skip_layers)
+
+
+FORMATS = ("full", "int8", "int5", "int4", "int2", "fp8", "nvfp4", "mxfp4", "turboquant")  # names in `mixed`
 
 
 @method("sinks")
@@ -166,16 +255,44 @@ def _keynorm(budget=0.2):
     return {"keep": KeyNorm(budget)}
 
 
+@method("kvzip")
+def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
+    """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
+    return {"keep": KVzip(budget, over, chunk, sinks)}
+
+
+@method("lagkv")
+def _lagkv(budget=0.2, lag=0.25, sinks=4):
+    """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
+    return {"keep": LagKV(budget, lag, sinks)}
+
+
+@method("expected")
+def _expected(budget=0.2, future=512, sinks=4):
+    """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
+    return {"keep": ExpectedAttention(budget, future, sinks)}
+
+
 @method("random")
 def _random(budget=0.2, seed=0):
     """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
     return {"keep": Random(budget, seed)}
 
 
-def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None) -> dict:
+@method("adakv")
+def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
+    """As another method, with one budget for all heads of a layer: some then hold more than others."""
+    scoring = _find(str(of))
+    policies = scoring.policies(budget=budget) if "budget" in scoring.parameters else {}
+    if [*policies] != ["keep"]:
+        raise ValueError(f"of={of}: expected a method that scores tokens and does nothing else, as snapkv")
+    return {"keep": AdaKV(policies["keep"], safeguard)}
+
+
+def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
     """The policies of a method on the host; over a link the host's buffer has room for what comes."""
     store = Growing(form) if link is None else Roomy(form)
-    return {"store": store, "place": Host(fetch, link)} | ({} if keep is None else {"keep": keep})
+    return {"store": store, "place": Host(fetch, link, missed)} | ({} if keep is None else {"keep": keep})
 
 
 @method("offload")
@@ -185,9 +302,9 @@ def _offload(link=None):
 
 
 @method("offload+int4")
-def _offload_int4(group=None, link=None):
+def _offload_int4(group=None, link=None, rotate=None):
     """As offload, with keys and values as 4-bit integers on the host and on the link."""
-    return _hosted(Whole(), link, form=Int(4, group))
+    return _hosted(Whole(), link, form=_turned(Int(4, group), rotate))
 
 
 @method("offload+h2o")
@@ -209,18 +326,40 @@ def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=No
 
 
 @method("topk")
-def _topk(budget=0.2, full_layers=0, link=None):
+def _topk(budget=0.2, full_layers=0, missed=False, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
-    return _hosted(TopK(budget, full_layers), link)
+    return _hosted(TopK(budget, full_layers), link, missed=missed)
 
 
 @method("infinigen")
 def _infinigen(
-    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", link=None
-):
+    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
+    link=None,
+):  # fmt: skip
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
-    return _hosted(fetch, link, keep=Pool(pool, victim))
+    return _hosted(fetch, link, keep=Pool(pool, victim), missed=missed)
+
+
+@method("infinigen+int4")
+def _infinigen_int4(
+    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, group=None, missed=False, link=None
+):  # fmt: skip
+    """As infinigen, with keys and values as 4-bit integers on the host and on the link."""
+    fetch = InfiniGen(budget, alpha, ratio, full_layers)
+    return _hosted(fetch, link, Int(4, group), missed=missed)
+
+
+@method("quest")
+def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
+    """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
+    return _hosted(Quest(budget, full_layers, page), link, missed=missed)
+
+
+@method("quest+int8")
+def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
+    """As quest, with keys and values as 8-bit integers on the host and on the link."""
+    return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
 
 
 FIRST_WAVE = (

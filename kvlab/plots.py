@@ -27,7 +27,12 @@ STYLE = {
     "paged": (SKY, "P", ":"),
     "int8": (GREEN, "^", "-"),
     "int4": (GREEN, "v", "--"),
+    "int5": (GREEN, "p", "-."),
     "int2": (GREEN, "D", ":"),
+    "mixed": (GREEN, "8", "-."),
+    "nvfp4": ("#005f43", "s", "-"),
+    "mxfp4": ("#005f43", "^", "--"),
+    "turboquant": ("#005f43", "*", "-."),
     "kivi4": ("#5f8f00", "s", "--"),
     "kivi2": ("#5f8f00", "X", ":"),
     "fp8": ("#5f8f00", "D", "-."),
@@ -35,11 +40,18 @@ STYLE = {
     "h2o": (VERMILLION, "h", "-"),
     "topk": (PURPLE, "*", "-"),
     "infinigen": ("#9a4f96", "p", "--"),
+    "infinigen+int4": ("#9a4f96", "v", ":"),
+    "quest": ("#44aa99", "p", "-"),
+    "quest+int8": ("#44aa99", "^", "--"),
     "snapkv": (YELLOW, "P", "--"),
     "pyramidkv": (YELLOW, "^", ":"),
     "tova": (ORANGE, "X", "-."),
+    "adakv": (YELLOW, "D", "-"),
+    "kvzip": ("#332288", "*", "-"),
     "keydiff": ("#882255", "v", "-"),
     "keynorm": ("#882255", "<", "--"),
+    "lagkv": ("#882255", ">", "-."),
+    "expected": ("#332288", "d", "-"),
     "random": (GREY, "x", ":"),
     "offload": (SKY, "o", "-"),
     "offload+int4": (SKY, "v", "--"),
@@ -99,6 +111,78 @@ def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = No
         axes.invert_yaxis()
         axes.set(xlabel=x, title=title)
         axes.set_xlim(0, limit if limit is not None else max(values.values()) * 1.12)
+    return axes.figure
+
+
+def tiers(machines: dict, marks: dict[str, float], *, title: str = "") -> Figure:
+    """Memories by how much they hold and how fast they give it: machine -> name -> `arithmetic.Tier`, a line
+    for each machine; marks: label -> bytes, a dotted line each. Returns the figure."""
+    axes = canvas(7.0, 3.6)[1][0]
+    looks = [(BLUE, "o", "-"), (VERMILLION, "s", "--"), (GREEN, "^", ":")]
+    with matplotlib.rc_context(SETTINGS):
+        for (machine, memories), (colour, marker, line) in zip(machines.items(), looks, strict=False):
+            sizes, speeds = zip(*((one.size, one.bandwidth) for one in memories.values()), strict=True)
+            axes.plot(sizes, speeds, color=colour, marker=marker, ls=line, lw=1, label=machine)
+            for name, one in memories.items():
+                axes.annotate(name, (one.size, one.bandwidth), xytext=(6, 5), textcoords="offset points",
+                              fontsize=9, color=colour)  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="bytes it holds", ylabel="bytes per second", title=title)
+        axes.margins(x=0.15, y=0.15)
+        for label, size in marks.items():
+            axes.axvline(size, color=INK, lw=0.8, ls=":")
+            axes.annotate(label, (size, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=8,
+                          xytext=(-3, 0), textcoords="offset points", ha="right", va="bottom")  # fmt: skip
+        axes.grid(True)
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.14, 0.02))
+    return axes.figure
+
+
+def splits(weights: list[list[float]], shares: list[float], *, title: str = "") -> Figure:
+    """Flash-decoding: what every split makes of its own tokens, and the same once all are put together.
+
+    weights: per split, its softmax over its own tokens, each summing to 1; shares: the part of the whole
+    softmax that lies on each split. Returns the figure.
+    """
+    alone, together = canvas(7.2, 3.6, heights=(1, 1))[1]
+    looks = [(BLUE, ""), (ORANGE, "///"), (GREEN, "..."), (PURPLE, "xxx")]
+    with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
+        start = 0
+        for number, (own, share) in enumerate(zip(weights, shares, strict=True)):
+            places = range(start, start + len(own))
+            colour, hatch = looks[number % len(looks)]
+            drawn = {"color": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.4}
+            alone.bar(places, own, **drawn)
+            together.bar(places, [share * weight for weight in own], **drawn)
+            middle = start + (len(own) - 1) / 2
+            alone.text(middle, 1.02, "sum 1", transform=alone.get_xaxis_transform(), ha="center", fontsize=9)
+            together.text(middle, 1.02, f"sum {share:.2f}", transform=together.get_xaxis_transform(),
+                          ha="center", fontsize=9)  # fmt: skip
+            start += len(own)
+            for axes in (alone, together):
+                if number < len(weights) - 1:
+                    axes.axvline(start - 0.5, color=INK, lw=0.8, ls=":")
+        alone.set(ylabel="weight, alone", xticks=[])
+        together.set(ylabel="weight, together", xlabel="token")
+        alone.figure.suptitle(title, fontsize=11)
+    return alone.figure
+
+
+def to_the_end(curves: dict[str, list[tuple[float, float]]], *, x: str, y: str, title: str = "") -> Figure:
+    """Curves that end where something is used up: label -> points (x, y), the last of each marked with its
+    numbers. Returns the figure."""
+    axes = canvas(7.0, 3.4)[1][0]
+    looks = [(BLUE, "o", "-"), (GREEN, "^", "--"), (VERMILLION, "s", ":")]
+    with matplotlib.rc_context(SETTINGS):
+        for (label, points), (colour, marker, line) in zip(curves.items(), looks, strict=False):
+            places, values = zip(*points, strict=True)
+            axes.plot(places, values, color=colour, ls=line, label=label)
+            axes.plot(places[-1], values[-1], color=colour, marker=marker, ls="")
+            axes.annotate(f"{places[-1]:,}: {values[-1]:,.0f}", (places[-1], values[-1]), xytext=(-4, 7),
+                          textcoords="offset points", fontsize=9, ha="right", color=colour)  # fmt: skip
+        axes.set(xlabel=x, ylabel=y, title=title)
+        axes.set_ylim(0, 1.15 * max(value for points in curves.values() for _, value in points))
+        axes.grid(True)
+        axes.legend(frameon=False, loc="lower right")
     return axes.figure
 
 

@@ -11,16 +11,9 @@ import torch
 
 from .attention import stopping, told
 from .cache import KVCache
-from .models import prepare, refusal
+from .models import listed, prepare, refusal, refused_layers, restore
 from .models.shrunk import first_line, once, twin_of
 
-# Model types that tests/families tries with every method; others are tried when a cache is made for them.
-LISTED = frozenset((
-    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma2", "gemma3_text",
-    "olmo2", "smollm3", "glm4", "cohere2", "stablelm", "granite", "gpt_oss", "opt", "gpt2", "gpt_neox",
-    "llama4_text", "qwen3_next", "lfm2", "granitemoehybrid", "jamba", "falcon_h1", "deepseek_v2",
-    "deepseek_v3",
-))  # fmt: skip
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
 
@@ -43,6 +36,8 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
 
 def differs(config, make=KVCache) -> str | None:
     """Why a cache by `make(model)` is not equal to the model's own on a twin, or None where it is."""
+    if why := refused_layers(config):
+        return why
     try:
         own = twin_of(config)
         if why := refusal(own):
@@ -80,8 +75,12 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "snapkv": "snapkv:budget=1",
     "tova": "tova:budget=1",
     "pyramidkv": "pyramidkv:budget=1",
+    "adakv": "adakv:budget=1",
+    "kvzip": "kvzip:budget=1000",
     "keydiff": "keydiff:budget=1",
     "keynorm": "keynorm:budget=1",
+    "lagkv": "lagkv:budget=1",
+    "expected": "expected:budget=1",
     "random": "random:budget=1",
     "offload": "offload",
     "offload+h2o": "offload+h2o:budget=1",
@@ -89,6 +88,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "uvm+h2o": "uvm+h2o:budget=1,memory=1",
     "topk": "topk:budget=1",
     "infinigen": "infinigen:budget=1,alpha=inf,ratio=1,full_layers=1",
+    "quest": "quest:budget=80,page=4,full_layers=1",
 }
 
 
@@ -97,6 +97,8 @@ def row(config, make_cache) -> dict[str, str]:
 
     ValueError, one line, for a model that no method can serve.
     """
+    if why := refused_layers(config):
+        raise ValueError(why)
     twin = prepare(twin_of(config))
     if why := refusal(twin) or differs(config):
         raise ValueError(f"{type(twin).__name__}: {why}")
@@ -111,15 +113,13 @@ def serve(model, holds: bool = True) -> None:
     """Let the model attend through kvlab. ValueError, one line that says why, where kvlab's caches cannot
     serve it; it then attends as before, and so it does, without an error, where the method holds nothing. A
     type that is not listed is tried on a twin, once."""
-    before = model.config._attn_implementation
-    config = prepare(model).config.get_text_config(decoder=True)
-    why = refusal(model)
-    if why is None and config.model_type not in LISTED:
-        why = once(_differences, config, differs)
+    why = refusal(prepare(model))
+    if why is None and not listed(model):
+        why = once(_differences, model.config.get_text_config(decoder=True), differs)
     if why is None and not _masks_are_known(model):
         why = "it attends by a mask of its own"
     if why is not None:
-        model.set_attn_implementation(before)
+        restore(model)
         if holds:
             raise ValueError(f"{type(model).__name__}: {why}")
 

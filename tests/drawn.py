@@ -5,7 +5,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from kvlab.store import Exact, Float8, Int, Smoothed
+from kvlab.store import Codebook, Exact, Float4, Float8, Int, Planes, Rotated, Smoothed
 from kvlab.store.int import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
@@ -27,6 +27,16 @@ FORMS = [
     *(Float8(form) for form in Float8.TYPES),
     *(Float8(**settings) for settings in FLOATS),
     Smoothed(Int(4)),
+    *(Rotated(Int(bits), signs) for bits in (2, 4, 8) for signs in (False, True)),
+    Rotated(Int(4, 4)),
+    Rotated(Int(8, axis="channel", symmetric=False)),
+    Smoothed(Rotated(Int(4), True)),
+    *(Planes(bits, symmetric=symmetric) for bits in (3, 5, 6, 7) for symmetric in (True, False)),
+    Planes(5, 4),
+    Planes(5, axis="tensor"),
+    Rotated(Planes(5)),
+    *(Float4(*how) for how in (("nvfp4",), ("nvfp4", "4over6"), ("mxfp4",))),
+    *(Rotated(Codebook(bits, sketch), True) for bits in (2, 3, 4) for sketch in (False, True)),
 ]
 
 SCALES = [1e-30, 1e-7, 1e-3, 1.0, 300.0, 1e4]

@@ -7,6 +7,7 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
+from kvlab.attention import recorded
 from kvlab.models import ModelShape, calibration_ids
 
 
@@ -218,3 +219,34 @@ def test_a_copied_model_rehearses_with_its_own_weights():
     spec = "infinigen:budget=5,full_layers=1,alpha=inf"
     found = [kvlab.decode(m, prompt(20), kvlab.make_cache(m, spec), 6) for m in (own, kvlab.prepare(fresh))]
     assert torch.equal(found[0].logprobs, found[1].logprobs)
+
+
+@pytest.mark.parametrize("method", ["full", "int8", "offload", "h2o:budget=1", "padded"])
+def test_a_stepper_goes_on_with_a_cache_that_was_filled_by_hand(method):
+    """Also after a reset; with the keys and values of a prompt, so that its continuation is known."""
+    model, ids = tiny("llama"), prompt(24, rows=2)
+    cache = kvlab.make_cache(model, method)
+    expected = kvlab.Stepper(model, cache)
+    expected.feed(ids[:, :20])
+    expected = [expected.feed(ids[:, at : at + 1]) for at in range(20, 24)]
+    cache.reset()
+    for layer, given in zip(cache.layers, recorded(model, ids[:, :20]), strict=True):
+        layer.fill(given, given.received() if layer.observes else None)
+    stepper = kvlab.Stepper(model, cache)
+    for at, logits in zip(range(20, 24), expected, strict=True):
+        assert torch.allclose(stepper.feed(ids[:, at : at + 1]), logits, atol=1e-5)
+    assert stepper.ids.tolist() == ids[:, 20:].tolist() and cache.lengths == [24, 24]
+
+
+@pytest.mark.parametrize("method", ["full", "h2o:budget=8", "padded"])
+def test_what_a_pass_elsewhere_fed_is_refused_until_a_reset(method):
+    """By another Stepper, before or after this one was made; in a copy of the cache, too."""
+    model, ids = tiny("llama"), prompt(12)
+    cache = kvlab.make_cache(model, method)
+    early = kvlab.Stepper(model, cache)
+    kvlab.Stepper(model, cache).feed(ids)
+    for stepper in (early, kvlab.Stepper(model, cache), kvlab.Stepper(model, copy.deepcopy(cache))):
+        with pytest.raises(RuntimeError, match="has seen 12 tokens, but 0 were fed here: the last pass"):
+            stepper.feed(ids[:, :1])
+    cache.reset()
+    assert kvlab.Stepper(model, cache).feed(ids).shape == (1, 12, 96)

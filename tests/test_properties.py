@@ -10,7 +10,7 @@ import kvlab
 from kvlab.keep import H2O, KeepAll, Pool, Sinks
 from kvlab.methods import METHODS
 from kvlab.place import Device, Host, InfiniGen, TopK
-from kvlab.store import Exact, Growing, Int, Roomy, Static
+from kvlab.store import Exact, Growing, Int, Ragged, Roomy, Static
 
 budgets = st.one_of(st.floats(0.02, 1.0), st.integers(2, 60))
 lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
@@ -34,6 +34,8 @@ def caches(draw, model):
     )
     store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
+    if keep.ragged:
+        store, fetch = Ragged(form), None
     place = Device() if fetch is None else Host(fetch)
     return lambda: kvlab.KVCache(model, keep=keep, store=store, place=place)
 
@@ -51,13 +53,14 @@ def test_slots(data, sizes, steps):
     logits += [stepper.feed(later[:, step : step + 1], last=True) for step in range(steps)]
     for layer in cache.layers:
         for row, size in enumerate(sizes):
-            for head in range(2):
-                held = [p for p in layer.positions[row, head].tolist() if p >= 0]
+            heads = [[p for p in one if p >= 0] for one in layer.positions[row].tolist()]
+            for held in heads:
                 assert held == sorted(set(held))
                 assert held[-1] == size + steps - 1  # the newest token is always there
-                assert len(held) == layer.rows_held[row] <= size + steps
+                assert len(held) == layer.rows_held[row] or layer.keep.policy.ragged
+            assert max(map(len, heads)) == layer.rows_held[row] <= size + steps
         if layer.keep.policy.evicts and not layer.keep.policy.once:
-            limits = layer.keep.limits
+            limits = layer.keep.longest
             assert all(held <= limit for held, limit in zip(layer.rows_held, limits, strict=True))
     assert cache.get_seq_length() == ids.shape[1] + steps
     for row, one in enumerate(prompts):

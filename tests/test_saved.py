@@ -43,6 +43,32 @@ def test_a_loaded_cache_answers_as_the_saved_one(method, tmp_path):
         assert torch.equal(mine.positions, theirs.positions)
 
 
+@pytest.mark.parametrize("name, method", [
+    *(("llama", method) for method in METHODS), ("opt", "full"), ("opt", "int4"), ("gpt2", "h2o:budget=12"),
+])  # fmt: skip
+def test_a_stepper_goes_on_with_a_loaded_cache(name, method, tmp_path):
+    """One row padded on the left: at the positions, and with the tokens, of a Stepper that fed the prompt."""
+    model, path = tiny(name), tmp_path / "cache.safetensors"
+    ids = torch.randint(0, 96, (2, 46), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    first = Stepper(model, kvlab.make_cache(model, method))
+    first.feed(ids[:, :40], mask[:, :40])
+    first.cache.save(path)
+    second = Stepper(model, kvlab.load_cache(path, model))
+    for stepper in (first, second):
+        stepper.fork(torch.tensor([0, 1, 0]))
+    for start, end in [(40, 41), (41, 45), (45, 46)]:
+        step = ids[[0, 1, 0], start:end]
+        assert torch.equal(first.feed(step), second.feed(step))
+    with pytest.raises(ValueError, match="batch of 2 rows, but 3 were fed before"):
+        second.feed(ids[:, :1])
+    with pytest.raises(ValueError, match="130 tokens are more than the model's context"):
+        second.feed(torch.zeros(3, 84, dtype=torch.long))
+    with pytest.raises(RuntimeError, match="has seen 46 tokens, but 0 were fed here"):
+        Stepper(model, second.cache).feed(step)
+
+
 def test_it_can_be_forked_held_and_saved_again(tmp_path):
     model = tiny("llama")
     ids = torch.arange(30).view(1, -1)

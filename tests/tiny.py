@@ -3,6 +3,7 @@
 import functools
 from types import SimpleNamespace
 
+import pytest
 import torch
 from transformers import (
     FalconConfig,
@@ -61,22 +62,37 @@ SETTINGS = {
     "recompute": (["recompute"], []),
     "static": (["static"], []),
     "paged": (["paged:block=4"], []),
-    "int8": ([], ["int8", "int8:axis=channel", "int8:axis=tensor,symmetric=false"]),
-    "int4": ([], ["int4:group=4", "int4:smooth=0.5,sinks=3"]),
+    "int8": ([], ["int8", "int8:axis=channel", "int8:axis=tensor,symmetric=false", "int8:rotate=signs"]),
+    "int4": ([], ["int4:group=4", "int4:smooth=0.5,sinks=3", "int4:rotate=true"]),
+    "int5": ([], ["int5", "int5:group=4,rotate=true", "int5:skip_layers=0+-1"]),
     "int2": ([], ["int2:group=4,symmetric=false"]),
     "kivi2": (["kivi2:recent=40"], ["kivi2:group=4,recent=6"]),
     "kivi4": (["kivi4:recent=40"], ["kivi4:group=3,recent=0"]),
     "fp8": ([], ["fp8", "fp8:format=e5m2,axis=token"]),
+    "nvfp4": ([], ["nvfp4", "nvfp4:largest=4over6,skip_layers=1"]),
+    "mxfp4": ([], ["mxfp4"]),
+    "turboquant": ([], ["turboquant", "turboquant:bits=3", "turboquant:bits=3,sketch=true"]),
+    "mixed": (["mixed:k=full,v=full"], ["mixed", "mixed:k=turboquant,v=nvfp4,skip_layers=0"]),
     "sinks": (["sinks:budget=1"], ["sinks:budget=0.4"]),
     "h2o": (["h2o:budget=1"], ["h2o:budget=0.4", "h2o:budget=9,recent=0.25"]),
     "snapkv": (["snapkv:budget=1"], ["snapkv:budget=0.4,window=4"]),
     "tova": (["tova:budget=1"], ["tova:budget=0.4"]),
     "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
+    "adakv": (
+        ["adakv:budget=1", "adakv:of=h2o,budget=1"],
+        ["adakv:of=keydiff,budget=0.4", "adakv:of=h2o,budget=0.4,safeguard=0.5"],
+    ),
+    "kvzip": (
+        ["kvzip:budget=1"],
+        ["kvzip:budget=0.4", "kvzip:budget=7,chunk=16,sinks=1", "kvzip:budget=0.4,over=head"],
+    ),
     "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
+    "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
+    "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
-    "offload+int4": ([], ["offload+int4:link=1e9"]),
+    "offload+int4": ([], ["offload+int4:link=1e9", "offload+int4:rotate=true"]),
     "offload+h2o": (["offload+h2o:budget=1,link=1e9"], ["offload+h2o:budget=0.4,link=1e9"]),
     "uvm": (["uvm:link=1e9"], []),
     "uvm+h2o": (["uvm+h2o:budget=1,memory=1"], ["uvm+h2o:budget=0.4,link=1e9"]),
@@ -98,6 +114,12 @@ SETTINGS = {
             "infinigen:budget=0.3,link=1e9",
         ],
     ),
+    "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
+    "quest": (
+        ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
+        ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
+    ),
+    "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
 }
 ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
 NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]
@@ -109,6 +131,18 @@ def policies(spec: str) -> dict:
     """The policies of a method that are not the defaults: {"keep": ..., "store": ..., "place": ...}."""
     read = parse(spec)
     return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
+
+
+UNROTATED = {"expected"}  # methods that undo rotary embeddings
+
+
+def refused(model, spec: str) -> bool:
+    """Whether the method is none for this model, which rotates no keys; it is then refused in one line."""
+    if spec.partition(":")[0] not in UNROTATED or model.config.model_type not in ("opt", "gpt2"):
+        return False
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        kvlab.make_cache(model, spec)
+    return True
 
 
 def rounds(spec: str) -> bool:

@@ -36,13 +36,15 @@ class Chapter:
     """What is done of a chapter.
 
     exercises: numbers of those done in the room. home: sections that are left out. late: what to leave out
-    when late, in this order: a section's heading, or `exercise 2`.
+    when late, in this order: a section's heading, or `exercise 2`. rest: the section behind which all stand
+    up for a minute.
     """
 
     number: int
     exercises: tuple[int, ...] = ()
     home: tuple[str, ...] = ()
     late: tuple[str, ...] = ()
+    rest: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Pause:
 
 DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
 AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
-BREAK, STRETCH = Pause("break", 15), Pause("stretch", 5)
+BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
 
 START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
 LOOP = Chapter(
@@ -79,6 +81,7 @@ REHEARSAL = Chapter(
     (3,),
     home=("The same answer?", "How sensitive is it?", "When the host is full, too", "What it costs"),
     late=("What the cache holds", "exercise 3"),
+    rest="How it works",
 )
 
 AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
@@ -105,10 +108,10 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     5,
                     (3,),
-                    home=("The same answer?", "What it costs"),
-                    late=("What the cache holds", "exercise 3"),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("exercise 3",),
                 ),
-                LINK,
+                replace(LINK, home=tuple(name for name in LINK.home if name != "How it works")),
                 STRETCH,
                 replace(REHEARSAL, home=(*REHEARSAL.home, "What the cache holds"), late=("exercise 3",)),
                 AGAIN,
@@ -252,14 +255,21 @@ def code_minutes(cell) -> float:
     return CELL + len(cell.source.splitlines()) / LINES + FIGURE * figures
 
 
-def one(found: list[Section], named: str) -> Section:
-    """The section with a heading, or beginning with it, or `exercise 2`; ValueError if there is none."""
-    for section in found:
+def find(some: list[Section], named: str) -> Section | None:
+    """The section with a heading, or beginning with it, or `exercise 2`; None if there is none."""
+    for section in some:
         if named.lower() == f"exercise {section.exercise}" and section.exercise:
             return section
         if section.heading == named or section.heading.startswith((f"{named}:", f"{named} (")):
             return section
-    raise ValueError(f"no section {named!r}")
+    return None
+
+
+def one(some: list[Section], named: str) -> Section:
+    """As `find`; ValueError if there is none."""
+    if (section := find(some, named)) is None:
+        raise ValueError(f"no section {named!r}")
+    return section
 
 
 @dataclass(frozen=True)
@@ -291,13 +301,22 @@ def session(
         if isinstance(item, Pause):
             rows.append(Row(clock, item.minutes, item.what))
         else:
-            found = chapters[item.number]
-            held = done(item, found)
-            parts = whole([section.minutes for section in held])
-            late = tuple((name, parts[held.index(one(held, name))]) for name in item.late)
-            rows.append(Row(clock, sum(parts), titles[item.number], tuple(held), tuple(parts), late))
-        clock += rows[-1].minutes
+            held, title = done(item, chapters[item.number]), titles[item.number]
+            cut = held.index(one(held, item.rest)) + 1 if item.rest else len(held)
+            rows.append(taught(clock, title, held[:cut], item.late))
+            if held[cut:]:
+                rows.append(Row(rows[-1].start + rows[-1].minutes, STAND.minutes, STAND.what))
+                again = rows[-1].start + rows[-1].minutes
+                rows.append(taught(again, f"{title}, continued", held[cut:], item.late))
+        clock = rows[-1].start + rows[-1].minutes
     return rows
+
+
+def taught(start: int, what: str, held: list[Section], late: tuple[str, ...]) -> Row:
+    """The row of these sections; late: names, among them those of other rows."""
+    parts = whole([section.minutes for section in held])
+    saved = {name: parts[held.index(section)] for name in late if (section := find(held, name))}
+    return Row(start, sum(parts), what, tuple(held), tuple(parts), tuple(saved.items()))
 
 
 def whole(minutes: list[float]) -> list[int]:
@@ -344,8 +363,6 @@ figure, two for the hands at *Predict*, a fifth more for questions. An exercise 
 and {REVIEW:.0f} to compare answers. The clock in an instructor's notebook gives other minutes for the same
 sections: there the whole chapter is taught, and the minutes of its *At a glance* are spread over all sections
 by their length. In a room, go by this page.
-
-**Sitting.** Chapter 7 runs for more than an hour: let people stand up for a minute after *How it works*.
 """
 
 

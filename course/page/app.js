@@ -17,7 +17,7 @@ const tokens = new Tokens($("tokens"), (position) => {
   change({ evicted: out ? state.evicted.filter((p) => p !== position) : [...state.evicted, position] });
 });
 const tour = new Tour(change, factsOfTour);
-new Panel();
+const panel = new Panel(state.bill, (bill) => look({ bill }));
 
 // State to worker: one request at a time, the newest state when it is done.
 
@@ -238,7 +238,16 @@ $("step").addEventListener("input", () => look({ step: Number($("step").value) }
 $("step-back").addEventListener("click", () => look({ step: Number($("step").value) - 1 }));
 $("step-on").addEventListener("click", () => look({ step: Number($("step").value) + 1 }));
 $("restore").addEventListener("click", () => change({ evicted: [] }));
-addEventListener("hashchange", () => change(fromHash(location.hash)));
+addEventListener("hashchange", () => {
+  change(fromHash(location.hash));
+  panel.show(state.bill);
+});
+addEventListener("message", ({ source, data }) => { // the page around this one is light or dark
+  if (source !== window.parent || !["light", "dark"].includes(data?.theme)) return;
+  look({ theme: data.theme });
+  controls();
+  draw();
+});
 addEventListener("resize", draw);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 ready.then(({ found, ms }) => {

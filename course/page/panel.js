@@ -3,7 +3,7 @@
 "use strict";
 
 const charged = JSON.parse(carried("charged")); // {models, devices, flags, recipes}
-const OURS = { model: "meta-llama/Llama-3.1-8B", device: "RTX 4090", context: 32000, users: 8 };
+const OURS = { model: "meta-llama/Llama-3.1-8B", device: "RTX 4090", context: "32000", users: "8", price: "" };
 
 /** Three digits: 0.0123, 1.23, 12.3, 123, 1,234. */
 function digits(value) {
@@ -34,19 +34,31 @@ function row(...cells) {
   return element;
 }
 
+/** given: choices that are not as in OURS; chosen(given): the reader has made others. */
 class Panel {
-  constructor() {
+  constructor(given, chosen) {
     const find = (name) => document.getElementById(`bill-${name}`);
     this.parts = Object.fromEntries(["model", "device", "context", "users", "price", "said", "rows", "head"].map((name) => [name, find(name)]));
-    const { model, device, context, users, price } = this.parts;
-    model.append(...Object.keys(charged.models).map((name) => new Option(name)));
-    device.append(...Object.keys(charged.devices).map((name) => new Option(name)));
-    Object.assign(model, { value: OURS.model });
-    Object.assign(device, { value: OURS.device });
-    Object.assign(context, { value: OURS.context });
-    Object.assign(users, { value: OURS.users });
-    for (const control of [model, device, context, users, price]) control.addEventListener("input", () => this.draw());
+    const { parts } = this;
+    parts.model.append(...Object.keys(charged.models).map((name) => new Option(name)));
+    parts.device.append(...Object.keys(charged.devices).map((name) => new Option(name)));
+    for (const name of Object.keys(OURS)) {
+      parts[name].addEventListener("input", () => {
+        this.draw();
+        chosen(Object.fromEntries(Object.keys(OURS).map((key) => [key, parts[key].value]).filter(([key, value]) => value !== OURS[key])));
+      });
+    }
     this.flags(find("flags"));
+    this.show(given);
+  }
+
+  /** Make these choices; what nobody knows is as in OURS. */
+  show(given) {
+    for (const [name, ours] of Object.entries(OURS)) {
+      const part = this.parts[name], value = given[name] ?? ours;
+      part.value = value;
+      if (part.value !== value) part.value = ours;
+    }
     this.draw();
   }
 

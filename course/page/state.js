@@ -11,6 +11,7 @@ const START = {
   facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "question-inside",
   evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's first word
   theme: null, // "light" or "dark"; null: as the reader's system is
+  bill: {}, // of the bill's choices (see panel.js) those that are not as at the start
 };
 
 /** The state that an address's hash names; what it does not name, or names wrongly, is as at the start. */
@@ -26,6 +27,8 @@ function fromHash(hash) {
   const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
   state.evicted = (given.get("evicted") ?? "").split(",").map(whole).filter((position) => position !== null);
   for (const name of ["step", "layer", "head"]) state[name] = whole(given.get(name) ?? "");
+  const charged = [...given].filter(([name]) => name.startsWith("bill-"));
+  state.bill = Object.fromEntries(charged.map(([name, value]) => [name.slice("bill-".length), value]));
   return state;
 }
 
@@ -34,5 +37,6 @@ function toHash(state) {
   const said = { method, budget: Math.round(100 * state.budget), protocol };
   if (state.evicted.length) said.evicted = state.evicted.join();
   for (const name of ["step", "layer", "head", "theme"]) if (state[name] !== null) said[name] = state[name];
+  for (const [name, value] of Object.entries(state.bill)) said[`bill-${name}`] = value;
   return `#${new URLSearchParams({ facts, question, ...said })}`;
 }

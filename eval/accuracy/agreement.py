@@ -14,7 +14,6 @@ reference, also for `full` itself (exactly 1 and 0).
 from __future__ import annotations
 
 import math
-import time
 
 import torch
 from torch import Tensor
@@ -22,7 +21,8 @@ from torch import Tensor
 import kvlab
 from kvlab.decode import Stepper
 
-from .batching import TAIL, TOKENS_LONG, Meter, metric_row
+from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
+from .clock import Clock
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
@@ -48,11 +48,17 @@ def prompts(tokenizer, texts: list[str], limit: int | None, longest: int) -> Ten
 def predictions(stepper: Stepper, ids: Tensor, meter: Meter) -> Tensor:
     """The DECODED predictions of each row `[rows, DECODED, V]`, after a prefill of ids' first tokens.
 
-    `recompute` holds nothing, so one pass over the known text gives what it would compute.
+    `recompute` holds nothing, so one pass over the known text gives what it would compute; so does a cache
+    whose steps do not depend on each other (`steps_at_once`).
     """
     first = ids.shape[1] - DECODED + 1 - TAIL  # tokens prefilled
     if stepper.cache.recompute:
         return stepper.feed(ids[:, first:])[:, -DECODED:]
+    if steps_at_once(stepper.cache):
+        before, count = stepper.cache.stats(), ids.shape[1] - first
+        known = stepper.feed(ids[:, first:])
+        meter.add_pass(before, stepper.cache.stats(), count, torch.full((len(ids),), count))
+        return known
     found = []
     for column in range(first, ids.shape[1]):
         found.append(stepper.feed(ids[:, column : column + 1], last=True))
@@ -75,7 +81,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. An exception stands for a
     method that fails.
     """
-    started = time.perf_counter()
+    clock = Clock()
     caches = {"full cache as reference": kvlab.make_cache(model, "full")}
     methods = {str(method): method for method in methods}
     caches |= {name: kvlab.make_cache(model, method) for name, method in methods.items()}
@@ -87,7 +93,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     for index, part in enumerate(parts):
         prompt = part[:, : part.shape[1] - DECODED + 1 - TAIL]
         reference = None
-        for name, stepper, logits in shared(model, caches, prompt, None, last=True):
+        for name, stepper, logits in shared(model, caches, prompt, None, last=True, clock=clock):
             try:
                 if isinstance(logits, Exception):
                     raise logits
@@ -102,8 +108,13 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
             else:
                 rows[name].append(compare(reference, found))
         advance(index + 1, len(parts))
-    seconds = (time.perf_counter() - started) / max(1, len(methods))
-    return {name: errors.get(name) or _numbers(rows[name], meters[name], seconds) for name in methods}
+    clock.stop()
+    of_all = clock.total - sum(clock.own[name] for name in methods)  # the prefill, and the reference
+    more = {"prefill_seconds": of_all, "together": len(methods)}
+    return {
+        name: errors.get(name) or _numbers(rows[name], meters[name], clock.own[name]) | more
+        for name in methods
+    }
 
 
 def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) -> dict:
@@ -112,6 +123,7 @@ def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) ->
         "metrics": [summary("top1", top1, higher_is_better=True), summary("kl", kl, higher_is_better=False)],
         "values": {"top1": top1, "kl": kl},
         "bytes": meter.means(),
+        "scored": meter.scored,
         "seconds": seconds,
     }
 

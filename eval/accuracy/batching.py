@@ -8,29 +8,55 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from kvlab import KVCache
+from kvlab.layer import Layer
+from kvlab.place import Device
+from kvlab.store import Growing, Static
+
 TAIL = 1  # context tokens that already go through the cache
 PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
 TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
+RECORDED = 4 * 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
 LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
 
 
 class Meter:
-    """Bytes per row and decode step, averaged over every decode step made."""
+    """Bytes per row and decode step, averaged over every decode step made; and of the slots that a keep held,
+    the share that its score chose (`kvlab.Stats.scored`), averaged alike."""
 
     NAMES = ("device_bytes", "host_bytes", "moved_bytes")
 
     def __init__(self):
         self.sums, self.row_steps = dict.fromkeys(self.NAMES, 0), 0
+        self.chosen, self.chosen_steps = 0.0, 0
 
     def add(self, cache, rows: int) -> None:
         stats = cache.stats()
         for name in self.NAMES:
             self.sums[name] += int(getattr(stats, name))
         self.row_steps += rows
+        if stats.scored is not None:
+            self.chosen += stats.scored * rows
+            self.chosen_steps += rows
+
+    def add_pass(self, before, after, columns: int, steps: Tensor) -> None:
+        """A pass over `columns` known tokens of every row, for the decode steps that it stands for.
+
+        before, after: the cache's `Stats` (bytes grow evenly in between, see `steps_at_once`); steps
+        `[rows]`: how many of the pass's tokens are a row's own.
+        """
+        steps = steps.double()
+        for name in self.NAMES:
+            first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
+            grown = (last - first) / columns * steps * (steps + 1) / 2
+            self.sums[name] += round(float((first * steps + grown).sum()))
+        self.row_steps += int(steps.sum())
 
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps
+        self.chosen += other.chosen
+        self.chosen_steps += other.chosen_steps
         for name in self.NAMES:
             self.sums[name] += other.sums[name]
 
@@ -38,6 +64,26 @@ class Meter:
         """Mean bytes per row; `row_steps` says over how many rows and steps (0: nothing decoded)."""
         means = {name: total / max(self.row_steps, 1) for name, total in self.sums.items()}
         return means | {"row_steps": self.row_steps}
+
+    @property
+    def scored(self) -> float | None:
+        """The share that the score chose; None where nothing was let go."""
+        return self.chosen / self.chosen_steps if self.chosen_steps else None
+
+
+def steps_at_once(cache) -> bool:
+    """Whether a pass over known tokens is, to rounding, what a step for each of them would be: nothing more
+    goes, every token is written by itself and attended to as it is stored, everything is read, and each takes
+    the same bytes. Asked after the prefill."""
+    return isinstance(cache, KVCache) and cache.continues and all(map(_settled, cache.layers))
+
+
+def _settled(layer) -> bool:
+    if type(layer) is not Layer or layer.local is not None or layer.in_prompt:
+        return False
+    keep, place, store = layer.keep, layer.place.policy, layer.store.policy
+    stays = not keep.policy.evicts or keep.on_top or keep.policy.once
+    return stays and type(place) is Device and type(store) in (Growing, Static) and layer.store.exact is None
 
 
 def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:

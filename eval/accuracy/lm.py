@@ -5,7 +5,9 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
 
 - log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
-  context is forked to its choices when they part.
+  context is forked to its choices when they part. Where steps do not depend on each other, since nothing
+  is evicted any more and every token is stored by itself (`batching.steps_at_once`), known tokens pass at
+  once.
 - rolling log-likelihood: windows as lm-eval makes them; the first 90 % of each window
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
 - generation: greedy, through the cache, until a stop string, the end token or the limit.
@@ -23,6 +25,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterable
+from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
@@ -103,7 +106,7 @@ class KVLabLM(TemplateLM):
         super().__init__()
         named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
         named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
-        self.identity = identity(pretrained, method, **named, **parameters)
+        self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
         self.context_until = context_until
@@ -125,6 +128,11 @@ class KVLabLM(TemplateLM):
         self.on_progress: Callable[[int, int], None] | None = None
         self.together((with_parameters(method, parameters),))
 
+    @cached_property
+    def identity(self) -> str:
+        """See `identity`; it reads all the code, which takes seconds, so only where answers are kept."""
+        return self._identity()
+
     def together(self, methods: Iterable[str | Spec]) -> None:
         """Score for all these methods at once, the first of them being used: prefills are shared."""
         specs = {spec.text: spec for spec in map(parse, methods)}
@@ -141,6 +149,13 @@ class KVLabLM(TemplateLM):
         if method not in self.methods:
             raise ValueError(f"method={method!r}: expected one of {', '.join(self.methods)}")
         self.method, self.meter = method, Meter()
+        self._own = self._shared = self._computing = 0.0
+
+    def seconds(self, elapsed: float) -> dict:
+        """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
+        share, whichever of them was asked for first."""
+        own = max(0.0, elapsed - self._computing) + self._own
+        return {"seconds": own, "prefill_seconds": self._shared, "together": len(self.methods)}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
@@ -162,7 +177,11 @@ class KVLabLM(TemplateLM):
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
                 )  # fmt: skip
                 self._known[key] = scorer, compute(scorer)
+                scorer.clock.stop()
+            self._computing += scorer.clock.total
         scorer, answers = self._known[key]
+        self._own += scorer.clock.own[self.method]
+        self._shared += scorer.clock.shared
         if self.method in scorer.errors:
             raise scorer.errors[self.method]
         self.meter.join(scorer.meters[self.method])

@@ -19,8 +19,9 @@ from ..core.errors import Failed, Problem, describe
 from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM
+from .protocols import FIRST
 
-CHOICE = "multiple_choice"
+CHOICE, WRITTEN = "multiple_choice", "generate_until"
 
 
 def setup(settings, report: Callable) -> Callable:
@@ -63,12 +64,14 @@ def setup(settings, report: Callable) -> Callable:
             )
             if until := settings.until(name):
                 lm.untils[name] = until
+            shots = task.get_config("num_fewshot") if settings.protocol == FIRST else 0
             for method in methods:
                 try:
                     lm.use(method)
-                    found[method] = score(
-                        lm, task, settings.limit, settings.log_samples, **settings.prompting
-                    )
+                    one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
+                    found[method] = one | lm.seconds(one["seconds"])
+                    if method == "full" and shots:
+                        found[method]["floor"] = floor(lm, name, settings)
                 except Exception as error:
                     found[method] = error
         return {
@@ -77,6 +80,16 @@ def setup(settings, report: Callable) -> Callable:
         }
 
     return handle
+
+
+def floor(lm: KVLabLM, name: str, settings) -> dict:
+    """What `full` scores without any shots, a metric's row: under `context-first` the shots are the context,
+    so a method that lost all of it would come down to this."""
+    bare = KVLabLM(
+        lm.model, "full", tokenizer=lm.tokenizer, batch_size=lm.batch_size, max_length=lm.max_length
+    )
+    task = taskset.prepared(name, 0, settings.seed, settings.sources, settings.gen_kwargs)
+    return score(bare, task, settings.limit, **settings.prompting)["metrics"][0]
 
 
 def keep_memory() -> None:
@@ -94,6 +107,15 @@ def jackknife(aggregate: Callable, items: list) -> float | None:
         return None
     left = np.array([aggregate(items[:i] + items[i + 1 :]) for i in range(len(items))])
     return float(np.sqrt((len(items) - 1) * left.var()))
+
+
+def chance(task, choices: list[int]) -> float | None:
+    """What guessing scores: one of each document's `choices`; where text is written, what the task's own YAML
+    says under `metadata: chance:` (one of the answers that the document offers), else nothing; None where no
+    share of answers is counted, as for perplexity."""
+    if choices:
+        return float(np.mean([1 / count for count in choices]))
+    return float((task.config.metadata or {}).get("chance", 0)) if task.OUTPUT_TYPE == WRITTEN else None
 
 
 def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **prompting) -> dict:
@@ -121,7 +143,8 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
     return ({"samples": told} if log_samples else {}) | {
         "metrics": metrics,
         "values": values,
-        "chance": float(np.mean([1 / count for count in choices])) if choices else None,
+        "chance": chance(task, choices),
         "bytes": lm.meter.means(),
+        "scored": lm.meter.scored,
         "seconds": time.perf_counter() - started,
     }

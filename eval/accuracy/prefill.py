@@ -21,10 +21,12 @@ from kvlab.recompute import NoCache
 from kvlab.visibility import Visibility
 
 from .batching import TOKENS
+from .clock import Clock
 
 
 class Prompt:
-    """A prefill that was made without a cache: `layers` holds what every layer's attention was given."""
+    """A prefill that was made without a cache: `layers` holds what every layer's attention was given, `ids`
+    and `mask` what was fed."""
 
     def __init__(self, model, ids: Tensor, mask: Tensor | None, last: bool):
         """A few rows at a time: activations then stay in the processor's cache."""
@@ -35,6 +37,7 @@ class Prompt:
                 logits.append(Stepper(model, NoCache(model)).feed(ids[rows], attention_mask=real, last=last))
             parts.append(layers)
         self.logits = logits[0] if len(logits) == 1 else torch.cat(logits)
+        self.ids, self.mask = ids, mask
         self.layers = [joined(layer, mask) for layer in zip(*parts, strict=True)]
         self.received = once(self._received)
 
@@ -43,11 +46,16 @@ class Prompt:
         `[batch, kv_heads, tokens]`, for keeps that score by it."""
         return self.layers[index].received(last)
 
-    def fill(self, cache) -> None:
+    def fill(self, cache, clock: Clock) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""
         for index, (layer, given) in enumerate(zip(cache.layers, self.layers, strict=True)):
-            received = self.received(index, layer.last_queries).clone() if layer.observes else None
+            received = None
+            if layer.observes:
+                with clock.of(None):  # computed once, for all that ask
+                    received = self.received(index, layer.last_queries)
+                received = received.clone()
             layer.fill(given, received)
+        cache.filled(self.ids, self.mask)
 
 
 def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
@@ -61,27 +69,34 @@ def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
 
 
 @torch.inference_mode()
-def shared(model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool) -> Iterator[tuple]:
+def shared(
+    model, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, clock: Clock | None = None
+) -> Iterator[tuple]:
     """Prefill every cache with one prompt batch: yields (name, Stepper, logits), one after the other.
 
     ids, mask `[batch, tokens]`; logits as `Stepper.feed` returns them (the same tensor for all but
     `recompute`, which makes its own pass), or the exception that a method raised. A cache is let go
-    when the next one is asked for.
+    when the next one is asked for. Until then it is its time on the clock.
     """
-    prompt = None
+    prompt, clock = None, clock or Clock()
     for name, cache in caches.items():
+        before = clock.turn(name)
         try:
             cache.reset()
             stepper = Stepper(model, cache)
             if cache.recompute or len(caches) == 1 or not getattr(cache, "fillable", True):
                 found = stepper.feed(ids, attention_mask=mask, last=last)
             else:
-                prompt = prompt or Prompt(model, ids, mask, last)
-                prompt.fill(cache)
+                with clock.of(None):
+                    prompt = prompt or Prompt(model, ids, mask, last)
+                prompt.fill(cache, clock)
                 stepper.ids, stepper.padded = ids, mask is not None
                 stepper.mask = torch.ones_like(ids) if mask is None else mask
                 found = prompt.logits
         except Exception as error:
             found = error
-        yield name, stepper, found
+        try:
+            yield name, stepper, found
+        finally:
+            clock.turn(before)
         cache.reset()

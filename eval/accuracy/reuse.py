@@ -27,19 +27,19 @@ class Sets:
 
 
 class Chosen(Keep):
-    """Keep the tokens of a prompt that another cache held."""
+    """Keep the tokens of a prompt that another cache held. ragged: its heads hold different numbers."""
 
     once = True
 
-    def __init__(self, sets: Sets):
+    def __init__(self, sets: Sets, ragged: bool):
         object.__setattr__(self, "budget", 0.5)  # not everything
-        self.sets = sets
+        self.sets, self.ragged = sets, ragged
 
     def choose(self, layer) -> Tensor | None:
         if layer.state.limits is not None:
             return None
         stay = self.sets.stay[layer.index]
-        layer.state.limits = (stay >= 0).sum(-1).amax(-1).tolist()
+        layer.state.limits = layer.state.longest = (stay >= 0).sum(-1).amax(-1).tolist()
         first = (layer.slot_positions == 0).int().argmax(-1, keepdim=True)  # the slot of a row's first token
         return (stay + first).masked_fill(stay < 0, -1)
 
@@ -51,4 +51,4 @@ def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:
     if "cache" in policies or not getattr(policies.get("keep"), "evicts", False):
         return None
     sets = Sets()
-    return KVCache(model, **policies | {"keep": Chosen(sets)}), sets
+    return KVCache(model, **policies | {"keep": Chosen(sets, policies["keep"].ragged)}), sets

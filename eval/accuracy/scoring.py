@@ -7,14 +7,28 @@ batch size changes nothing but the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from kvlab.decode import Stepper
+from kvlab.models import ModelShape
 
-from .batching import LOGITS, TAIL, TOKENS, TOKENS_LONG, Meter, pack, pad_left, pad_right, picked
+from .batching import (
+    LOGITS,
+    RECORDED,
+    TAIL,
+    TOKENS,
+    TOKENS_LONG,
+    Meter,
+    pack,
+    pad_left,
+    pad_right,
+    picked,
+    steps_at_once,
+)
+from .clock import Clock
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
 
@@ -25,7 +39,8 @@ class Scorer:
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
     that fails is dropped and its error kept in `errors`. `advance(items)` is called as requests are
     finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
-    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill.
+    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill;
+    `clock` knows the seconds of each method and those that all share.
     """
 
     def __init__(
@@ -34,17 +49,27 @@ class Scorer:
     ):  # fmt: skip
         self.model, self.caches, self.advance = model, dict(caches), advance
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
-        self.prefilled = 0
+        self.prefilled, self.clock = 0, Clock()
         self.batch_size, self.max_length = batch_size, max_length
         self.device = next(model.parameters()).device
         self.vocabulary = model.config.get_text_config().vocab_size
         self.meters = {name: Meter() for name in caches}
         self.errors: dict[str, Exception] = {}
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens in one batch. One pass over them serves all caches, which then decode by turns: many
+        rows cost a decode step hardly more than few, so there are as many as memory has room for."""
+        if len(self.caches) == 1:
+            return TOKENS
+        shape = ModelShape.of(self.model)
+        token = shape.layers * (shape.heads + 2 * shape.kv_heads) * shape.head_dim * self.model.dtype.itemsize
+        return min(TOKENS_LONG, max(TOKENS, RECORDED // token))
+
     def _each(self, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, score: Callable) -> dict:
         """{method: score(name, stepper, logits)} after the prefill of one batch."""
         found = {}
-        for name, stepper, logits in shared(self.model, caches, ids, mask, last):
+        for name, stepper, logits in shared(self.model, caches, ids, mask, last, self.clock):
             try:
                 if isinstance(logits, Exception):
                     raise logits
@@ -72,7 +97,8 @@ class Scorer:
             found = self._on_contexts(lasting, prompts, cuts, score)
         for method, cache in passing.items():
             try:
-                found[method] = score(method, Stepper(self.model, cache), None)
+                with self.clock.of(method):
+                    found[method] = score(method, Stepper(self.model, cache), None)
             except Exception as error:
                 self.errors[method] = error
                 del self.caches[method]
@@ -143,6 +169,24 @@ class Scorer:
         self.meters[name].add(stepper.cache, len(tokens))
         return logits
 
+    def known(self, name: str, stepper: Stepper, ids: Tensor, steps: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Decode steps whose tokens are known, in one pass, or some where the logits are too many: yields
+        (first step, logits `[rows, steps, V]`). ids `[rows, steps]`; steps `[rows]`: how many are a row's
+        own, those behind them being anything. Only where `at_once`."""
+        wide = max(1, LOGITS // self.vocabulary // len(ids))
+        for first, part in zip(range(0, ids.shape[1], wide), ids.split(wide, 1), strict=True):
+            before = stepper.cache.stats()
+            logits = stepper.feed(part.to(self.device))
+            own = (steps - first).clamp(0, part.shape[1])
+            self.meters[name].add_pass(before, stepper.cache.stats(), part.shape[1], own)
+            yield first, logits
+
+    @staticmethod
+    def at_once(stepper: Stepper, starts: Tensor, count: int) -> bool:
+        """Whether `known` may be used for so many more tokens; starts `[rows]`: each row's own so far."""
+        room = stepper.context is None or int(starts.max()) + count <= stepper.context
+        return room and steps_at_once(stepper.cache)
+
     def thin(self, stepper: Stepper, wanted: Tensor, ends: Tensor) -> Tensor | None:
         """Drop finished rows from the cache when half are, or when one would outgrow the model.
 
@@ -200,6 +244,7 @@ class Scorer:
             rows=lambda members: sum(map(rows, members)),
             steps=steps and (lambda members: max(after[i] + steps(i) for i in members)),
             longest=self.max_length,
+            tokens=self.prompt_tokens,
         )
         return [[index for members in part for index in members] for part in found]
 
@@ -237,6 +282,13 @@ class Scorer:
             active = active[steps > 0]
         if len(active):
             stepper.fork(owner[active].to(self.device))
+            if self.at_once(stepper, starts[active], fed.shape[1]):
+                tokens = fed[active].clamp(min=0)
+                for first, found in self.known(name, stepper, tokens, steps[active]):
+                    for step in range(first + 1, first + 1 + found.shape[1]):
+                        rows = steps[active] >= step
+                        score(step, active[rows], found[rows.to(found.device), step - first - 1].cpu())
+                active = active[:0]
         for step in range(1, fed.shape[1] + 1 if len(active) else 0):
             kept = self.thin(stepper, steps[active] >= step, starts[active] + step - 1)
             active = active if kept is None else active[kept]
@@ -300,7 +352,13 @@ class Scorer:
                 known[:] = logits, picked(logits, first)
             total, greedy = known[1][0].sum(1).cpu(), known[1][1].all(1).cpu()
             active = torch.arange(len(rows))
-            for step in range(inputs.shape[1]):
+            if inputs.shape[1] and self.at_once(stepper, torch.tensor(cut), inputs.shape[1]):
+                for start, found in self.known(name, stepper, inputs, left):
+                    chosen, hit = picked(found.cpu(), targets[:, start : start + found.shape[1]])
+                    total += chosen.sum(1)
+                    greedy &= hit.all(1)
+                active = active[:0]
+            for step in range(inputs.shape[1] if len(active) else 0):
                 kept = self.thin(stepper, left[active] > step, torch.tensor(cut)[active] + step)
                 active = active if kept is None else active[kept]
                 logits = self.step(name, stepper, inputs[active, step]).cpu()

@@ -22,6 +22,8 @@ NAMED = 2  # cells that a line names before it counts
 
 def differences(config: dict, wanted: dict, apart: tuple[str, ...] = ()) -> dict[str, tuple]:
     """{key: (value, wanted value)} where two configurations differ, but for the keys `apart`."""
+    if {**config, **dict.fromkeys(apart)} == {**wanted, **dict.fromkeys(apart)}:
+        return {}
     config, wanted = (json.loads(json.dumps(one)) for one in (config, wanted))
     keys = [key for key in (*wanted, *(key for key in config if key not in wanted)) if key not in apart]
     return {key: (config.get(key), wanted.get(key)) for key in keys if config.get(key) != wanted.get(key)}
@@ -53,18 +55,27 @@ def alike(
         for cell in first:
             if cell["config"].get("model") == one_model:
                 settings.setdefault(table_of(cell["task"]), cell["config"])
+        fits: dict[tuple, bool] = {}
         for cell in first:
-            reference = settings.get(table_of(cell["task"]), {"model": one_model})
-            if not differences(cell["config"], reference, ("method", "task")):
+            key = id(cell["config"]), table_of(cell["task"])
+            if key not in fits:
+                reference = settings.get(key[1], {"model": one_model})
+                fits[key] = not differences(cell["config"], reference, ("method", "task"))
+            if fits[key]:
                 data.setdefault(cell["task"], cell["config"].get("task"))
                 made = cell["config"].get("method")
                 codes.setdefault(cell["method"], (current(cell["method"]) if now else None) or made)
         unlike = {}
+        known: dict[tuple, dict] = {}  # cells that share a configuration, task or method are compared once
         for cell in mine:
             reference = settings.get(table_of(cell["task"]), cell["config"] | {"model": one_model})
-            reference = reference | {"task": data.get(cell["task"], cell["config"].get("task"))}
-            reference = reference | {"method": codes.get(cell["method"], cell["config"].get("method"))}
-            if reasons := differences(cell["config"], reference):
+            task = data.get(cell["task"], cell["config"].get("task"))
+            method = codes.get(cell["method"], cell["config"].get("method"))
+            key = id(cell["config"]), table_of(cell["task"]), repr(task), repr(method)
+            if key not in known:
+                reference = reference | {"task": task, "method": method}
+                known[key] = differences(cell["config"], reference)
+            if reasons := known[key]:
                 unlike[f"{cell['method']} on {cell['task']}"] = reasons
             else:
                 kept.append(cell)

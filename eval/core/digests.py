@@ -60,10 +60,13 @@ def method_digest(spec) -> str:
 
     Raises Problem for a user's module that loads what only a run can name.
     """
-    from kvlab.methods import METHODS
+    from kvlab.methods import METHODS, parse
 
     if spec.name in METHODS:
-        return _digest_of(spec.method.policies.__module__, *_entry(spec.method.policies))
+        names, texts = _entry(spec.method.policies)
+        if other := {**spec.method.parameters, **spec.parameters}.get("of"):  # it stands on another method
+            texts.append(method_digest(parse(str(other))))
+        return _digest_of(spec.method.policies.__module__, names, texts)
     module, _, name = spec.name.rpartition(".")  # `my_module.MyKeep`
     if reached(module, roots=roots_of(module)):
         return _digest_of(module, [spec.name], [])

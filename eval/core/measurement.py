@@ -24,6 +24,7 @@ from typing import ClassVar
 from .alike import differences, said
 from .digests import code_digest, method_digest, model_digest
 from .errors import Failed, Problem, describe
+from .files import address
 from .machine import commit, machine, versions
 
 LONGEST = 9  # digits of a number on the command line
@@ -70,10 +71,12 @@ class Measurement:
     about: ClassVar[str]  # one line of help
     home: ClassVar[str] = "demo"  # the default folder in results/
 
-    out: Path | None = option("folder for results (default: results/NAME)", type=Path)  # noqa: RUF009
+    out: Path | str | None = option(  # noqa: RUF009
+        "folder for results, or an address such as s3://BUCKET/NAME (default: results/NAME)", type=address
+    )
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Path | str:
         """results/HOME, or results/NAME of another model; --limit has a folder of its own."""
         if self.out is not None:
             return self.out
@@ -195,12 +198,27 @@ class OfMethods(OnModel):
         "for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
     )
 
+    budgets: tuple[str, ...] = option(
+        "budgets at which to run every method that has one and names none: 0.05,0.1,0.2,0.4",
+        (),
+        many=True,
+        metavar="BUDGET",
+    )
+
     @cached_property
     def specs(self) -> list:
-        """The methods' Specs, read once; by default those of the first wave."""
+        """The methods' Specs, read once; by default those of the first wave. A method with a budget that
+        names none is there once for each of `budgets`."""
         from kvlab.methods import FIRST_WAVE, parse
 
-        return [parse(method) for method in self.methods or FIRST_WAVE]
+        found = []
+        for spec in (parse(method) for method in self.methods or FIRST_WAVE):
+            if "budget" in spec.method.parameters and "budget" not in spec.parameters:
+                joint = "," if ":" in spec.text else ":"
+                found += [parse(f"{spec.text}{joint}budget={budget}") for budget in self.budgets] or [spec]
+            else:
+                found.append(spec)
+        return found
 
     @cached_property
     def codes(self) -> dict[str, str]:
@@ -228,7 +246,7 @@ def run(measurement: Measurement, store, show) -> int:
     cells = measurement.cells()
     for line in measurement.notes():
         show.line(line)
-    missing = [cell for cell in cells if store.load(cell) is None]
+    missing = store.missing(cells)
     show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
     failed = 0
     with show.bar(measurement.name, len(missing)) as bar:

@@ -17,11 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages kvlab and eval
 OUTSIDE = (  # it shows, teaches or trains, and what makes numbers never imports it
     "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "eval.report", "eval.__main__",
-    "eval.accuracy.passthrough", "eval.core.results", "eval.core.show", "course", "recipes",
+    "eval.accuracy.passthrough", "eval.core.files", "eval.core.index", "eval.core.merge", "eval.core.results",
+    "eval.core.show", "course", "recipes",
 )  # fmt: skip
 APART = (  # the same, and what says where caches are, what went wrong, and what a number stands on
-    *OUTSIDE, "kvlab.scratch", "eval.core.errors", "eval.core.alike", "eval.core.digests",
-    "eval.core.machine", "eval.core.numbers", "eval.core.preload",
+    *OUTSIDE, "kvlab.scratch", "eval.accuracy.clock", "eval.core.errors", "eval.core.alike",
+    "eval.core.digests", "eval.core.machine", "eval.core.numbers", "eval.core.preload",
 )  # fmt: skip
 OURS = ("kvlab", "eval")  # packages whose own modules do nothing but pass names on
 ENTRY = "method"  # the decorator whose functions are entries of kvlab's table of methods

@@ -3,98 +3,82 @@
     OUT/cells/METHOD--TASK--HASH.json    one finished cell: config, numbers, machine, versions, commit
     OUT/summary.json                     [{model, method, task, metric, value, stderr, n}]
     OUT/speed.json                       [{model, method, context, prefill_ms, decode_ms, …}]
+    OUT/.index.json                      what the cells say, without their values (`index.py`)
 
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
 HASH stands for model, method and task; the configuration (digests of model, code and data, and settings) is
-kept inside and compared on resume. Studies have no method of their own: theirs is "".
+kept inside and compared on resume. Studies have no method of their own: theirs is "". OUT is a folder or an
+address of fsspec; what is drawn and tabled for an address lies in a temporary folder until `publish`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
-import os
 import re
+import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from .alike import SPEED, differences
 from .errors import Problem, one_line
+from .files import Remote, as_json, folder_at, write_json
+from .index import Index
 
 FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
-WRITING = ".writing-"  # how the name of a temporary file begins
-DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 RUN = "run.json"  # the command that made the folder
 
 
-def _finite(value):
-    """NaN and infinities become None: they are not JSON, and a reader must not trip over them."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value
-
-
-def write_file(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: a temporary one in the same folder, flushed, then renamed. An OSError names
-    `path`, whichever of the two it came from."""
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING, suffix=path.suffix)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException as error:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise OSError(error.errno, error.strerror or one_line(error), str(path)) from error
-        raise
-
-
-def write_json(path: Path, data) -> None:
-    """Write JSON atomically."""
-    write_file(path, json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
 class Store:
-    """Cells of one output folder. `warn` receives one line for each cell that cannot be read."""
+    """Cells of one output folder. `warn` receives one line for each cell that cannot be read.
 
-    def __init__(self, out: str | Path, warn: Callable[[str], None] = lambda line: None):
-        self.out = Path(out)
-        self.cells = self.out / "cells"
-        self.warn = warn
+    out: the local folder of tables and figures; of an address a temporary one, which goes with the store.
+    """
+
+    def __init__(self, where: Path | str, warn: Callable[[str], None] = lambda line: None):
+        self.where = where
+        self.home = folder_at(where)
+        self.remote = isinstance(self.home, Remote)
+        self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
+        self.parsed = partial(parsed, warn=warn)
+        self.index = Index(self.home, self.files, self.parsed)
+        self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
+        if self.remote:
+            weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
+
+    @property
+    def cells(self) -> Path:
+        """The local folder of cells."""
+        return self.out / "cells"
 
     def prepare(self) -> None:
         """Make the folder and try a file in it. Raises Problem when it cannot be written."""
         try:
-            self.cells.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.cells, prefix=WRITING):
-                pass
+            self.files.prepare()
         except OSError as error:
             reason = error.strerror or one_line(error)
-            raise Problem(f"--out {self.out}: the folder cannot be written ({reason})") from error
-        for left in self.cells.glob(f"{WRITING}*"):  # another run's own are younger
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > DAY:
-                    left.unlink()
+            raise Problem(f"--out {self.where}: the folder cannot be written ({reason})") from error
+        if self.remote and (command := self.home.read(RUN)) is not None:
+            (self.out / RUN).write_bytes(command)
 
-    def path(self, model: str, method: str, task: str) -> Path:
+    def publish(self) -> None:
+        """Bring what lies in the temporary folder of an address there."""
+        for path in sorted(self.out.iterdir()) if self.remote else ():
+            if path.is_file():
+                self.home.write(path.name, path.read_bytes())
+
+    def name(self, model: str, method: str, task: str) -> str:
+        """The name of a cell's file."""
         key = hashlib.sha256("\0".join((model, method, task)).encode()).hexdigest()[:8]
         name = "--".join(re.sub(r"[^A-Za-z0-9.=_+-]+", "_", part)[:60] for part in (method, task) if part)
-        return self.cells / f"{name}--{key}.json"
+        return f"{name}--{key}.json"
+
+    def path(self, model: str, method: str, task: str) -> Path:
+        """The file of a cell in a local folder."""
+        return self.cells / self.name(model, method, task)
 
     def load(self, wanted) -> dict | None:
         """The finished `Cell` with this very configuration, or None (missing, damaged, different)."""
@@ -103,36 +87,44 @@ class Store:
 
     def stored(self, wanted) -> dict | None:
         """The cell of this model, method and task, whatever its configuration."""
-        path = self.path(wanted.model, wanted.method, wanted.task)
-        return self._read(path) if path.exists() else None
+        return self.read(self.name(wanted.model, wanted.method, wanted.task))
+
+    def missing(self, cells: Iterable) -> list:
+        """Of these `Cell`s those that are not there with their very configuration."""
+        known = self.index.summaries()
+        found = ((cell, known.get(self.name(cell.model, cell.method, cell.task))) for cell in cells)
+        return [cell for cell, one in found if one is None or differences(one["config"], cell.config)]
 
     def save(self, cell: dict) -> None:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        write_json(self.path(cell["model"], cell["method"], cell["task"]), cell)
+        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), as_json(cell))
 
-    def _read(self, path: Path) -> dict | None:
-        try:
-            cell = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
-                raise ValueError("it is not a complete cell")
-            return cell
-        except (OSError, ValueError) as error:
-            self.warn(f"damaged cell {path.name}: {one_line(error)}; it is left out or made again")
-            return None
+    def read(self, name: str) -> dict | None:
+        """The cell in a file; None where there is none, or a damaged one, which is a warning."""
+        data = self.files.read(name)
+        return None if data is None else self.parsed(name, data)
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""
-        for path in sorted(self.cells.glob("*.json")):
-            cell = None if path.name.startswith(".") else self._read(path)
-            if cell is not None:
+        for name in self.files.names():
+            if (cell := self.read(name)) is not None:
                 yield cell
+
+    def summaries(self) -> list[dict]:
+        """What every readable cell says, without its values, in the order of the file names."""
+        return list(self.index.summaries().values())
+
+    def whole(self, summaries: Iterable[dict]) -> list[dict]:
+        """The cells that these summaries are of."""
+        names = (self.name(one["model"], one["method"], one["task"]) for one in summaries)
+        return [cell for cell in map(self.read, names) if cell is not None]
 
     def write_tables(self, cells: list[dict] | None = None) -> tuple[list[dict], list[dict]]:
         """Write summary.json and speed.json from these cells (default: all) and return both lists of rows."""
         summary, speed = [], []
-        for cell in self.records() if cells is None else cells:
+        for cell in self.summaries() if cells is None else cells:
             names = {key: cell[key] for key in ("model", "method", "task")}
             summary += [
                 names | {key: row[key] for key in ("metric", "value", "stderr", "n")}
@@ -144,3 +136,15 @@ class Store:
         write_json(self.out / "summary.json", summary)
         write_json(self.out / "speed.json", speed)
         return summary, speed
+
+
+def parsed(name: str, data: bytes, warn: Callable[[str], None]) -> dict | None:
+    """A cell from its file's content; None, and a warning, where it is damaged."""
+    try:
+        cell = json.loads(data.decode("utf-8"))
+        if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
+            raise ValueError("it is not a complete cell")
+        return cell
+    except ValueError as error:
+        warn(f"damaged cell {name}: {one_line(error)}; it is left out or made again")
+        return None

@@ -33,10 +33,11 @@ class Plain(Console):
 
 
 class Show:
-    """Lines and bars of one run."""
+    """Lines and bars of one run. out: the folder of the log, which a line calls `log` where it goes on to
+    another place from there."""
 
-    def __init__(self, out: Path):
-        self.out = out
+    def __init__(self, out: Path, log: str | None = None):
+        self.out, self.log = out, log or str(out / LOG)
         self.console = Plain(stderr=True)
 
     def line(self, text: str) -> None:
@@ -57,7 +58,7 @@ class Show:
 
     def failed(self, what: str, error) -> None:
         """One line; the traceback goes to OUT/errors.log."""
-        self.line(f"failed: {what}: {error} (details in {self.out / LOG})")
+        self.line(f"failed: {what}: {error} (details in {self.log})")
         with contextlib.suppress(OSError), open(self.out / LOG, "a", encoding="utf-8") as log:
             log.write(f"{what}: {error}\n{getattr(error, 'details', '')}\n")
 

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from ..core.digests import ROOT, code_digest
 from ..core.errors import Failed, Problem
+from ..core.files import write_json
 from ..core.machine import cores
 from ..core.measurement import Cell, Measurement, option
-from ..core.results import Store, write_json
+from ..core.results import Store
 from . import precompile
 from .unit import Unit
 from .worker import Worker

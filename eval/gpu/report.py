@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvlab.arithmetic import MACHINES
 
-from ..core.results import write_file
+from ..core.files import write_file
 from . import predict
 
 WITHOUT = """**None of this has run on a GPU yet.** The machines that kvlab is made on have none. Every

@@ -15,8 +15,10 @@ from kvlab.methods import parse
 from ..core.alike import alike
 from ..core.digests import method_digest
 from ..core.errors import Problem
-from ..core.results import RUN, Store, write_file
+from ..core.files import write_file
+from ..core.results import RUN, Store
 from ..core.show import Plain
+from . import rows
 from .page import draw, render
 from .tables import boards, tabled
 from .terminal import print_tables
@@ -33,21 +35,24 @@ def current(method: str) -> str | None:
 
 
 def write(store: Store, wanted: Iterable = (), console: Console | None = None) -> list[Path]:
-    """Write summary.json, speed.json, the plots and report.html; print the tables. Returns the paths.
+    """Write summary.json, speed.json, accuracy.csv, accuracy.parquet, the plots and report.html; print the
+    tables. Returns the paths.
 
     wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`). Raises
     Problem where there are no cells for a table.
     """
-    cells, left_out = alike(tabled(store.records()), wanted, current)
+    cells, left_out = alike(tabled(store.summaries()), wanted, current)
     if not cells and not wanted:
-        raise Problem(f"--out {store.out}: there are no cells of accuracy or speed in this folder")
+        raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)
-    found = boards(cells, left_out)
+    found = boards(store.whole(cells), left_out)
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))
+    told = rows.rows(found)
+    files = rows.write(told, store.out / "accuracy") if told else []
     console = console or Plain()
     for board in found:
         print_tables(board, console)
-    console.print(f"report: {page}", soft_wrap=True, markup=False)
-    return [page, *(figure["path"] for figure in figures)]
+    console.print(f"report: {store.home.at(page.name)}", soft_wrap=True, markup=False)
+    return [page, *files, *(figure["path"] for figure in figures)]

@@ -16,8 +16,9 @@ from ..accuracy.batching import PREFILLED, TAIL
 from ..accuracy.protocols import EVICT, PROTOCOLS
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
-from . import plots
-from .tables import COLUMNS, Board, headline, is_share, share
+from . import plots, rows
+from .budgets import curves, drawable
+from .tables import COLUMNS, HALF, Board, headline, is_share, share
 
 DEFINITIONS = {
     **{f"protocol {name}": text for name, text in PROTOCOLS.items()},
@@ -72,6 +73,16 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
             "device move nothing.",
             lambda: plots.against_bytes(moved, "bytes moved per step"),
         )
+    found = drawable(rows.rows([board]))
+    if found:
+        add(
+            "budgets",
+            "Accuracy against bytes, budget by budget",
+            f"{board.protocol[:1].upper()}{board.protocol[1:]}. A line joins the budgets of one method; bars "
+            "are standard errors; the grey step is the front: what no method here beats in bytes held; "
+            "dotted: guessing.",
+            lambda: curves(found),
+        )
     if board.speed:
         add(
             "ms-context",
@@ -98,6 +109,7 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
         figures=figures,
         headline=headline,
         is_share=is_share,
+        half=HALF,
         idea=lambda method: summaries.get(name_of(method), ""),
         definitions=definitions(found),
         prompt=PROMPT,

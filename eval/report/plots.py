@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from kvlab.plots import GRID, INK, SETTINGS, style
 
-from ..core.results import write_file
+from ..core.files import write_file
 
 NOBODY = {"Software": None}  # so that a picture is the same bytes every time
 
@@ -181,11 +181,12 @@ def picture(figure: Figure, form: str, **how) -> bytes:
     return made.getvalue()
 
 
-def save(figure: Figure, stem: Path) -> None:
-    """Write a study's figure as STEM.svg and STEM.png, the same bytes every time."""
+def save(figure: Figure, stem: Path, *forms: str) -> None:
+    """Write a study's figure as STEM.svg and STEM.png, or in these forms only, the same bytes every time."""
+    how = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144, "metadata": NOBODY}}
     with matplotlib.rc_context(SETTINGS):
-        write_file(stem.with_suffix(".svg"), picture(figure, "svg", metadata={"Date": None}))
-        write_file(stem.with_suffix(".png"), picture(figure, "png", dpi=144, metadata=NOBODY))
+        for form in forms or how:
+            write_file(stem.with_suffix(f".{form}"), picture(figure, form, **how[form]))
 
 
 def for_page(svg: str, name: str, title: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from ..core.results import write_json
+from ..core.files import write_json
 from ..core.show import Plain
 from ..studies.attention import HEAD_DIM, HEADS
 

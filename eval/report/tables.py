@@ -1,7 +1,7 @@
 """What the stored cells say, arranged for the eye: one `Board` per model, for the terminal and the page.
 
-Differences from `full` are paired: document by document on the same task, so their standard error is
-that of the difference, not of two separate means.
+Differences from `full` are paired: document by document on the same task (`statistics.py`). Where `full`
+itself does not beat guessing, no method is compared.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 import kvlab
 from kvlab.methods import name_of
 
@@ -19,8 +17,7 @@ from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.alike import SPEED
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
-
-SURE = 2.0  # standard errors beyond which a difference from full is marked
+from .statistics import beats, differs, mcnemar
 
 
 @dataclass
@@ -33,7 +30,10 @@ class Entry:
     text: str
     best: bool = False
     worst: bool = False
-    differs: bool = False  # from full, by more than SURE standard errors of the paired difference
+    differs: bool = False  # from full, by more than noise
+    lost: int | None = None  # documents that full answers and this method does not ...
+    won: int | None = None  # ... and the other way round
+    p: float | None = None  # of so uneven a split, by McNemar's test
 
 
 @dataclass
@@ -46,6 +46,8 @@ class Board:
     metric: dict[str, dict] = field(default_factory=dict)  # task -> its main metric's row
     entries: dict[tuple[str, str], Entry] = field(default_factory=dict)  # (method, task)
     agreement: dict[str, dict[str, dict]] = field(default_factory=dict)  # method -> metric -> row
+    at_chance: list[str] = field(default_factory=list)  # tasks on which full does not beat guessing
+    scored_share: dict[str, float] = field(default_factory=dict)  # method -> slots that its score chose
     bytes: dict[str, dict[str, float]] = field(default_factory=dict)  # method -> shares of full's
     mean: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # method -> accuracy
     speed: list[dict] = field(default_factory=list)
@@ -90,7 +92,39 @@ class Board:
 
     def chance(self, task: str) -> float | None:
         """Accuracy of guessing, for multiple-choice tasks."""
-        return next((c["chance"] for c in self.cells if c["task"] == task and c.get("chance")), None)
+        if not is_share(self.metric[task]):
+            return None
+        found = (c["chance"] for c in self.cells if c["task"] == task and c.get("chance") is not None)
+        return next(found, None)
+
+    @property
+    def floors(self) -> dict[str, dict]:
+        """{task: the metric of `full` without shots}, where the shots were the context."""
+        return {c["task"]: c["floor"] for c in self.cells if c.get("floor")}
+
+    @property
+    def remarks(self) -> list[str]:
+        """What has to be said beside the accuracies."""
+        said = []
+        for task in self.at_chance:
+            value, error = self.entries["full", task].value, self.entries["full", task].stderr or 0.0
+            said.append(
+                f"{task}: full answers {100 * value:.1f} ± {100 * error:.1f} %, which does not beat guessing "
+                f"({100 * self.chance(task):.1f} %) by two standard errors; no method is compared there"
+            )
+        for task, row in self.floors.items():
+            said.append(
+                f"{task}: full without any shots, the floor, answers {shown(row)} ± "
+                f"{100 * (row['stderr'] or 0):.1f} %"
+            )
+        low = [m for m in self.methods if self.scored_share.get(m, 1) < HALF]
+        if low:
+            told = ", ".join(f"{m} ({100 * self.scored_share[m]:.0f} %)" for m in low)
+            said.append(f"chosen by a rule more than by the method's own score: {told}")
+        return said
+
+
+HALF = 0.5  # share of the slots that a method's score chose, below which its row is marked
 
 
 def order(names, known) -> list[str]:
@@ -137,9 +171,16 @@ def _accuracy(board: Board, cells: dict) -> None:
             row = cell["metrics"][0]
             entry = Entry(row["value"], row["stderr"], row["n"], shown(row))
             if "full" in mine and method != "full":
-                pair = paired(cell["values"][name], mine["full"]["values"][name])
-                entry.differs = pair is not None and abs(pair[0]) > SURE * pair[1]
+                both = cell["values"][name], mine["full"]["values"][name]
+                entry.differs = differs(*both)
+                entry.lost, entry.won, entry.p = mcnemar(*both) or (None, None, None)
             board.entries[method, task] = entry
+        full = board.entries.get(("full", task))
+        if full and not beats(full.value, full.stderr, board.chance(task)):
+            board.at_chance.append(task)
+            for method in mine:
+                board.entries[method, task].differs = False
+            continue
         texts = {board.entries[m, task].text: board.entries[m, task].value for m in mine}
         if len(texts) > 1:
             pick = (max, min) if board.metric[task]["higher_is_better"] else (min, max)
@@ -147,7 +188,7 @@ def _accuracy(board: Board, cells: dict) -> None:
             for method in mine:
                 entry = board.entries[method, task]
                 entry.best, entry.worst = entry.text == best, entry.text == worst
-    shares = [t for t in board.tasks if is_share(board.metric[t])]
+    shares = [t for t in board.tasks if is_share(board.metric[t]) and t not in board.at_chance]
     for method in board.methods:
         rows = [board.entries[method, t] for t in shares if (method, t) in board.entries]
         if shares and len(rows) == len(shares):
@@ -155,6 +196,9 @@ def _accuracy(board: Board, cells: dict) -> None:
             spread = math.sqrt(sum(e * e for e in errors)) / len(rows)
             board.mean[method] = (sum(row.value for row in rows) / len(rows), spread)
         _shares_of_full(board, cells, method)
+        told = [c["scored"] for (m, _), c in cells.items() if m == method and c.get("scored") is not None]
+        if told:
+            board.scored_share[method] = sum(told) / len(told)
 
 
 def _shares_of_full(board: Board, cells: dict, method: str) -> None:
@@ -167,27 +211,6 @@ def _shares_of_full(board: Board, cells: dict, method: str) -> None:
                 shares.setdefault(name, []).append(mine["bytes"][name] / full["bytes"]["device_bytes"])
     if shares:
         board.bytes[method] = {name: sum(values) / len(values) for name, values in shares.items()}
-
-
-def paired(values: list, reference: list) -> tuple[float, float] | None:
-    """(difference of the aggregate, its standard error) over the same documents, or None.
-
-    Values are numbers (aggregate: mean) or pairs (log-likelihood, units): the difference is then that
-    of log-likelihood per unit, with the standard error of a ratio.
-    """
-    if len(values) != len(reference) or len(values) < 2:
-        return None
-    if all(isinstance(v, int | float) for v in values + reference):
-        gaps = np.asarray(values, float) - np.asarray(reference, float)
-    elif all(isinstance(v, list | tuple) and len(v) == 2 for v in values + reference):
-        units = np.asarray([v[1] for v in values], float)
-        gaps = np.asarray([v[0] - r[0] for v, r in zip(values, reference, strict=True)], float)
-        ratio = gaps.sum() / units.sum()
-        error = np.sqrt(((gaps - ratio * units) ** 2).sum() * len(gaps) / (len(gaps) - 1))
-        return float(ratio), float(error / units.sum())
-    else:
-        return None
-    return float(gaps.mean()), float(gaps.std(ddof=1) / math.sqrt(len(gaps)))
 
 
 def headline(board: Board) -> str:

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from .tables import COLUMNS, Board, headline
+from .tables import COLUMNS, HALF, Board, headline
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
 
@@ -25,7 +25,12 @@ def print_tables(board: Board, console: Console) -> None:
         console.print(Text(board.protocol), soft_wrap=True)
     if board.tasks:
         _print([method for method in board.methods if method in board.scored], _scores(board), console)
-        console.print("Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full (2 stderr).\n")
+        console.print(
+            "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full by more than noise."
+        )
+        for line in board.remarks:
+            console.print(Text(line), soft_wrap=True)
+        console.print()
     if board.bytes or board.speed or board.agreement:
         _print(board.methods, _costs(board), console)
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
@@ -57,6 +62,9 @@ def _costs(board: Board) -> Columns:
         for head in ("device\nheld", "host\nheld", "moved\n/step"):
             name = f"{head.split()[0]}_bytes"
             columns.append((head, [f"{100 * share[name]:.1f}" if share else "–" for share in shares]))
+    if board.scored_share:
+        parts = [board.scored_share.get(method) for method in board.methods]
+        columns.append(("by\nscore", [_by_score(part) for part in parts]))
     if board.agreement:
         rows = [board.agreement.get(method) for method in board.methods]
         top1 = [f"{100 * row['top1']['value']:.2f}" if row else "–" for row in rows]
@@ -68,6 +76,11 @@ def _costs(board: Board) -> Columns:
             texts = [column.shown(board.timing(method, context)) for method in board.methods]
             columns.append((column.terminal.format(context=context), texts))
     return columns
+
+
+def _by_score(part: float | None) -> str:
+    """The share of the slots held that a method's score chose; marked below half."""
+    return "–" if part is None else f"{100 * part:.0f}{'!' if part < HALF else ' '}"
 
 
 def _print(methods: list[str], columns: Columns, console: Console) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..accuracy.taskset import STORIES
 from ..core.digests import digest, methods_digest, model_digest
-from ..core.errors import Problem
+from ..core.errors import Failed, Problem, describe
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
 
 LENGTHS = (2048, 8192, 32768)  # tokens attended to by the study attention
@@ -83,17 +86,22 @@ class Quant(ModelStudy, OfMethods):
     name = home = "quant"
     about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
     reporter = "eval.report.quant:write"
-    makers = {"bits": "eval.studies.quant", "drift": "eval.studies.quant"}
+    makers = dict.fromkeys(("bits", "drift", "text"), "eval.studies.quant")
 
-    methods: tuple[str, ...] = option("methods of the experiment bits", (
+    text: str | None = option(
+        "file that the experiment text reads (default: the local prose)", metavar="FILE"
+    )
+    methods: tuple[str, ...] = option("methods of the experiments bits and text", (
         "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
         "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
     ), many=True, metavar="METHOD")  # fmt: skip
 
     def cell(self, experiment: str) -> Cell:
         cell = super().cell(experiment)
-        if experiment == "bits":
+        if experiment != "drift":
             cell.config["methods"] = [list(pair) for pair in self.codes.items()]
+        if experiment == "text" and self.text is not None:
+            cell.config["text"] = digest([Path(self.text)])
         return cell
 
 
@@ -149,3 +157,78 @@ class Attention(Measurement):
         from ..report.studies import write_attention
 
         write_attention([store.load(cell) for cell in self.cells()], store.out)
+
+
+@dataclass(kw_only=True)
+class Perplexity(OfMethods):
+    """Perplexity of a text against the position in it. A cell is one method; all share their prefills."""
+
+    name = home = "perplexity"
+    about = (
+        "perplexity against position, each token predicted through the cache (perplexity.json and a figure)"
+    )
+    maker = "eval.studies.perplexity"
+
+    text: Path | None = option("file of text (default: kvlab's own stories)", type=Path)  # noqa: RUF009
+    chunk: int = option("tokens of a chunk (default: 2048)", 2048, type=count)
+    prompt: int | None = option("tokens of a chunk that are prefilled (default: half)", type=count)
+    limit: int | None = option("chunks (default: all)", type=count)
+    batch_size: int = option("chunks at a time (default: 8)", 8, type=count)
+
+    @property
+    def prefilled(self) -> int:
+        """Tokens of a chunk that are its prompt."""
+        return self.prompt or self.chunk // 2
+
+    def check(self) -> None:
+        super().check()
+        if self.text is not None and not self.text.is_file():
+            raise Problem(f"--text {self.text}: there is no such file")
+        if not 1 < self.prefilled < self.chunk:
+            raise Problem(f"--prompt {self.prefilled}: expected 2 to {self.chunk - 1} of the chunk's tokens")
+
+    def cells(self) -> list[Cell]:
+        text = digest([self.text or STORIES])
+        settings = {"text": text, "chunk": self.chunk, "prompt": self.prefilled}
+        settings |= {"batch_size": self.batch_size, "threads": self.threads}
+        return [
+            Cell(
+                self.model_name,
+                method,
+                f"{self.name}:{self.text.stem if self.text else 'stories'}",
+                self.configuration(self.maker, method=code, **settings),
+            )
+            for method, code in self.codes.items()
+        ]
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        import kvlab
+
+        from . import perplexity
+
+        wanted = {cell.method: cell for cell in cells}
+        specs = [spec for spec in self.specs if spec.text in wanted]
+        started = time.perf_counter()
+        try:
+            model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
+            ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
+        except ValueError as error:
+            raise Problem(str(error)) from error
+        advance = lambda part: bar.at(self.name, part * len(cells))
+        found = perplexity.measure(model, specs, ids, self.prefilled, self.batch_size, advance)
+        about = {"device": str(model.device), "seconds": (time.perf_counter() - started) / len(cells)}
+        for method, one in found.items():
+            if isinstance(one, Exception):
+                yield wanted[method], Failed(*describe(one))
+            else:
+                told = perplexity.numbers(one.pop("losses"), self.prefilled)
+                yield wanted[method], about | one | told
+        bar.at(self.name, len(cells))
+
+    def result(self, found: dict) -> str:
+        return f"{found['perplexity']:.2f}"
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
+        from ..report.perplexity import write
+
+        write([cell for cell in map(store.load, self.cells()) if cell], store.out, show)

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
 from ..methods import Spec, parse
-from ..place import Device, InfiniGen, OnDemand, TopK
+from ..place import Device, InfiniGen, OnDemand, Quest, TopK
 from ..policy import resolve_budget
-from ..store import Exact, Growing, Kivi, Paged, Static
+from ..store import Kivi, Paged, Static, buffer_of
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ def policies(spec: Spec) -> dict:
         raise ValueError(f"method {spec.text!r}: {error}") from error
     if "cache" in made:
         return {}
-    store = made.get("store")
-    store = Growing(store) if store is None or isinstance(store, Exact) else store
-    return {"keep": made.get("keep") or KeepAll(), "store": store, "place": made.get("place") or Device()}
+    keep = made.get("keep") or KeepAll()
+    store, place = buffer_of(made.get("store"), keep), made.get("place") or Device()
+    return {"keep": keep, "store": store, "place": place}
 
 
 def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
@@ -77,9 +77,11 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
             continue
         limit = _limit(keep, kind, tokens, order, attending)
         whole = not place.on_host or not isinstance(place.fetch, TopK) or place.fetch.whole(order)
-        if (letter, limit, whole) not in known:
-            known[letter, limit, whole] = _layer(kind, limit, whole, store, place, tokens, model["context"])
-        part = last[letter] = known[letter, limit, whole]
+        mine = store.of(order, attending)
+        key = letter, limit, whole, mine
+        if key not in known:
+            known[key] = _layer(kind, limit, whole, mine, place, tokens, model["context"])
+        part = last[letter] = known[key]
         for name in total:
             total[name] += part[name]
         largest, order = max(largest, part["staged"]), order + 1
@@ -133,6 +135,9 @@ def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int
         if not whole:
             budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
             attended = held if budget is None else min(budget, held)
+            if isinstance(fetch, Quest):
+                attended = held if budget is None else min(fetch.pages(budget) * fetch.page, held)
+                partial = -(-held // fetch.page) * kind["heads"] * 2 * kind["key"] * 2
             if isinstance(fetch, InfiniGen):
                 partial = held * kind["heads"] * max(1, round(fetch.ratio * kind["key"])) * 2
         staged, read = size(attended), size(attended) + partial

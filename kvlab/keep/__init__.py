@@ -1,9 +1,13 @@
 """Keep: which tokens stay."""
 
+from .adakv import AdaKV
 from .base import Keep, KeepAll
+from .expected import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
 from .keynorm import KeyNorm
+from .kvzip import KVzip
+from .lagkv import LagKV
 from .pool import Pool
 from .pyramidkv import PyramidKV
 from .random import Random
@@ -12,5 +16,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "TOVA", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+    "H2O", "TOVA", "AdaKV", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "LagKV",
+    "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
 ]  # fmt: skip

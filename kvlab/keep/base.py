@@ -29,7 +29,10 @@ class Keep(Policy):
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
+    reads_queries = False  # True: `note` is called with the queries of every pass
     once = False  # True: the prompt is compressed, and what is written after it stays
+    ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
+    rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
 
@@ -47,6 +50,23 @@ class Keep(Policy):
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
 
+    def note(self, layer, query: Tensor) -> None:
+        """The queries of a pass `[batch, heads, tokens, head_dim]`, after RoPE, of the newest tokens."""
+
+    def again(self, layer, model, ids: Tensor, real: Tensor):
+        """What a keep that `rereads` wants the model to read when the prompt has ended, after the prompt, and
+        without leaving anything in the cache: yields (ids `[batch, n]`, real bool `[batch, n]`, anything that
+        `hear` needs), one for each pass. ids, real `[batch, tokens]`: the prompt; layer: the first one."""
+        raise TypeError(f"{type(self).__name__} must say what it reads again: define again")
+
+    def hear(self, layer, given, asked: Tensor, positions: Tensor, part) -> None:
+        """Called for every layer in such a pass. given: its `Recorded`, the keys and values being those of
+        what is held and, behind them, of what is read; positions `[batch, 1 or kv_heads, held + n]`: theirs,
+        -1 for none; asked `[batch, n]`: those of the queries; part: what `again` yielded."""
+
+    def agree(self, layers) -> None:
+        """All has been read: a keep that decides over several layers (`View`s) sets their `state.shares`."""
+
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
 
@@ -60,31 +80,62 @@ class Keep(Policy):
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
+    def by_rule(self, layer) -> Tensor:
+        """The slots that stay whatever they score, bool `[batch, kv_heads, slots]`: the newest token, and
+        what a method's definition names besides by its place in the text (first tokens, a recent window).
+        What else is held, the score chose."""
+        positions = layer.slot_positions
+        return positions == positions.amax(-1, keepdim=True)
+
     def limits(self, layer) -> list[int]:
         """Tokens that each row may hold after its prompt."""
         return [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
 
+    def shares(self, layer, score: Tensor) -> Tensor | None:
+        """Tokens that each head may hold after the prompt, int `[batch, kv_heads]`, by this score (`ranked`);
+        None: as many as `limits` says, every head. A `ragged` keep overrides it."""
+
     def choose(self, layer) -> Tensor | None:
         """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
-        n]` in order of position, -1 where a row holds fewer; None when nothing has to go. The newest token
-        always stays."""
+        n]` in order of position, -1 at the end where a head holds fewer; None when nothing has to go. The
+        newest token always stays."""
+        state = layer.state
         if layer.in_prompt:
-            layer.state.limits = self.limits(layer)
+            state.limits = state.longest = self.limits(layer)
+            if state.shares is not None:
+                state.longest = state.shares.amax(-1).tolist()
         elif self.once:
             return None
-        over = [held - limit for held, limit in zip(layer.rows_held, layer.state.limits, strict=True)]
-        if max(over) <= 0:
-            return None
+        slots = self._best(layer)
+        self.forget(state)
+        return slots
+
+    def forget(self, state) -> None:
+        """It has been chosen: what is needed for one choice alone may go."""
+
+    def ranked(self, layer) -> Tensor:
+        """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
         positions = layer.slot_positions
-        newest, slots = positions == positions.amax(-1, keepdim=True), positions.shape[2]
+        newest = positions == positions.amax(-1, keepdim=True)
         score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
-        score = score.masked_fill(positions < 0, -torch.inf)
-        if all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
+        return score.masked_fill(positions < 0, -torch.inf)
+
+    def _best(self, layer) -> Tensor | None:
+        """The best slots of every head, as `choose` returns them."""
+        state, positions = layer.state, layer.slot_positions
+        over = [held - limit for held, limit in zip(layer.rows_held, state.longest, strict=True)]
+        even = state.shares is None
+        if even and max(over) <= 0:
+            return None
+        score, slots = self.ranked(layer), positions.shape[2]
+        if layer.in_prompt and even and (shares := self.shares(layer, score)) is not None:
+            state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
+        if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
-        limits = torch.tensor(layer.state.limits, device=score.device).view(-1, 1, 1)
-        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(layer.state.limits)]
+        limits = torch.tensor(state.limits, device=score.device)[:, None] if even else state.shares
+        order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(state.longest)]
         rank = torch.arange(order.shape[-1], device=order.device)
-        stays = (rank < limits) & (positions.gather(2, order) >= 0)
+        stays = (rank < limits[..., None]) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
 
@@ -92,6 +143,17 @@ class Keep(Policy):
 def prompts(layer) -> list[int]:
     """Tokens that a fraction is of: each row's prompt, or the window where that is shorter."""
     return [min(tokens, layer.local or tokens) for tokens in layer.lengths]
+
+
+def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
+    """How many of a row's `limits` `[batch]` best slots each head of each layer has, `[batch, kv_heads]`.
+    scores: by layer `[batch, kv_heads, slots]`, -inf where a slot is empty; ties go to the first layer, in it
+    to the first head, and in it to the older token."""
+    flat = torch.cat([score.flatten(1) for score in scores], 1)
+    best = flat.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1) < limits[:, None]
+    best &= flat > -torch.inf
+    parts = best.split([score[0].numel() for score in scores], 1)
+    return [part.view_as(score).sum(-1) for part, score in zip(parts, scores, strict=True)]
 
 
 def _all_but_the_lowest(score: Tensor) -> Tensor:
@@ -105,10 +167,12 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
 class KeepState(State):
     """What a keep remembers of one layer.
 
-    limits: tokens that each row may hold, a list, known when the prompt has ended. last: see `LastQueries`.
+    limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
+    head that may hold most; shares `[batch, kv_heads]`: where heads differ. last: see `LastQueries`. ids,
+    real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read again (`reread.py`).
     """
 
-    per_row = ("limits",)
+    per_row = ("limits", "longest", "shares", "ids", "real", "next")
     states = ("last",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 

@@ -40,9 +40,11 @@ class H2O(Keep):
             received[..., : so_far.shape[-1]] += so_far
         layer.state.received = received
 
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        window = [max(1, int(limit * self.recent)) for limit in layer.state.limits]
+        oldest_recent = torch.tensor(layer.lengths) - torch.tensor(window)
+        return positions >= oldest_recent.to(positions.device).view(-1, 1, 1)
+
     def score(self, layer) -> Tensor:
-        received, limits = layer.state.received, layer.state.limits
-        window = torch.tensor([int(limit * self.recent) for limit in limits], device=received.device)
-        lengths = torch.tensor(layer.lengths, device=received.device)
-        oldest_recent = (lengths - window).view(-1, 1, 1)
-        return torch.where(layer.slot_positions >= oldest_recent, torch.inf, received)
+        return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)

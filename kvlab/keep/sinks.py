@@ -26,6 +26,9 @@ class Sinks(Keep):
         super().__post_init__()
         check_whole("sinks", self.sinks, 0)
 
+    def by_rule(self, layer) -> Tensor:
+        return layer.slot_positions >= 0  # a place in the text is all it goes by
+
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         return torch.where(positions < self.sinks, torch.inf, positions.float())

@@ -46,15 +46,16 @@ class SnapKV(Keep):
     def observe(self, layer, received: Tensor) -> None:
         layer.state.votes = received
 
+    def by_rule(self, layer) -> Tensor:
+        lengths = torch.tensor(layer.lengths, device=layer.slot_positions.device).view(-1, 1, 1)
+        return layer.slot_positions >= lengths - self.window
+
     def score(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        lengths = torch.tensor(layer.lengths, device=positions.device).view(-1, 1, 1)
-        recent = positions >= lengths - self.window
+        positions, recent = layer.slot_positions, self.by_rule(layer)
         votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
         pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(recent, self.window + 1 + positions, pooled)
 
-    def choose(self, layer) -> Tensor | None:
-        slots, layer.state.votes = super().choose(layer), None
-        return slots
+    def forget(self, state) -> None:
+        state.votes = None

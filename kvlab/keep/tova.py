@@ -23,9 +23,8 @@ class TOVA(Keep):
     def observe(self, layer, received: Tensor) -> None:
         layer.state.weights = received.mean(1, keepdim=True).expand_as(received)
 
-    def choose(self, layer) -> Tensor | None:
-        slots, layer.state.weights = super().choose(layer), None
-        return slots
+    def forget(self, state) -> None:
+        state.weights = None
 
     def score(self, layer) -> Tensor:
         return layer.state.weights

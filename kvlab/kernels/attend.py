@@ -56,6 +56,7 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
         return _attend_gpu(query, store, scaling, allowed)
     from . import cpu
 
+    query = store.format.turn(query)
     batch, heads, _, head_dim = query.shape
     kv_heads, count = store.keys[0].shape[1], store.length
     kernel = cpu.compiled(*_layout(store, head_dim))
@@ -77,13 +78,14 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
     if splits > 1:  # bring the splits to one common largest score, then add them up
         shrink = (most - most.amax(2, keepdim=True)).exp()
         total, weight = (total * shrink[..., None]).sum(2), (weight * shrink).sum(2)
-    return (total.view(*query.shape) / weight.view(batch, heads, 1, 1)).to(query.dtype)
+    out = total.view(*query.shape) / weight.view(batch, heads, 1, 1)
+    return store.value_format.turn_back(out).to(query.dtype)
 
 
 def _layout(store, head_dim: int) -> tuple[int, int, int] | None:
     """(kind, head_dim, group) of the compiled kernel for this store, or None."""
-    keys = _layout_of(store.format, store.keys, head_dim)
-    return keys if keys == _layout_of(store.value_format, store.values, head_dim) else None
+    keys = _layout_of(store.format.coded, store.keys, head_dim)
+    return keys if keys == _layout_of(store.value_format.coded, store.values, head_dim) else None
 
 
 def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int, int] | None:
@@ -120,9 +122,10 @@ def _fits_gpu(store, query: Tensor) -> bool:
         return False
     from . import gpu
 
-    same = _kind(store.format) == _kind(store.value_format)
+    form = store.format.coded
+    same = _kind(form) == _kind(store.value_format.coded)
     known = _trusted.get(_case(store, query), True)
-    return same and known and query.dtype in gpu.TYPES and gpu.supports(store.format, query.shape[3])
+    return same and known and query.dtype in gpu.TYPES and gpu.supports(form, query.shape[3])
 
 
 def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
@@ -131,7 +134,9 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
     from . import gpu
 
     def kernel() -> Tensor:
-        return gpu.attend(query, *store.parts(), store.format, scaling, allowed)
+        turned = store.format.turn(query)
+        out = gpu.attend(turned, *store.parts(), store.format.coded, scaling, allowed)
+        return store.value_format.turn_back(out)
 
     case = _case(store, query)
     if case in _trusted:
@@ -149,7 +154,7 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
 
 
 def _case(store, query: Tensor) -> tuple:
-    return query.device, query.dtype, _kind(store.format), query.shape[3]
+    return query.device, query.dtype, _kind(store.format.coded), query.shape[3]
 
 
 def _kind(form) -> tuple:

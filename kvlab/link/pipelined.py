@@ -90,13 +90,14 @@ class PipelinedState(HostState):
     def read(self, layer, query: Tensor):
         self._prefetch_next(layer)
         slots, newest = self.select(layer, query), query.shape[2]
+        self.fetched_bytes, self.missed = 0, None
         if self.on_device(layer):
             if self.new is not None:
                 layer.store.add(*self.new)
                 self.new = None
             return layer.store, None
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))
-        held, slots = self._receive(layer, slots)
+        held, slots = self._receive(layer, query, slots)
         if self.reads_all(layer, query):
             return self.extended(layer, query, held), None
         if slots is not None:
@@ -111,7 +112,7 @@ class PipelinedState(HostState):
         size = self.bytes_of(layer, past if slots is None else slots)
         self.ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
 
-    def _receive(self, layer, slots: Tensor | None):
+    def _receive(self, layer, query: Tensor, slots: Tensor | None):
         """The fetched tokens and the newest ones, on the device; and the slots fetched."""
         if self.ahead is None:
             self._ask(layer, slots, "fetch")
@@ -119,7 +120,7 @@ class PipelinedState(HostState):
         (transfer, slots), self.ahead = self.ahead, None
         with layer.timed("stall"):
             self.staged = transfer.wait()
-        layer.moved_bytes += transfer.bytes
+        self.note_fetch(layer, query, slots, transfer.bytes)
         new, parts = (*self.new[0], *self.new[1]), self.staged
         if self.uncommitted == 1:
             for part, last in zip(parts, new, strict=True):

@@ -1,13 +1,27 @@
 """Models: load one, its shape and kinds of layers, and the question a layer would ask."""
 
 from .fetching import PACKAGES, fetch
-from .loading import EMBEDDED, WORKSHOP, calibration_ids, check_files, load, prepare, source_of
-from .passes import bodies_of
+from .loading import (
+    EMBEDDED,
+    LISTED,
+    WORKSHOP,
+    calibration_ids,
+    check_files,
+    listed,
+    load,
+    prepare,
+    restore,
+    source_of,
+    tokenizer_of,
+)
+from .passes import bodies_of, fed_to
 from .rehearsal import attention_of, blocks_of, query_of, report_block_inputs
-from .shape import ModelShape, is_latent, layers_of, refusal
+from .rope import Rotation, rotations_of
+from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
-    "EMBEDDED", "PACKAGES", "WORKSHOP", "ModelShape", "attention_of", "blocks_of", "bodies_of",
-    "calibration_ids", "check_files", "fetch", "is_latent", "layers_of", "load", "prepare", "query_of",
-    "refusal", "report_block_inputs", "source_of",
+    "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Rotation", "attention_of", "blocks_of",
+    "bodies_of", "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed",
+    "load", "prepare", "query_of", "refusal", "refused_layers", "report_block_inputs", "restore",
+    "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -18,7 +18,15 @@ from .shape import ModelShape
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
+# Model types that tests/families tries with every method; others are tried when a cache is made for them.
+LISTED = frozenset((
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi", "phi3", "gemma2", "gemma3_text",
+    "olmo2", "smollm3", "glm4", "cohere2", "stablelm", "granite", "gpt_oss", "opt", "gpt2", "gpt_neox",
+    "llama4_text", "qwen3_next", "lfm2", "granitemoehybrid", "jamba", "falcon_h1", "deepseek_v2",
+    "deepseek_v3",
+))  # fmt: skip
 _prepared: weakref.WeakSet = weakref.WeakSet()  # models with a configuration of their own
+_before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how it attended before
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
@@ -29,6 +37,7 @@ def load(name_or_path=None, *, device=None, dtype=None):
     `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
     float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    A model of a type that nobody has tried attends by itself until a cache is made for it.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
     another shape than the model's, or the model does not use transformers' attention interface.
@@ -72,6 +81,8 @@ def load(name_or_path=None, *, device=None, dtype=None):
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare(model.to(device).eval())
+    if not listed(model):
+        restore(model)
     _tokenizers[model] = tokenizer
     return model, tokenizer
 
@@ -114,6 +125,7 @@ def prepare(model):
                 module.config = copy.deepcopy(module.config, copies)
         _prepared.add(model)
     if model.config._attn_implementation != NAME:
+        _before[model] = model.config._attn_implementation
         try:
             if not model.config.is_encoder_decoder:
                 model.set_attn_implementation(NAME)
@@ -123,6 +135,17 @@ def prepare(model):
             raise ValueError(_cannot(model))
     report_passes(model)
     return model
+
+
+def listed(model) -> bool:
+    """Whether the model is of a type that the tests try with every method."""
+    return model.config.get_text_config(decoder=True).model_type in LISTED
+
+
+def restore(model) -> None:
+    """Let a model that `prepare` was given attend as it did before."""
+    if model in _before:
+        model.set_attn_implementation(_before[model])
 
 
 def _cannot(model) -> str:
@@ -136,11 +159,16 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
+def tokenizer_of(model):
+    """The tokenizer that `load` found beside the model; None for a model that was made otherwise."""
+    return _tokenizers.get(model)
+
+
 def calibration_ids(model) -> Tensor:
     """Default calibration tokens `[1, tokens]`: the text shipped with the package through the tokenizer
     that `load` found, or, for a model made otherwise, 256 random tokens from a fixed seed."""
     limit = ModelShape.of(model).context or 2048
-    tokenizer = _tokenizers.get(model)
+    tokenizer = tokenizer_of(model)
     if tokenizer is not None:
         text = (WORKSHOP / "calibration.txt").read_text(encoding="utf-8")
         return tokenizer(text, return_tensors="pt").input_ids[:, : min(limit, 512)]

@@ -20,8 +20,9 @@ def bodies_of(model) -> list[nn.Module]:
 
 
 def report_passes(model) -> None:
-    """Let every pass reach the kvlab cache that it is given: `begin_pass(body)` before anything is computed,
-    `end_pass(body)` unless it broke off. The outermost body that was called speaks first."""
+    """Let every pass reach the kvlab cache that it is given: `begin_pass(body, args, kwargs)` before anything
+    is computed, `end_pass(body, args, kwargs)` unless it broke off. The outermost body that was called speaks
+    first."""
     for body in bodies_of(model):
         if body not in _reporting:
             _reporting.add(body)
@@ -38,13 +39,19 @@ class _Begins(_Hook):
     def __call__(self, body, args, kwargs) -> None:
         expanding(None)  # what an earlier pass left behind when it broke off
         if (cache := _cache_among(args, kwargs)) is not None:
-            cache.begin_pass(body)
+            cache.begin_pass(body, args, kwargs)
 
 
 class _Ends(_Hook):
     def __call__(self, body, args, kwargs, output) -> None:
         if (cache := _cache_among(args, kwargs)) is not None:
-            cache.end_pass(body)
+            cache.end_pass(body, args, kwargs)
+
+
+def fed_to(body, args, kwargs) -> tuple:
+    """(Token ids, attention mask, position ids) that a pass through `body` was given; None: it was not."""
+    given = inspect.signature(body.forward).bind_partial(*args, **kwargs).arguments
+    return tuple(given.get(name) for name in ("input_ids", "attention_mask", "position_ids"))
 
 
 def _cache_among(args, kwargs):

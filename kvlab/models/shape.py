@@ -73,20 +73,36 @@ def is_latent(model) -> bool:
 
 def refusal(model) -> str | None:
     """Why kvlab's caches cannot serve a model that attends through kvlab: one line, or None."""
+    if why := refused_layers(model.config):
+        return why
+    if "past_key_values" not in inspect.signature(model.forward).parameters:
+        return "it takes no cache of keys and values"
+    return None
+
+
+def refused_layers(config) -> str | None:
+    """Why kvlab's caches cannot serve the layers that a configuration names: one line, or None."""
     from transformers import cache_utils as known
 
     kinds = (
         known.DynamicLayer, known.DynamicSlidingWindowLayer, known.LinearAttentionLayer, known.DummyLayer,
         known.LinearAttentionAndFullAttentionLayer, known.LinearAttentionAndSlidingWindowAttentionLayer,
     )  # fmt: skip
-    layers = layers_of(model)
+    try:
+        layers = known.DynamicCache(config=config).layers
+    except Exception as error:  # a model of several models, or with a cache of its own
+        what = f"{type(error).__name__}: {error}".splitlines()[0][:160]
+        return f"transformers makes no cache from its configuration alone ({what})"
     if not any(isinstance(layer, known.DynamicLayer) for layer in layers):
         return "no layer of it holds keys and values"
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
-        return "it takes no cache of keys and values"
     for layer in layers:
         if type(layer) not in kinds:
             return f"it caches in a {type(layer).__name__}, which kvlab does not know"
-    if getattr(model.config.get_text_config(decoder=True), "num_kv_shared_layers", 0):
+    text = config.get_text_config(decoder=True)
+    if getattr(text, "num_kv_shared_layers", 0):
         return "it shares keys and values between layers in a way of its own"
+    if getattr(text, "is_heterogeneous", False):
+        names = ("num_attention_heads", "num_key_value_heads", "head_dim")
+        if len({tuple(getattr(one, name, None) for name in names) for one in text.per_layer_config}) > 1:
+            return "it has heads of its own, in number or size, in some layers"
     return None

@@ -22,6 +22,7 @@ SMALL = {  # what shrinks, where a configuration has it
     "first_k_dense_replace": 1, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
     "linear_key_head_dim": 8, "linear_value_head_dim": 8, "mamba_d_state": 8, "mamba_n_heads": 6,
     "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_chunk_size": 8, "mamba_d_ssm": 192, "mamba_dt_rank": 5,
+    "n_mamba_heads": 6, "mamba_headdim": 32, "attention_hidden_size": 192, "attention_head_dim": 32,
     "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1,
     "attn_layer_indices": [1], "lru_width": 96, "block_size": 8, "num_kv_shared_layers": 2,
     "num_experts_per_token": 2, "moe_topk": 2, "zero_expert_num": 2, "ffn_hidden_size": 40,
@@ -36,17 +37,21 @@ def shrunk(config):
     given = config.to_dict()
     depth = next((given[name] for name in DEPTHS if given.get(name)), LAYERS)
     given |= _some_layers(given, depth) | {name: LAYERS for name in DEPTHS if given.get(name)}
-    small = {name: size for name, size in SMALL.items() if given.get(name) is not None}
+    small = {name: size for name, size in SMALL.items() if given.get(name)}  # of what it has none, none
     for name, size in small.items():
         if isinstance(given[name], list) and not isinstance(size, list):  # a size for each layer
             small[name] = [size] * LAYERS
     heads, all_heads = given.get("num_key_value_heads"), given.get("num_attention_heads")
     if "num_key_value_heads" in given:
-        small["num_key_value_heads"] = 6 if heads in (None, all_heads) else min(heads, 2)
+        small["num_key_value_heads"] = 6 if heads in (None, all_heads) else min(heads, 3)
     if "head_dim" in given:
-        small["head_dim"] = small.get("qk_rope_head_dim", SMALL["head_dim"])
+        small["head_dim"] = small.get("qk_rope_head_dim") or _rotated_evenly(given)
+    if given.get("qk_head_dim") and given.get("qk_rope_head_dim"):
+        small["qk_head_dim"] = SMALL["qk_nope_head_dim"] + SMALL["qk_rope_head_dim"]
     if given.get("n_routed_experts"):
         small["num_experts_per_tok"] = SMALL["num_experts_per_tok"]
+    if given.get("num_experts_per_tok") == 1:  # some can do no more
+        small["num_experts_per_tok"] = 1
     for name, token in {"pad_token_id": 1, "eos_token_id": 1, "bos_token_id": 0}.items():
         if given.get(name) is not None:
             small[name] = token
@@ -66,10 +71,21 @@ def _some_layers(given: dict, depth: int) -> dict:
     for name, value in given.items():
         if isinstance(value, list) and len(value) == depth and (name in KINDS or depth > LAYERS):
             found[name] = [value[index] for index in taken]
+        elif name == "hybrid_layer_ids":
+            found[name] = [place for place, index in enumerate(taken) if index in value]
         elif name == "per_layer_config" and isinstance(value, dict):
             said = {int(index): one for index, one in value.items()}
             found[name] = {place: said[index] for place, index in enumerate(taken) if index in said}
     return found
+
+
+def _rotated_evenly(given: dict) -> int:
+    """A head dimension whose rotated part is even, as it is in the large model."""
+    rope = given.get("rope_parameters") or {}
+    said = [one for one in (given, rope, *rope.values()) if isinstance(one, dict)]
+    factors = [one["partial_rotary_factor"] for one in said if one.get("partial_rotary_factor")]
+    sizes = range(SMALL["head_dim"], 4 * SMALL["head_dim"], 4)
+    return next(size for size in sizes if all(int(size * factor) % 2 == 0 for factor in factors))
 
 
 def _fewer_frequencies(rope: dict, share: float) -> dict:
@@ -85,12 +101,12 @@ def _fewer_frequencies(rope: dict, share: float) -> dict:
 
 
 def _some(kinds: list) -> list[int]:
-    """Where four of a list are, in order, every kind that is in it among them."""
-    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
-    chosen = sorted(first.values())[:LAYERS]
-    rest = [index for index in range(len(kinds)) if index not in chosen]
-    chosen = sorted([*chosen, *rest][:LAYERS])
-    return (chosen * LAYERS)[:LAYERS]
+    """Where four of a list are, the kinds in it taking turns, in the order in which they come."""
+    places: dict = {}
+    for index, kind in enumerate(kinds):
+        places.setdefault(kind, []).append(index)
+    turns = zip(*(where * LAYERS for where in places.values()), strict=False)
+    return [index for turn in turns for index in turn][:LAYERS]
 
 
 def twin_of(config, seed: int = 0):

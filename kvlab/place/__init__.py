@@ -6,12 +6,13 @@ from .fetch import Fetch
 from .host import Host
 from .infinigen import InfiniGen
 from .ondemand import OnDemand
+from .quest import Quest
 from .topk import TopK
 from .whole import Whole
 
 __all__ = [
     "CudaLink", "Device", "Fetch", "Host", "InfiniGen", "Link", "LinkError", "ModelledLink", "OnDemand",
-    "TopK", "Transfer", "Whole", "fold", "like",
+    "Quest", "TopK", "Transfer", "Whole", "fold", "like",
 ]  # fmt: skip
 
 

@@ -20,6 +20,8 @@ class DeviceState(State):
     """What a place does for one layer; a host overrides what it does otherwise."""
 
     link = None  # what carries bytes to the device; None: they are only counted
+    index = ()  # tensors that a fetch policy chooses by
+    fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
 
     @property
     def on_host(self) -> bool:

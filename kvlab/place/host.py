@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from ..policy import View
 from ..store.growing import Packed
 from .device import Device, DeviceState
 from .fetch import Fetch
+from .missed import missed
 from .whole import Whole
 
 
@@ -22,11 +24,13 @@ class Host(Device):
     link: what carries the bytes. None: they are copied when they are needed, or, on a CPU model, only
     counted (`HostState`). A `Link`: transfers run on the link's own threads, beside the model
     (`link/pipelined.py`). `stats()` counts the tensors as host bytes, and every byte fetched or written back
-    as moved.
+    as moved. missed: also work out at every step what part of the attention weight was not fetched, which
+    reads all keys (`place/missed.py`).
     """
 
     fetch: Fetch | None = None
     link: object = None
+    missed: bool = False
 
     on_host = True
 
@@ -47,7 +51,8 @@ class Host(Device):
 class HostState(DeviceState):
     """A host without a link: what a step needs is copied when it needs it, or, on a CPU, only counted.
 
-    fetch: the state of the fetch policy. The store's tensors are CPU tensors.
+    fetch: the state of the fetch policy. fetched_bytes, missed: of the last pass (see `Stats`). The store's
+    tensors are CPU tensors.
     """
 
     states = ("fetch",)
@@ -102,16 +107,29 @@ class HostState(DeviceState):
         with layer.timed("selection") if chosen_now else nullcontext():
             return fetch.select(self.view(layer), query)
 
+    @property
+    def index(self) -> Iterator[Tensor]:
+        """What the fetch policy chooses by."""
+        return self.fetch.tensors()
+
     def read(self, layer, query: Tensor):
         slots, newest = self.select(layer, query), query.shape[2]
+        self.fetched_bytes, self.missed = 0, None
         if self.on_device(layer):
             return layer.store, None
         past = [rows - newest for rows in layer.rows_held]
         layer.moved_bytes += self.bytes_of(layer, [newest] * len(past))  # written back
-        layer.moved_bytes += self.bytes_of(layer, past if slots is None else slots)
+        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
         if self.reads_all(layer, query):
             return self.extended(layer, query, layer.store), None
         return (layer.store, None) if slots is None else self.with_newest(layer, slots)
+
+    def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
+        """A pass fetches so many bytes: these slots, or all (None)."""
+        self.fetched_bytes, self.missed = size, None
+        layer.moved_bytes += size
+        if slots is not None and self.policy.missed:
+            self.missed = missed(layer, query, slots)
 
     def with_newest(self, layer, slots: Tensor):
         """The chosen slots and the newest one."""

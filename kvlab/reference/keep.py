@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor
 
 
@@ -73,6 +76,69 @@ def tova(weights: dict[int, float], budget: int) -> list[int]:
     return sorted([*best, max(weights)])
 
 
+def adakv(scores: list[list[float]], budget: int, safeguard: float) -> list[int]:
+    """AdaKV (Feng et al. 2024, section 3.2): tokens that each KV head of a layer holds, budget on average.
+
+    scores: by head, of every token; the newest token of every head stays, and so do the best safeguard *
+    budget of each; the others compete.
+    """
+    newest = len(scores[0]) - 1
+    held = []
+    for mine in scores:
+        order = [newest, *sorted(range(newest), key=lambda token: (-mine[token], token))]
+        held.append(order[: max(1, int(safeguard * budget + 1e-6))])
+    return _compete(scores, held, budget * len(scores))
+
+
+def kvzip_score(query: Tensor, keys: Tensor, held: list[int], chunk: range, scaling: float, first: int):
+    """KVzip (Kim et al. 2025, section 3.2): a score for every token of a chunk that one KV head holds.
+
+    query `[group, n, head_dim]`: of what is read again; keys `[tokens + n, head_dim]`: of the prompt, and of
+    that. held: tokens of the prompt that are there, chunk: those that are read again, first: so many of the
+    prompt's first tokens are seen besides. The score is the largest weight that any of the queries gives.
+    """
+    group, fed, _ = query.shape
+    tokens = len(keys) - fed
+    best = {token: 0.0 for token in held if token in chunk}
+    for head in range(group):
+        for at in range(fed):
+            seen = [t for t in held if t in chunk or t < first] + list(range(tokens, tokens + at + 1))
+            weights = (query[head, at] @ keys[seen].T * scaling).softmax(-1).tolist()
+            for token, weight in zip(seen, weights, strict=True):
+                if token in best:
+                    best[token] = max(best[token], weight)
+    return best
+
+
+def kvzip(scores: list[list[float]], total: int, first: int) -> list[list[int]]:
+    """KVzip, once after the prompt: which tokens the KV heads of all layers hold, `total` together.
+
+    scores: by head, of every token that it holds. The newest stays, and so do the `first` tokens.
+    """
+    ranked = [[first + 1.0 - at if at < first else score for at, score in enumerate(mine)] for mine in scores]
+    shares = _compete(ranked, [[len(mine) - 1] for mine in ranked], total)
+    found = []
+    for mine, share in zip(ranked, shares, strict=True):
+        best = sorted(range(len(mine) - 1), key=lambda token: (-mine[token], token))[: share - 1]
+        found.append(sorted([*best, len(mine) - 1]))
+    return found
+
+
+def _compete(scores: list[list[float]], held: list[list[int]], total: int) -> list[int]:
+    """How many tokens each head holds when the best of all that none holds yet fill up to `total`; where two
+    are equally good, the first head's."""
+    others = [
+        (-score, head, token)
+        for head, mine in enumerate(scores)
+        for token, score in enumerate(mine)
+        if token not in held[head]
+    ]
+    counts = [len(mine) for mine in held]
+    for _, head, _ in sorted(others)[: max(0, total - sum(counts))]:
+        counts[head] += 1
+    return counts
+
+
 def keydiff(keys: Tensor, budget: int) -> list[int]:
     """KeyDiff (Park et al. 2025, section 3.2): once, after the prompt.
 
@@ -89,6 +155,70 @@ def keynorm(keys: Tensor, budget: int) -> list[int]:
     """Key norm (Devoto et al. 2024, section 3): once, after the prompt, the newest and the shortest keys
     `[tokens, head_dim]` stay, compared to three decimals."""
     return _least([round(float(key.norm()), 3) for key in keys], budget)
+
+
+def rotation(position: int, frequencies: list[float], head_dim: int) -> Tensor:
+    """RoPE (Su et al. 2021, section 3.4.2) as Llama pairs channels, i with i + head_dim / 2: `[head_dim,
+    head_dim]`."""
+    turn, pairs = torch.eye(head_dim, dtype=torch.float64), len(frequencies)
+    for i, frequency in enumerate(frequencies):
+        cos, sin = math.cos(position * frequency), math.sin(position * frequency)
+        turn[i, i] = turn[i + pairs, i + pairs] = cos
+        turn[i, i + pairs], turn[i + pairs, i] = -sin, sin
+    return turn
+
+
+def expected(
+    queries: Tensor, keys: Tensor, values: Tensor, frequencies: list[float], scaling: float, future: int,
+    budget: int, first: int,
+) -> list[int]:  # fmt: skip
+    """Expected Attention (Devoto et al. 2025, section 3): once, after the prompt.
+
+    queries `[group, tokens, head_dim]`, the query heads of one KV head, and keys and values `[tokens,
+    head_dim]`, all after RoPE with these frequencies. The `first` tokens stay and the newest, and those with
+    the largest expected weight, mean over the group, times the norm of their value.
+    """
+    tokens, width = keys.shape
+    turns = [rotation(position, frequencies, width) for position in range(tokens + future)]
+    mean_turn = sum(turns[tokens:]) / future
+    total = torch.zeros(tokens - first, dtype=torch.float64)
+    for head in queries.double():
+        before = torch.stack([turns[at].T @ head[at] for at in range(first, tokens)])
+        mean = before.mean(0)
+        spread = sum(torch.outer(q - mean, q - mean) for q in before) / len(before)
+        mean, spread = mean_turn @ mean, mean_turn @ spread @ mean_turn.T
+        scores = [float(scaling * k @ mean + scaling**2 / 2 * k @ spread @ k) for k in keys[first:].double()]
+        total += torch.tensor(scores, dtype=torch.float64).softmax(0) / len(queries)
+    worth = total * values[first:].double().norm(dim=1)
+    start, newest = list(range(min(first, tokens, budget - 1))), tokens - 1
+    best = sorted(range(first, newest), key=lambda token: (-float(worth[token - first]), token))
+    return sorted([*start, *best[: max(0, budget - len(start) - 1)], newest])
+
+
+def lagkv(keys: Tensor, values: Tensor, budget: int, lag: int, first: int) -> list[int]:
+    """LagKV (Liang et al. 2025, section 3.2): once, after the prompt.
+
+    keys and values `[tokens, head_dim]` of one KV head. Blocks of `lag` tokens after the `first` ones; a
+    token counts as much as its channels vary on the scale of the next block. The first tokens stay, and the
+    last whole block with what follows it; of the other blocks the best of each, then the second best, ...
+    """
+    tokens, points = len(keys), {}
+    blocks = max(0, (tokens - first) // lag - 1)
+    for block in range(blocks):
+        mine = [first + block * lag + i for i in range(lag)]
+        after = [token + lag for token in mine]
+        total = [0.0] * lag
+        for x in (keys, values):
+            least, most = x[after].min(0).values, x[after].max(0).values
+            varied = torch.stack([((x[token] - least) / (most - least)).std() for token in mine])
+            total = [a + float(b) for a, b in zip(total, varied.softmax(0), strict=True)]
+        for rank, i in enumerate(sorted(range(lag), key=lambda i: (total[i], i))):
+            points[mine[i]] = rank
+    newest = [token for token in range(first, tokens) if token not in points]
+    start = list(range(min(first, tokens, budget - 1)))
+    end = newest[max(0, len(newest) - (budget - len(start))) :]
+    best = sorted(points, key=lambda token: (-points[token], token))
+    return sorted([*start, *end, *best[: max(0, budget - len(start) - len(end))]])
 
 
 def random(tokens: int, head: int, layer: int, seed: int, budget: int) -> list[int]:

@@ -24,6 +24,28 @@ def topk(queries: Tensor, keys: Tensor, scaling: float, count: int) -> list[int]
     return best(group_weights(queries, keys, scaling), count)
 
 
+def page_bound(query: Tensor, keys: Tensor) -> float:
+    """Quest (Tang et al. 2024, section 3.3): what a query `[head_dim]` can score at most in a page whose keys
+    are `[tokens, head_dim]`, from the smallest and the largest value of every channel."""
+    channels = zip(query.tolist(), keys.T.tolist(), strict=True)
+    return sum(max(q * min(channel), q * max(channel)) for q, channel in channels)
+
+
+def pages(queries: Tensor, keys: list[Tensor], scaling: float, count: int) -> list[int]:
+    """Quest: the pages that one KV head fetches: the weight of a page in a query head is the softmax over
+    pages of their scaled bounds, and the pages with the largest mean over the group's heads are fetched.
+
+    queries `[group, head_dim]`; keys: of every page, `[tokens, head_dim]`.
+    """
+    bounds = torch.tensor([[page_bound(query, page) * scaling for page in keys] for query in queries])
+    return best(bounds.softmax(-1).mean(0), count)
+
+
+def page_count(budget: int, page: int) -> int:
+    """Quest's official code: whole pages within the budget, three at least."""
+    return max(3, budget // page)
+
+
 def skew(queries: Tensor) -> Tensor:
     """InfiniGen (Lee et al. 2024, section 4.2): A = V of Q = U S V^T, so that (Q A)(K A)^T = Q K^T.
 

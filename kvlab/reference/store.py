@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import random
 
 import torch
 from torch import Tensor
@@ -89,6 +91,19 @@ def pack(codes: list[int], bits: int) -> list[int]:
     return packed
 
 
+def planes(codes: list[int], bits: int) -> list[int]:
+    """Codes of 3, 5, 6 or 7 bits in bytes: their lowest 4 bits packed as above, then the next 2, then the
+    last one, so far as the width has them; a short last byte is filled up with zeros."""
+    unsigned, packed = [code + 2 ** (bits - 1) for code in codes], []
+    for width in (4, 2, 1):
+        if bits & width:
+            plane = [code % 2**width for code in unsigned]
+            plane += [0] * (-len(plane) % (8 // width))
+            packed += pack([code - 2 ** (width - 1) for code in plane], width)
+            unsigned = [code >> width for code in unsigned]
+    return packed
+
+
 @functools.cache
 def float8_value(byte: int, form: str) -> float:
     """What the bits of e4m3 or e5m2 mean (Micikevicius et al. 2022, table 1): sign, exponent, fraction."""
@@ -126,6 +141,78 @@ def floats(x: Tensor, first: int, form: str, axis: str | None = None, group=None
     return codes, numbers
 
 
+FOUR = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # the sizes of e2m1, in the order of their codes
+
+
+def float4_codes(values: Tensor, form: str, largest: int) -> tuple[list[int], Tensor]:
+    """Codes and numbers of one block of mxfp4 or nvfp4 whose largest value becomes about `largest`.
+
+    mxfp4 (OCP 2023, section 6.3): the scale is 2^(floor(log2 of the largest value) - 2). nvfp4: it is the
+    largest value / `largest`, as the nearest e4m3. Each value gets the nearest code, the even one of two.
+    """
+    most = values.abs().max()
+    if form == "mxfp4":
+        scale = 2.0 ** (math.floor(math.log2(float(most))) - 2) if most > 0 else 0.0
+    else:
+        scale = float8_value(float8_byte(float(most / largest), "e4m3"), "e4m3")
+    codes = []
+    for value, size in zip(values.tolist(), (values.abs() / (scale or 1.0)).tolist(), strict=True):
+        code = min(range(8), key=lambda i: (abs(FOUR[i] - size), i % 2))
+        codes.append(code + 8 if value < 0 else code)
+    signed = [FOUR[code % 8] * (-1 if code >= 8 else 1) for code in codes]
+    return codes, torch.tensor(signed, dtype=values.dtype) * scale
+
+
+def float4(x: Tensor, first: int, form: str, four_or_six: bool = False):
+    """Codes 0 to 15 and numbers of one row's K or V, as in `integers`: blocks of 16 (nvfp4) or 32 (mxfp4)
+    neighbouring channels of a token, the last one as long as it gets.
+
+    four_or_six: each block's largest value becomes 4 where that errs less (Cook et al. 2025, section 3).
+    """
+    codes, numbers = torch.zeros_like(x), torch.zeros_like(x)
+    for head, token in itertools.product(range(x.shape[0]), range(x.shape[1])):
+        for start in range(0, x.shape[2], 16 if form == "nvfp4" else 32):
+            block = slice(start, start + (16 if form == "nvfp4" else 32))
+            values = x[head, token, block]
+            tried = [float4_codes(values, form, largest) for largest in ((6, 4) if four_or_six else (6,))]
+            found = min(tried, key=lambda one: float((one[1] - values).double().square().sum()))
+            codes[head, token, block] = torch.tensor(found[0], dtype=x.dtype)
+            numbers[head, token, block] = found[1]
+    return codes, numbers
+
+
+def nearest_means(levels: list[float], head_dim: int, cells: int = 100_000) -> list[float]:
+    """For every level the mean of what is nearest to it, among channels of random vectors of head_dim
+    channels and root mean square 1. Lloyd's and Max's levels are those for which that is the level itself.
+
+    Such a channel has the density (1 - x^2 / head_dim)^((head_dim - 3) / 2) (Zandieh et al. 2025, lemma 1).
+    """
+    edge, sums, counts, at = min(math.sqrt(head_dim), 9.0), [0.0] * len(levels), [0.0] * len(levels), 0
+    for i in range(cells):
+        x = (2 * (i + 0.5) / cells - 1) * edge
+        while at + 1 < len(levels) and x > (levels[at] + levels[at + 1]) / 2:
+            at += 1
+        weight = (1 - x * x / head_dim) ** ((head_dim - 3) / 2)
+        sums[at] += weight * x
+        counts[at] += weight
+    return [total / count for total, count in zip(sums, counts, strict=True)]
+
+
+def codebook(x: Tensor, first: int, levels: Tensor):
+    """Codes from 0 and numbers of one row's K or V: of every vector its root mean square, in fp16, and of
+    every channel the nearest level times that, the lower one of two."""
+    codes, numbers = torch.zeros_like(x), torch.zeros_like(x)
+    for head, token in itertools.product(range(x.shape[0]), range(x.shape[1])):
+        vector = x[head, token]
+        size = torch.tensor(math.sqrt(math.fsum(v * v for v in vector.tolist()) / len(vector))).half().float()
+        borders = (levels[1:] + levels[:-1]) / 2
+        for channel, value in enumerate(vector / (size or 1.0)):
+            code = sum(1 for border in borders if value > border)
+            codes[head, token, channel] = code
+            numbers[head, token, channel] = levels[code] * size
+    return codes, numbers
+
+
 def kivi_written(tokens: int, prompt: int, group: int, recent: int) -> int:
     """KIVI: how many of a row's `tokens` are quantized, the rest being held as they are.
 
@@ -152,6 +239,40 @@ def kivi(x: Tensor, prompt: int, bits: int, group: int, recent: int, channels: i
         axis = "channel" if channels is None else "group"
         held[tokens] = integers(x[None, tokens], len(tokens), bits, axis, channels, symmetric=False)[1][0]
     return held
+
+
+def signs(head_dim: int) -> list[int]:
+    """QuaRot's random signs, one a channel (Ashkboos et al. 2024, section 3): drawn once, for all heads."""
+    draw = random.Random(0)
+    return [1 if draw.random() < 0.5 else -1 for _ in range(head_dim)]
+
+
+def turned(x: Tensor, signs: list[int], back: bool = False) -> Tensor:
+    """Vectors `[..., head_dim]` times the Walsh-Hadamard matrix, in blocks of n channels, the largest power
+    of two that divides head_dim: channel j becomes the sum of (-1)^(ones that i and j share) x_i / sqrt(n).
+
+    signs: of each channel before it is turned; back: the other way round.
+    """
+    width = x.shape[-1]
+    size = next(n for n in range(width, 0, -1) if width % n == 0 and n.bit_count() == 1)
+    found = []
+    for vector in x.reshape(-1, width).tolist():
+        for j in range(width):
+            start = j - j % size
+            terms = []
+            for i in range(start, start + size):
+                sign = (-1) ** (i % size & j % size).bit_count()
+                terms.append(vector[i] * sign * signs[j if back else i])
+            found.append(math.fsum(terms) * size**-0.5)
+    return torch.tensor(found, dtype=x.dtype).view(x.shape)
+
+
+def rotated(x: Tensor, first: int, quantize, signs: list[int] | None = None):
+    """Codes and numbers of one row's K or V whose vectors are turned, quantized by `quantize(x, first)`, and
+    turned back when they are read."""
+    signs = signs or [1] * x.shape[-1]
+    codes, numbers = quantize(turned(x, signs), first)
+    return codes, turned(numbers, signs, back=True)
 
 
 def smoothing(keys: Tensor, strength: float) -> Tensor:

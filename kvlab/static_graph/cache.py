@@ -34,12 +34,17 @@ class PaddedCache(Bound):
     def __deepcopy__(self, memo) -> PaddedCache:
         memo[id(self)] = twin = PaddedCache(self.engine)
         twin.managers, twin.columns = [manager.copy() for manager in self.managers], self.columns
-        twin._filled = list(self._filled)
+        twin._filled, twin.fed = list(self._filled), self.fed
         return twin
+
+    @property
+    def lengths(self) -> list[int]:
+        """Real tokens seen, per row."""
+        return [manager.held for manager in self.managers]
 
     def reset(self) -> None:
         """Forget everything."""
-        self.managers, self.columns, self._filled = [], 0, []
+        self.managers, self.columns, self._filled, self.fed = [], 0, [], False
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, logits_to_keep: int = 0, **_):
         """What a model's forward returns: `.logits` `[batch, tokens, vocabulary]` of the last tokens.
@@ -48,6 +53,7 @@ class PaddedCache(Bound):
         logits are 0.
         """
         batch, tokens = input_ids.shape
+        self.fed = True
         self._open(batch)
         real = None if attention_mask is None else attention_mask[:, -tokens:].bool()
         found = []

@@ -1,17 +1,23 @@
 """Store: in what form, and in what buffer, K and V are held."""
 
 from ..calibrate.smoothing import fold_smoothing
+from .codebook import Codebook
 from .exact import Exact
+from .float4 import Float4
 from .float8 import Float8
 from .growing import Growing
 from .int import Int
 from .kivi import Kivi
 from .paged import BlockPool, Paged
+from .planes import Planes
+from .ragged import Ragged, buffer_of
 from .roomy import Roomy
+from .rotated import Rotated
+from .skipping import Skipping
 from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
-    "Exact", "Float8", "Growing", "Int", "Kivi", "Paged", "BlockPool", "Roomy", "Smoothed", "Static",
-    "fold_smoothing",
+    "BlockPool", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi", "Paged", "Planes",
+    "Ragged", "Roomy", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of", "fold_smoothing",
 ]  # fmt: skip

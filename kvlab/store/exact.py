@@ -53,6 +53,19 @@ class Exact(Policy):
         """Parts, of all tokens or some, in any order -> numbers `[batch, kv_heads, tokens, head_dim]`."""
         return parts[0] if parts[0].dtype == dtype else parts[0].to(dtype)
 
+    @property
+    def coded(self) -> Exact:
+        """The format that a kernel reads the parts by; they are then in the basis of `turn`."""
+        return self
+
+    def turn(self, x: Tensor) -> Tensor:
+        """Vectors `[..., head_dim]` in the basis that the parts are in: a query, for a kernel."""
+        return x
+
+    def turn_back(self, x: Tensor) -> Tensor:
+        """The inverse of `turn`: a kernel's output."""
+        return x
+
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         """True bits for each number of one row's K or V, scales and all: those of the tensors that `write`
         returns. shape: KV heads, tokens, head dimension; dtype: the model's."""

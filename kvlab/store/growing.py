@@ -28,6 +28,8 @@ class Growing(Policy):
     values: Exact | None = None
     sinks: int = 0
 
+    takes_ragged = False  # True: heads that hold different numbers of tokens take no more than these
+
     def __post_init__(self):
         object.__setattr__(self, "format", self.format or Exact())
         object.__setattr__(self, "values", self.values or self.format)
@@ -38,8 +40,17 @@ class Growing(Policy):
         self.values.check(layer.shape.value_dim)
         return GrowingState(self)
 
+    def of(self, order: int, layers: int) -> Growing:
+        """The store of the layer with this place among those that attend: for all the same one."""
+        return self
+
     def suits(self, keep, place) -> None:
         """ValueError when this store cannot serve such a keep or place."""
+        if keep.ragged and keep.evicts and not self.takes_ragged:
+            raise ValueError(
+                f"{type(keep).__name__} lets heads hold different numbers of tokens, for which "
+                f"{type(self).__name__} reserves the most that any holds: use store=Ragged(...)"
+            )
         if self.sinks and place.on_host:
             raise ValueError("sinks: tokens held in full precision stay on the device, not on a host")
 

@@ -31,9 +31,10 @@ class Int(Exact):
     symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and what is too
     large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. By default
     the cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
-    Another width needs another way to `pack` and `unpack`, which Kivi and the kernels read too: a class of
-    its own is less (`store/float8.py` is a whole one).
+    A width that does not divide 8 needs another way to pack (`Planes`), which no kernel reads.
     """
+
+    WIDTHS = (2, 4, 8)
 
     bits: int = 8
     group: int | None = None
@@ -43,7 +44,7 @@ class Int(Exact):
     nonfinite: str = "refuse"
 
     def __post_init__(self):
-        check_one_of("bits", self.bits, (2, 4, 8))
+        check_one_of("bits", self.bits, self.WIDTHS)
         if not isinstance(self.symmetric, bool):
             raise ValueError(f"symmetric={self.symmetric!r}: expected true or false")
         check_one_of("nonfinite", self.nonfinite, NONFINITE)
@@ -77,7 +78,15 @@ class Int(Exact):
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         numbers = fixed or self.fit(x, real)  # the scale of every group: its largest value / qmax
         codes = self.quantize(x, numbers)  # value / scale, rounded
-        return pack(codes, self.bits), *numbers
+        return self.pack(codes), *numbers
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """int8 codes -> bytes."""
+        return pack(codes, self.bits)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """The inverse of `pack`."""
+        return unpack(packed, self.bits)
 
     def fit(self, x: Tensor, real: Tensor | None = None) -> Parts:
         """(scale,) or (scale, zero) of every group of x, shaped as in `Scales.reduce`."""
@@ -100,7 +109,7 @@ class Int(Exact):
         return codes.to(torch.int8)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        codes = unpack(parts[0], self.bits).to(dtype)
+        codes = self.unpack(parts[0]).to(dtype)
         numbers = [n.to(codes.device, dtype) for n in parts[1:]]
         if self.scales.fixed:
             return self.dequantize(codes, numbers)

@@ -61,11 +61,22 @@ def test_an_agenda_says_which_questions_it_does_not_teach():
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)
-def test_nobody_sits_longer_than_95_minutes(start, end, items):
-    sat = 0
-    for row, item in zip(agenda.session(start, items, CHAPTERS, TITLES), items):
-        sat = 0 if item in (agenda.BREAK, agenda.STRETCH) or "lunch" in row.what else sat + row.minutes
-        assert sat <= 95
+def test_nobody_sits_longer_than_95_minutes_and_no_chapter_runs_longer_than_61(start, end, items):
+    sat, rests = 0, {pause.what for pause in (agenda.BREAK, agenda.STRETCH, agenda.STAND)}
+    for row in agenda.session(start, items, CHAPTERS, TITLES):
+        sat = 0 if row.what in rests | {"lunch"} else sat + row.minutes
+        assert sat <= 95 and (not row.sections or row.minutes <= 61)
+
+
+def test_a_chapter_with_a_rest_says_what_goes_when_late_where_it_stands():
+    rows = agenda.session("9:00", (agenda.REHEARSAL,), CHAPTERS, TITLES)
+    assert [row.what for row in rows] == ["7. InfiniGen", "all stand up", "7. InfiniGen, continued"]
+    assert [section.heading for section in rows[0].sections][-1] == "How it works"
+    assert [[name for name, _ in row.late] for row in rows] == [
+        [],
+        [],
+        ["What the cache holds", "exercise 3"],
+    ]
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)

@@ -79,6 +79,20 @@ def write(pages, text: str) -> str:
     return (pages.source / "docs" / "one.md").read_text()
 
 
+@pytest.mark.parametrize("address", ["", "https://example.org/kvlab", "https://github.com/a-b/kv.lab/"])
+def test_a_chapter_says_where_else_it_runs_once_the_project_has_an_address(tmp_path, monkeypatch, address):
+    urls = f"[project.urls]\nRepository = {address!r}\n" if address else ""
+    (tmp_path / "pyproject.toml").write_text(f"[project]\nname = 'kvlab'\n{urls}")
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    line = site.elsewhere("notebooks/01_recompute.ipynb")
+    if "github" not in address:
+        assert line == ""
+    else:
+        assert "(https://mybinder.org/v2/gh/a-b/kv.lab/HEAD?labpath=notebooks%2F01_recompute.ipynb)" in line
+        assert "/github/a-b/kv.lab/blob/HEAD/notebooks/01_recompute.ipynb)" in line
+        assert "`%env KVLAB_SOURCE=git+https://github.com/a-b/kv.lab`" in line
+
+
 def test_links_are_followed_to_a_page_of_their_own(project):
     text = write(
         project, "[the part](../part.py), [a page](../page.html#x), [far](https://a.b/c), [here](#x)"

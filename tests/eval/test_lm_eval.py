@@ -152,6 +152,7 @@ def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     assert main([*words, "--protocol", "context-first", "--log-samples"]) == 0
     cell = cells(tmp_path)["piqa"]
     assert cell["metrics"][0]["n"] == 4 and cell["config"]["task"] != ""
+    assert cell["floor"]["n"] == 4 and cell["floor"]["metric"] == "acc"  # full, without the shots
     for index, one in enumerate(cell["samples"]):  # a row is never among its own shots
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") % 2 == 0
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") == 2  # one prompt, two choices

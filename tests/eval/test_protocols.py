@@ -86,7 +86,9 @@ def test_under_full_it_is_so_for_every_local_task(loaded, folder, task):
             assert scores == found[INSIDE]
 
 
-@pytest.mark.parametrize("method", ["snapkv:budget=12,window=4", "h2o:budget=0.4", "tova:budget=0.4"])
+@pytest.mark.parametrize(
+    "method", ["snapkv:budget=12,window=4", "h2o:budget=0.4", "tova:budget=0.4", "kvzip:budget=0.4"]
+)
 def test_another_question_leaves_the_kept_set_as_it_is(loaded, asked, method):
     texts = [f"{CONTEXTS[0]}\nQuestion: {question}" for question in (QUESTIONS[0], "a\nquite other one?")]
     first, other = (kept(loaded, asked, method, FIRST, text) for text in texts)
@@ -110,7 +112,10 @@ def test_many_questions_prefill_one_context(loaded, asked):
     assert counts == {FIRST: len(QUESTIONS) * once, MANY: once}
 
 
-@pytest.mark.parametrize("method", ["h2o:budget=0.4", "snapkv:budget=12,window=4", "int4", "topk:budget=0.3"])
+@pytest.mark.parametrize(
+    "method",
+    ["h2o:budget=0.4", "snapkv:budget=12,window=4", "int4", "topk:budget=0.3", "kvzip:budget=0.4", "adakv"],
+)
 def test_many_questions_score_as_context_first(loaded, asked, method):
     how = {"batch_size": 64}
     first, many = (scored(loaded, asked, method, protocol, **how) for protocol in (FIRST, MANY))

@@ -15,7 +15,7 @@ import kvlab
 from eval import report
 from eval.core.machine import machine, versions
 from eval.core.results import Store
-from eval.report import page, plots, tables, terminal
+from eval.report import page, plots, statistics, tables, terminal
 from eval.speed.baselines import BASELINES
 
 LOSS = {"sinks": 0.4, "h2o": 0.25, "int4": 0.05}
@@ -164,7 +164,8 @@ def test_marks_and_headline(written, store):
     entries = {m: board.entries[m, "recall"] for m in board.methods if m in board.scored}
     assert [m for m, e in entries.items() if e.worst] == ["sinks"]
     assert entries["full"].best
-    assert [m for m, e in entries.items() if e.differs] == ["int4", "sinks", "h2o"]
+    assert [m for m, e in entries.items() if e.differs] == ["sinks", "h2o"]  # 5 of 100 lost: p = 0.06
+    assert (entries["int4"].lost, entries["int4"].won, round(entries["int4"].p, 4)) == (5, 0, 0.0625)
     line = tables.headline(board)
     assert "100.0 %" in line
     assert "sinks loses most, 40.0 points" in line
@@ -178,7 +179,7 @@ def test_marks_and_headline(written, store):
 def test_figures_are_files_and_repeatable(written, store):
     names = {"accuracy-held", "accuracy-moved", "ms-context"}
     before = {name: (store.out / f"{name}.svg").read_text() for name in names}
-    assert {path.stem for path in written[2]} == names | {"report"}
+    assert {path.stem for path in written[2]} == names | {"report", "accuracy"}
     assert all((store.out / f"{name}.png").stat().st_size > 5000 for name in names)
     report.write(store, console=Console(file=io.StringIO(), width=80))
     assert before == {name: (store.out / f"{name}.svg").read_text() for name in names}
@@ -200,14 +201,14 @@ def test_labels_are_kept_apart():
 
 
 def test_paired_differences():
-    gap, error = tables.paired([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0])
+    gap, error = statistics.paired([1.0, 1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0])
     assert gap == pytest.approx(0.25)
     assert error == pytest.approx(0.25)
-    gap, error = tables.paired([[-11.0, 10], [-23.0, 20]], [[-10.0, 10], [-20.0, 20]])
+    gap, error = statistics.paired([[-11.0, 10], [-23.0, 20]], [[-10.0, 10], [-20.0, 20]])
     assert gap == pytest.approx(-4 / 30)
     assert error > 0
-    assert tables.paired([1.0], [1.0]) is None
-    assert tables.paired(["a", "b"], ["a", "b"]) is None
+    assert statistics.paired([1.0], [1.0]) is None
+    assert statistics.paired(["a", "b"], ["a", "b"]) is None
 
 
 def test_sizes():

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
+import subprocess
+import sys
 import time
+import urllib.request
+import uuid
 
 import pytest
 
 from eval.core.digests import digest
 from eval.core.errors import Problem, one_line
+from eval.core.files import write_json
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
-from eval.core.results import Store, write_json
+from eval.core.merge import merge
+from eval.core.results import Store
 
 
 def cell(method="full", task="recall", config=None, **more):
@@ -73,7 +80,7 @@ def test_writing_is_all_or_nothing(store, monkeypatch):
     write_json(path, {"a": 1})
     with pytest.raises(TypeError):
         write_json(path, {"a": object()})
-    monkeypatch.setattr("eval.core.results.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("eval.core.files.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
@@ -126,3 +133,211 @@ def test_digests_and_lines(tmp_path):
     assert one_line("a\nb  c") == "a b c"
     assert len(one_line("x" * 1000)) == 300
     assert one_line(ValueError()) == "ValueError"
+
+
+# several runs
+
+
+def saves(out: str, name: str) -> None:
+    for number in range(40):
+        Store(out).prepare()
+        Store(out).save(cell(f"{name}{number}"))
+
+
+def test_runs_into_one_folder_take_nothing_from_each_other(tmp_path):
+    """Every one prepares the folder again and again while others write."""
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=saves, args=(str(tmp_path), name))
+        for name in "abc"
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(list(Store(tmp_path).records())) == 120
+
+
+# the index
+
+
+@pytest.fixture
+def many(store):
+    """A store of 60 cells, and how many of them were read since it was last asked."""
+    for number in range(60):
+        store.save(cell(f"m{number}", values={"acc": [0.0]}))
+    true_read, read = store.files.read, []
+    store.files.read = lambda name: read.append(name) or true_read(name)
+
+    def reads() -> int:
+        count = len(read)
+        read.clear()
+        return count
+
+    return store, reads
+
+
+def test_a_summary_reads_no_cell_twice(many):
+    store, reads = many
+    first = store.summaries()
+    assert reads() == 60 and "values" not in first[0] and first[0]["metrics"]
+    assert store.summaries() == first and reads() == 0
+    assert [one["method"] for one in first] == [one["method"] for one in store.records()]
+
+
+def test_the_index_follows_what_others_do(many):
+    """A cell that is new, made again or gone, and an index that is gone, damaged or of another kind."""
+    store, reads = many
+    store.summaries()
+    reads()
+    again = cell("m7")
+    again["metrics"][0]["value"] = 0.75
+    store.save(again)
+    store.save(cell("new"))
+    store.path("m", "m8", "recall").unlink()
+    store.path("m", "m9", "recall").write_text("{")
+    found = {one["method"]: one["metrics"][0]["value"] for one in store.summaries()}
+    assert reads() == 3
+    assert found["m7"] == 0.75 and "new" in found and not {"m8", "m9"} & set(found)
+    assert len(store.lines) == 1 and "damaged" in store.lines[0]
+    for text in (None, "", "[]", "{", '{"cells": {"a": 1}}', '{"configs": 3, "cells": {"a": ["", {}]}}'):
+        index = store.out / ".index.json"
+        index.unlink() if text is None else index.write_text(text)
+        assert {one["method"]: one["metrics"][0]["value"] for one in store.summaries()} == found
+    wanted = [Cell("m", "m7", "recall", {"limit": 4}), Cell("m", "m7", "recall", {"limit": 5})]
+    assert store.missing([*wanted, Cell("m", "m8", "recall", {"limit": 4})])[0] == wanted[1]
+    assert len(store.missing([*wanted, Cell("m", "m8", "recall", {"limit": 4})])) == 2
+
+
+# folders elsewhere
+
+
+def test_a_folder_of_fsspec(tmp_path):
+    where = f"memory://{uuid.uuid4().hex}/study"
+    first = Store(where)
+    first.prepare()
+    first.save(cell())
+    write_json(first.out / "run.json", {"command": "x"})
+    first.write_tables()
+    first.publish()
+    again = Store(where)
+    again.prepare()
+    assert again.load(Cell("m", "full", "recall", {"limit": 4}))["metrics"]
+    assert again.missing([Cell("m", "full", "recall", {"limit": 4})]) == []
+    assert json.loads(again.home.read("summary.json"))[0]["value"] == 0.5
+    assert json.loads((again.out / "run.json").read_text()) == {"command": "x"}
+    assert first.out != again.out and first.files.names().keys() == again.files.names().keys()
+    place = first.out
+    del first
+    assert not place.exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [("nowhere://x/y", "nowhere"), ("http://127.0.0.1:9/x", "cannot be written")],
+)
+def test_an_address_that_cannot_be(where, said):
+    with pytest.raises(Problem, match=said) as raised:
+        Store(where).prepare()
+    assert str(raised.value).startswith(f"--out {where}: ") and "\n" not in str(raised.value)
+
+
+@pytest.fixture
+def bucket(monkeypatch):
+    """An address on a server on loopback that speaks S3's protocol."""
+    for package in ("s3fs", "moto"):
+        pytest.importorskip(package, reason=f"{package} is not installed: S3's protocol is not tried")
+    script = "from moto.server import ThreadedMotoServer as S; "
+    script += "s = S(ip_address='127.0.0.1', port=0, verbose=False); s.start(); "
+    script += "print(s.get_host_and_port()[1], flush=True); import sys; sys.stdin.read()"
+    server = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    port = int(server.stdout.readline())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/cells", method="PUT"))
+    yield "s3://cells/study"
+    server.stdin.close()
+    server.wait(20)
+
+
+def test_the_protocol_of_s3(bucket):
+    store = Store(bucket)
+    store.prepare()
+    for method in ("full", "h2o:budget=0.2"):
+        store.save(cell(method))
+    store.write_tables()
+    store.publish()
+    again = Store(bucket)
+    again.prepare()
+    assert again.load(Cell("m", "h2o:budget=0.2", "recall", {"limit": 4}))["metrics"]
+    assert [one["method"] for one in again.summaries()] == ["full", "h2o:budget=0.2"]
+    changed = cell("full", config={"limit": 8})
+    store.save(changed)
+    assert len(again.missing([Cell("m", "full", "recall", {"limit": 4})])) == 1
+    assert json.loads(again.home.read("summary.json"))
+    with pytest.raises(Problem, match="cannot be written"):
+        Store("s3://nobodys/study").prepare()
+
+
+# merging
+
+
+@pytest.fixture
+def halves(tmp_path):
+    """Two folders that share a cell, made at other times and in other seconds."""
+    stores = [Store(tmp_path / name) for name in ("a", "b", "c")]
+    for store in stores:
+        store.prepare()
+    stores[0].save(cell("full", made="2026-01-01", seconds=1.0))
+    stores[0].save(cell("int8"))
+    stores[1].save(cell("full", made="2026-02-02", seconds=2.0))
+    stores[1].save(cell("int4"))
+    return stores
+
+
+def test_halves_are_merged(halves):
+    a, b, c = halves
+    assert merge([a.where, b.where], c, pytest.fail) == (3, 3)
+    assert {one["method"] for one in c.records()} == {"full", "int8", "int4"}
+    assert c.load(Cell("m", "full", "recall", {"limit": 4}))["made"] == "2026-01-01"
+    assert merge([a.where, b.where], c, pytest.fail) == (0, 3)  # again: nothing is new
+    assert merge([b.where], a, pytest.fail) == (1, 3)
+    elsewhere = Store(f"memory://{uuid.uuid4().hex}")
+    elsewhere.prepare()
+    assert merge([c.where], elsewhere, pytest.fail) == (3, 3)
+
+
+def change(field: str):
+    def config(one):
+        one["config"] = {"limit": 5}
+
+    def metrics(one):
+        one["metrics"][0]["value"] = 0.6
+
+    def rows(one):
+        one["rows"] = [{"decode_ms": 1.0}]
+
+    return locals()[field]
+
+
+@pytest.mark.parametrize(
+    ("field", "said"), [("config", "limit 5, not 4"), ("metrics", "other metrics"), ("rows", "other rows")]
+)
+def test_cells_that_differ_are_refused_with_both_paths(halves, field, said):
+    a, b, c = halves
+    other = cell("full")
+    change(field)(other)
+    b.save(other)
+    with pytest.raises(Problem, match=said) as raised:
+        merge([a.where, b.where], c, pytest.fail)
+    for store in (a, b):
+        assert str(store.path("m", "full", "recall")) in str(raised.value)
+    assert not c.files.names()

@@ -31,6 +31,10 @@ REASONS = {  # the closed list: letter -> (how its one line is known, what the p
     "e": ("of its own", "serves models that do nothing of their own with K, V and masks"),
     "f": ("forgets its text", "wants the prompt in one pass where the model's own states forget the text at "
           "a later pass of several tokens"),
+    "g": ("reads the prompt again", "has the prompt read again, where states or latents are held beside keys "
+          "and values"),
+    "h": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
+          "latent"),
 }  # fmt: skip
 
 
@@ -203,9 +207,10 @@ def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
 
 
 TAIL = """
-`fp8` and `offload+int4` round whatever they hold, so they have no such setting; they hold to their definition
-wherever `int8` and `offload` are equal. `padded` runs in a graph of its own, which knows layers that see
-its newest tokens, all of them, without soft caps and sink scores; others are refused.
+`fp8`, `offload+int4`, `infinigen+int4` and `quest+int8` round whatever they hold, so they have no such
+setting; they hold to their definition wherever `int8` and what fetches are equal. `padded` runs in a graph of
+its own, which knows layers that see its newest tokens, all of them, without soft caps and sink scores;
+others are refused.
 
 A model that is not on this page is tried when a cache is made for it: its layers' kinds and masks first,
 then a random twin of its configuration class, made small, against its own cache. `kvlab doctor --model NAME`

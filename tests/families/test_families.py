@@ -1,6 +1,7 @@
 """Families and methods: equal to the model's own cache, or refused in one line."""
 
 import copy
+import shutil
 from functools import cache
 
 import pytest
@@ -24,8 +25,8 @@ from families.table import (
     refusals,
     texts,
 )  # fmt: skip
-from kvlab.models import blocks_of, query_of
-from kvlab.twin import LISTED, outputs
+from kvlab.models import EMBEDDED, LISTED, blocks_of, query_of
+from kvlab.twin import outputs
 
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
 found = cache(find)  # a row is worked out once
@@ -34,10 +35,11 @@ found = cache(find)  # a row is worked out once
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
-    allowed = {"=", "b"} if name in LATENT else {"=", "a"}
+    allowed = {"=", "b", "g"} if name in LATENT else {"=", "a", "g"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(SPECS)
-    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=b"}
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bg"}
     assert kinds <= {"kivi"}
+    assert {method for method, cell in row.cells.items() if cell == "g"} <= {"kvzip"}
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
 
@@ -74,6 +76,7 @@ def test_a_budget_above_the_window_gives_nothing_up(name):
     "full", "static:length=80", "paged:block=5", "int4:sinks=4", "fp8", "sinks:budget=5", "h2o:budget=5",
     "snapkv:budget=5,window=3", "tova:budget=5", "topk:budget=3", "topk:budget=3,link=1e12",
     "offload:link=1e12", "infinigen:budget=3,full_layers=1", "uvm+h2o:budget=5",
+    "adakv:of=h2o,budget=5", "adakv:budget=5", "kvzip:budget=5",
     "infinigen:budget=3,full_layers=1,pool=5,link=1e12",
 ])  # fmt: skip
 def test_no_more_than_the_window_is_held(spec):
@@ -241,6 +244,24 @@ def test_a_refused_model_attends_as_before(name):
     found = kvlab.decode(own, ids, kvlab.make_cache(own, "recompute"), 5).tokens
     assert torch.equal(found, expected[:, PROMPT:])
     assert torch.equal(own.generate(ids, **said), expected)
+
+
+@pytest.mark.parametrize("name", ["Doge", "MiniMax", "Gemma 3n"])
+def test_a_refused_model_that_was_loaded_works_as_in_transformers(name, tmp_path):
+    """Before a cache was asked for, and after."""
+    own, ids, said = refused(name).eval(), texts()[0][:1, :PROMPT], {"max_new_tokens": 5, "do_sample": False}
+    own.save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED["workshop"] / file, tmp_path)
+    model, _ = kvlab.load(tmp_path, device="cpu")
+    expected = own.generate(ids, **said)
+    assert torch.equal(model.generate(ids, **said), expected)
+    with pytest.raises(ValueError, match=REFUSED[name][2]):
+        kvlab.make_cache(model, "full")
+    assert torch.equal(model.generate(ids, **said), expected)
+    with pytest.raises(ValueError, match=REFUSED[name][2]):  # also where somebody has prepared it
+        kvlab.make_cache(kvlab.prepare(model), "full")
+    assert torch.equal(model.generate(ids, **said), expected)
 
 
 def test_a_forgetful_prompt_in_chunks_is_refused_before_it_begins():

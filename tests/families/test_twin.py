@@ -6,8 +6,9 @@ from transformers import AutoConfig
 
 from families.models import family
 from kvlab import Stepper, make_cache
+from kvlab.models import LISTED
 from kvlab.models.shrunk import once
-from kvlab.twin import LISTED, differs, row
+from kvlab.twin import differs, row
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
@@ -28,14 +29,42 @@ def test_a_listed_type_of_real_size_is_served(kind):
     assert differs(AutoConfig.for_model(kind, **REAL.get(kind, {}))) is None
 
 
-@pytest.mark.parametrize("kind", ["youtu", "modernbert-decoder", "laguna", "kimi_linear", "nemotron", "fuyu"])
+EXPERTS = {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6}
+
+
+@pytest.mark.parametrize("kind", [
+    "youtu", "modernbert-decoder", "laguna", "kimi_linear", "nemotron", "fuyu", "zamba", "zamba2", "zaya",
+    "longcat_flash", "dots1",
+])  # fmt: skip
 def test_types_that_nobody_listed_are_served(kind):
-    assert differs(AutoConfig.for_model(kind)) is None
+    assert differs(AutoConfig.for_model(kind, **(EXPERTS if kind == "dots1" else {}))) is None
+
+
+REASONS = {
+    "dots3_note": "it caches in a DynamicIndexedLayer, which kvlab does not know",
+    "gemma4_text": "it has heads of its own, in number or size, in some layers",
+    "gemma4": "it shares keys and values between layers in a way of its own",
+    "mimo_v2_flash": "it does something of its own with K and V (ValueError: layer 1: K has 6 heads",
+    "blt": "transformers makes no cache from its configuration alone (AttributeError: 'BltConfig'",
+}
+
+
+@pytest.mark.parametrize("kind", REASONS)
+def test_a_refusal_says_what_the_model_does(kind):
+    changes = {"num_kv_shared_layers": 0} if kind == "gemma4_text" else {}
+    config = AutoConfig.for_model(kind, **changes)
+    if kind == "gemma4":
+        config.text_config.num_kv_shared_layers = 10
+    assert differs(config).startswith(REASONS[kind])
+    with pytest.raises(ValueError) as refused:
+        row(config, make_cache)
+    assert REASONS[kind] in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
     """Such a model is refused, too: nobody has seen that it is right."""
-    assert differs(AutoConfig.for_model("blt")).startswith("it could not be tried: no tiny model of its")
+    untried = differs(AutoConfig.for_model("phi4_multimodal"))
+    assert untried.startswith("it could not be tried: no tiny model of its class runs (ValueError: shrunk")
 
 
 def test_the_doctor_tries_a_real_configuration():

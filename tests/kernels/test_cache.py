@@ -17,7 +17,7 @@ from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
+from kvlab.store import Exact, Float8, Growing, Int, Roomy, Rotated, Static
 
 packed = importlib.import_module("kvlab.kernels.attend")
 
@@ -25,6 +25,9 @@ FITTING = {
     "int8": {"store": Int(8)},
     "int4": {"store": Int(4, 16)},
     "fp8": {"store": Float8()},
+    "rotated": {"store": Rotated(Int(4))},
+    "rotated keys": {"store": Growing(Rotated(Int(8), True), Int(8))},
+    "rotated topk": {"store": Rotated(Int(8), True), "place": Host(TopK(9))},
     "static": {"store": Static(40, Int(8))},
     "sinks": {"store": Int(8), "keep": Sinks(9)},
     "topk": {"store": Int(8), "place": Host(TopK(9))},
@@ -131,7 +134,7 @@ def as_on_a_gpu(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
-@pytest.mark.parametrize("name", ["int8", "int4", "static", "offload"])
+@pytest.mark.parametrize("name", ["int8", "int4", "rotated", "rotated keys", "static", "offload"])
 def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monkeypatch):
     model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
     found = decoded(model, FITTING[name], prompts)

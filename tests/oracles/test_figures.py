@@ -3,6 +3,7 @@
 The texts are named as in docs/sources.md.
 """
 
+import itertools
 import math
 
 import pytest
@@ -10,13 +11,18 @@ import pytest
 from kvlab.arithmetic import (
     MACHINES,
     SHAPES,
+    TIERS,
+    batch_that_fits,
+    bus_bandwidth,
     decode_flops,
     kv_bytes,
     kv_bytes_per_token,
+    kv_share,
     kv_to_weights,
     padded_buffer_bytes,
     prefill_flops,
     required_bandwidth,
+    throughput,
     tokens_that_fit,
     weight_bytes,
 )
@@ -163,7 +169,41 @@ def test_allenlu2009s_flops_of_a_decode_step():
     assert decode_flops(shape, past + 1, batch=b) == printed
 
 
+def test_memory_tiers():
+    """Errata: the smartphone's LP5-8500 of 64 bits gives 68 GB/s (printed 50, which is LPDDR5-6400), and its
+    flash holds 512 GB, not TB. What the A100's 108 multiprocessors at 1.41 GHz multiply to is as printed."""
+    a100, phone, rtx = TIERS["A100"], TIERS["smartphone"], TIERS["RTX 4070 Ti"]
+    printed = [(20e6, 19e12), (40e9, 1.5e12), (1e12, 12.8e9)]
+    assert [(one.size, one.bandwidth) for one in a100.values()] == printed
+    assert math.floor(108 * 192 * 1024 / 1e6) == 21  # MB, printed 20: MiB, and 20.25 of them
+    assert math.floor(108 * 128 * 1.41e9 / 1e12) == 19  # TB/s: 128 bytes per clock each
+    assert prints(108 * 4 * 256 * 2 * 1.41e9 / 1e12, "312")  # fp16 TFLOP/s: four tensor cores each, 256 FMA
+    assert prints(bus_bandwidth(64, 1.6e9) / 1e9, "12.8") and a100["host DRAM"].bandwidth == 12.8e9
+    assert bus_bandwidth(64, 8.5e9) == phone["LPDDR5"].bandwidth == 68e9
+    assert prints(bus_bandwidth(64, 6.4e9) / 1e9, "51")
+    assert prints(bus_bandwidth(192, 21e9) / 1e9, "504") and rtx["GDDR6X"].bandwidth == 504e9
+    assert prints(7680 * 2 * 2.61e9 / 1e12, "40")  # its fp32 TFLOP/s
+
+
+def test_where_a_cache_fits():
+    """On the chip there is room for 38 tokens of Llama-2-7B: a step reads its cache from further away."""
+    llama = SHAPES["Llama-2-7B"]
+    assert tokens_that_fit(llama, TIERS["A100"]["SRAM"].size) == 38
+    read = {name: 1e3 * kv_bytes(llama, 4096) / one.bandwidth for name, one in TIERS["A100"].items()}
+    assert prints(read["HBM"], "1.4") and prints(read["host DRAM"], "168")  # ms
+    assert prints(1e3 * kv_bytes(llama, 4096) / TIERS["smartphone"]["LPDDR5"].bandwidth, "32")
+
+
 # KV Cache (n.d.)
+
+
+def test_the_printed_steps():
+    """Erratum: "step 4, for generating the word *deep*, we feed only *uses*": that is their step 3."""
+    prompt = "Large language models are recent advances in deep learning"
+    words = [",", " which", " uses", " deep", " neural", " networks", " to", " learn", " to"]
+    printed = [prompt + "".join(words[:step]) for step in range(10)]  # what each step is fed, without a cache
+    step = next(at for at, text in enumerate(printed) if text.endswith(" uses"))
+    assert step == 3 and printed[step + 1].endswith(" deep")
 
 
 def test_the_steps_of_a_prefill():
@@ -217,3 +257,33 @@ def test_shares_of_device_memory():
     gpt3 = SHAPES["GPT-3"]
     assert kv_to_weights(gpt3, 6 * gpt3.hidden) == 1 and 6 * gpt3.hidden == 73_728
     assert prints(100 * (1 - weight_bytes(gpt3) / (8 * 80e9)), "45")  # of eight such devices
+    # Beside 16-bit weights it is also what 64 rows of 2,048 tokens take: 131,072 tokens.
+    assert prints(100 * kv_share(SHAPES["Llama-7B"], 2048, batch=64), "84")
+    assert kv_share(gpt3, 6 * gpt3.hidden) == pytest.approx(0.5, abs=0.001)
+
+
+def test_throughput_against_the_batch_to_the_end_of_memory():
+    """A smaller cache allows a larger batch, and that improves the ratio of computation to memory: half the
+    bits, twice the rows, and twice the tokens per second, on 80 GB."""
+    llama, machine = SHAPES["Llama-7B"], MACHINES["A100-PCIe4"]
+    most = {bits: batch_that_fits(llama, 80e9, 2048, bits) for bits in (16, 8, 4)}
+    assert most == {16: 62, 8: 124, 4: 249}
+    at_the_end = {bits: throughput(machine, llama, 2048, rows, bits) for bits, rows in most.items()}
+    assert at_the_end[8] / at_the_end[16] == pytest.approx(2, abs=0.01)
+    assert [round(value) for value in at_the_end.values()] == [1505, 3010, 6024]
+    # More rows gain ever less: where the cache is read alone, its bytes are the limit.
+    limit = machine.memory / kv_bytes(llama, 2048)
+    curve = [throughput(machine, llama, 2048, rows) for rows in range(1, 63)]
+    gains = [later - one for one, later in itertools.pairwise(curve)]
+    assert all(0 < later < one for one, later in itertools.pairwise(gains))
+    assert 0.8 * limit < curve[-1] < limit
+    # It ends at 84 % for every width, since the cache fills what the weights leave.
+    assert all(prints(100 * kv_share(llama, 2048, rows, bits), "84") for bits, rows in most.items())
+    assert batch_that_fits(SHAPES["Llama-70B-MHA"], 80e9, 2048) == 0  # the weights alone do not fit
+
+
+def test_llama_70b_and_the_operations_of_a_token():
+    """140e9 is right twice: 2 bytes, and 2 operations, for each of 70e9 parameters. 70e12 is neither."""
+    llama = SHAPES["Llama-2-70B"]
+    assert 2 * 70e9 == 140e9
+    assert decode_flops(llama, 1) == pytest.approx(2 * weight_bytes(llama, bits=8), rel=1e-3)

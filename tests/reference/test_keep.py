@@ -6,6 +6,8 @@ positions of the pass's own tokens; present: what each KV head held, and these; 
 saw of them.
 """
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -152,8 +154,160 @@ def by_keynorm(budget):
     return by_keys(budget, lambda keys, head, limit: keep.keynorm(keys, limit))
 
 
+def by_lagkv(budget, lag, first):
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+        block = lag if lag > 1 else max(2, keep.budget(lag, limit))
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            return [
+                [
+                    mine[i]
+                    for i in keep.lagkv(
+                        row.keys[head, mine].double(), row.values[head, mine].double(),
+                        min(limit, len(mine)), block, sum(token < first for token in mine),
+                    )
+                ]
+                for head, mine in enumerate(present)
+            ]  # fmt: skip
+
+        return follow
+
+    return start
+
+
+def by_expected(budget, future, first):
+    """Llama's frequencies: its model rotates nothing here, but says how it would."""
+
+    def start(row):
+        limit, width = keep.budget(budget, row.prompt), row.keys.shape[-1]
+        frequencies = [10000.0 ** (-2 * i / width) for i in range(width // 2)]
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            return [
+                keep.expected(
+                    row.query[row.group(head), : row.prompt], row.keys[head, : row.prompt],
+                    row.values[head, : row.prompt], frequencies, row.scaling, future,
+                    min(limit, len(mine)), first,
+                )
+                for head, mine in enumerate(present)
+            ]  # fmt: skip
+
+        return follow
+
+    return start
+
+
 def by_random(budget, seed=0):
     return by_keys(budget, lambda keys, head, limit: keep.random(len(keys), head, 0, seed, limit))
+
+
+def by_adakv(budget, scored, after, safeguard=0.2):
+    """scored(row, head, new, mine) -> a score for each of `mine`; after(limit, share, row) -> how a head goes
+    on within its share, made once for every head: (head, new, mine, over) -> what it holds."""
+
+    def start(row):
+        limit, heads = keep.budget(budget, row.prompt), []
+
+        def held_after(new, present, attended):
+            if new[0] == 0:
+                scores = [scored(row, head, new, mine) for head, mine in enumerate(present)]
+                heads[:] = [after(limit, share, row) for share in keep.adakv(scores, limit, safeguard)]
+            return [
+                one(head, new, mine, over)
+                for head, (one, mine, over) in enumerate(zip(heads, present, attended, strict=True))
+            ]
+
+        return held_after
+
+    return start
+
+
+def snapkv_score(window, kernel):
+    def scored(row, head, new, mine):
+        votes, reach = list(row.given(head, new, mine, window).values()), kernel // 2
+        earlier = votes[: max(0, len(votes) - window)]
+        pooled = [max(earlier[max(0, at - reach) : at + reach + 1]) for at in range(len(earlier))]
+        return pooled + [window + 1.0 + at for at in range(len(earlier), len(votes))]
+
+    def after(limit, share, row):
+        def go_on(head, new, mine, over):
+            if new[0] > 0:
+                return mine
+            votes = list(row.given(head, new, over, window).values())
+            return keep.snapkv(votes, share, window, kernel)
+
+        return go_on
+
+    return scored, after
+
+
+def h2o_score(budget, recent):
+    def scored(row, head, new, mine):
+        given, first = row.given(head, new, mine), len(mine) - int(keep.budget(budget, row.prompt) * recent)
+        return [float("inf") if token >= first else weight for token, weight in given.items()]
+
+    def after(limit, share, row):
+        acc, part = {}, (int(limit * recent) + 0.25) / share  # the window is part of an even share
+
+        def go_on(head, new, mine, over):
+            given = row.given(head, new, over)
+            before = {token: total for token, total in acc.items() if token in mine}
+            left = keep.h2o(before, {token: given.get(token, 0.0) for token in mine}, share, part)
+            acc.clear()
+            acc.update(left)
+            return list(acc)
+
+        return go_on
+
+    return scored, after
+
+
+def keydiff_score():
+    def scored(row, head, new, mine):
+        units = [key / key.norm() for key in row.keys[head, mine].double()]
+        anchor = sum(units) / len(units)
+        return [-float(unit @ anchor / anchor.norm()) for unit in units]
+
+    def after(limit, share, row):
+        return lambda head, new, mine, over: (
+            mine if new[0] > 0 else [mine[i] for i in keep.keydiff(row.keys[head, mine].double(), share)]
+        )
+
+    return scored, after
+
+
+ADAPTIVE = {
+    "adakv:of=keydiff,budget=0.3": by_adakv(0.3, *keydiff_score()),
+    "adakv:of=keydiff,budget=9,safeguard=0": by_adakv(9, *keydiff_score(), safeguard=0),
+    "adakv:of=keydiff,budget=0.3,safeguard=1": by_keydiff(0.3),
+    "adakv:budget=20": by_adakv(20, *snapkv_score(16, 5)),
+    "adakv:budget=7": by_snapkv(7, 16, 5),  # less than the window: the same for all heads
+    "adakv:of=h2o,budget=0.4,safeguard=0.5": by_adakv(0.4, *h2o_score(0.4, 0.5), safeguard=0.5),
+}
+
+
+@pytest.mark.parametrize("passes", [(1,) * STEPS, MIXED], ids=["steps", "mixed"])
+@pytest.mark.parametrize("spec", ADAPTIVE)
+def test_heads_of_different_lengths(spec, passes):
+    check(Driven(spec, passes=passes, head_dim=20).run(), ADAPTIVE[spec])
+
+
+@pytest.mark.parametrize("head_dim, group", [(80, 1), (96, 3)])
+def test_heads_of_different_lengths_and_other_head_dimensions(head_dim, group):
+    run = Driven("adakv:of=h2o,budget=11", (39, 29, 15), head_dim=head_dim, group=group, seed=2).run()
+    check(run, by_adakv(11, *h2o_score(11, 0.5)))
+    assert any(len(row[0]) != len(row[1]) for row in run.seen[0][0].kept)
+
+
+def test_heads_of_different_lengths_under_a_window():
+    """What leaves a window leaves every head that holds it."""
+    run = Driven("adakv:of=keydiff,budget=5", (33, 12), window=9, passes=MIXED).run()
+    check(run, by_adakv(5, *keydiff_score()))
 
 
 KEEPS = {
@@ -168,6 +322,11 @@ KEEPS = {
     "snapkv:budget=5,window=8,kernel=1": by_snapkv(5, 8, 1),
     "tova:budget=0.3": by_tova(0.3),
     "tova:budget=9": by_tova(9),
+    "lagkv:budget=0.4,lag=3,sinks=2": by_lagkv(0.4, 3, 2),
+    "lagkv:budget=0.7": by_lagkv(0.7, 0.25, 4),
+    "lagkv:budget=4,lag=4,sinks=5": by_lagkv(4, 4, 5),
+    "expected:budget=0.3,future=40,sinks=2": by_expected(0.3, 40, 2),
+    "expected:budget=9": by_expected(9, 512, 4),
     "keydiff:budget=0.3": by_keydiff(0.3),
     "keydiff:budget=9": by_keydiff(9),
     "keynorm:budget=0.3": by_keynorm(0.3),
@@ -188,6 +347,8 @@ OTHERS = {
     "h2o:budget=13": by_h2o(13, 0.5),
     "snapkv:budget=13,window=3": by_snapkv(13, 3, 5),
     "tova:budget=13": by_tova(13),
+    "lagkv:budget=13,lag=4": by_lagkv(13, 4, 4),
+    "expected:budget=13,future=7": by_expected(13, 7, 4),
     "keydiff:budget=13": by_keydiff(13),
     "keynorm:budget=13": by_keynorm(13),
 }
@@ -234,6 +395,7 @@ WINDOWED = {
     "tova:budget=5": by_tova(5),
     "snapkv:budget=6,window=4": by_snapkv(6, 4, 5),
     "sinks:budget=5": by_sinks(5, 4),
+    "lagkv:budget=7,lag=2,sinks=1": by_lagkv(7, 2, 1),
 }
 
 
@@ -275,6 +437,12 @@ def test_definitions_by_hand():
     left = {policy: {*last} - {*keep.pool(last, count, policy, 4)} for policy in ("fifo", "lru", "counter")}
     assert left == {"fifo": {0}, "lru": {3}, "counter": {4}}
     assert keep.pool(last, count, "lru", 1) == [8]
+    scores = [[0.9, 0.8, 0.7, 0.6], [0.2, 0.1, 0.1, 0.0]]
+    assert [keep.adakv(scores, 2, part) for part in (0, 1)] == [[3, 1], [2, 2]]
+    assert keep.kvzip([[0, 0.9, 0.8, 0.7, 0], [0, 0.1, 0.2, 0.1, 0]], 6, 1) == [[0, 1, 2, 4], [0, 4]]
+    query, keys = torch.tensor([[[1.0], [2.0]]]), torch.tensor([[0.0], [1.0], [2.0], [0.0], [1.0]])
+    half = keep.kvzip_score(query, keys, [0, 1, 2], range(1, 2), 1.0, 1)[1]  # sees token 0, 1 and what is fed
+    assert half == pytest.approx(max(math.e / (2 + math.e), math.e**2 / (2 + 2 * math.e**2)))
     assert attention.seen(3) == [0, 1, 2, 3] and attention.seen(3, 2) == [2, 3]
     assert [attention.kv_head(head, 6, 2) for head in range(6)] == [0, 0, 0, 1, 1, 1]
 

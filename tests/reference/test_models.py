@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from reference.driven import model_of
-from tiny import left_padded, prompt
+from tiny import left_padded, prompt, tiny
 from transformers import AttentionInterface, AttentionMaskInterface
 
 import kvlab
 from kvlab.attention import recorded
 from kvlab.models import calibration_ids
-from kvlab.reference import attention, static_graph, store
+from kvlab.reference import attention, keep, static_graph, store
 from kvlab.static_graph.kv_manager import POLICIES, KVManager
 
 LENGTH = 23  # S of the static graph
@@ -139,3 +139,70 @@ def test_definitions_by_hand():
     assert static_graph.ring(2, 5) == [0, 1, -1, -1] and static_graph.ring(6, 5) == [4, 5, 2, 3]
     errors = static_graph.requantized(torch.tensor([[[127.0, 1.4]], [[127.0, -0.4]]]), 3)
     assert errors[0] == pytest.approx((0.32 / (2 * 127**2 + 1.4**2 + 0.4**2)) ** 0.5)
+
+
+# KVzip reads a prompt twice: what stays, by the definition.
+
+
+def again_by_definition(model, ids, budget, chunk, first, over="model"):
+    """What one prompt `[1, tokens]` leaves, by layer and head: the model reads prompt and chunk without a
+    cache, and the definition looks at what every layer's attention was given."""
+    tokens, scores = ids.shape[1], {}
+    for start in range(0, tokens, chunk):
+        span = range(start, min(start + chunk, tokens))
+        read = torch.cat([ids, ids[:, max(0, start - 8) : span.stop]], 1)
+        for layer, given in enumerate(recorded(model, read)):
+            heads = given.keys.shape[1]
+            query = given.query[0, :, tokens:].unflatten(0, (heads, -1)).double()
+            for head in range(heads):
+                mine = scores.setdefault((layer, head), [0.0] * tokens)
+                seen = query[head], given.keys[0, head].double(), list(range(tokens)), span
+                for token, score in keep.kvzip_score(*seen, given.scaling, first).items():
+                    mine[token] = score
+    share = keep.budget(budget, tokens)
+    group_of = {"model": lambda at: 0, "layer": lambda at: at[0], "head": lambda at: at}[over]
+    held = {}
+    for group in {group_of(at) for at in scores}:
+        members = [at for at in scores if group_of(at) == group]
+        kept = keep.kvzip([scores[at] for at in members], share * len(members), first)
+        held.update(zip(members, kept, strict=True))
+    return held
+
+
+def held_by_head(cache, row):
+    """{(layer, head): positions held} of a row."""
+    return {
+        (layer.order, head): [p for p in held if p >= 0]
+        for layer in cache.attending
+        for head, held in enumerate(layer.positions[row].tolist())
+    }
+
+
+REREAD = {
+    "kvzip:budget=0.3": (0.3, 2000, 4, "model"),
+    "kvzip:budget=7,chunk=17,sinks=0": (7, 17, 0, "model"),
+    "kvzip:budget=0.5,chunk=16,sinks=2,over=layer": (0.5, 16, 2, "layer"),
+    "kvzip:budget=6,chunk=40,over=head": (6, 40, 4, "head"),
+}
+
+
+@pytest.mark.parametrize("family, shape", [
+    ("llama", {}),
+    ("llama", {"num_attention_heads": 6, "hidden_size": 66, "head_dim": 10}),
+    ("opt", {}),
+    ("qwen3", {"num_hidden_layers": 1}),
+])  # fmt: skip
+@pytest.mark.parametrize("spec", REREAD)
+def test_what_stays_of_a_prompt_that_is_read_again(family, shape, spec):
+    """Grouped queries, odd sizes, several chunks, a padded batch; and what is written later stays."""
+    model, sizes = tiny(family, **shape), (47, 9, 30)
+    prompts = [prompt(size, seed=size) for size in sizes]
+    expected = [again_by_definition(model, one, *REREAD[spec]) for one in prompts]
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(*left_padded(prompts))
+    assert [held_by_head(stepper.cache, row) for row in range(3)] == expected
+    for step in range(3):
+        stepper.feed(prompt(1, rows=3, seed=step))
+    for row, size in enumerate(sizes):
+        later = [size, size + 1, size + 2]
+        assert held_by_head(stepper.cache, row) == {at: [*held, *later] for at, held in expected[row].items()}

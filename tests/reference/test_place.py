@@ -13,7 +13,9 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import kvlab
 from kvlab.attention import recorded
+from kvlab.keep import H2O
 from kvlab.models import calibration_ids
+from kvlab.place import Host, Quest
 from kvlab.reference import keep, place
 
 MIXED = (1,) * 9 + (4,) + (1,) * 27
@@ -74,6 +76,26 @@ def by_infinigen(matrices, budget, alpha, ratio, variant="paper", everybody=None
     return start
 
 
+def by_quest(budget, page):
+    """Pages of all tokens seen, of which those that hold one still are ranked."""
+
+    def start(row):
+        def fetch(new, held):
+            (at,), found = new, []
+            count = place.page_count(keep.budget(budget, at + 1), page)
+            for head, past in enumerate(held):
+                here = sorted({token // page for token in [*past, at]})
+                keys = [row.keys[head, first * page : min(at + 1, (first + 1) * page)] for first in here]
+                pages = place.pages(row.query[row.group(head), at].double(), keys, row.scaling, count)
+                chosen = {here[i] for i in pages}
+                found.append([token for token in past if token // page in chosen])
+            return found
+
+        return fetch
+
+    return start
+
+
 def everything(row):
     return lambda new, held: held
 
@@ -90,6 +112,46 @@ def test_topk(budget, link):
 def test_topk_at_other_head_dimensions(head_dim):
     check(Driven("topk:budget=5", (29, 12), head_dim=head_dim).run(), keep_all, by_topk(5))
     check(Driven("topk:budget=5", (29, 12), head_dim=head_dim, group=1).run(), keep_all, by_topk(5))
+
+
+@pytest.mark.parametrize("link", ["", ",link=1e12"])
+@pytest.mark.parametrize("budget, page, head_dim", [(0.4, 3, 20), (17, 4, 80), (0.9, 1, 14), (1000, 5, 20)])
+def test_quest(budget, page, head_dim, link):
+    spec = f"quest:budget={budget},page={page},full_layers=1{link}"
+    run = Driven(spec, (33, 7), MIXED, layers=2, head_dim=head_dim).run()
+    check(run, keep_all, layer=0)
+    check(run, keep_all, by_quest(budget, page), layer=1)
+
+
+def test_quest_where_every_head_has_its_own_keys():
+    check(Driven("quest:budget=9,page=2,full_layers=0", group=1).run(), keep_all, by_quest(9, 2))
+
+
+def test_quest_over_what_h2o_keeps():
+    """Pages lose tokens, and those without any leave."""
+    made = {"keep": H2O(0.4, 0.5), "place": Host(Quest(6, 0, page=2))}
+    check(Driven(made, (33, 12)).run(), by_h2o(0.4, 0.5), by_quest(6, 2))
+
+
+@pytest.mark.parametrize("link", ["", ",link=1e12"])
+def test_quest_over_integers_fetches_the_same_pages_in_fewer_bytes(link):
+    run, exact = (
+        Driven(f"{name}:budget=0.4,page=3,full_layers=0{link}").run() for name in ("quest+int8", "quest")
+    )
+    size = place.token_bytes(20, 8, 1)
+    for seen, other in zip(run.seen[1:], exact.seen[1:], strict=True):
+        assert seen[0].attended == other[0].attended
+        slots = sum(len(head) - 1 for row in seen[0].attended for head in row)
+        assert seen[0].moved == place.moved(slots, 2, KV_HEADS, size)
+
+
+def test_infinigen_over_integers_fetches_the_same_tokens_in_fewer_bytes():
+    given = "budget=9,alpha=0.4,full_layers=1"
+    run, exact = (Driven(f"{name}:{given}", layers=2).run() for name in ("infinigen+int4", "infinigen"))
+    for seen, other in zip(run.seen[1:], exact.seen[1:], strict=True):
+        assert seen[1].attended == other[1].attended
+        slots = sum(len(head) - 1 for row in seen[1].attended for head in row)
+        assert seen[1].moved == place.moved(slots, 2, KV_HEADS, place.token_bytes(20, 4, 1))
 
 
 @pytest.mark.parametrize("spec, budget, alpha, ratio, head_dim", [
@@ -297,6 +359,11 @@ def test_definitions_by_hand():
     keys = torch.tensor([[1.0, 0], [0, 1], [3, 0], [0, -2]])
     assert place.topk(torch.tensor([[1.0, 0]]), keys, 1.0, 2) == [0, 2]
     assert place.topk(torch.tensor([[1.0, 0], [0, -2.0]]), keys, 1.0, 2) == [2, 3]
+    assert place.page_bound(torch.tensor([1.0, -2]), keys[:2]) == 1 and [
+        place.page_bound(torch.tensor(query), keys) for query in ([1.0, -2], [-1.0, 1])
+    ] == [7, 1]
+    assert place.pages(torch.tensor([[1.0, 0]]), [keys[:1], keys[1:2], keys[2:]], 1.0, 2) == [0, 2]
+    assert [place.page_count(tokens, 16) for tokens in (9, 63, 64, 1000)] == [3, 3, 4, 62]
     queries = torch.tensor([[[5.5, 4, 0, 0, 1, -3]], [[5.5, -4, 0, 0, 1, 3]]])
     held = torch.tensor([[0.0, 0, -3, 0.5, 0, 1], [0, 0, 3, -0.5, 0, 1]])
     sets = [place.columns(queries, held, 2, variant) for variant in ("paper", *OFFICIAL)]

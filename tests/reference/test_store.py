@@ -9,6 +9,7 @@ from reference.driven import Driven, check, keep_all
 
 from kvlab.reference import store
 from kvlab.store import BlockPool, Float8, Int, Paged
+from kvlab.store.codebook import levels
 
 CPU = torch.device("cpu")
 SIZES, LATER = (13, 6), (1,) * 40
@@ -31,8 +32,8 @@ def check_codes(run: Driven, quantize, bits: int | None = None) -> None:
         for side, x in enumerate((row.keys, row.values)):
             codes, numbers = quantize(x, row.prompt)
             if bits not in (None, 8):
-                packed = [[store.pack(t.int().tolist(), bits) for t in head] for head in codes]
-                codes = torch.tensor(packed)
+                pack = store.planes if 8 % bits else store.pack
+                codes = torch.tensor([[pack(t.int().tolist(), bits) for t in head] for head in codes])
             assert torch.equal(found[side][index, :, pad:].int(), codes.int())
             assert torch.equal(found[2 + side][index, :, pad:], numbers)
 
@@ -69,6 +70,9 @@ INTEGERS = [  # spec, what the definition is asked; at head dimensions that its 
     (96, "int4:symmetric=false,group=12", {"bits": 4, "symmetric": False, "group": 12}),
     (20, "int4:symmetric=false,scale=fp32", {"bits": 4, "symmetric": False, "rounded": float}),
     (20, "offload+int4:group=5,link=1e12", {"bits": 4, "group": 5}),
+    (96, "int5:group=32", {"bits": 5, "group": 32}),
+    (160, "int5:symmetric=false", {"bits": 5, "symmetric": False}),
+    (20, "int5:axis=channel", {"bits": 5, "axis": "channel"}),
 ]
 
 
@@ -97,6 +101,69 @@ def test_integers(head_dim, spec, how):
 def test_compiled_attention_at_a_head_dimension_that_is_no_power_of_two(bits, group):
     run = Driven(f"int{bits}:group={group}", SIZES, LATER, head_dim=96).run()
     check_format(run, lambda x, prompt: store.integers(x, prompt, bits, group=group), bits)
+
+
+ROTATED = [
+    (80, "int4:rotate=true", {"bits": 4}, False),
+    (96, "int8:rotate=signs,group=24", {"bits": 8, "group": 24}, True),
+    (160, "int4:rotate=signs", {"bits": 4}, True),
+    (96, "int4:rotate=true,group=32", {"bits": 4, "group": 32}, False),
+    (20, "int2:rotate=signs,symmetric=false", {"bits": 2, "symmetric": False}, True),
+    (20, "int4:rotate=true,axis=channel", {"bits": 4, "axis": "channel"}, False),
+    (20, "offload+int4:rotate=true,group=5,link=1e12", {"bits": 4, "group": 5}, False),
+]
+
+
+@pytest.mark.parametrize("head_dim, spec, how, signed", ROTATED, ids=[spec for _, spec, _, _ in ROTATED])
+def test_rotated_integers(head_dim, spec, how, signed):
+    signs = store.signs(head_dim) if signed else None
+    integers = lambda x, first: store.integers(x, first, **how)
+    run = Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run()
+    check_format(run, lambda x, first: store.rotated(x, first, integers, signs), how["bits"])
+
+
+FOURS = [
+    (80, "nvfp4", {"form": "nvfp4"}),
+    (20, "nvfp4:largest=4over6", {"form": "nvfp4", "four_or_six": True}),
+    (160, "nvfp4:largest=4over6", {"form": "nvfp4", "four_or_six": True}),
+    (80, "mxfp4", {"form": "mxfp4"}),
+    (96, "mxfp4", {"form": "mxfp4"}),
+]
+
+
+@pytest.mark.parametrize("head_dim, spec, how", FOURS, ids=[f"{spec}-{width}" for width, spec, _ in FOURS])
+def test_floats_of_four_bits(head_dim, spec, how):
+    def quantize(x, prompt):
+        codes, numbers = store.float4(x, prompt, **how)
+        return codes - 8, numbers
+
+    check_format(Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run(), quantize, 4)
+
+
+@pytest.mark.parametrize("head_dim, bits", [(80, 4), (96, 3), (160, 2), (20, 3)])
+def test_turboquant(head_dim, bits):
+    def quantize(x, prompt):
+        codes, numbers = store.codebook(x, prompt, levels(head_dim, bits))
+        return codes - 2 ** (bits - 1), numbers
+
+    signs = store.signs(head_dim)
+    run = Driven(f"turboquant:bits={bits}", SIZES, (1,) * 9, head_dim=head_dim).run()
+    check_format(run, lambda x, first: store.rotated(x, first, quantize, signs), bits)
+
+
+@pytest.mark.parametrize("head_dim, bits", [(8, 2), (20, 3), (64, 3), (128, 4)])
+def test_levels_are_those_of_lloyd_and_max(head_dim, bits):
+    found = levels(head_dim, bits)
+    assert torch.allclose(found, torch.tensor(store.nearest_means(found.tolist(), head_dim)), atol=3e-4)
+
+
+def test_keys_in_one_format_and_values_in_another():
+    run = Driven("mixed:k=int8,v=int4,group=5", SIZES, (1,) * 9, head_dim=20).run()
+    found = stored(run)[2:]
+    for index, row in enumerate(run.rows()):
+        for side, (x, bits) in enumerate(((row.keys, 8), (row.values, 4))):
+            numbers = store.integers(x, row.prompt, bits, group=5)[1]
+            assert torch.equal(found[side][index, :, run.longest - row.prompt :], numbers)
 
 
 FLOATS = [

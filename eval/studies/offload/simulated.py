@@ -1,7 +1,7 @@
 """Experiments with time that play a schedule: what the simulator says of larger models and machines.
 
-The published numbers are those of InfiniGen's evaluation (Lee et al. 2024) as a talk on it gives them (Gong,
-Yi and Zhang 2024): on an A6000 behind PCIe 3, beside FlexGen, which is `offload` here.
+The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers and the table of
+Longchat-7B as Gong, Yi and Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,178 @@
+"""Files: a folder by its address, on this machine or wherever fsspec reaches, and files written whole."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from .errors import Problem, one_line
+
+WRITING = ".writing-"  # how the name of a temporary file begins
+DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
+LOCAL = "file://"
+STAMPS = ("ETag", "etag", "LastModified", "mtime", "updated", "created")  # what changes when a file does
+
+
+def address(text: str) -> Path | str:
+    """A local folder as a Path, anything else as the address that fsspec takes (`s3://bucket/study`)."""
+    if text.startswith(LOCAL):
+        return Path(text.removeprefix(LOCAL))
+    return text.rstrip("/") if "://" in text else Path(text)
+
+
+def finite(value):
+    """NaN and infinities become None: they are not JSON, and a reader must not trip over them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+def as_json(data) -> bytes:
+    """The text of a JSON file."""
+    text = json.dumps(finite(data), indent=1, ensure_ascii=False, allow_nan=False)
+    return f"{text}\n".encode()
+
+
+def write_file(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: a temporary one in the same folder, flushed, then renamed. An OSError names
+    `path`, whichever of the two it came from."""
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    temporary = None
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=WRITING, suffix=path.suffix)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException as error:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror or one_line(error), str(path)) from error
+        raise
+
+
+def write_json(path: Path, data) -> None:
+    """Write JSON atomically."""
+    write_file(path, as_json(data))
+
+
+class Folder:
+    """A local folder of files."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def prepare(self) -> None:
+        """Make the folder and try a file in it; temporary files that are older than a day go, since younger
+        ones may be another run's. Raises OSError when it cannot be written."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=self.path, prefix=WRITING):
+            pass
+        for left in self.path.glob(f"{WRITING}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > DAY:
+                    left.unlink()
+
+    def names(self) -> dict[str, str]:
+        """{name: a stamp that is another one when the file is} of every JSON file, in order of the names."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name.endswith(".json") and not entry.name.startswith("."):
+                    with contextlib.suppress(FileNotFoundError):
+                        about = entry.stat()
+                        found[entry.name] = f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
+        return dict(sorted(found.items()))
+
+    def read(self, name: str) -> bytes | None:
+        """A file's content; None where there is none."""
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        write_file(self.path / name, data)
+
+    def at(self, name: str) -> str:
+        """The address of a file, for a line."""
+        return str(self.path / name)
+
+
+class Remote:
+    """A folder at any address of fsspec: `s3://`, `gs://`, `memory://`, ... An object store shows a file when
+    all of it is there."""
+
+    def __init__(self, where: str):
+        """Raises Problem for an address that fsspec has nothing for."""
+        import fsspec
+
+        self.where = where
+        try:
+            self.system, self.path = fsspec.core.url_to_fs(where)
+        except (ImportError, ValueError) as error:
+            raise Problem(f"--out {where}: {one_line(error)}") from error
+
+    def prepare(self) -> None:
+        """Try a file there, and make the folder where file systems have folders; a bucket is never made.
+        Raises OSError when none can be written."""
+        name = f"{self.path}/{WRITING}{uuid.uuid4().hex}"
+        slash, top = self.path[: len(self.path) - len(self.path.lstrip("/"))], self.path.lstrip("/")
+        try:
+            try:
+                self.system.pipe_file(name, b"")
+            except FileNotFoundError:
+                if not self.system.exists(slash + top.partition("/")[0]):
+                    raise
+                self.system.makedirs(self.path, exist_ok=True)
+                self.system.pipe_file(name, b"")
+            self.system.rm_file(name)
+        except Exception as error:  # every file system has errors of its own
+            raise OSError(0, one_line(error), self.where) from error
+
+    def names(self) -> dict[str, str]:
+        self.system.invalidate_cache(self.path)
+        try:
+            entries = self.system.ls(self.path, detail=True)
+        except FileNotFoundError:
+            return {}
+        found = {}
+        for entry in entries:
+            name = entry["name"].rpartition("/")[2]
+            if name.endswith(".json") and not name.startswith("."):
+                found[name] = f"{entry['size']}-{next((entry[s] for s in STAMPS if entry.get(s)), '')}"
+        return dict(sorted(found.items()))
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return self.system.cat_file(f"{self.path}/{name}")
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        try:
+            self.system.pipe_file(f"{self.path}/{name}", data)
+        except Exception as error:
+            raise OSError(0, one_line(error), self.at(name)) from error
+
+    def at(self, name: str) -> str:
+        return f"{self.where}/{name}"
+
+
+def folder_at(where: Path | str) -> Folder | Remote:
+    """The folder with this address."""
+    return Folder(where) if isinstance(where, Path) else Remote(where)

@@ -1,0 +1,73 @@
+"""Index: what the cells of a folder say, in one file, so that 100,000 of them are not read one by one.
+
+OUT/.index.json holds of every cell its names, configuration, metrics and, of a speed cell, its rows, with a
+stamp of the file that they came from. A cell whose stamp is another one, or that the index does not know, is
+read; an index that is missing or damaged is made again. So nobody has to keep it in step: whoever saves a
+cell leaves it alone, and of two runs that write it the last one's stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+
+from .alike import SPEED
+
+NAME = ".index.json"
+KEPT = (
+    "model", "method", "task", "config", "seconds", "prefill_seconds", "together", "made", "metrics",
+)  # fmt: skip
+FEW = 50  # cells that are read again rather than write an index for them
+
+
+class Index:
+    """The index of the cells in `files`, beside them in `home`; `parsed(name, data)` reads a cell."""
+
+    def __init__(self, home, files, parsed: Callable[[str, bytes], dict | None]):
+        self.home, self.files, self.parsed = home, files, parsed
+
+    def summaries(self) -> dict[str, dict]:
+        """{file name: the cell without its values} of every readable cell, in the order of the names."""
+        known, found, news = self._read(), {}, 0
+        for name, stamp in self.files.names().items():
+            at = known.get(name)
+            if at is None or at[0] != stamp:
+                data = self.files.read(name)
+                cell = None if data is None else self.parsed(name, data)
+                news += 1
+                if cell is None:
+                    continue
+                at = stamp, summary(cell)
+            found[name] = at
+        if news > FEW or (known and len(known) > len(found) + FEW):
+            self._write(found)
+        return {name: one for name, (_, one) in found.items()}
+
+    def _read(self) -> dict[str, tuple[str, dict]]:
+        try:
+            data = json.loads(self.home.read(NAME) or b"{}")
+            configs = data.get("configs", [])
+            return {
+                name: (stamp, one | {"config": configs[one["config"]]})
+                for name, (stamp, one) in data.get("cells", {}).items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return {}
+
+    def _write(self, found: dict[str, tuple[str, dict]]) -> None:
+        """Configurations that many cells share are written once. A folder that may only be read has none."""
+        configs: dict[str, int] = {}
+        cells = {}
+        for name, (stamp, one) in found.items():
+            number = configs.setdefault(json.dumps(one["config"]), len(configs))
+            cells[name] = stamp, one | {"config": number}
+        text = json.dumps({"configs": list(map(json.loads, configs)), "cells": cells}, ensure_ascii=False)
+        with contextlib.suppress(OSError):
+            self.home.write(NAME, text.encode())
+
+
+def summary(cell: dict) -> dict:
+    """A cell without its values."""
+    kept = {key: cell[key] for key in KEPT if key in cell}
+    return kept | ({"rows": cell["rows"]} if cell["task"].startswith(SPEED) and "rows" in cell else {})

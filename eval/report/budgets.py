@@ -1,0 +1,83 @@
+"""Budgets: accuracy against bytes held and moved, one line per method from budget to budget, task by task."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from kvlab.plots import INK, style
+
+from ..core.numbers import is_share
+
+PANELS = (
+    (("device_bytes_of_full", "host_bytes_of_full"), "bytes held, device and host"),
+    (("moved_bytes_of_full",), "bytes moved per step"),
+)
+
+
+def drawable(rows: list[dict]) -> list[dict]:
+    """The rows that the picture is made of: shares of right answers, where `full` says what bytes are of;
+    none where no method has several budgets."""
+    found = [
+        row
+        for row in rows
+        if is_share(row) and row["value"] is not None and row["device_bytes_of_full"] is not None
+    ]
+    budgets: dict[str, set] = {}
+    for row in found:
+        budgets.setdefault(row["curve"], set()).add(row["budget"])
+    return found if any(len(some) > 1 for some in budgets.values()) else []
+
+
+def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The (bytes, accuracy) that no other point beats, by growing bytes: Pareto's front."""
+    kept: list[tuple[float, float]] = []
+    for size, value in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not kept or value > kept[-1][1]:
+            kept.append((size, value))
+    return kept
+
+
+def curves(rows: list[dict]) -> Figure:
+    """Rows of one model and one protocol as `rows.rows` makes them: a line of panels for each task, standard
+    errors as bars, the front of what is held in grey."""
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    figure = Figure(figsize=(10.4, 3.3 * len(tasks) + 0.9), layout="constrained")
+    grid = figure.subplots(len(tasks), len(PANELS), sharey="row", squeeze=False)
+    lines = {}
+    for task, axes in zip(tasks, grid, strict=True):
+        mine = [row for row in rows if row["task"] == task]
+        for (names, what), panel in zip(PANELS, axes, strict=True):
+            there = [row for row in mine if len(names) > 1 or row[names[0]] or row["method"] == "full"]
+            lines |= _panel(panel, there, names)
+            panel.set_xlabel(f"{what}, % of what full holds")
+            panel.grid(True)
+            panel.set_axisbelow(True)
+        compared = mine[0]["compared"]
+        axes[0].set_ylabel(f"{task}\nper cent right" + ("" if compared else ", full at chance"))
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside lower center", ncols=7, frameon=False, fontsize=8
+    )
+    return figure
+
+
+def _panel(axes, rows: list[dict], names: tuple[str, ...]) -> dict:
+    """One task's methods against the sum of some bytes; returns {curve: its line}."""
+    lines, points = {}, []
+    for curve in dict.fromkeys(row["curve"] for row in rows):
+        mine = [(100 * sum(row[name] for name in names), row) for row in rows if row["curve"] == curve]
+        mine.sort(key=lambda one: one[0])
+        colour, marker, line = style(curve)
+        xs, ys = [x for x, _ in mine], [100 * row["value"] for _, row in mine]
+        errors = [100 * (row["stderr"] or 0) for _, row in mine]
+        lines[curve] = axes.errorbar(
+            xs, ys, yerr=errors, color=colour, marker=marker, ls=line if len(mine) > 1 else "none", lw=1.3,
+            ms=6, mec=INK, mew=0.5, elinewidth=0.8, capsize=2,
+        )  # fmt: skip
+        points += zip(xs, ys, strict=True)
+    if len(names) > 1:
+        axes.step(*zip(*front(points), strict=True), where="post", color=INK, alpha=0.25, lw=4, zorder=0)
+    chance = rows[0]["chance"]
+    if chance:
+        axes.axhline(100 * chance, color=INK, lw=0.8, ls=":")
+    axes.set_ylim(-3, 103)
+    return lines

@@ -1,0 +1,109 @@
+"""Rows: every stored accuracy as one flat row that says all it stands on, for JSON, CSV and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvlab.methods import parse
+
+from ..core.alike import SPEED
+from ..core.files import write_file
+from .statistics import beats, differs, mcnemar
+from .tables import Board
+
+NAMES = ("device_bytes", "host_bytes", "moved_bytes")
+
+
+def curve_of(method: str) -> tuple[str, float | None]:
+    """(a spec without its budget, its budget or None): methods of one curve share the first."""
+    try:
+        spec = parse(method)
+    except ValueError:  # a method that is not known here
+        return method, None
+    rest = [f"{name}={value}" for name, value in spec.parameters.items() if name != "budget"]
+    budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
+    return f"{spec.name}:{','.join(rest)}" if rest else spec.name, budget
+
+
+def rows(boards: Iterable[Board]) -> list[dict]:
+    """A row for every method on every task: its main metric with its standard error, McNemar's test against
+    `full`, bytes, and what the number stands on. `compared` is false where `full` does not beat guessing."""
+    found = []
+    for board in boards:
+        scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c.get("metrics")]
+        full = {c["task"]: c for c in scored if c["method"] == "full"}
+        for cell in sorted(scored, key=lambda c: (c["task"], board.methods.index(c["method"]))):
+            found.append(row(cell, full.get(cell["task"])))
+    return found
+
+
+def row(cell: dict, full: dict | None) -> dict:
+    """One cell as a row; full: the cell of `full` on the same task."""
+    metric, config = cell["metrics"][0], cell["config"]
+    curve, budget = curve_of(cell["method"])
+    told = {
+        "model": cell["model"],
+        "protocol": config.get("protocol"),
+        "task": cell["task"],
+        "method": cell["method"],
+        "curve": curve,
+        "budget": budget,
+        **metric,
+        "chance": cell.get("chance"),
+        "compared": None,
+        "lost": None,
+        "won": None,
+        "p": None,
+        "differs": None,
+    }
+    if full is not None:
+        best = full["metrics"][0]
+        told["compared"] = beats(best["value"], best["stderr"], full.get("chance"))
+        both = cell["values"][metric["metric"]], full["values"][metric["metric"]]
+        told["lost"], told["won"], told["p"] = mcnemar(*both) or (None, None, None)
+        told["differs"] = differs(*both) if told["compared"] else None
+    held = cell.get("bytes", {})
+    told |= {name: held.get(name) for name in NAMES}
+    whole = full and full["bytes"].get("device_bytes")
+    told |= {f"{name}_of_full": held[name] / whole if whole and name in held else None for name in NAMES}
+    machine = cell["machine"]
+    return told | {
+        "scored": cell.get("scored"),
+        "floor": (cell.get("floor") or {}).get("value"),
+        "shots": config.get("num_fewshot"),
+        "limit": config.get("limit"),
+        "dtype": config.get("dtype") or ("float32" if machine["device"] == "cpu" else None),
+        "evict": config.get("evict"),
+        "metadata": config.get("metadata"),
+        "gen_kwargs": config.get("gen_kwargs"),
+        "batch_size": config.get("batch_size"),
+        "model_digest": config.get("model"),
+        "data_digest": config.get("task"),
+        "code_digest": config.get("code"),
+        "method_digest": config.get("method"),
+        "machine": f"{machine['cpu']}, {machine['cores']} cores",
+        "device": machine["device"],
+        "torch": cell["versions"].get("torch"),
+        "commit": cell.get("commit"),
+        "made": cell.get("made"),
+        "seconds": cell["seconds"],
+    }
+
+
+def write(found: list[dict], stem: Path) -> list[Path]:
+    """STEM.csv and STEM.parquet; returns their paths."""
+    import pyarrow
+    import pyarrow.parquet
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    write_file(stem.with_suffix(".csv"), text.getvalue())
+    packed = pyarrow.BufferOutputStream()
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), packed)
+    write_file(stem.with_suffix(".parquet"), packed.getvalue().to_pybytes())
+    return [stem.with_suffix(".csv"), stem.with_suffix(".parquet")]

@@ -1,0 +1,111 @@
+"""Collect: the stored cells of a study as one JSON file, every row with what it stands on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..core.alike import alike
+from ..core.files import finite, write_file
+from ..core.results import Store
+from ..report import current, rows
+from ..report.budgets import curves, drawable
+from ..report.plots import save
+from ..report.tables import boards, tabled
+
+SHARED = (  # what many rows have in common, told once
+    "model", "protocol", "evict", "shots", "limit", "dtype", "batch_size", "metadata", "gen_kwargs", "chunk",
+    "prompt", "model_digest", "code_digest", "machine", "device", "torch",
+)  # fmt: skip
+
+
+def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
+    """Write the rows of these folders' cells to `file`, and beside it a picture of the budgets for each
+    protocol; returns how many rows there are. Cells that were made under other settings than the newest of
+    their folder are left out."""
+    told = []
+    for folder in folders:
+        records = list(Store(folder).records())
+        cells, _ = alike(tabled(records), (), current)
+        told += [named | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
+        told += [perplexity(cell) for cell in records if "perplexity" in cell]
+    if told:
+        write_file(file, text(name, about, told))
+    for protocol in dict.fromkeys(row["protocol"] for row in told if "protocol" in row):
+        shown = drawable([row for row in told if row["protocol"] == protocol])
+        if shown:
+            save(curves(shown), file.with_name(f"{name}-{protocol}"), "png")
+    return len(told)
+
+
+def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:
+    """(cell, its row) in the order of the tables."""
+    found = rows.rows(boards(cells)) if cells else []
+    known = {(c["model"], c["method"], c["task"]): c for c in cells}
+    return [(known[row["model"], row["method"], row["task"]], row) for row in found]
+
+
+def outcomes(cell: dict) -> str | list:
+    """Each document's outcome, in their order: 0 and 1 as one text, else a list."""
+    values = cell["values"][cell["metrics"][0]["metric"]]
+    if all(value in (0, 1) for value in values):
+        return "".join(str(int(value)) for value in values)
+    return values
+
+
+def perplexity(cell: dict) -> dict:
+    """A cell of the measurement perplexity as a row."""
+    curve, budget = rows.curve_of(cell["method"])
+    config, machine = cell["config"], cell["machine"]
+    named = {name: cell[name] for name in ("model", "task", "method")} | {"curve": curve, "budget": budget}
+    named |= {name: cell[name] for name in ("perplexity", "values", "rows", "bytes", "scored")}
+    named |= {name: config.get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
+    return named | {
+        "model_digest": config["model"],
+        "data_digest": config["text"],
+        "code_digest": config["code"],
+        "method_digest": config["method"],
+        "machine": f"{machine['cpu']}, {machine['cores']} cores",
+        "device": machine["device"],
+        "torch": cell["versions"].get("torch"),
+        "commit": cell.get("commit"),
+        "made": cell.get("made"),
+        "seconds": cell["seconds"],
+    }
+
+
+def text(name: str, about: str, told: list[dict]) -> str:
+    """The file: settings that rows share, then one row a line, which names its settings by their place."""
+    settings: list[dict] = []
+    lines = []
+    for row in told:
+        mine = {key: row[key] for key in SHARED if row.get(key) is not None}
+        if mine not in settings:
+            settings.append(mine)
+        rest = {key: rounded(value) for key, value in row.items() if key not in SHARED}
+        lines.append({"settings": settings.index(mine)} | rest)
+    parts = [f'"study": {dumped(name)}', f'"about": {dumped(about)}']
+    for key, some in (("settings", settings), ("rows", lines)):
+        joined = ",\n".join(map(dumped, some))
+        parts.append(f'"{key}": [\n{joined}\n]')
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def dumped(value) -> str:
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
+
+
+def rounded(value):
+    """Floats with six digits that count: more are noise in a file that people compare."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
+
+
+def read(file: Path) -> list[dict]:
+    """The rows of a collected file, each with its settings."""
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    return [stored["settings"][row["settings"]] | row for row in stored["rows"]]

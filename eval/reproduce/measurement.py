@@ -1,0 +1,81 @@
+"""The measurement `reproduce`: every study's missing cells, one JSON file each, and the documents' tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import Failed, Problem
+from ..core.measurement import Measurement, option, run
+from ..core.modules import ROOT
+from ..core.results import Store
+from .studies import STUDIES
+
+
+@dataclass(kw_only=True)
+class Reproduce(Measurement):
+    """Studies are measurements of other kinds, each in folders of its own."""
+
+    name = home = "reproduce"
+    about = "the studies of docs/results, made again where cells are missing, and collected"
+
+    studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
+    quick: bool = option("a few documents each, collected in --out only", False, action="store_true")
+    rows: Path | None = option(  # noqa: RUF009
+        "folder of rows that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt", type=Path
+    )
+    collect: bool = option("make nothing, collect what is there", False, action="store_true")
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("results") / (f"{self.home}-quick" if self.quick else self.home)
+
+    def check(self) -> None:
+        for name in self.studies:
+            if name not in STUDIES:
+                raise Problem(f"--studies {name}: expected one of {', '.join(STUDIES)}")
+        if self.rows is not None and not self.rows.is_dir():
+            raise Problem(f"--rows {self.rows}: there is no such folder")
+
+    def cells(self) -> list:
+        return []
+
+    def write(self, store, show, wanted: list) -> None:
+        """Make, collect and set into tables, study by study; one that cannot be made is said and passed."""
+        from . import tables
+        from .collect import collect
+
+        failed = 0
+        for name in self.studies or STUDIES:
+            if not self.collect:
+                try:
+                    failed += self._make(name, show)
+                except Problem as problem:
+                    failed += 1
+                    show.line(f"{name}: {problem}")
+            file = self.home_of(name)
+            folders = sorted(part for part in (self.folder / name).glob("*") if part.is_dir())
+            count = collect(name, STUDIES[name].about, folders, file)
+            show.line(f"{name}: {count} rows in {file}" if count else f"{name}: there are no cells yet")
+        if not self.quick and self.out is None:
+            for document in tables.DOCUMENTS:
+                tables.fill(document)
+        if failed:
+            raise Failed(f"{failed} cells or studies could not be made; the same command tries them again")
+
+    def home_of(self, name: str) -> Path:
+        """Where a study is collected: in docs/results, or beside its cells."""
+        own = self.quick or self.out is not None
+        return (self.folder if own else ROOT / "docs" / "results") / f"{name}.json"
+
+    def _make(self, name: str, show) -> int:
+        """Make a study's missing cells; returns how many could not be made."""
+        failed = 0
+        for part, measurement in STUDIES[name].parts(self.quick, self.rows).items():
+            measurement.out = self.folder / name / part
+            show.line(f"{name}, {part}: {measurement.folder}")
+            measurement.check()
+            store = Store(measurement.folder, show.line)
+            store.prepare()
+            failed += run(measurement, store, show)
+        return failed

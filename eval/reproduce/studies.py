@@ -1,0 +1,101 @@
+"""Studies: what is made again: which models, tasks, protocols and budgets each stored study stands on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..accuracy.measurement import Accuracy
+from ..accuracy.protocols import FIRST, INSIDE
+from ..core.errors import Problem
+from ..core.measurement import Measurement
+from ..studies.measurements import Perplexity
+
+EXACT = ("full", "int8", "int4", "kivi2", "fp8")
+CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "infinigen")
+BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
+NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
+SHOTS = 5
+
+
+@dataclass(frozen=True)
+class Study:
+    """about: a sentence. parts: (quick, folder of the user's rows or None) -> {folder: Measurement}."""
+
+    about: str
+    parts: Callable[[bool, Path | None], dict[str, Measurement]]
+
+
+def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """Facts in documents of 100 to 1,000 tokens, one question each."""
+    shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
+    short = {"tasks": ("recall",) if quick else ("recall", "needle"), "batch_size": 192}
+    long = {"tasks": NEEDLES, "batch_size": 25, "gen_kwargs": "max_gen_toks=20"}
+    long |= {"metadata": '{"lengths": [1024], "documents": 50}'}
+    made = {}
+    for protocol in (FIRST, INSIDE):
+        made[protocol] = Accuracy(protocol=protocol, **shared, **short)
+        if not quick:
+            made[f"needles-{protocol}"] = Accuracy(protocol=protocol, **shared, **long)
+    return made
+
+
+def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The same of the workshop model, on the tasks that it was trained for."""
+    shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle", "chain")}
+    return {
+        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
+        for protocol in (FIRST, INSIDE)
+    }
+
+
+def fewshot(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """Short commonsense questions behind five others, as in InfiniGen's figure of accuracies."""
+    tasks = ("copa",) if quick else ("copa", "piqa", "hellaswag")
+    shared = {"methods": EXACT + CHOOSING, "budgets": ONE, "tasks": tasks, "num_fewshot": SHOTS, "jobs": 0}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else 200}
+    if rows is not None:
+        shared["data"] = tuple(f"{task}={found(rows, task, '.jsonl')}" for task in tasks)
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+
+def perplexity(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """WikiText-2's test text in chunks of 2,048 tokens, the second half decoded; the workshop models, whose
+    context is shorter, in chunks of 512."""
+    if rows is None:
+        raise Problem("--rows: the study perplexity reads wikitext2_test.txt from that folder")
+    shared = {
+        "methods": EXACT + ("int2",) + CHOOSING,
+        "budgets": ONE,
+        "text": found(rows, "wikitext2", ".txt"),
+    }
+    real = {"model": "smollm2", "dtype": "bfloat16", "chunk": 256 if quick else 2048}
+    return {
+        "smollm2": Perplexity(limit=2 if quick else 8, **real, **shared),
+        "workshop": Perplexity(limit=2 if quick else 16, chunk=512, **shared),
+        "workshop-opt": Perplexity(limit=2 if quick else 16, chunk=512, model="workshop-opt", **shared),
+    }
+
+
+def found(rows: Path, name: str, ending: str) -> Path:
+    """A task's file in the user's folder. Raises Problem where there is none."""
+    names = [f"{name}{part}{ending}" for part in ("", "_validation", "_test")]
+    for file in names:
+        if (rows / file).is_file():
+            return rows / file
+    raise Problem(f"--rows {rows}: expected {' or '.join(names)} in this folder")
+
+
+STUDIES = {
+    "passages": Study(
+        "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
+    ),
+    "toy": Study("The workshop model answers one question on a document", toy),
+    "fewshot": Study(
+        "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot
+    ),
+    "perplexity": Study("Perplexity of WikiText-2 against the position in a chunk, 20 % budget", perplexity),
+}

@@ -1,0 +1,169 @@
+"""Tables: what stands between the marks of a document, written anew from the collected studies."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+from ..core.files import write_file
+from ..core.modules import ROOT
+from .collect import read
+
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md"))
+MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+PROTOCOLS = ("context-first", "question-inside")
+
+
+def fill(document) -> None:
+    """Write a document's marked tables anew."""
+    if document.is_file():
+        write_file(document, filled(document.read_text(encoding="utf-8")))
+
+
+def filled(text: str) -> str:
+    """A document with its tables as the collected studies say: `<!-- results: NAME ARGUMENT ... -->`."""
+
+    def table(match: re.Match) -> str:
+        name, *arguments = match[2].split()
+        return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
+
+    return MARKED.sub(table, text)
+
+
+def study(name: str) -> list[dict]:
+    """A study's collected rows; none where it has not been collected."""
+    file = ROOT / "docs" / "results" / f"{name}.json"
+    return read(file) if file.is_file() else []
+
+
+def markdown(head: list[str], body: list[list[str]]) -> str:
+    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
+    """Methods by tasks under both protocols at one budget: per cent right ± standard error, * where it
+    differs from `full`, McNemar's p < 0.05."""
+    rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
+    if not rows:
+        return "No cells yet."
+    at = {(row["protocol"], row["task"], row["method"].partition(":")[0]): row for row in rows}
+    tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
+    there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
+    methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
+    head = ["method", *(f"{t}, {p}" for p, t in there), "bytes held", "moved per step"]
+    body = []
+    for method in methods:
+        mine = [at.get((p, t, method)) for p, t in there]
+        if any(mine):
+            body.append([f"`{method}`", *map(percent, mine), *sizes([row for row in mine if row])])
+    floors = [at[p, t, "full"]["floor"] for p, t in there]
+    if any(floor is not None for floor in floors):
+        named = ["–" if floor is None else f"{100 * floor:.1f}" for floor in floors]
+        body.append(["`full`, 0 shots", *named, "", ""])
+    guess = [f"{100 * at[p, t, 'full']['chance']:.1f}" for p, t in there]
+    body.append(["guessing", *guess, "", ""])
+    return "\n\n".join([markdown(head, body), stands_on(rows, there, at)])
+
+
+def percent(row: dict | None) -> str:
+    """A score ± its standard error; * where it differs from that of `full`; nothing is compared at chance."""
+    if row is None:
+        return "–"
+    mark = "*" if row["differs"] else ""
+    return f"{100 * row['value']:.1f}{mark} ± {100 * (row['stderr'] or 0):.1f}"
+
+
+def sizes(rows: list[dict]) -> list[str]:
+    """Bytes held (device, and host where there is any) and moved, as shares of what `full` holds."""
+    mean = lambda name: sum(row[f"{name}_of_full"] for row in rows) / len(rows)
+    held = f"{100 * mean('device_bytes'):.0f} %"
+    host = mean("host_bytes")
+    return [
+        held + (f" + {100 * host:.0f} % on the host" if host else ""),
+        f"{100 * mean('moved_bytes'):.0f} %",
+    ]
+
+
+def stands_on(rows: list[dict], there: list[tuple[str, str]], at: dict) -> str:
+    """One paragraph: what these numbers are of."""
+    one = rows[0]
+    counts = ", ".join(f"{t} {n}" for t, n in dict.fromkeys((t, at[p, t, "full"]["n"]) for p, t in there))
+    shots = one.get("shots") or 0
+    said = [
+        f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {shots} shots; documents: {counts}"
+    ]
+    low = sorted({t for p, t in there if not at[p, t, "full"]["compared"]})
+    if low:
+        said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
+    said.append(f"* differs from `full` (McNemar, p < 0.05); {one['machine']}, torch {one['torch']}")
+    codes = ", ".join(sorted({row["code_digest"] for row in rows}))
+    return ". ".join(said) + f", code {codes}."
+
+
+def curves(name: str, task: str, protocol: str) -> str:
+    """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
+    rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
+    if not rows:
+        return "No cells yet."
+    budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
+    body = []
+    for curve in dict.fromkeys(row["curve"] for row in rows):
+        mine = {row["budget"]: row for row in rows if row["curve"] == curve}
+        if None in mine:
+            continue
+        body.append([f"`{curve}`", *(scored(mine.get(budget)) for budget in budgets)])
+    full = next((row for row in rows if row["method"] == "full"), None)
+    head = [f"`full`: {percent(full)}", *(f"{100 * budget:g} %" for budget in budgets)]
+    return markdown(head, body)
+
+
+def scored(row: dict | None) -> str:
+    """As `percent`, with ! where a rule chose more slots than the method's score."""
+    return percent(row) + (" !" if row and row["scored"] is not None and row["scored"] < 0.5 else "")
+
+
+def perplexity(name: str = "perplexity") -> str:
+    """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
+    rows = study(name)
+    if not rows:
+        return "No cells yet."
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    at = {(row["model"], row["method"].partition(":")[0]): row for row in rows}
+    methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
+    body = []
+    for method in methods:
+        line = [f"`{method}`"]
+        for model in models:
+            row, full = at.get((model, method)), at.get((model, "full"))
+            if row is None:
+                line += ["–", "–"]
+                continue
+            late = [end(one) for one in (row, full) if one]
+            line += [f"{row['perplexity']:.4g}", f"{late[0] - late[-1]:+.3f} ± {gap(row, full):.3f}"]
+        body.append(line)
+    head = [
+        "method",
+        *(cell for model in models for cell in (model, f"{model}: nats beyond full, last quarter")),
+    ]
+    one = rows[0]
+    return "\n\n".join(
+        [markdown(head, body), f"{one['machine']}, torch {one['torch']}, code {one['code_digest']}."]
+    )
+
+
+def end(row: dict) -> float:
+    """Mean loss in the last quarter of the places."""
+    last = row["rows"][-max(1, len(row["rows"]) // 4) :]
+    return sum(place["loss"] for place in last) / len(last)
+
+
+def gap(row: dict, full: dict) -> float:
+    """Standard error, over chunks, of the mean loss beyond `full`'s."""
+    gaps = [mine - theirs for mine, theirs in zip(row["values"], full["values"], strict=True)]
+    mean = sum(gaps) / len(gaps)
+    return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
+
+
+TABLES: dict[str, Callable[..., str]] = {"accuracy": accuracy, "curves": curves, "perplexity": perplexity}

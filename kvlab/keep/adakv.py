@@ -1,0 +1,63 @@
+"""AdaKV: heads of a layer share one budget (Feng et al. 2024, arXiv 2407.11550)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..policy import State, check_number
+from .base import Keep, counts
+
+
+class AdaKV(Keep):
+    """After the prompt, a layer's tokens compete for one budget over all its heads, by the score of another
+    keep: a head that spreads its attention holds more, one that concentrates holds less.
+
+    Definition: with H KV heads and a budget of B tokens a head, each head's best safeguard * B tokens and its
+    newest token stay; of the others those with the best scores, of whichever head, until the layer holds H *
+    B. How many each head then holds is its share; where the other keep goes on evicting, each head goes on
+    within its share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
+
+    of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own.
+    safeguard: part of an even share that each head holds in any case (0.2 as in the paper's experiments).
+    Deviation: the paper counts first, H * B tokens over all heads, and then mixes the counts with an even
+    share, part by part; here the protected tokens are taken first, as in kvpress, so that the budget is met
+    to the token.
+    """
+
+    ragged = True
+
+    def __init__(self, of: Keep, safeguard: float = 0.2):
+        if not isinstance(of, Keep) or of.ragged or type(of).choose is not Keep.choose:
+            raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
+        check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
+        super().__init__(of.budget)
+        self.of, self.safeguard = of, safeguard
+
+    observes = property(lambda self: self.of.observes)
+    last_queries = property(lambda self: self.of.last_queries)
+    once = property(lambda self: self.of.once)
+
+    def start(self, layer) -> State:
+        state = self.of.start(layer)
+        state.policy = self
+        return state
+
+    def observe(self, layer, received: Tensor | None) -> None:
+        self.of.observe(layer, received)
+
+    def score(self, layer) -> Tensor:
+        return self.of.score(layer)
+
+    def forget(self, state) -> None:
+        self.of.forget(state)
+
+    def limits(self, layer) -> list[int]:
+        return self.of.limits(layer)
+
+    def shares(self, layer, score: Tensor) -> Tensor:
+        limits = torch.tensor(layer.state.limits, device=score.device)
+        safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
+        rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
+        return counts([score], limits * score.shape[1])[0]

@@ -1,0 +1,102 @@
+"""Expected Attention: keep what later queries are expected to look at (Devoto et al. 2025, arXiv
+2510.00636)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models import rotations_of
+from ..policy import check_whole
+from .base import Keep, KeepState
+
+
+@dataclass(frozen=True)
+class ExpectedAttention(Keep):
+    """After the prompt, guess what the next queries will be like from those of the prompt, and keep what they
+    would attend to. No single query is asked.
+
+    Definition: the prompt's queries before RoPE, without those of the first `sinks` tokens, have a mean m and
+    a covariance S in every head; both are rotated by R, the mean rotation of the next `future` positions. If
+    queries are drawn from a Gaussian, a key's expected unnormalized weight is exp(k'Rm s + k'RSR'k s^2 / 2),
+    s being the scale of scores. A token's score is its part of these weights among the tokens held, averaged
+    over the query heads of a group, times the L2 norm of its value. The first `sinks` tokens stay and have no
+    part in it. Tokens written after the prompt all stay. Models without RoPE are refused.
+
+    budget: tokens of the prompt held (see `Keep`). future: positions that are averaged over (512 in kvpress,
+    the authors' code). sinks: first tokens that stay (4 there).
+    Deviation: as in kvpress, the prompt is compressed once; heads that share a budget, which its entry of
+    that name adds, are `adakv`.
+    State, while the prompt is open: `count` `[batch, 1]`, queries so far, `total` `[batch, heads, head_dim]`,
+    their sum, `squares` `[batch, heads, head_dim, head_dim]`, that of their outer products, in fp64.
+    """
+
+    future: int = 512
+    sinks: int = 4
+
+    once = reads_queries = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("future", self.future, 1, "positions")
+        check_whole("sinks", self.sinks, 0)
+
+    def start(self, layer) -> KeepState:
+        state = ExpectedState(self)
+        state.rotation = rotations_of(layer.model)[layer.order]
+        return state
+
+    def note(self, layer, query: Tensor) -> None:
+        if not layer.in_prompt:
+            return
+        state, at = layer.state, layer.slot_positions[:, :1, -query.shape[2] :]
+        if state.rotation is not None:
+            query = state.rotation.undo(query.float(), at.expand(query.shape[:3]))
+        counted = at >= self.sinks
+        query = query.double() * counted[..., None]
+        new = counted.sum(-1), query.sum(2), query.transpose(2, 3) @ query
+        for name, x in zip(("count", "total", "squares"), new, strict=True):
+            setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
+
+    def score(self, layer) -> Tensor:
+        positions, (mean, spread) = layer.slot_positions, self.expected(layer)
+        keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
+        first = (positions >= 0) & (positions < self.sinks)
+        group, keys = mean.shape[1] // keys.shape[1], keys.float()
+        weight = 0.0
+        for member in range(group):
+            m, s = mean[:, member::group, :, None], spread[:, member::group]
+            varied = ((keys @ s) * keys).sum(-1) * layer.scaling**2 / 2
+            score = (keys @ m)[..., 0] * layer.scaling + varied
+            weight = weight + score.masked_fill(first | (positions < 0), -torch.inf).softmax(-1) / group
+        return (weight * values.float().norm(dim=-1)).masked_fill(first, torch.inf)
+
+    def expected(self, layer) -> tuple[Tensor, Tensor]:
+        """Mean `[batch, heads, head_dim]` and covariance `[batch, heads, head_dim, head_dim]` of the queries
+        at the next positions."""
+        state = layer.state
+        count = state.count.clamp(min=1)[..., None]
+        mean = state.total / count
+        spread = state.squares / count[..., None] - mean[..., None] * mean[..., None, :]
+        if (rotation := state.rotation) is not None:
+            first = torch.tensor(layer.lengths, device=mean.device)[:, None]
+            cos, sin = rotation.angles(first + torch.arange(self.future, device=mean.device))
+            cos, sin = cos.mean(1)[:, None], sin.mean(1)[:, None]  # [batch, 1, pairs]
+            mean = rotation.turn(mean, cos, sin)
+            for _ in range(2):  # R S, and then R (R S)'
+                spread = rotation.turn(spread.transpose(2, 3), cos[:, None], sin[:, None])
+        return mean.float(), spread.float()
+
+    def choose(self, layer) -> Tensor | None:
+        slots, state = super().choose(layer), layer.state
+        state.count = state.total = state.squares = None
+        return slots
+
+
+class ExpectedState(KeepState):
+    """See `ExpectedAttention`. rotation: how the layer rotates (`models.Rotation`), None for not at all."""
+
+    per_row = (*KeepState.per_row, "count", "total", "squares")
+    shared = ("rotation",)

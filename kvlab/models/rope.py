@@ -1,0 +1,139 @@
+"""RoPE: how a model rotates its keys and queries, found by asking it, so that it can be undone (Su et al.
+2021, arXiv 2104.09864)."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention import recording
+from .shape import ModelShape, is_latent
+
+PROBED = 0, 1, 2, 7, 50, 300, 1000  # positions at which a model is asked, and one beyond its context
+EXACT = 1e-4  # of a key's norm: what fp32 may differ by
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How one layer rotates: at position p, pair i of channels turns by p * frequencies[i], and everything is
+    multiplied by `scale`.
+
+    frequencies `[pairs]`, fp32, radians per token; channels beyond the pairs are left alone. neighbours:
+    whether a pair is channels 2i and 2i + 1, or i and i + pairs.
+    """
+
+    frequencies: Tensor
+    neighbours: bool
+    scale: float = 1.0
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines `[..., pairs]` of positions `[...]`, by the model's own fp32 arithmetic."""
+        turned = positions.float()[..., None] * self.frequencies.to(positions.device)
+        return turned.cos(), turned.sin()
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x `[..., head_dim]` with its pairs turned, cos and sin `[..., pairs]`."""
+        pairs = self.frequencies.numel()
+        part, rest = x[..., : 2 * pairs], x[..., 2 * pairs :]
+        one, other = part.unflatten(-1, (-1, 2)).unbind(-1) if self.neighbours else part.chunk(2, dim=-1)
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
+        turned = one * cos - other * sin, other * cos + one * sin
+        joined = torch.stack(turned, -1).flatten(-2) if self.neighbours else torch.cat(turned, -1)
+        return torch.cat([joined, rest], dim=-1)
+
+    def undo(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Queries or keys `[..., head_dim]` at positions `[...]` as they were before they were rotated."""
+        cos, sin = self.angles(positions)
+        return self.turn(x, cos, -sin) / self.scale
+
+    def move(self, x: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Queries or keys `[..., head_dim]` at positions `old` `[...]` as they would be at `new`."""
+        (c, s), (to_c, to_s) = self.angles(old), self.angles(new)
+        return self.turn(x, to_c * c + to_s * s, to_s * c - to_c * s)
+
+
+_found: weakref.WeakKeyDictionary = (
+    weakref.WeakKeyDictionary()
+)  # model -> its rotations, or why there are none
+
+
+def rotations_of(model) -> list[Rotation | None]:
+    """How every layer that attends rotates its keys (None: not at all), in order.
+
+    No family is named: the model's frequencies are tried on tokens that stand alone at several positions. A
+    token that sees itself only has the same keys everywhere, but for the rotation, in every layer. model: one
+    that attends through kvlab (`prepare`). ValueError, one line, for a model that rotates no keys, or in a
+    way that cannot be undone exactly.
+    """
+    if model not in _found:
+        try:
+            _found[model] = _rotations(model)
+        except ValueError as error:
+            _found[model] = str(error)
+    if isinstance(_found[model], str):
+        raise ValueError(_found[model])
+    return _found[model]
+
+
+def _rotations(model) -> list[Rotation | None]:
+    name = type(model).__name__
+    if is_latent(model):
+        raise ValueError(f"{name} caches latents, with what is rotated (RoPE) beside them")
+    candidates = list(_candidates(model))
+    if not candidates:
+        raise ValueError(f"{name} has no rotary embedding (RoPE)")
+    context = ModelShape.of(model).context or PROBED[-1] + 1
+    positions = [*(p for p in PROBED if p < context), 2 * context]
+    positions = torch.tensor(positions, device=model.device)
+    found = []
+    for order, keys in enumerate(_alone(model, positions)):
+        still = torch.zeros_like(candidates[0].frequencies)
+        kinds = [Rotation(still, False), *candidates]
+        fits = next((kind for kind in kinds if _explains(kind, keys, positions)), None)
+        if fits is None:
+            why = "in a way that cannot be undone exactly"
+            raise ValueError(f"{name} rotates the keys of layer {order} {why} (RoPE)")
+        found.append(None if fits is kinds[0] else fits)
+    if not any(found):
+        raise ValueError(f"{name} rotates no keys (no RoPE)")
+    return found
+
+
+def _candidates(model):
+    """Every set of frequencies that a module of the model holds, with both ways to pair channels."""
+    seen = set()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if not name.endswith("inv_freq") or "original" in name:
+                continue
+            scale = getattr(module, f"{name.removesuffix('inv_freq')}attention_scaling", None)
+            scale = scale if isinstance(scale, float) else getattr(module, "attention_scaling", 1.0)
+            if (key := (tuple(buffer.flatten().tolist()), scale)) not in seen:
+                seen.add(key)
+                frequencies = buffer.detach().float().flatten()
+                yield from (Rotation(frequencies, neighbours, scale) for neighbours in (False, True))
+
+
+@torch.no_grad()
+def _alone(model, positions: Tensor) -> list[Tensor]:
+    """Keys of every layer, `[3, positions, kv_heads, head_dim]`, of three tokens alone at each position."""
+    size = ModelShape.of(model).vocabulary
+    tokens = torch.tensor([size // 3, size // 2, size - 1], device=model.device)
+    ids = tokens.repeat_interleave(len(positions))[:, None]
+    with recording() as layers:
+        model(ids, position_ids=positions.repeat(len(tokens))[:, None], use_cache=False)
+    return [layer.keys[:, :, 0].unflatten(0, (len(tokens), -1)) for layer in layers]
+
+
+def _explains(kind: Rotation, keys: Tensor, positions: Tensor) -> bool:
+    """Whether keys differ from those at position 0 by this rotation, and by nothing else."""
+    if 2 * kind.frequencies.numel() > keys.shape[-1]:
+        return False
+    first = keys[:, :1].float().expand_as(keys)
+    at = positions[None, :, None].expand(keys.shape[:-1])
+    error = (kind.move(first, torch.zeros_like(at), at) - keys.float()).norm(dim=-1)
+    exact = max(EXACT, 4 * torch.finfo(keys.dtype).eps)
+    return bool((error <= exact * first.norm(dim=-1) + 1e-6).all())

@@ -1,0 +1,28 @@
+"""Missed: the part of the attention weight that lies on what a step did not fetch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .topk import true_scores
+
+
+def missed(layer, query: Tensor, slots: Tensor) -> float:
+    """For one decode step of a layer: mean over rows and query heads, from 0 (nothing) to 1.
+
+    query `[batch, heads, 1, head_dim]`; slots `[batch, kv_heads, n]`: what was fetched (-1: nothing), the
+    newest token besides. All keys are read for it, as they are stored, and no byte of that is counted.
+    """
+    past = layer.store.read(query.device)[0][:, :, : layer.slots - 1]
+    keys = torch.cat([past, layer.given.keys], dim=2)
+    scores = true_scores(query, keys, layer.scaling, layer.slot_positions, layer.softcap)
+    if layer.sinks is not None:
+        sinks = layer.sinks.to(scores).view(1, -1, 1).expand(len(scores), -1, -1)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = scores.softmax(-1)[..., : layer.slots]
+    fetched = torch.zeros(weights.shape[0], layer.kv_heads, layer.slots + 1, device=weights.device)
+    fetched.scatter_(2, slots.to(weights.device).where(slots >= 0, layer.slots), 1.0)
+    fetched[..., layer.slots - 1] = 1.0
+    left = 1 - fetched[..., : layer.slots].repeat_interleave(weights.shape[1] // layer.kv_heads, dim=1)
+    return float((weights * left).sum(-1).mean())

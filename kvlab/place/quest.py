@@ -1,0 +1,125 @@
+"""Quest: fetch the pages whose key bounds allow the largest scores (Tang et al. 2024, arXiv 2406.10774)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention import capped, group_importance
+from ..policy import State, check_whole, resolve_budget
+from .topk import TopK, most_important
+
+FEWEST = 3  # pages that a step fetches at least, as in the official code
+
+
+@dataclass(frozen=True)
+class Quest(TopK):
+    """Bound what a query can score in a page of tokens, and fetch the pages with the largest bounds.
+
+    A page holds `page` tokens, counted from the row's first one. The device holds, for every page and KV
+    head, the smallest and the largest value of each channel of its keys, after RoPE and before a store rounds
+    them. No key of a page can score more than sum over c of max(q_c min_c, q_c max_c). At every step the
+    max(3, budget / page) pages with the largest bounds are fetched, whole; the newest token is always
+    attended. What a keep or a window lets go of a page still counts in its bounds.
+
+    budget: tokens fetched at most per step and head, rounded down to pages (see `TopK`; 1: everything). page:
+    tokens. full_layers: first layers that fetch everything (2 in the paper).
+    Deviation: the paper ranks pages for every query head; here the heads of a group fetch together what has
+    the largest weight, the mean over these heads of the softmax over pages of their scaled bounds
+    (`attention.group_importance`; Yuan et al. 2025, arXiv 2502.11089, equation 10, sum likewise).
+    State: `low` and `high`, the bounds, `[batch, kv_heads, pages, head_dim]` each, in the keys' own dtype.
+    """
+
+    full_layers: int = 2
+    page: int = 16
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("page", self.page, 1)
+
+    def start(self, layer) -> State:
+        context = layer.shape.context
+        if context is not None and self.page > context:
+            raise ValueError(f"page={self.page}: expected at most the model's context, {context} tokens")
+        return QuestState(self)
+
+    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        self.append(layer, keys)
+
+    def append(self, layer, keys: Tensor) -> None:
+        if self.whole(layer.index):
+            return
+        first = layer.slots - keys.shape[2]
+        if first and layer.state.low is None:  # after a crop, what is left is read again
+            left, _ = layer.store.read(keys.device)
+            self._bound(layer, left[:, :, :first], 0)
+        self._bound(layer, keys, first)
+
+    def _bound(self, layer, keys: Tensor, first: int) -> None:
+        """Keys `[batch, kv_heads, tokens, head_dim]` in the slots from `first` on join their pages."""
+        state, count = layer.state, -(-max(layer.lengths) // self.page)
+        positions = layer.slot_positions[:, :, first : first + keys.shape[2], None].long()
+        padding, pages = positions < 0, (positions.clamp(min=0) // self.page).expand_as(keys)
+        limits = torch.finfo(keys.dtype)  # finite: a bound of nothing times 0 is 0
+        for name, how, nothing in (("low", "amin", limits.max), ("high", "amax", limits.min)):
+            bounds = getattr(state, name)
+            new = count - (0 if bounds is None else bounds.shape[2])
+            if new > 0:
+                room = keys.new_full((*keys.shape[:2], new, keys.shape[3]), nothing)
+                bounds = room if bounds is None else torch.cat([bounds, room], dim=2)
+            bounds.scatter_reduce_(2, pages, keys.masked_fill(padding, nothing), how)
+            setattr(state, name, bounds)
+
+    def select(self, layer, query: Tensor) -> Tensor | None:
+        if self.whole(layer.index) or self.budget == 1 or layer.slots < 2:
+            return None
+        slots = self._slots(layer)
+        scores = capped(self.bounds(layer.state, query).float() * layer.scaling, layer.softcap)
+        empty = (slots < 0).all(-1).repeat_interleave(scores.shape[1] // slots.shape[1], dim=1)
+        scores = scores.masked_fill(empty, -torch.inf)
+        importance = group_importance(scores, layer.kv_heads, layer.sinks)
+        pages = most_important(importance, self.counts(layer))
+        chosen = pages.clamp(min=0)[..., None].expand(-1, -1, -1, self.page)
+        slots = slots.expand(len(pages), layer.kv_heads, -1, -1).gather(2, chosen)
+        newest = slots == layer.slots - 1  # on the device already
+        return slots.masked_fill(newest | (pages < 0)[..., None], -1).flatten(2)
+
+    def bounds(self, state: State, query: Tensor) -> Tensor:
+        """What every query head can score at most in each page, before scaling, `[batch, heads, pages]`."""
+        grouped = query[:, :, 0].unflatten(1, (state.low.shape[1], -1))
+        upper = grouped.clamp(min=0) @ state.high.transpose(2, 3)
+        return (upper + grouped.clamp(max=0) @ state.low.transpose(2, 3)).flatten(1, 2)
+
+    def counts(self, layer) -> list[int]:
+        """Pages that each row fetches."""
+        tokens = [min(seen, layer.local or seen) for seen in layer.lengths]
+        return [self.pages(resolve_budget(self.budget, seen)) for seen in tokens]
+
+    def pages(self, tokens: int) -> int:
+        """Pages that a step fetches for a budget of so many tokens."""
+        return max(FEWEST, tokens // self.page)
+
+    def _slots(self, layer) -> Tensor:
+        """The slots of every page, `[batch or 1, kv_heads or 1, pages, page]`, -1 where no token is held."""
+        room, positions = layer.state.low.shape[2] * self.page, layer.some_empty
+        if positions is None:  # slot j holds token j
+            slots = torch.arange(room, device=layer.state.low.device)
+            slots = slots.masked_fill(slots >= layer.slots, -1)[None, None]
+        else:
+            held = torch.arange(positions.shape[2], device=positions.device).expand(positions.shape)
+            slots = held.new_full((*positions.shape[:2], room + 1), -1)
+            slots.scatter_(2, positions.long().where(positions >= 0, room), held)
+            slots = slots[..., :room]
+        return slots.unflatten(2, (-1, self.page))
+
+
+class QuestState(State):
+    """See `Quest`. Pages do not follow slots: after a crop they are bounded again."""
+
+    per_row = ("low", "high")
+
+    def crop(self, length: int) -> None:
+        super().crop(length)
+        self.low = self.high = None

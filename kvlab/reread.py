@@ -1,0 +1,79 @@
+"""Reread: a prompt that has ended is fed to the model once more, through a cache that takes nothing of it."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+
+from .models import fed_to
+from .policy import View
+from .visibility import own_positions
+
+
+def check_rereads(keep, cache, place) -> None:
+    """ValueError for a model or a place that leaves nothing to be read again without a change."""
+    if place.on_host:
+        why = "keys and values must be on the device"
+    elif not cache.fillable:
+        why = "the model must hold nothing but keys and values of its layers"
+    else:
+        return
+    raise ValueError(f"{type(keep).__name__} reads the prompt again, for which {why}")
+
+
+def check_fed(cache, body, args, kwargs) -> None:
+    """ValueError for a pass of the prompt that comes without token ids."""
+    if fed_to(body, args, kwargs)[0] is None:
+        keep = type(cache.attending[0].keep.policy).__name__
+        raise ValueError(f"{keep} reads the prompt again, for which it needs its token ids: give input_ids")
+
+
+def note(cache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
+    """A pass of the prompt has come through: its ids `[batch, tokens]`; mask `[batch, tokens so far]`, None
+    where all are real; positions `[1 or batch, tokens]`, None where the model numbers them itself. They wait
+    in the state of the first layer, where forks and copies reach them."""
+    state = cache.attending[0].keep
+    real = torch.ones_like(ids, dtype=torch.bool)
+    if state.ids is not None:
+        real = torch.cat([state.real, real], 1)
+        ids = torch.cat([state.ids, ids], 1)
+    state.ids, state.real = ids, real if mask is None else mask[:, -real.shape[1] :].bool().clone()
+    if positions is not None:
+        there = state.real[:, -positions.shape[1] :]
+        last = positions.expand_as(there).masked_fill(~there, -1).amax(1) + 1
+        state.next = last if state.next is None else torch.maximum(state.next, last)
+
+
+@torch.no_grad()
+def reread(cache) -> None:
+    """Feed what the keep's `again` gives: every layer attends and lets the keep `hear`, and writes nothing.
+    Then the keep knows of all layers what it needs, and may `agree` on what each of them holds."""
+    layers, model = cache.attending, cache.model
+    state, keep = layers[0].keep, layers[0].keep.policy
+    for fed, real, part in keep.again(View(layers[0], state), model, state.ids, state.real):
+        for layer in layers:
+            layer.hears = part
+        try:
+            _pass(model, cache, fed, real)
+        finally:
+            for layer in layers:
+                layer.hears = None
+    state.ids = state.real = state.next = None
+    keep.agree([View(layer, layer.keep) for layer in layers])
+
+
+def _pass(model, cache, fed: Tensor, real: Tensor) -> None:
+    """fed `[batch, n]` after the prompt, numbered as the prompt was; real bool `[batch, n]`: which tokens are
+    no padding."""
+    accepted, state = inspect.signature(model.forward).parameters, cache.attending[0].keep
+    inputs = {"input_ids": fed, "past_key_values": cache, "use_cache": True}
+    every = torch.cat([state.real, real], 1)
+    if not bool(every.all()):
+        inputs["attention_mask"] = every.long()
+    if "position_ids" in accepted and state.next is not None:
+        inputs["position_ids"] = state.next[:, None] + own_positions(real).clamp(min=0)
+    if "logits_to_keep" in accepted:
+        inputs["logits_to_keep"] = 1
+    model(**inputs)

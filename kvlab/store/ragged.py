@@ -1,0 +1,115 @@
+"""Ragged: heads of a layer hold different numbers of tokens, one after another in one tensor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..policy import State, gather_slots
+from .exact import Exact, Parts
+from .growing import Growing, GrowingState
+
+
+class Ragged(Growing):
+    """What an eviction leaves lies flat, row by row and head by head, each as long as it is; what comes after
+    it grows by concatenation, as in `Growing`, since every head gets every new token.
+
+    Nothing is reserved: the storages of K and V add up to the tokens that the heads hold. The slots of a
+    layer are numbered as if all heads were as long as the longest one, so the table of positions, 4 bytes for
+    each slot and head, is padded, and a step attends to a padded copy of its layer, which goes when it has
+    attended. Another eviction writes everything anew.
+
+    format, values, sinks: as in `Growing`.
+    """
+
+    takes_ragged = True
+
+    def start(self, layer) -> RaggedState:
+        super().start(layer)
+        return RaggedState(self)
+
+    def suits(self, keep, place) -> None:
+        super().suits(keep, place)
+        if place.on_host:
+            raise ValueError("ragged: heads of different lengths are held on the device, not on a host")
+
+
+class RaggedState(GrowingState):
+    """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
+
+    states = ("left", *GrowingState.states)
+    kernel_ready = False
+
+    def __init__(self, policy: Ragged):
+        super().__init__(policy)
+        self.left = Left(policy)
+
+    @property
+    def length(self) -> int:
+        return self.left.longest + super().length
+
+    @property
+    def bytes_per_slot(self) -> int:
+        held = (*(self.keys or self.left.keys), *(self.values or self.left.values))
+        return sum(part.shape[-1] * part.element_size() for part in held)
+
+    def parts(self) -> tuple[Parts, Parts]:
+        """All of K and V in their stored form, padded: `[batch, kv_heads, slots, width]`."""
+        return self._padded(self.left.keys, self.keys), self._padded(self.left.values, self.values)
+
+    def _padded(self, left: Parts | None, since: Parts | None) -> Parts | None:
+        if left is None:
+            return since
+        index, _ = self.left.index()
+        padded = tuple(part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in left)
+        if since is None:
+            return padded
+        return tuple(torch.cat(pair, dim=2) for pair in zip(padded, since, strict=True))
+
+    def keep_slots(self, slots: Tensor) -> None:  # by hand: each head gets a length of its own
+        keys, values = self.parts()
+        there = slots >= 0
+        self.left.counts, self.left.longest = there.sum(-1), slots.shape[2]
+        self.left.keys, self.left.values = (
+            tuple(gather_slots(part, slots)[there] for part in parts) for parts in (keys, values)
+        )
+        self.keys = self.values = None
+        if self.exact is not None:
+            self.exact.keep_slots(slots)
+
+
+class Left(State):
+    """What an eviction has left of one layer: keys, values, tuples of tensors `[tokens of all rows and heads,
+    width]`; counts `[batch, kv_heads]`: how many of them are whose, head by head; longest: slots that this is
+    counted as, `longest` in every head."""
+
+    per_row = ("keys", "values", "counts")
+
+    def __init__(self, policy: Ragged):
+        super().__init__(policy)
+        self.longest = 0
+
+    def index(self) -> tuple[Tensor, Tensor]:
+        """Where every head's tokens are, `[batch, kv_heads, longest]`, and which of these are its own."""
+        ends = self.counts.flatten().cumsum(0).view_as(self.counts)
+        at = torch.arange(self.longest, device=ends.device)
+        index = (ends - self.counts)[..., None] + at
+        return index.clamp(max=len(self.keys[0]) - 1), at < self.counts[..., None]
+
+    def select_rows(self, rows: Tensor) -> None:  # by hand: a row is a stretch, and each has its own length
+        if self.counts is None:
+            return
+        rows = rows.to(self.counts.device)
+        index, there = (x.index_select(0, rows) for x in self.index())
+        mine = index[there]
+        self.keys, self.values = (
+            tuple(part.index_select(0, mine) for part in parts) for parts in (self.keys, self.values)
+        )
+        self.counts = self.counts.index_select(0, rows)
+
+
+def buffer_of(store, keep) -> Growing:
+    """A store as it is; for a format, or None, the buffer that is meant where none is named."""
+    if store is not None and not isinstance(store, Exact):
+        return store
+    return Ragged(store) if keep.ragged else Growing(store)

@@ -1,0 +1,97 @@
+"""Rotated: turn every vector by a Hadamard matrix before it is rounded (QuaRot, Ashkboos et al. 2024)."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .exact import Exact, Parts
+
+
+@dataclass(frozen=True)
+class Rotated(Exact):
+    """Turn every vector of a head before it is quantized, and back when it is read.
+
+    A turned channel is a sum of all channels, with signs, so none is an outlier any more, and the scale that
+    they share fits all of them (Ashkboos et al. 2024, arXiv 2404.00456). The Walsh-Hadamard matrix H over
+    sqrt(n) changes no length, and q k = (q H)(k H) / n: a kernel that reads the codes gets a turned query,
+    and its output is turned back, one vector each a step. As in llama.cpp, vectors are turned after RoPE and
+    in blocks of n channels; here n is the largest power of two that divides the head dimension, for K and
+    for V (there 64 for V), so that a head dimension of 80 has five blocks of 16.
+
+    format: what turned vectors are stored in, which costs no more bits. signs: QuaRot's random signs on the
+    channels before they are turned; drawn once, the same everywhere. ValueError for an odd head dimension.
+    """
+
+    format: Exact
+    signs: bool = False
+
+    @property
+    def fixed_parts(self) -> int:
+        return self.format.fixed_parts
+
+    @property
+    def kernel_ready(self) -> bool:
+        return self.format.kernel_ready
+
+    @property
+    def coded(self) -> Exact:
+        return self.format
+
+    def check(self, head_dim: int) -> None:
+        self.format.check(head_dim)
+        if head_dim % 2:
+            raise ValueError(
+                f"rotate: the head dimension {head_dim} is odd, so no two channels can be turned"
+            )
+
+    def admit(self, x: Tensor) -> tuple[Tensor, int]:
+        x, replaced = self.format.admit(x)
+        x, more = self.format.admit(
+            self.turn(x)
+        )  # a turned channel can be larger than all that it is made of
+        return x, replaced + more
+
+    def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
+        return self.format.write(x, real, fixed)
+
+    def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
+        numbers = self.format.decode(parts, torch.promote_types(dtype, torch.float32))
+        return self.turn_back(numbers).to(dtype)
+
+    def turn(self, x: Tensor) -> Tensor:
+        return self._times(x, matrix(x.shape[-1], self.signs, x.device))
+
+    def turn_back(self, x: Tensor) -> Tensor:
+        return self._times(x, matrix(x.shape[-1], self.signs, x.device).T)
+
+    def _times(self, x: Tensor, turning: Tensor) -> Tensor:
+        # In fp64 the sums of fp32 numbers are exact, or nearly: their order, and so the batch, does not show.
+        return ((x.double() @ turning) * block(x.shape[-1]) ** -0.5).to(x.dtype)
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        return self.format.bits_per_value(shape, dtype)
+
+
+def block(head_dim: int) -> int:
+    """Channels that are turned together: the largest power of two that divides the head dimension."""
+    return head_dim & -head_dim
+
+
+@cache
+def matrix(head_dim: int, signs: bool, device: torch.device) -> Tensor:
+    """fp64 `[head_dim, head_dim]`: blocks of H, rows times the channels' signs; entries 1, -1 and 0."""
+    size = block(head_dim)
+    with torch.inference_mode(False):  # it outlives the pass that asks first
+        hadamard = torch.ones(1, 1, dtype=torch.float64)
+        while len(hadamard) < size:
+            hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), hadamard)
+        found = torch.block_diag(*[hadamard] * (head_dim // size))
+        if signs:
+            draw = random.Random(0)
+            found *= torch.tensor([[1.0 if draw.random() < 0.5 else -1.0] for _ in range(head_dim)])
+        return found.to(device)

@@ -1,0 +1,126 @@
+"""Known tokens in one pass are what one decode step for each of them is: scores and bytes."""
+
+import pytest
+import torch
+
+import kvlab
+from eval.accuracy.agreement import measure
+from eval.accuracy.batching import Meter, steps_at_once
+from eval.accuracy.scoring import Scorer
+from tests.tiny import tiny
+
+AT_ONCE = ["full", "static:length=64", "int8", "int4", "fp8", "snapkv:budget=6,window=2"]
+STEP_BY_STEP = [
+    "h2o:budget=6", "sinks:budget=6", "tova:budget=6", "topk:budget=6", "infinigen", "kivi2:group=4,recent=4",
+    "paged", "offload", "int4:sinks=2",
+]  # fmt: skip
+HELD = "h2o:budget=6"  # which evicts at every step, unless what follows is held on top
+
+
+def after_prefill(model, method):
+    cache = kvlab.make_cache(model, method)
+    kvlab.Stepper(model, cache).feed(torch.randint(0, 96, (2, 12)))
+    return cache
+
+
+def test_which_methods_take_known_tokens_at_once():
+    model = tiny("llama")
+    for method in AT_ONCE:
+        assert steps_at_once(after_prefill(model, method)), method
+    for method in STEP_BY_STEP:
+        assert not steps_at_once(after_prefill(model, method)), method
+    held = after_prefill(model, HELD)
+    held.hold()
+    assert steps_at_once(held)
+    assert not steps_at_once(
+        after_prefill(tiny("mistral", sliding_window=6), "full")
+    )  # a window leaves tokens behind
+    assert not steps_at_once(kvlab.make_cache(model, "full"))  # nothing has been prefilled
+    assert not steps_at_once(kvlab.make_cache(model, "recompute"))
+
+
+def scored(method, kind, monkeypatch, at_once):
+    torch.manual_seed(0)
+    if not at_once:
+        monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
+    model = tiny("llama")
+    scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100, evict="once")
+    prompts = [torch.randint(0, 96, (n,)).tolist() for n in (12, 14, 20)]
+    if kind == "choices":
+        choices = [[torch.randint(0, 96, (5,)).tolist() for _ in range(3)] for _ in prompts]
+        found = scorer.continuations(list(zip(prompts, choices, strict=True)))[method]
+        answers = [answer for group in found for answer in group]
+    else:
+        answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
+    monkeypatch.undo()
+    return answers, scorer.meters[method].means()
+
+
+CASES = [(method, "choices") for method in [*AT_ONCE, HELD]] + [(method, "windows") for method in AT_ONCE]
+
+
+@pytest.mark.parametrize("method, kind", CASES)
+def test_scores_and_bytes_are_those_of_single_steps(method, kind, monkeypatch):
+    once, bytes_once = scored(method, kind, monkeypatch, True)
+    steps, bytes_of_steps = scored(method, kind, monkeypatch, False)
+    for (one, greedy), (other, also) in zip(once, steps, strict=True):
+        assert one == pytest.approx(other, abs=1e-4) and greedy == also
+    assert bytes_once == pytest.approx(bytes_of_steps, rel=1e-6)
+
+
+def test_answers_of_different_lengths_in_several_passes(monkeypatch):
+    """Few logits at a time, so that the steps come in several passes; answers of 1 to 6 tokens."""
+    model = tiny("llama")
+    prompts = [torch.randint(0, 96, (n,)).tolist() for n in (5, 9)]
+    groups = [(ids, [list(range(n, 2 * n)) for n in (1, 3, 6)]) for ids in prompts]
+    found = []
+    for logits, at_once in ((2**27, True), (96 * 6 * 2, True), (2**27, False)):
+        monkeypatch.setattr("eval.accuracy.scoring.LOGITS", logits)
+        if not at_once:
+            monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
+        scorer = Scorer(model, {"int8": kvlab.make_cache(model, "int8")}, 8, 100)
+        found.append([answer for group in scorer.continuations(groups)["int8"] for answer in group])
+    for answers in found[1:]:
+        for one, other in zip(found[0], answers, strict=True):
+            assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
+
+
+def test_no_room_for_what_stands_behind_a_short_row():
+    """At the end of the model's context rows go step by step: the longest answer is longer than the room."""
+    model = tiny("llama")
+    groups = [
+        (torch.randint(0, 96, (n,)).tolist(), [list(range(count))]) for n, count in ((126, 2), (124, 4))
+    ]
+
+    def scores(some, rows):
+        return Scorer(model, {"full": kvlab.make_cache(model, "full")}, rows, 128).continuations(some)["full"]
+
+    for group, answer in zip(groups, scores(groups, 8), strict=True):
+        assert answer[0][0] == pytest.approx(scores([group], 1)[0][0][0], abs=1e-4)
+
+
+def test_agreement_is_the_same(monkeypatch):
+    model, ids = tiny("llama"), torch.randint(0, 96, (3, 40))
+    once = measure(model, ["int4"], ids, 8)["int4"]
+    monkeypatch.setattr("eval.accuracy.agreement.steps_at_once", lambda cache: False)
+    steps = measure(model, ["int4"], ids, 8)["int4"]
+    for name, values in once["values"].items():
+        assert values == pytest.approx(steps["values"][name], abs=1e-4)
+    assert once["bytes"] == pytest.approx(steps["bytes"], rel=1e-6)
+
+
+class Held:
+    """A cache's stats."""
+
+    host_bytes = moved_bytes = 0
+
+    def __init__(self, size):
+        self.device_bytes = size
+
+
+def test_a_pass_is_metered_as_its_steps():
+    """Two rows of 50 bytes, 4 columns of 10 bytes a row; one row has two steps, the other four."""
+    meter = Meter()
+    meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]))
+    steps = [60, 70, 60, 70, 80, 90]
+    assert meter.row_steps == 6 and meter.means()["device_bytes"] == sum(steps) / len(steps)

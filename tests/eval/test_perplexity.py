@@ -1,0 +1,70 @@
+"""Perplexity against position: every token predicted through the cache, the text's own token fed."""
+
+import math
+
+import pytest
+import torch
+
+import kvlab
+from eval.__main__ import main
+from eval.core.results import Store
+from eval.studies import perplexity
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return kvlab.load()
+
+
+def test_full_loses_what_one_pass_over_the_text_loses(loaded):
+    model, tokenizer = loaded
+    ids = perplexity.chunks(tokenizer, None, 48, 3)
+    assert ids.shape == (3, 48)
+    found = perplexity.measure(model, ["full", "int2", "h2o:budget=6"], ids, 16, batch=2)
+    with torch.inference_mode():
+        logits = model(ids).logits[:, 15:-1].float()
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 16:], reduction="none")
+    torch.testing.assert_close(found["full"]["losses"].float(), expected, atol=1e-4, rtol=1e-4)
+    assert found["int2"]["losses"].mean() > expected.mean()
+    assert found["h2o:budget=6"]["scored"] == pytest.approx(0.5)
+
+
+def test_the_first_prediction_is_that_of_the_whole_prompt(loaded):
+    """A prompt attends to itself as it is, so a method shows from the second token on."""
+    model, tokenizer = loaded
+    ids = perplexity.chunks(tokenizer, None, 40, 2)
+    found = perplexity.measure(model, ["full", "sinks:budget=4"], ids, 20, batch=2)
+    full, sinks = (found[name]["losses"] for name in found)
+    torch.testing.assert_close(full[:, 0], sinks[:, 0])
+    assert not torch.allclose(full[:, 1:], sinks[:, 1:], atol=1e-3)
+
+
+def test_places_are_means_over_chunks():
+    losses = torch.tensor([[1.0] * 64 + [2.0] * 36, [3.0] * 64 + [2.0] * 36], dtype=torch.double)
+    told = perplexity.numbers(losses, 100)
+    assert told["perplexity"] == pytest.approx(math.exp(2.0))
+    assert told["rows"] == [
+        {"position": 100, "tokens": 64, "loss": 2.0, "stderr": pytest.approx(1.0)},
+        {"position": 164, "tokens": 36, "loss": 2.0, "stderr": 0.0},
+    ]
+
+
+def test_a_run_is_stored_drawn_and_kept(tmp_path, capsys):
+    words = ["perplexity", "--chunk", "64", "--limit", "2", "--methods", "full,h2o", "--budgets", "0.1,0.4"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    cells = list(Store(tmp_path).records())
+    assert [cell["method"] for cell in cells] == ["full", "h2o:budget=0.1", "h2o:budget=0.4"]
+    assert (tmp_path / "perplexity.svg").is_file() and (tmp_path / "perplexity.json").is_file()
+    capsys.readouterr()
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    assert "everything is there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--text", "nowhere.txt"], "--text nowhere.txt: there is no such file"),
+    (["--chunk", "64", "--prompt", "64"], "expected 2 to 63"),
+    (["--chunk", "900000"], "the text has"),
+])  # fmt: skip
+def test_what_cannot_be_is_one_line(words, said, tmp_path, capsys):
+    assert main(["perplexity", "--methods", "full", *words, "--out", str(tmp_path)]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,80 @@
+"""What is stored can be made again: studies, their files of rows, and the documents that stand on them."""
+
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.accuracy.measurement import Accuracy
+from eval.reproduce import collect, studies
+from eval.studies.measurements import Perplexity
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
+
+
+@pytest.fixture()
+def tiny(monkeypatch):
+    """Studies that a test can wait for."""
+    scored = {
+        "methods": ("full", "h2o"),
+        "budgets": ("0.1", "0.4"),
+        "tasks": ("recall",),
+        "limit": 4,
+        "jobs": 0,
+    }
+    read = {"methods": ("full", "int2"), "chunk": 64, "limit": 2}
+    parts = {
+        "passages": lambda quick, rows: {
+            protocol: Accuracy(protocol=protocol, **scored)
+            for protocol in ("context-first", "question-inside")
+        },
+        "perplexity": lambda quick, rows: {"workshop": Perplexity(**read)},
+    }
+    few = {name: studies.Study("for a test", make) for name, make in parts.items()}
+    monkeypatch.setattr("eval.reproduce.measurement.STUDIES", few)
+    return few
+
+
+def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_path, capsys):
+    words = ["reproduce", "--out", str(tmp_path)]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "everything is there" in capsys.readouterr().err
+    rows = collect.read(tmp_path / "passages.json")
+    assert [(row["protocol"], row["method"]) for row in rows] == [
+        (protocol, method)
+        for protocol in ("context-first", "question-inside")
+        for method in ("full", "h2o:budget=0.1", "h2o:budget=0.4")
+    ]
+    assert all(row.keys() >= KEYS and len(row["outcomes"]) == row["n"] == 4 for row in rows)
+    for row in rows:
+        assert row["value"] == pytest.approx(sum(map(int, row["outcomes"])) / 4)
+    full, int2 = collect.read(tmp_path / "perplexity.json")
+    assert full.keys() >= KEYS and full["perplexity"] < int2["perplexity"]
+    assert [place["position"] for place in full["rows"]] == [32]
+    assert not list((ROOT / "docs" / "results").glob("*.writing*"))
+
+
+def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
+    assert main(["reproduce", "--collect", "--out", str(tmp_path)]) == 0
+    assert "there are no cells yet" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*/*/cells/*.json"))
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--studies", "speeches"], "expected one of passages, toy, fewshot, perplexity"),
+    (["--rows", "nowhere"], "there is no such folder"),
+])  # fmt: skip
+def test_wrong_words_are_one_line(words, said, capsys):
+    assert main(["reproduce", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_rows_of_the_users_are_asked_for(tmp_path, capsys):
+    assert main(["reproduce", "--studies", "perplexity", "--out", str(tmp_path)]) != 0
+    assert "reads wikitext2_test.txt from that folder" in capsys.readouterr().err
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}")
+    assert studies.found(tmp_path / "rows", "piqa", ".jsonl").name == "piqa_validation.jsonl"

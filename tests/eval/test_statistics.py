@@ -1,0 +1,143 @@
+"""What the report calls noise, guessing and a front; budgets, rows and their files."""
+
+import csv
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from scipy.stats import binomtest
+
+import kvlab
+from eval import report
+from eval.accuracy.make import chance
+from eval.accuracy.measurement import Accuracy
+from eval.core.machine import machine, versions
+from eval.core.results import Store
+from eval.report import budgets, rows, statistics, tables
+
+
+@pytest.mark.parametrize("lost, won", [(0, 0), (6, 0), (5, 0), (12, 3), (4, 4), (1, 9)])
+def test_mcnemar_is_the_exact_binomial_test(lost, won):
+    ours = [0.0] * lost + [1.0] * won + [1.0] * 7
+    full = [1.0] * lost + [0.0] * won + [1.0] * 7
+    expected = binomtest(lost, lost + won).pvalue if lost + won else 1.0
+    assert statistics.mcnemar(ours, full) == (lost, won, pytest.approx(expected))
+
+
+def test_six_lost_answers_are_more_than_noise_and_five_are_not():
+    full = [1.0] * 96
+    assert statistics.differs([0.0] * 6 + [1.0] * 90, full)
+    assert not statistics.differs([0.0] * 5 + [1.0] * 91, full)
+
+
+def test_parts_of_an_answer_are_no_matter_for_mcnemar():
+    assert statistics.mcnemar([0.25, 1.0], [1.0, 1.0]) is None
+    assert statistics.differs([0.25, 0.5] * 20, [1.0, 1.0] * 20)
+
+
+@pytest.mark.parametrize("value, stderr, floor, above", [
+    (0.30, 0.05, 0.25, False), (0.36, 0.05, 0.25, True), (1.0, 0.0, 0.25, True), (0.0, 0.0, 0.0, False),
+    (0.5, None, None, True),
+])  # fmt: skip
+def test_guessing_is_beaten_by_two_standard_errors_or_not(value, stderr, floor, above):
+    assert statistics.beats(value, stderr, floor) == above
+
+
+def test_guessing_is_defined_task_by_task():
+    written = SimpleNamespace(OUTPUT_TYPE="generate_until", config=SimpleNamespace(metadata={"chance": 0.25}))
+    rolling = SimpleNamespace(OUTPUT_TYPE="loglikelihood_rolling", config=SimpleNamespace(metadata=None))
+    assert chance(None, [2, 4]) == 0.375
+    assert chance(written, []) == 0.25 and chance(rolling, []) is None
+    written.config.metadata = None
+    assert chance(written, []) == 0.0
+
+
+def test_the_front_is_what_nothing_beats():
+    points = [(50, 90), (20, 40), (20, 60), (30, 55), (100, 90), (10, 10)]
+    assert budgets.front(points) == [(10, 10), (20, 60), (50, 90)]
+
+
+def test_budgets_are_for_methods_that_have_one_and_name_none():
+    found = Accuracy(methods=("full", "h2o", "h2o:budget=0.3", "sinks:sinks=2"), budgets=("0.1", "0.4"))
+    assert [spec.text for spec in found.specs] == [
+        "full", "h2o:budget=0.1", "h2o:budget=0.4", "h2o:budget=0.3",
+        "sinks:sinks=2,budget=0.1", "sinks:sinks=2,budget=0.4",
+    ]  # fmt: skip
+    assert rows.curve_of("sinks:sinks=2,budget=0.1") == ("sinks:sinks=2", 0.1)
+    assert rows.curve_of("h2o") == ("h2o", 0.2) and rows.curve_of("full") == ("full", None)
+
+
+def cell(method, right, count=40, task="recall", **more):
+    values = [1.0] * right + [0.0] * (count - right)
+    value = right / count
+    metric = {"metric": "acc", "value": value, "stderr": (value * (1 - value) / count) ** 0.5, "n": count}
+    device = 1e6 if method == "full" else 2e5
+    return {
+        "model": "m", "method": method, "task": task, "metrics": [metric | {"higher_is_better": True}],
+        "values": {"acc": values}, "chance": 0.25, "value_bytes": 4, "seconds": 1.0,
+        "bytes": {"device_bytes": device, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 9},
+        "config": {"protocol": "context-first", "evict": "once", "limit": None, "dtype": None,
+                   "num_fewshot": None, "model": "a1", "code": "c1", "method": None, "task": None},
+        "machine": machine(threads=1), "versions": versions(), "commit": "abc", **more,
+    }  # fmt: skip
+
+
+def written(tmp_path, cells):
+    """(what is printed, the page, the rows of accuracy.csv)."""
+    store, out = Store(tmp_path), io.StringIO()
+    store.prepare()
+    for one in cells:
+        store.save(one)
+    paths = report.write(store, console=Console(file=out, width=200))
+    with open(tmp_path / "accuracy.csv", encoding="utf-8") as file:
+        told = list(csv.DictReader(file))
+    return out.getvalue(), (tmp_path / "report.html").read_text(), told, paths
+
+
+def test_where_full_guesses_no_method_is_compared(tmp_path):
+    cells = [cell("full", 12), cell("h2o:budget=0.2", 0), cell("int4", 3)]
+    printed, page, told, _ = written(tmp_path, cells)
+    words = "which does not beat guessing (25.0 %) by two standard errors; no method is compared there"
+    assert words in printed and words in page
+    assert "*" not in printed.partition("Per cent")[0] and "▲" not in printed.partition("Per cent")[0]
+    assert {row["compared"] for row in told} == {"False"} and {row["differs"] for row in told} == {""}
+    (board,) = tables.boards(cells)
+    assert board.at_chance == ["recall"] and board.mean == {}
+
+
+def test_curves_rows_and_floor(tmp_path):
+    floor = {"metric": "acc", "value": 0.5, "stderr": 0.08, "n": 40, "higher_is_better": True}
+    cells = [cell("full", 38, floor=floor), cell("int4", 37)]
+    cells += [cell(f"h2o:budget={b}", n, scored=0.4) for b, n in ((0.1, 5), (0.4, 30))]
+    printed, page, told, paths = written(tmp_path, cells)
+    assert tmp_path / "budgets.svg" in paths and "budget by budget" in page
+    assert "full without any shots, the floor, answers 50.0 ± 8.0 %" in printed
+    assert "chosen by a rule more than by the method's own score: h2o:budget=0.1 (40 %)" in printed
+    found = {row["method"]: row for row in told}
+    assert found["h2o:budget=0.1"]["lost"] == "33" and found["h2o:budget=0.1"]["differs"] == "True"
+    assert found["int4"]["differs"] == "False" and found["int4"]["device_bytes_of_full"] == "0.2"
+    import pyarrow.parquet
+
+    packed = pyarrow.parquet.read_table(tmp_path / "accuracy.parquet").to_pylist()
+    assert [row["method"] for row in packed] == [row["method"] for row in told]
+    assert packed[0]["model_digest"] == "a1" and packed[0]["code_digest"] == "c1"
+
+
+def test_no_picture_of_budgets_where_there_is_one_budget(tmp_path):
+    *_, paths = written(tmp_path, [cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
+    assert tmp_path / "budgets.svg" not in paths
+
+
+@pytest.mark.parametrize("method, share", [
+    ("sinks:budget=20", 0.0), ("h2o:budget=20", 0.5), ("snapkv:budget=20", 0.2), ("tova:budget=20", 0.95),
+    ("full", None), ("h2o:budget=1", None), ("topk", None),
+])  # fmt: skip
+def test_the_share_that_a_score_chose(method, share):
+    model, _ = kvlab.load()
+    cache = kvlab.make_cache(model, method)
+    kvlab.Stepper(model, cache).feed(torch.arange(60)[None], last=True)
+    assert cache.stats().scored == (None if share is None else pytest.approx(share))
+    cache.reset()
+    assert cache.stats().scored is None

@@ -1,0 +1,28 @@
+"""The documents say what the collected studies say, and those are whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from eval.reproduce import collect, tables
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = sorted((ROOT / "docs" / "results").glob("*.json"))
+KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
+
+
+@pytest.mark.parametrize("file", STORED, ids=lambda file: file.stem)
+def test_stored_studies_are_whole(file):
+    """Means and tests follow from the outcomes that are stored beside them."""
+    for row in collect.read(file):
+        assert row.keys() >= KEYS
+        if isinstance(row.get("outcomes"), str):
+            assert row["value"] == pytest.approx(row["outcomes"].count("1") / row["n"], abs=1e-6)
+    assert json.loads(file.read_text())["study"] == file.stem
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)
+def test_documents_say_what_is_stored(document):
+    text = document.read_text(encoding="utf-8")
+    assert tables.MARKED.search(text) and tables.filled(text) == text

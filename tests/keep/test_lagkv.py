@@ -1,0 +1,63 @@
+"""LagKV beside its definition: equal shares of every block, what is chosen at all, bad input."""
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.keep import LagKV
+from kvlab.keep.lagkv import weights
+
+
+def kept(spec, tokens):
+    cache = kvlab.make_cache(tiny("llama", max_position_embeddings=2048), spec)
+    kvlab.Stepper(cache.model, cache).feed(prompt(tokens))
+    return cache.layers[2].positions[0]
+
+
+def test_every_block_gives_as_many_but_for_one():
+    held = kept("lagkv:budget=40,lag=8", 100)  # 4 first, 11 blocks and a last one with no rest
+    for head in held:
+        assert head[:4].tolist() == [0, 1, 2, 3] and head[-8:].tolist() == [*range(92, 100)]
+        of_blocks = torch.bincount((head[4:-8] - 4) // 8, minlength=11)
+        assert of_blocks.sum() == 28 and of_blocks.max() - of_blocks.min() == 1
+    assert not torch.equal(held[0], held[1])
+
+
+def test_a_long_lag_chooses_nothing_at_these_lengths():
+    """With a lag of 128, as in kvpress; with a quarter of the budget something is."""
+    newest = [*range(4), *range(604, 700)]
+    assert kept("lagkv:budget=100,lag=128", 700)[0].tolist() == newest
+    found = kept("lagkv:budget=100", 700)[0].tolist()
+    assert len(set(found) - set(newest)) >= 46
+
+
+def test_a_channel_that_does_not_vary_says_nothing():
+    x = torch.randn(1, 8, 6, generator=torch.Generator().manual_seed(0))
+    x[:, 4:, 2] = 1.0
+    assert weights(x, 4).isfinite().all()
+    rest = x[..., [0, 1, 3, 4, 5]]
+    assert not torch.equal(weights(x, 4), weights(rest, 4))
+    assert torch.allclose(weights(x, 4).sum(-1), torch.ones(1, 1))
+
+
+def test_rows_of_other_lengths_have_other_blocks():
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(60), prompt(33, seed=1)])
+    cache, alone = (kvlab.make_cache(model, "lagkv:budget=0.5") for _ in range(2))
+    kvlab.Stepper(model, cache).feed(ids, mask)
+    kvlab.Stepper(model, alone).feed(prompt(33, seed=1))
+    for layer, single in zip(cache.layers, alone.layers, strict=True):
+        for head in range(2):
+            own = layer.positions[1, head]
+            assert own[own >= 0].tolist() == single.positions[0, head].tolist()
+
+
+def test_bad_input():
+    for lag in (0, -1, 1.5, "x"):
+        with pytest.raises(ValueError, match=f"lag={lag!r}: expected a fraction of tokens"):
+            LagKV(lag=lag)
+    with pytest.raises(ValueError, match="sinks=-1: expected a whole number"):
+        LagKV(sinks=-1)
+    with pytest.raises(ValueError, match="lag=64: longer than a prompt of 30 tokens"):
+        kept("lagkv:budget=10,lag=64", 30)

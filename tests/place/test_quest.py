@@ -1,0 +1,168 @@
+"""Quest beside its definition: bounds, crops, windows, the index's bytes, what is missed, bad input."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.place import Host, InfiniGen, Quest, TopK
+from kvlab.reference import attention, place
+from kvlab.store import Int
+
+
+def stepped(model, spec, ids, steps=6, **given):
+    """(stepper, logits of every step)."""
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(ids, **given)
+    return stepper, [stepper.feed(prompt(1, rows=len(ids), seed=step)) for step in range(steps)]
+
+
+@given(seed=st.integers(0, 99), tokens=st.integers(1, 9), width=st.integers(1, 12))
+def test_no_key_scores_more_than_its_pages_bound(seed, tokens, width):
+    query, *keys = torch.randn(tokens + 1, width, generator=torch.Generator().manual_seed(seed))
+    bound = place.page_bound(query, torch.stack(keys))
+    assert all(float(query @ key) <= bound + 1e-4 for key in keys)
+
+
+@pytest.mark.parametrize("sides", ["left", "right"])
+def test_the_bounds_are_those_of_the_keys(sides):
+    """After a padded prompt in pieces and some steps, page by page, with the last one half full."""
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(31), prompt(12, seed=1)])
+    if sides == "right":
+        ids, mask = ids.flip(1), mask.flip(1)
+    cache = kvlab.make_cache(model, "quest:page=4,full_layers=1")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids, mask, chunk=9)
+    for step in range(6):
+        stepper.feed(prompt(1, rows=2, seed=step))
+    assert cache.layers[0].place.fetch.low is None
+    for layer in cache.layers[1:]:
+        keys, _ = layer.store.read(torch.device("cpu"))
+        state = layer.place.fetch
+        for row, length in enumerate((37, 18)):
+            for head in range(2):
+                own = keys[row, head, layer.positions[row, head] >= 0]
+                assert len(own) == length
+                for page, part in enumerate(own.split(4)):
+                    assert torch.equal(state.low[row, head, page], part.amin(0))
+                    assert torch.equal(state.high[row, head, page], part.amax(0))
+
+
+@pytest.mark.parametrize("spec", ["quest:page=3,budget=0.3", "quest:page=4,budget=9,link=1e9"])
+def test_a_crop_into_a_page(spec):
+    """What is left is bounded again, so that a cropped cache goes on as a fresh one."""
+    model, ids = tiny("llama"), prompt(40, rows=2)
+    cropped, _ = stepped(model, spec, ids)
+    cropped.cache.crop(-17)  # 46 tokens -> 29
+    fresh, _ = stepped(model, spec, ids[:, :29], steps=0)
+    for step in range(8):
+        token = prompt(1, rows=2, seed=step)
+        with torch.no_grad():
+            ours = model(token, past_key_values=cropped.cache).logits[:, -1]
+        assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-5)
+
+
+def test_a_window_and_its_pages():
+    model = tiny("mistral", sliding_window=9)
+    _, expected = stepped(model, "full", prompt(40))
+    _, found = stepped(model, "quest:budget=20,page=2,full_layers=0", prompt(40))  # more than the window
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+    _, less = stepped(model, "quest:budget=6,page=2,full_layers=0", prompt(40))
+    assert not torch.allclose(less[-1], expected[-1], atol=1e-2)
+
+
+def test_the_bytes_of_the_index_and_of_what_is_fetched():
+    model, heads, width = tiny("llama"), 2, 8
+    stepper, _ = stepped(model, "quest:budget=0.3,page=4", prompt(50, rows=3), 1)
+    stats = stepper.cache.stats()
+    chooses = 2  # of four layers
+    assert stats.index_bytes == stats.device_bytes == chooses * 3 * heads * 13 * width * 2 * 4
+    token = 2 * width * 4
+    wanted = chooses * 3 * heads * 50 * token  # the other two fetch everything
+    assert wanted + chooses * 3 * heads * 9 * token <= stats.fetched_bytes
+    assert stats.fetched_bytes <= wanted + chooses * 3 * heads * 12 * token  # three pages
+    assert stats.moved_bytes == stats.fetched_bytes + 4 * 3 * heads * token
+    assert stats.missed_mass is None
+    for spec in ("full", "offload"):
+        stats = stepped(model, spec, prompt(50), 1)[0].cache.stats()
+        assert stats.index_bytes == 0 and stats.missed_mass is None
+    assert stats.fetched_bytes == 4 * heads * 50 * token
+    partial = stepped(model, "infinigen", prompt(50), 1)[0].cache.stats()
+    assert partial.index_bytes == partial.device_bytes > 0
+
+
+@pytest.mark.parametrize("link", ["", ",link=1e9"])
+@pytest.mark.parametrize(
+    "spec", ["quest:budget=9,page=2", "topk:budget=5", "infinigen:budget=5", "quest+int8:page=2"]
+)
+def test_missed_mass_is_what_attention_gives_to_the_rest(spec, link):
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(30), prompt(23, seed=1)])
+    read = {}
+
+    def on_read(layer, held, slots, query):
+        if slots is not None:
+            read[layer.index] = slots, query, layer.given.keys
+
+    cache = kvlab.make_cache(model, f"{spec},missed=true{link}")
+    for layer in cache.layers:
+        layer.on_read = on_read
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(ids, mask)
+    assert cache.stats().missed_mass is None
+    for step in range(3):
+        stepper.feed(prompt(1, rows=2, seed=step))
+    expected = []
+    for index, (slots, query, newest) in read.items():
+        layer = cache.layers[index]
+        layer.place.commit(layer)
+        keys = layer.store.read(torch.device("cpu"))[0]
+        keys[:, :, -1:] = newest
+        for row in range(2):
+            for head in range(4):
+                there = (layer.positions[row, head // 2] >= 0).nonzero()[:, 0].tolist()
+                weights = attention.weights(query[row, head, 0], keys[row, head // 2, there], 8**-0.5)
+                taken = set(slots[row, head // 2].tolist())
+                expected.append(float(sum(w for w, s in zip(weights, there, strict=True) if s not in taken)))
+    assert cache.stats().missed_mass == pytest.approx(sum(expected) / len(expected), abs=1e-5)
+    assert cache.stats().missed_mass > 0.01
+    stepper.feed(prompt(5, rows=2))  # no choice was made
+    assert cache.stats().missed_mass is None
+
+
+def test_the_oracle_misses_least():
+    model, found = tiny("llama"), {}
+    for name, fetch in {
+        "topk": TopK(12, 2),
+        "quest": Quest(12, page=4),
+        "infinigen": InfiniGen(12, alpha=99),
+    }.items():
+        cache = kvlab.KVCache(model, place=Host(fetch, missed=True))
+        stepper, total = kvlab.Stepper(model, cache), 0.0
+        stepper.feed(prompt(60, rows=2))
+        for step in range(10):
+            stepper.feed(prompt(1, rows=2, seed=step))
+            total += cache.stats().missed_mass
+        found[name] = total
+    assert found["topk"] < min(found["quest"], found["infinigen"])
+
+
+def test_bad_input():
+    model = tiny("llama")
+    for page in (0, 1.5, True):
+        with pytest.raises(ValueError, match=f"page={page}: expected a whole number of at least 1 tokens"):
+            Quest(page=page)
+    with pytest.raises(ValueError, match="page=129: expected at most the model's context, 128 tokens"):
+        kvlab.make_cache(model, "quest:page=129")
+    with pytest.raises(ValueError, match="budget=0: expected a fraction"):
+        kvlab.make_cache(model, "quest:budget=0")
+    with pytest.raises(ValueError, match="full_layers=9: the model has 4 layers"):
+        kvlab.make_cache(model, "quest:full_layers=9")
+    with pytest.raises(ValueError, match="group=7"):
+        kvlab.make_cache(model, "quest+int8:group=7")
+    with pytest.raises(ValueError, match="missed=3: expected true or false"):
+        kvlab.make_cache(model, "quest:missed=3")
+    assert kvlab.KVCache(model, store=Int(8), place=Host(Quest())).stats().index_bytes == 0

@@ -1,0 +1,84 @@
+"""Attention by its formula, in splits, and over buffers reserved at the start."""
+
+import pytest
+import torch
+
+import kvlab
+from kvlab.arithmetic import kv_bytes
+from kvlab.models import ModelShape
+from kvlab.reference.attention import attend, causal, flash_decoding, kv_head, part, shares, weights
+from kvlab.reference.preallocated import Preallocated
+from tests.tiny import prompt, tiny
+
+
+@pytest.mark.parametrize("split", [1, 3, 8, 24, 100])
+def test_flash_decoding_is_plain_attention(split):
+    torch.manual_seed(0)
+    query, keys, values = torch.randn(16) * 3, torch.randn(24, 16), torch.randn(24, 16)
+    plain = attend(query, keys, values, 0.25)
+    assert torch.allclose(flash_decoding(query, keys, values, 0.25, split), plain, atol=1e-6)
+
+
+def test_splits_of_very_different_scores():
+    """Every split subtracts its own largest score; without that, exp(200) would be infinite."""
+    keys = torch.tensor([[200.0], [1.0], [-200.0], [199.0]])
+    found = flash_decoding(torch.ones(1), keys, torch.eye(4), 1.0, 2)
+    assert torch.allclose(found, torch.softmax(keys[:, 0], 0), atol=1e-6)
+    assert not torch.isfinite((keys[:, 0]).exp()).all()
+
+
+def test_shares_are_what_lies_on_each_split():
+    torch.manual_seed(1)
+    query, keys, values = torch.randn(8), torch.randn(12, 8), torch.randn(12, 8)
+    parts = [part(query, k, v, 1.0) for k, v in zip(keys.split(5), values.split(5), strict=True)]
+    whole = weights(query, keys, 1.0)
+    assert torch.allclose(shares(parts), torch.stack([w.sum() for w in whole.split(5)]), atol=1e-6)
+
+
+def test_a_preallocated_cache_step_by_step():
+    """*KV Cache* (n.d.): five tokens of prompt, then one at a time; grouped heads; nothing ever moves."""
+    torch.manual_seed(2)
+    rows, longest, heads, kv_heads, d = 2, 9, 4, 2, 8
+    cache = Preallocated(rows + 1, longest, kv_heads, d)  # room for a row more than is used
+    queries, keys, values = (torch.randn(rows, longest, n, d) for n in (heads, kv_heads, kv_heads))
+    place, size = cache.keys.data_ptr(), cache.keys.nbytes + cache.values.nbytes
+    start = 0
+    for new in (5, 1, 1, 1, 1):
+        end = start + new
+        held_keys, held_values = cache.step(start, keys[:, start:end], values[:, start:end])
+        assert held_keys.shape == held_values.shape == (rows, end, kv_heads, d)
+        assert held_keys.data_ptr() == place  # a view: nothing was copied to read it
+        for row in range(rows):
+            for head in range(heads):
+                kv = kv_head(head, heads, kv_heads)
+                query, k, v = queries[row, end - 1, head], held_keys[row, :, kv], held_values[row, :, kv]
+                newest = attend(query, k, v, 0.5)
+                k, v = keys[row, :end, kv], values[row, :end, kv]
+                whole = causal(queries[row, :end, head], k, v, 0.5)  # recomputed, without a cache
+                assert torch.allclose(newest, whole[-1], atol=1e-6)
+        start = end
+    assert (cache.keys[rows] == 0).all()
+    assert size == kv_bytes(ModelShape(1, heads * d, heads, kv_heads, 1), longest, rows + 1, bits=32)
+    with pytest.raises(ValueError, match="10 tokens: the buffer holds 9"):
+        cache.step(9, keys[:, :1], values[:, :1])
+
+
+def test_kvlabs_static_store_holds_the_same():
+    model, length = tiny("llama"), 16
+    cache = kvlab.make_cache(model, f"static:length={length}")
+    full = kvlab.make_cache(model, "full")
+    steppers = [kvlab.Stepper(model, one) for one in (cache, full)]
+    shape = ModelShape.of(model)
+    theirs = Preallocated(1, length, shape.kv_heads, shape.head_dim)
+    start = 0
+    for ids in (prompt(6), prompt(1), prompt(1)):
+        for stepper in steppers:
+            stepper.feed(ids)
+        end = start + ids.shape[1]
+        new = [x[:, :, start:end].transpose(1, 2) for x in full.layers[0].store.read("cpu")]
+        written = theirs.step(start, *new)
+        held = cache.layers[0].store.read("cpu")
+        for ours, other in zip(held, written, strict=True):
+            assert torch.equal(ours, other.transpose(1, 2))
+        start = end
+    assert cache.stats().device_bytes >= shape.layers * (theirs.keys.nbytes + theirs.values.nbytes)

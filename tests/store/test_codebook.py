@@ -1,0 +1,84 @@
+"""Codebook: levels for the sphere's density, what a sketch is for, and what is refused."""
+
+import math
+
+import pytest
+import torch
+
+from kvlab.store import Codebook, Int, Rotated, codebook
+from kvlab.store.codebook import levels, projection
+
+
+def on_a_sphere(points: int, head_dim: int, seed: int = 0):
+    """Random vectors of root mean square 1."""
+    x = torch.randn(1, 1, points, head_dim, generator=torch.Generator().manual_seed(seed))
+    return x / x.square().mean(-1, keepdim=True).sqrt()
+
+
+@pytest.mark.parametrize("bits, error", [(2, 0.1175), (3, 0.03454), (4, 0.009497)])
+def test_at_many_channels_the_levels_are_those_of_a_normal_variable(bits, error):
+    """Errors of Max 1960, table 1."""
+    found = levels(4096, bits)
+    assert torch.equal(found, -found.flip(0)) and len(found) == 2**bits
+    form, x = Codebook(bits), on_a_sphere(400, 1024)
+    assert (form.decode(form.encode(x), x.dtype) - x).square().mean() == pytest.approx(error, rel=0.02)
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 64])
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_every_level_is_the_mean_of_what_is_nearest_to_it(head_dim, bits):
+    x, found = on_a_sphere(20_000, head_dim).flatten(), levels(head_dim, bits)
+    nearest = (x[:, None] - found).abs().argmin(1)
+    for code in range(2**bits):
+        mine = x[nearest == code]
+        assert mine.mean() == pytest.approx(found[code].item(), abs=5 * float(mine.std()) / len(mine) ** 0.5)
+
+
+def test_levels_of_few_channels_are_no_normal_variables():
+    assert levels(8, 4).max() < 2.35 < 2.73 < levels(4096, 4).max()
+    assert levels(8, 4).max() < math.sqrt(8)  # no channel is larger than the whole vector
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_a_sketch_takes_the_bias_away_and_scatters_more(bits, monkeypatch):
+    """Products with a query, averaged over 600 random projections; one alone errs more than the levels do."""
+    x, head_dim = on_a_sphere(1, 16, seed=bits), 16
+    plain, sketched = Codebook(bits), Codebook(bits, sketch=True)
+    coarse = levels(head_dim, bits - 1)
+    left = (x[..., None] - coarse).abs().amin(-1)  # what one bit fewer leaves over
+    queries = torch.randn(50, head_dim, generator=torch.Generator().manual_seed(1))
+    found = []
+    for seed in range(600):
+        monkeypatch.setattr(codebook, "projection", lambda d, where, seed=seed: projection(d, where, seed))
+        found.append(sketched.decode(sketched.encode(x), torch.float32).flatten())
+    monkeypatch.undo()
+    found = torch.stack(found)
+    bias = (found.mean(0) - x.flatten()).norm()
+    scatter = (found - x.flatten()).norm(dim=1).mean()
+    assert bias < 4 * scatter / 600**0.5 and bias < left.norm() / 3
+    assert ((found.mean(0) - x.flatten()) @ queries.T).abs().max() < left.norm() * queries.norm(
+        dim=1
+    ).max() / 3
+    assert scatter > 1.5 * (plain.decode(plain.encode(x), torch.float32) - x).norm()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_turned_vectors_with_outliers_lose_less(bits):
+    x = torch.randn(1, 2, 60, 64, generator=torch.Generator().manual_seed(4))
+    x[..., 5] *= 5
+    forms = Rotated(Codebook(bits), True), Codebook(bits), Rotated(Int(bits), True), Int(bits)
+    errors = [(form.decode(form.encode(x), x.dtype) - x).norm() / x.norm() for form in forms]
+    assert errors[0] < errors[1] / 1.2 and errors[0] < errors[2] < errors[3]
+
+
+def test_zero_stays_zero_and_bad_parameters_are_refused():
+    assert not Codebook(3).decode(Codebook(3).encode(torch.zeros(1, 1, 2, 8)), torch.float32).any()
+    for bits in (1, 5, "4"):
+        with pytest.raises(ValueError, match="bits="):
+            Codebook(bits)
+    with pytest.raises(ValueError, match="sketch=1: expected true or false"):
+        Codebook(4, sketch=1)
+    with pytest.raises(ValueError, match="bits=3: head dimension 10 does not fill whole bytes"):
+        Codebook(3).check(10)
+    with pytest.raises(ValueError, match="bits=1: head dimension 20 does not fill whole bytes"):
+        Codebook(4, sketch=True).check(20)

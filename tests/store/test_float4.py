@@ -1,0 +1,113 @@
+"""Float4 and Planes: grids, ties and scales by hand, and bits that are really stored."""
+
+import itertools
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.reference import store as reference
+from kvlab.store import Float4, Planes
+from kvlab.store.float4 import GRID
+from kvlab.store.int import pack, unpack
+from kvlab.store.planes import pack_planes, unpack_planes
+
+FORMS = [Float4(), Float4(largest="4over6"), Float4("mxfp4")]
+
+
+def read(form, x):
+    return form.decode(form.encode(x), torch.float32)
+
+
+@pytest.mark.parametrize("form", FORMS[::2], ids=lambda form: form.format)
+def test_every_number_of_the_grid_and_what_lies_half_way(form):
+    """Half-way numbers go to the even code, whatever their sign."""
+    signed = [*GRID, *(-x for x in GRID)]
+    assert read(form, torch.tensor(signed).view(1, 1, 1, 16)).flatten().tolist() == signed
+    halves = [(a + b) / 2 for a, b in itertools.pairwise(GRID)]
+    even = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
+    x = torch.tensor([*halves, 6.0, *(-x for x in halves), -6.0]).view(1, 1, 1, 16)
+    assert read(form, x).flatten().tolist() == [*even, 6.0, *(-x for x in even), -6.0]
+    codes = unpack(form.encode(x)[0], 4) + 8
+    assert (codes[codes != 7] % 2 == 0).sum() >= 14  # but for 6.0 itself
+
+
+def test_scales_by_hand():
+    x = torch.zeros(1, 1, 1, 48)
+    x[..., 0], x[..., 33], x[..., 47] = 100.0, 7.9, -0.3
+    _, scales = Float4("mxfp4").encode(x)
+    assert scales.flatten().tolist() == [127 + 6 - 2, 127 + 2 - 2]  # 64 <= 100 < 128, 4 <= 7.9 < 8
+    assert read(Float4("mxfp4"), x)[..., 33] == 6.0 and read(Float4("mxfp4"), x)[..., 0] == 96.0
+    _, scales = Float4().encode(x)
+    expected = [reference.float8_byte(value / 6, "e4m3") for value in (100.0, 0.0, 7.9)]
+    assert scales.flatten().tolist() == expected
+
+
+def test_four_over_six_takes_what_errs_less():
+    """5 lies between 4 and 6 of the grid: a block of 6 and 5 errs less where 6 is written as 4."""
+    x = torch.tensor([6.0, 5.0, 5.0, -5.0] * 4).view(1, 1, 1, 16)
+    six, best = (read(form, x) for form in FORMS[:2])
+    assert (best - x).norm() < 0.6 * (six - x).norm()
+    y = torch.randn(2, 2, 50, 80, generator=torch.Generator().manual_seed(2))
+    errors = [(read(form, y) - y).unflatten(-1, (5, 16)).norm(dim=-1) for form in FORMS[:2]]
+    assert (errors[1] <= errors[0] * 1.000001).all() and errors[1].norm() < 0.97 * errors[0].norm()
+
+
+def test_beyond_the_scale_it_saturates():
+    x = torch.tensor([1e9, -1e9, 1.0, 0.0]).view(1, 1, 1, 4)
+    assert read(Float4(), x).flatten().tolist() == [2688.0, -2688.0, 0.0, 0.0]
+    assert not read(Float4(), x * 1e-15).any()
+    assert read(Float4("mxfp4"), x)[..., 0] == 3 * 2**28
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6, 7])
+def test_planes_have_no_bit_to_spare(bits):
+    codes = torch.randint(0, 2**bits, (2, 3, 4, 40), generator=torch.Generator().manual_seed(bits))
+    packed = pack_planes(codes.to(torch.uint8), bits)
+    assert packed.shape[-1] * 8 == 40 * bits
+    assert torch.equal(unpack_planes(packed, bits), codes.to(torch.uint8))
+    assert packed[0, 0, 0].tolist() == reference.planes(
+        [c - 2 ** (bits - 1) for c in codes[0, 0, 0].tolist()], bits
+    )
+    low = pack((codes % 16 - 8).to(torch.int8), 4) if bits > 3 else pack((codes % 4 - 2).to(torch.int8), 2)
+    assert torch.equal(packed[..., : low.shape[-1]], low)  # the lowest plane is int4's, or int2's
+
+
+@pytest.mark.parametrize("spec, bits", [
+    ("int5", 5 + 16 / 80), ("int5:group=16,rotate=true", 6), ("nvfp4", 4.5), ("mxfp4", 4 + 8 * 3 / 80),
+    ("turboquant", 4 + 16 / 80), ("turboquant:bits=3", 3 + 16 / 80),
+    ("turboquant:bits=2,sketch=true", 2 + 24 / 80),
+    ("mixed:group=16", (8 + 1 + 4 + 1) / 2), ("int5:skip_layers=0+-1", (5 + 16 / 80) / 2 + 16),
+])  # fmt: skip
+def test_the_bits_asked_for_are_the_bits_held(spec, bits):
+    model = tiny("llama", head_dim=80)
+    cache = kvlab.make_cache(model, spec)
+    kvlab.decode(model, prompt(30), cache, 2)
+    assert cache.stats().device_bytes * 8 / (2 * 4 * 2 * 31 * 80) == pytest.approx(bits)
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="largest='4over6': only with nvfp4"):
+        Float4("mxfp4", "4over6")
+    with pytest.raises(ValueError, match="format='fp4': expected one of nvfp4, mxfp4"):
+        Float4("fp4")
+    with pytest.raises(ValueError, match="nvfp4: head dimension 9 does not fill whole bytes"):
+        Float4().check(9)
+    with pytest.raises(ValueError, match="bits=4: expected one of 3, 5, 6, 7"):
+        Planes(4)
+    with pytest.raises(ValueError, match="bits=5: head dimension 9 does not fill whole bytes"):
+        Planes(5).check(9)
+    x = torch.ones(2, 3, 4, 16)
+    x[1, 2, 3, 5] = float("nan")
+    with pytest.raises(ValueError, match="mxfp4: KV head 2 holds NaN or infinity"):
+        Float4("mxfp4").encode(x)
+    for spec, why in (
+        ("mixed:k=int9", "k='int9': expected one of full, int8"),
+        ("mixed:v=nvfp4,group=4", "group=4: nvfp4 has no such parameter"),
+        ("int4:skip_layers=9", "skip_layers=9: the model has 4 layers"),
+        ("int4:skip_layers=-5", "skip_layers=-5: the model has 4 layers"),
+        ("fp8:skip_layers=first", "skip_layers='first': expected numbers of layers, as in"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            kvlab.make_cache(tiny("llama"), spec)
