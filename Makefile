@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site gpu reproduce bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu reproduce bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -95,6 +95,24 @@ $(SITE)/.ready: requirements-site.txt | $(READY)
 
 test-site: $(READY) ## look at every page of the built site in an installed Chromium
 	KVLAB_SITE=build/site/_build/html $(PY) -m pytest tests/course/test_site.py tests/course/test_slides.py
+
+# Ray brings 26 packages: its environment is one of its own, beside .venv, whose packages it sees.
+RAY := .venv-ray
+
+test-ray: $(RAY)/.ready ## start Ray clusters and kill their parts: the tests marked ray, and S3's protocol (minutes)
+	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest -m ray tests/eval/test_cluster.py
+	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest tests/eval/test_results.py tests/eval/test_cluster.py -k "s3 or schema"
+
+cluster-demo: $(RAY)/.ready ## a small sweep on a Ray cluster of two nodes, one of which is killed while it works
+	HF_HUB_OFFLINE=1 PYTHONPATH=. $(RAY)/bin/python deploy/demo.py --out results/cluster-demo -- \
+	  --limit 4 --tasks recall chain agreement --methods full int8 h2o:budget=0.3
+
+$(RAY)/.ready: requirements-ray.txt | $(READY)
+	$(PY) -m venv --clear $(RAY)
+	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvlab.pth"
+	$(RAY)/bin/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
+	touch $@
 
 gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=--dry: in small, on the CPU)
 	$(PY) -m eval gpu $(DRY)

@@ -156,6 +156,8 @@ def work(measurements: list[Measurement], command: str) -> int:
     last = measurements[-1]
     store = Store(last.folder, lambda line: show.line(line))
     show = Show(store.out, store.home.at(LOG))
+    if any(getattr(one, "tp", False) for one in measurements) and int(os.environ.get("RANK", 0)):
+        return follow(measurements, store, show)
     store.prepare()
     if not isinstance(last, Report | Merge):
         write_json(store.out / RUN, {"command": command})
@@ -167,6 +169,15 @@ def work(measurements: list[Measurement], command: str) -> int:
                 sys.stdout.flush()  # now, while an error can be told
     finally:
         store.publish()
+    return 1 if failed else 0
+
+
+def follow(measurements: list[Measurement], store: Store, show: Show) -> int:
+    """What all processes of torchrun but the first do: the same work, of which nothing is written or said."""
+    store.save = lambda cell: None
+    show.console.quiet = True
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        failed = sum(run(one, store, show) for one in measurements if getattr(one, "tp", False))
     return 1 if failed else 0
 
 

@@ -89,6 +89,25 @@ def kv_bytes_per_token(shape: ModelShape, bits: float = 16) -> float:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * bits / 8
 
 
+def latent_step(
+    heads: int, rank: int, rotary: int, nope: int, value: int, tokens: int, bits: float = 16
+) -> dict[str, tuple[float, float]]:
+    """One layer of a decode step with multi-head latent attention (DeepSeek-V2, 2024, section 2.1), one row
+    of `tokens` tokens held: {how: (bytes of the cache, operations)}, two for every multiply-add.
+
+    rank and rotary: numbers cached of a token; nope and value: of a head's key without its rotary part, and
+    of its value. "multi-head": K and V of all heads are cached. "plain": they are made of the latents again
+    at every step. "absorbed": never; the matrices join the query and the output.
+    """
+    wide, made = nope + rotary + value, rank * (nope + value)
+    both = tokens * (rank + rotary) * bits / 8
+    return {
+        "multi-head": (tokens * heads * wide * bits / 8, 2 * heads * tokens * wide),
+        "plain": (both, 2 * heads * tokens * (wide + made)),
+        "absorbed": (both, 2 * heads * (made + tokens * (2 * rank + rotary))),
+    }
+
+
 def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -> float:
     """Bytes of the KV cache of `batch` rows of `tokens` tokens."""
     return batch * tokens * kv_bytes_per_token(shape, bits)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from .devices import entry_of
 from .visibility import CAUSAL, Visibility, own_positions
 
 NAME = "kvlab"
@@ -194,7 +195,7 @@ def recorded(model, ids: Tensor) -> list[Recorded]:
     model: one that attends through kvlab (`models.prepare`).
     """
     with recording() as layers:
-        model(ids.to(model.device), use_cache=False)
+        model(ids.to(entry_of(model)), use_cache=False)
     return layers
 
 
@@ -224,26 +225,19 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
     if fused:
         out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
         return out.reshape(batch, heads, count, -1), None
-    weights = _weights(grouped, keys, scaling, allowed, softcap, sinks)
-    out = None if values is None else (weights.to(values.dtype) @ values).reshape(batch, heads, count, -1)
-    if counted is None:
-        return out, None
-    weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
-    return out, weights.sum((2, 3)) / group
-
-
-def _weights(grouped, keys, scaling, allowed, softcap, sinks) -> Tensor:
-    """Softmax weights `[batch, kv_heads, group * q, slots]`, fp32, of queries that are grouped by KV head."""
     weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
     if allowed is not None:
         hidden = allowed.dtype == torch.bool
         weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
     if sinks is not None:
-        batch, kv_heads, queries, _ = grouped.shape
-        beside = sinks.float().view(1, kv_heads, -1, 1)
-        beside = beside.expand(batch, -1, -1, queries // beside.shape[2]).flatten(2)
+        beside = sinks.float().view(1, kv_heads, group, 1).expand(batch, -1, -1, count).flatten(2)
         weights = torch.cat([weights, beside[..., None]], -1)
-    return weights.softmax(-1)[..., : keys.shape[2]]
+    weights = weights.softmax(-1)[..., : keys.shape[2]]
+    out = None if values is None else (weights.to(values.dtype) @ values).reshape(batch, heads, count, -1)
+    if counted is None:
+        return out, None
+    weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
+    return out, weights.sum((2, 3)) / group
 
 
 def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
@@ -253,18 +247,20 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
     slots]`; a query that may see nothing gives nothing. `QUERY_BLOCK` queries at a time.
     """
     batch, heads, count, _ = given.query.shape
-    kv_heads = keys.shape[1]
-    most = keys.new_zeros(batch, kv_heads, keys.shape[2], dtype=torch.float32)
+    kv_heads, group = keys.shape[1], heads // keys.shape[1]
+    most = keys.new_full((batch, kv_heads, keys.shape[2]), -torch.inf, dtype=torch.float32)
     for start in range(0, count, QUERY_BLOCK):
-        query, seen = (
-            given.query[:, :, start : start + QUERY_BLOCK],
-            allowed[:, :, start : start + QUERY_BLOCK],
-        )
-        seen = seen[:, :, None].expand(-1, -1, heads // kv_heads, -1, -1).flatten(2, 3)
+        end = start + QUERY_BLOCK
+        query, hidden = given.query[:, :, start:end], ~allowed[:, :, start:end]
         grouped = query.reshape(batch, kv_heads, -1, query.shape[3])
-        weights = _weights(grouped, keys, given.scaling, seen, given.softcap, given.sinks)
-        most = torch.maximum(most, weights.masked_fill(~seen, 0.0).amax(2))
-    return most
+        scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(given.scaling), given.softcap)
+        scores = scores.unflatten(2, (group, -1)).masked_fill_(hidden[:, :, None], -torch.inf)
+        total = scores.logsumexp(-1, keepdim=True)  # a weight is exp(score - total)
+        if given.sinks is not None:
+            total = torch.logaddexp(total, given.sinks.float().view(1, kv_heads, group, 1, 1))
+        total.masked_fill_(total == -torch.inf, 0.0)
+        most = torch.maximum(most, scores.sub_(total).amax((2, 3)))
+    return most.exp()
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:

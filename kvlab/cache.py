@@ -21,7 +21,7 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
-from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal
+from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
@@ -38,8 +38,9 @@ LATENT = "K and V are made of a latent after the cache"
 @dataclass(frozen=True)
 class Stats:
     """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `moved_bytes` crossed the link between host and device, either way, in the last pass,
-    `fetched_bytes` of them to the device; `index_bytes`, of the device's, are what a fetch policy chooses by.
+    included; `spare_bytes` are allocated beside them, by buffers that grow, for tokens to come; `moved_bytes`
+    crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the
+    device; `index_bytes`, of the device's, are what a fetch policy chooses by.
     `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
     `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
     that the keep chose by its score, and not by a rule such as a recent window, over all layers that let
@@ -54,6 +55,7 @@ class Stats:
     index_bytes: int = field(default=0, repr=False)
     fetched_bytes: int = field(default=0, repr=False)
     missed_mass: float | None = field(default=None, repr=False)
+    spare_bytes: int = field(default=0, repr=False)
 
     def __getitem__(self, name: str) -> int:
         return asdict(self)[name]
@@ -126,6 +128,8 @@ class KVCache(Bound):
         store.suits(keep, place)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")
+        if keep.renumber and keep.evicts:
+            rotations_of(model)  # refuses a model without them
         theirs = layers_of(model)
         attending = [index for index, their in enumerate(theirs) if isinstance(their, ATTENDING)]
         shape, make = replace(shape, layers=len(attending)), Layer
@@ -325,9 +329,13 @@ class KVCache(Bound):
                 storage = tensor.untyped_storage()
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
         chosen = [layer.scored for layer in self.attending if layer.scored is not None]
+        spare = {False: 0, True: 0}
+        for layer in self.attending:
+            spare[layer.place.on_host] += layer.store.spare_bytes
         return Stats(
-            device_bytes=sum(sizes[False].values()),
-            host_bytes=sum(sizes[True].values()),
+            device_bytes=sum(sizes[False].values()) - spare[False],
+            host_bytes=sum(sizes[True].values()) - spare[True],
+            spare_bytes=sum(spare.values()),
             moved_bytes=sum(layer.moved_bytes for layer in self.attending),
             tokens_seen=self.get_seq_length(),
             tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),

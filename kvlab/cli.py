@@ -12,6 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from . import errors
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, exit code 2."""
@@ -58,9 +60,11 @@ def methods(arguments: argparse.Namespace) -> int:
     table.add_column("what it does", ratio=1)
     for name, method in METHODS.items():
         table.add_row(name, parameters(method), method.summary)
-    console = Plain()
-    console.print(table)
-    console.print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
+    console = Console(markup=False, emoji=False)
+    with console.capture() as shown:  # printed below, so that `main` hears of a reader who has left
+        console.print(table)
+    print(shown.get(), end="")
+    print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
     return 0
 
 
@@ -143,32 +147,21 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, TypeError, OSError) as error:
         if isinstance(error, OSError) and not error.filename:
             drop_output()
-        print(f"kvlab: error: {first_line(error)}", file=sys.stderr)
+        print(f"kvlab: error: {said(error)}", file=sys.stderr)
         return 2
 
 
-def first_line(error: Exception) -> str:
+def said(error: Exception) -> str:
     """What a line says of an error; of an OSError, its file and the reason."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'standard output'}: {error.strerror}"
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return errors.first_line(error)
 
 
 def drop_output() -> None:
     """What stdout still holds goes nowhere, or Python would complain of it at the end."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class Plain(Console):
-    """A console that prints names as they are."""
-
-    def __init__(self):
-        super().__init__(markup=False, emoji=False)
-
-    def on_broken_pipe(self) -> None:
-        """Whoever reads has left: `main` knows what to do."""
-        raise
 
 
 if __name__ == "__main__":

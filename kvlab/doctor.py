@@ -24,6 +24,8 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from .errors import first_line
+
 Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
 
@@ -158,24 +160,21 @@ def check_bandwidth() -> Result:
 
 def check_memory() -> Result:
     """There is memory left for a run."""
-    free = psutil.virtual_memory().available
-    text = f"free memory: {free / 2**30:.1f} GiB"
-    if free < NEEDED_MEMORY:
-        needed = NEEDED_MEMORY / 2**30
-        return False, f"{text}: `make demo` needs about {needed:.0f} GiB, close other programs"
-    return True, text
+    needed = NEEDED_MEMORY / 2**30
+    return _free_memory(needed, f"`make demo` needs about {needed:.0f} GiB, close other programs")
 
 
 def check_taught_memory() -> Result:
     """There is memory left for a browser, JupyterLab and one chapter."""
-    free = psutil.virtual_memory().available
-    text = f"free memory: {free / 2**30:.1f} GiB"
-    if free < TAUGHT_MEMORY:
-        return (
-            False,
-            f"{text}: a chapter needs {TAUGHT_MEMORY / 2**30:.1f} GiB, close other programs and tabs",
-        )
-    return True, text
+    needed = TAUGHT_MEMORY / 2**30
+    return _free_memory(needed, f"a chapter needs {needed:.1f} GiB, close other programs and tabs")
+
+
+def _free_memory(needed: float, short: str) -> Result:
+    """needed: GiB; short: what is said where there is less."""
+    free = psutil.virtual_memory().available / 2**30
+    text = f"free memory: {free:.1f} GiB"
+    return (False, f"{text}: {short}") if free < needed else (True, text)
 
 
 def check_disk(folder: str | os.PathLike = ".") -> Result:
@@ -208,24 +207,10 @@ def check_stick(folder: str | os.PathLike = ".") -> Result:
             "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
             "(to fill it: run `sh start.sh --stick` in the unpacked folder kvlab-learner, and carry that one)"
         )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--dry-run",
-        "--ignore-installed",
-        "--no-index",
-        "--quiet",
-    ]
-    command += [
-        "--disable-pip-version-check",
-        "--find-links",
-        str(wheels),
-        "-c",
-        str(setup / "constraints.txt"),
-    ]
-    command += ["-r", str(setup / "requirements-torch.txt"), "-r", str(setup / "requirements.txt")]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
+    command += ["--quiet", "--disable-pip-version-check", "--find-links", str(wheels)]
+    command += ["-c", str(setup / "constraints.txt"), "-r", str(setup / "requirements-torch.txt")]
+    command += ["-r", str(setup / "requirements.txt")]
     asked = subprocess.run(command, capture_output=True, text=True)
     size = sum(path.stat().st_size for path in wheels.iterdir())
     text = f"offline set-up: setup/wheels, {size / 1e6:.0f} MB"
@@ -324,8 +309,7 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
         try:
             ok, text = check()
         except Exception as error:  # a broken environment can raise anything
-            lines = str(error).strip().splitlines() or [""]
-            ok, text = False, f"{label}: {type(error).__name__}: {lines[0]} ({REPAIR})"
+            ok, text = False, f"{label}: {type(error).__name__}: {first_line(error)} ({REPAIR})"
         print(f"[{'ok' if ok else '!!' if ok is False else '??'}] {text}", flush=True)
         failed += ok is False
     return 1 if failed else 0
@@ -343,13 +327,11 @@ def model(name: str) -> int:
     try:
         config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(f"no configuration could be read from {name!r}: {lines[0]}") from error
+        raise ValueError(f"no configuration could be read from {name!r}: {first_line(error)}") from error
     try:
         found = row(config, kvlab.make_cache)
     except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        print(f"[!!] {name} ({config.model_type}): {lines[0]}")
+        print(f"[!!] {name} ({config.model_type}): {first_line(error)}")
         return 1
     equal = [method for method, why in found.items() if why == "equal"]
     print(f"[ok] {name} ({config.model_type}): equal with {', '.join(equal)}")

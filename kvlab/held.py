@@ -12,6 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
 from .models import ModelShape
+from .ranks import rank_of, ranks_of
 from .slots import Slots
 
 
@@ -40,6 +41,7 @@ class Held(CacheLayerMixin):
         self.timeline = self.on_read = self.place = self.cache = None
         self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
+        self.ranks, self.rank = ranks_of(model), rank_of(model)
         self.reset()
 
     def reset(self) -> None:
@@ -54,11 +56,12 @@ class Held(CacheLayerMixin):
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
         self.scored: float | None = None  # the share of what stayed of the prompt that a score chose
         self.is_initialized = self._busy = False
+        self.fused = None  # how the next step goes in one call (`kernels.Fused`), where it can
 
     def __deepcopy__(self, memo) -> Held:
         """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
-        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None}
+        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None, "fused": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 
@@ -84,6 +87,7 @@ class Held(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        self.fused = None
         if self.lengths:
             self.place.flush(self)
             for part in (self.keep, self.store, self.place, self.table):
@@ -98,6 +102,7 @@ class Held(CacheLayerMixin):
         if left == 0:
             self.reset()
             return
+        self.fused = None
         self.place.flush(self)
         for part in (self.store, self.place, self.table):
             part.crop(left)

@@ -11,8 +11,9 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 
 from .attention import Recorded, observed
 from .held import Held
-from .kernels import attend_packed, fits
-from .policy import View
+from .kernels import Fused, attend_packed, fits
+from .models import rotations_of
+from .policy import View, gather_slots
 from .visibility import Visibility, own_positions
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
@@ -26,6 +27,10 @@ class Layer(Held):
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
+        if self.fused is not None and softcap is None and sinks is None:
+            out = self._step_at_once(query, visibility, scaling)
+            if out is not None:
+                return out
         given = Recorded(query, *self._pending, visibility, scaling, softcap, sinks)
         self._pending = None
         if not visibility.known:
@@ -63,6 +68,24 @@ class Layer(Held):
         self.keep.policy.hear(View(self, self.keep), given, asked, positions, self.hears)
         return out
 
+    def _step_at_once(self, query: Tensor, visibility: Visibility, scaling: float) -> Tensor | None:
+        """A decode step in which nothing but appending and attending happens (see `Fused`); None where this
+        is no such step."""
+        watched = self.on_read is not None or self.timeline is not None or self.hears is not None
+        if watched or query.shape[2] != 1 or visibility.rule is not None or not visibility.known:
+            return None
+        if visibility.real(len(self.lengths), 1, self.seen)[0] is not None:
+            return None
+        self._busy = True
+        out = self.fused.call(self.store, query, *self._pending, scaling)
+        if out is not None:
+            self._pending, self.moved_bytes = None, 0
+            self.table.advance()
+            if self.given.scaling != scaling:
+                self.given = replace(self.given, scaling=scaling)
+        self._busy = False
+        return out
+
     def fill(self, given: Recorded, received: Tensor | None = None) -> None:
         """Take a whole prompt whose attention has been computed. Only for an empty layer.
 
@@ -74,10 +97,12 @@ class Layer(Held):
 
     def append(self, given: Recorded) -> None:
         """A pass begins: its K and V join what is held. ValueError for those that do not fit."""
-        self.given, self.moved_bytes, self.is_initialized = given, 0, True
+        self.given, self.moved_bytes, self.is_initialized, self.fused = given, 0, True, None
         batch, heads, tokens, width = given.keys.shape
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
+        if not self.lengths and heads * self.ranks == self.shape.kv_heads:
+            self.kv_heads = self.table.kv_heads = heads  # all of them, or this process's
         if (heads, width) != (self.kv_heads, self.shape.head_dim):
             raise ValueError(
                 f"layer {self.index}: K has {heads} heads of {width}, but the configuration of "
@@ -99,16 +124,31 @@ class Layer(Held):
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
-        if given.softcap is None and given.sinks is None and not observes and fits(held, query):
+        renumber = self.evicts and self.keep.policy.renumber
+        plain = given.softcap is None and given.sinks is None and not observes and not renumber
+        if plain and fits(held, query):
             out, received = attend_packed(query, held, given.scaling, allowed), None
         else:
-            numbers = held.read(query.device)
-            out, received = given.attend_to(*numbers, allowed, self.counted(asked) if observes else None)
+            keys, values = held.read(query.device)
+            keys = self.renumbered(keys) if renumber else keys
+            out, received = given.attend_to(keys, values, allowed, self.counted(asked) if observes else None)
         self.place.finish(self)
         if observes and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
+
+    def renumbered(self, keys: Tensor) -> Tensor:
+        """Keys `[batch, kv_heads, slots or fetched, head_dim]` as if the tokens held stood in a row that ends
+        where the newest one is: scores depend on distances alone."""
+        rotation, old = rotations_of(self.model)[self.order], self.table.positions
+        if rotation is None:
+            return keys
+        order = (old >= 0).cumsum(-1)
+        new = old.amax(-1, keepdim=True) - order.amax(-1, keepdim=True) + order
+        if self.fetched is not None:
+            old, new = (gather_slots(at, self.fetched) for at in (old, new))
+        return rotation.move(keys, old, new)
 
     def counted(self, asked: Tensor | None) -> Tensor:
         """Which of a step's queries the keep observes, `[batch, queries]`; asked: see `Slots.visible`."""
@@ -141,6 +181,8 @@ class Layer(Held):
     def _ended(self) -> None:
         """Of what was given its numbers stay, and as long as the prompt is open what a vote needs."""
         given, self._busy, self.fetched = self.given, False, None
+        if self.settled and not self.place.on_host and self.table.moved is None and given.query is not None:
+            self.fused = Fused.of(self.store, given.query)
         votes = (given.visibility, given.sinks) if self.held_back else (None, None)
         self.given = Recorded(None, None, None, votes[0], given.scaling, given.softcap, votes[1])
 
@@ -184,16 +226,22 @@ class Layer(Held):
 
     def _let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
+        self.fused = None
         self.place.flush(self)
         self.table.keep(slots, limits)
         for part in (self.keep, self.store, self.place):
             part.keep_slots(slots)
 
     @property
+    def settled(self) -> bool:
+        """Whether the prompt has ended, and nothing of what is held goes any more, or is chosen from."""
+        return not (self.in_prompt or self.evicts or self.local is not None)
+
+    @property
     def observes(self) -> bool:
         """Whether the keep wants to know the attention that every token receives in this pass."""
         keep = self._policies[0]
-        done = self.keep.on_top or (keep.once and not self.in_prompt)
+        done = self.keep.on_top or (keep.prompt_only and not self.in_prompt)
         return keep.observes and keep.evicts and not done
 
     @property

@@ -6,7 +6,9 @@ imported where they are made.
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import importlib
 import inspect
 import math
@@ -76,6 +78,22 @@ def method(name: str):
         return policies
 
     return enter
+
+
+def keeping(policies):
+    """Decorator: a method that is a keep alone takes `chunk`, `every` and `renumber` besides (see `Keep`)."""
+    besides = {"chunk": 1, "every": None, "renumber": False}
+
+    @functools.wraps(policies)
+    def extended(**parameters):
+        given = {name: parameters.pop(name, default) for name, default in besides.items()}
+        given["chunk_length"] = given.pop("chunk")
+        return {"keep": dataclasses.replace(policies(**parameters)["keep"], **given)}
+
+    own = inspect.signature(policies)
+    more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in besides.items()]
+    extended.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
+    return extended
 
 
 @method("full")
@@ -214,42 +232,49 @@ FORMATS = ("full", "int8", "int5", "int4", "int2", "fp8", "nvfp4", "mxfp4", "tur
 
 
 @method("sinks")
+@keeping
 def _sinks(budget=0.2, sinks=4):
     """The first tokens and a window of recent ones; the rest is dropped."""
     return {"keep": Sinks(budget, sinks)}
 
 
 @method("h2o")
+@keeping
 def _h2o(budget=0.2, recent=0.5):
     """The tokens that received most attention so far and recent ones; the rest is dropped."""
     return {"keep": H2O(budget, recent)}
 
 
 @method("snapkv")
+@keeping
 def _snapkv(budget=0.2, window=16, kernel=5):
     """What the last queries of the prompt attend to, and all tokens after it; the rest is dropped."""
     return {"keep": SnapKV(budget, window, kernel)}
 
 
 @method("tova")
+@keeping
 def _tova(budget=0.2):
     """The tokens that the newest query attends to most; the rest is dropped."""
     return {"keep": TOVA(budget)}
 
 
 @method("pyramidkv")
+@keeping
 def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
     """As snapkv, with more tokens in lower layers and fewer in higher ones."""
     return {"keep": PyramidKV(budget, window, kernel, beta)}
 
 
 @method("keydiff")
+@keeping
 def _keydiff(budget=0.2):
     """The tokens whose keys are least like the others', and all tokens after the prompt."""
     return {"keep": KeyDiff(budget)}
 
 
 @method("keynorm")
+@keeping
 def _keynorm(budget=0.2):
     """The tokens with the shortest keys, and all tokens after the prompt."""
     return {"keep": KeyNorm(budget)}
@@ -262,18 +287,21 @@ def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
 
 
 @method("lagkv")
+@keeping
 def _lagkv(budget=0.2, lag=0.25, sinks=4):
     """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
     return {"keep": LagKV(budget, lag, sinks)}
 
 
 @method("expected")
+@keeping
 def _expected(budget=0.2, future=512, sinks=4):
     """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
     return {"keep": ExpectedAttention(budget, future, sinks)}
 
 
 @method("random")
+@keeping
 def _random(budget=0.2, seed=0):
     """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
     return {"keep": Random(budget, seed)}

@@ -61,7 +61,8 @@ class State:
     """What a policy remembers of one layer, with a declaration of what happens to it.
 
     per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. filled: where
-    they are buffers that reserve more, how many of their slots are in use (else None). per_row: attributes
+    they are buffers that reserve more, how many of their slots are in use (else None); keeps_room: whether a
+    fork, or what an eviction leaves, reserves as much. per_row: attributes
     that have only the batch as first dimension, or are lists with an entry for each row. states: states of
     their own. shared: tensors of the model, or on their way, which belong to no row or slot and are not
     counted. Forks, evictions, crops, copies and byte counts come from this; a tensor in any other attribute
@@ -73,6 +74,8 @@ class State:
     states: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
     filled: int | None = None
+    keeps_room = False
+    spare_bytes = 0  # of what it holds: what is reserved for tokens to come
 
     def __init__(self, policy: Policy, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         self.policy = policy
@@ -156,10 +159,11 @@ class State:
     def _rows(self, x: Tensor, rows: Tensor) -> Tensor:
         if self.filled is None:
             return x.index_select(0, rows)
-        return with_room(x[:, :, : self.filled].index_select(0, rows), x.shape[2], x.is_pinned())
+        chosen = x[:, :, : self.filled].index_select(0, rows)
+        return with_room(chosen, x.shape[2], x.is_pinned()) if self.keeps_room else chosen
 
     def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
-        if self.filled is None:
+        if self.filled is None or not self.keeps_room:
             return gather_slots(x, slots)
         x[:, :, : slots.shape[2]] = gather_slots(x, slots)
         return x
@@ -177,13 +181,14 @@ class View:
     `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
     (None: all). in_prompt: this pass is part of the prompt; prefilling: and more of it may come. index, order
     (among the layers that attend), kv_heads, shape (`ModelShape`), scaling, softcap, sinks, local (window or
-    chunk, or None): of the layer.
+    chunk, or None): of the layer. rank, ranks: of this process and of all that share the layer's heads
+    (`ranks.py`); kv_heads are its own.
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling",
+        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling", "rank", "ranks",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):

@@ -18,11 +18,11 @@ from torch import Tensor
 from .methods import make_cache
 from .policy import State
 
-FORMAT = "1"  # of the file; another one is refused
+FORMAT = "2"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
-OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized")
+OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
-PLAIN = (bool, int, float, str, type(None))
+SCALARS = (bool, int, float, str, type(None))
 SAMPLE = 65_536  # numbers of a weight that its model's digest looks at
 
 
@@ -102,7 +102,7 @@ class Written:
         return {name: self.encode(value) for name, value in values.items()}
 
     def encode(self, value):
-        if isinstance(value, PLAIN):
+        if isinstance(value, SCALARS):
             return value
         if isinstance(value, Tensor):
             if id(value) not in self.names:
@@ -136,7 +136,7 @@ class Read:
             vars(thing).update(found)
 
     def decode(self, value, there=None):
-        if isinstance(value, PLAIN):
+        if isinstance(value, SCALARS):
             return value
         ((kind, inside), *_) = value.items()
         if kind == "tensor":

@@ -46,6 +46,12 @@ class Slots:
         self.seen += tokens
         self.count += tokens
 
+    def advance(self) -> None:
+        """One more token in every row, each in its next slot."""
+        self.lengths, self.rows_held = ([n + 1 for n in some] for some in (self.lengths, self.rows_held))
+        self.seen += 1
+        self.count += 1
+
     def _append_positions(self, before: list[int], real: Tensor | None, tokens: int) -> None:
         if self.moved is None:  # until now, slot j held token j
             self.moved = torch.arange(self.count, device=self.device, dtype=torch.int32)

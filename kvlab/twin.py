@@ -11,8 +11,9 @@ import torch
 
 from .attention import stopping, told
 from .cache import KVCache
+from .errors import kind_and_line
 from .models import listed, prepare, refusal, refused_layers, restore
-from .models.shrunk import first_line, once, twin_of
+from .models.shrunk import once, twin_of
 
 PROMPT, STEPS = 20, 5
 TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is off by far more
@@ -44,7 +45,7 @@ def differs(config, make=KVCache) -> str | None:
             return why
         expected = outputs(own)
     except Exception as error:
-        return f"it could not be tried: no tiny model of its class runs ({first_line(error)})"
+        return f"it could not be tried: no tiny model of its class runs ({kind_and_line(error)})"
     if expected is None:
         return "it does something of its own with K and V (it returns no cache)"
     try:
@@ -55,7 +56,7 @@ def differs(config, make=KVCache) -> str | None:
     try:
         found = outputs(ours, cache)
     except Exception as error:
-        return f"it does something of its own with K and V ({first_line(error)})"
+        return f"it does something of its own with K and V ({kind_and_line(error)})"
     off = float((found - expected).abs().max() / expected.std())
     return None if off < TOLERANCE else f"it does something of its own with K and V (off by {off:.2g})"
 

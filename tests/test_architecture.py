@@ -24,6 +24,8 @@ EXCEPTIONS = {
 LATE = {
     "kvlab.kernels.cpu": "numba",
     "kvlab.kernels.gpu": "triton",
+    "kvlab.engine.block": "numba",
+    "kvlab.engine.compiled": "numba, and only who asks for it",
     "kvlab.link.zero_copy": "triton",
 }
 STARTS = ("kvlab.cli", "kvlab.doctor", "eval.", "course.")  # command lines that answer before torch is loaded

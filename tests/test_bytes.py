@@ -37,7 +37,7 @@ def test_stats_add_up_to_the_storages_really_allocated(spec):
     for layer in cache.layers:
         storages({name: value for name, value in vars(layer).items() if name != "padding"}, seen)
     stats = cache.stats()
-    assert stats.device_bytes + stats.host_bytes == sum(seen.values()) > 0
+    assert stats.device_bytes + stats.host_bytes + stats.spare_bytes == sum(seen.values()) > 0
 
 
 def test_bytes_are_those_of_the_formulas():
@@ -56,6 +56,30 @@ def test_bytes_are_those_of_the_formulas():
         kvlab.decode(model, prompt(20, rows=3), cache, 6)
         assert cache.stats().device_bytes == expected_bytes, spec
         assert cache.stats().host_bytes == cache.stats().moved_bytes == 0
+
+
+@pytest.mark.parametrize("spec", ["full", "int4", "fp8"])
+def test_room_is_counted_bounded_and_seldom_made(spec):
+    """What is reserved beside the tokens held is said, is at most an eighth or 16 slots, and a long text is
+    copied about nine times in all: not once per step, as by concatenation."""
+    model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), spec)
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(20, rows=2))
+    assert cache.stats().spare_bytes == 0, "the prompt fills its buffer"
+    store = cache.layers[0].store
+    slot = 4 * 2 * 2 * store.bytes_per_slot  # layers, rows, heads
+    addresses, most = set(), 0
+    for step in range(100):
+        stepper.feed(prompt(1, rows=2, seed=step))
+        spare = cache.stats().spare_bytes
+        most = max(most, spare)
+        assert spare == slot * (store.keys[0].shape[2] - (21 + step))
+        addresses.add(store.keys[0].data_ptr())
+    assert most == slot * 16 and cache.stats().device_bytes == slot * 120
+    assert store.copies == 20 + 37 + 54 + 71 + 88 + 105 < sum(range(20, 120)) / 9 and len(addresses) == 6
+    forked = cache.layers[0].store
+    stepper.fork(torch.tensor([0]))
+    assert forked.keys[0].shape[2] == 120 and cache.stats().spare_bytes == 0
 
 
 def test_int4_holds_less_than_a_third_of_fp16():

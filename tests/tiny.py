@@ -73,10 +73,10 @@ SETTINGS = {
     "mxfp4": ([], ["mxfp4"]),
     "turboquant": ([], ["turboquant", "turboquant:bits=3", "turboquant:bits=3,sketch=true"]),
     "mixed": (["mixed:k=full,v=full"], ["mixed", "mixed:k=turboquant,v=nvfp4,skip_layers=0"]),
-    "sinks": (["sinks:budget=1"], ["sinks:budget=0.4"]),
+    "sinks": (["sinks:budget=1"], ["sinks:budget=0.4", "sinks:budget=0.4,renumber=true"]),
     "h2o": (["h2o:budget=1"], ["h2o:budget=0.4", "h2o:budget=9,recent=0.25"]),
     "snapkv": (["snapkv:budget=1"], ["snapkv:budget=0.4,window=4"]),
-    "tova": (["tova:budget=1"], ["tova:budget=0.4"]),
+    "tova": (["tova:budget=1"], ["tova:budget=0.4", "tova:budget=0.4,every=3,renumber=true"]),
     "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
     "adakv": (
         ["adakv:budget=1", "adakv:of=h2o,budget=1"],
@@ -86,7 +86,7 @@ SETTINGS = {
         ["kvzip:budget=1"],
         ["kvzip:budget=0.4", "kvzip:budget=7,chunk=16,sinks=1", "kvzip:budget=0.4,over=head"],
     ),
-    "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4"]),
+    "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4", "keydiff:budget=0.4,chunk=3,every=2"]),
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4"]),
     "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
     "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
@@ -138,7 +138,8 @@ UNROTATED = {"expected"}  # methods that undo rotary embeddings
 
 def refused(model, spec: str) -> bool:
     """Whether the method is none for this model, which rotates no keys; it is then refused in one line."""
-    if spec.partition(":")[0] not in UNROTATED or model.config.model_type not in ("opt", "gpt2"):
+    undoes = spec.partition(":")[0] in UNROTATED or "renumber=true" in spec
+    if not undoes or model.config.model_type not in ("opt", "gpt2"):
         return False
     with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
         kvlab.make_cache(model, spec)

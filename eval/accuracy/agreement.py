@@ -20,6 +20,7 @@ from torch import Tensor
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.devices import entry_of
 
 from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
 from .clock import Clock
@@ -89,7 +90,7 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     rows: dict[str, list] = {name: [] for name in methods}
     errors: dict[str, Exception] = {}
     rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
-    parts = ids.to(next(model.parameters()).device).split(rows_at_once)
+    parts = ids.to(entry_of(model)).split(rows_at_once)
     for index, part in enumerate(parts):
         prompt = part[:, : part.shape[1] - DECODED + 1 - TAIL]
         reference = None

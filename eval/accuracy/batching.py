@@ -17,7 +17,7 @@ TAIL = 1  # context tokens that already go through the cache
 PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
 TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
-RECORDED = 4 * 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
+RECORDED = 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
 LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
 
 
@@ -40,18 +40,23 @@ class Meter:
             self.chosen += stats.scored * rows
             self.chosen_steps += rows
 
-    def add_pass(self, before, after, columns: int, steps: Tensor) -> None:
+    def add_pass(self, before, after, columns: int, steps: Tensor, skipped: Tensor | int = 0) -> None:
         """A pass over `columns` known tokens of every row, for the decode steps that it stands for.
 
         before, after: the cache's `Stats` (bytes grow evenly in between, see `steps_at_once`); steps
-        `[rows]`: how many of the pass's tokens are a row's own.
+        `[rows]`: how many of the pass's tokens are a row's own; skipped `[rows]`: how many of these, the
+        first, another row stands for.
         """
-        steps = steps.double()
+        steps, skipped = steps.double(), torch.as_tensor(skipped, dtype=torch.float64)
         for name in self.NAMES:
             first, last = getattr(before, name) / len(steps), getattr(after, name) / len(steps)
-            grown = (last - first) / columns * steps * (steps + 1) / 2
-            self.sums[name] += round(float((first * steps + grown).sum()))
-        self.row_steps += int(steps.sum())
+            grown = (last - first) / columns * (steps * (steps + 1) - skipped * (skipped + 1)) / 2
+            self.sums[name] += round(float((first * (steps - skipped) + grown).sum()))
+        made = int((steps - skipped).sum())
+        self.row_steps += made
+        if after.scored is not None:
+            self.chosen += after.scored * made
+            self.chosen_steps += made
 
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps
@@ -82,7 +87,7 @@ def _settled(layer) -> bool:
     if type(layer) is not Layer or layer.local is not None or layer.in_prompt:
         return False
     keep, place, store = layer.keep, layer.place.policy, layer.store.policy
-    stays = not keep.policy.evicts or keep.on_top or keep.policy.once
+    stays = not keep.policy.evicts or keep.on_top or keep.policy.prompt_only
     return stays and type(place) is Device and type(store) in (Growing, Static) and layer.store.exact is None
 
 

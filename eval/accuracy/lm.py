@@ -36,6 +36,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 import kvlab
+from kvlab.devices import entry_of
 from kvlab.methods import Spec, parse
 
 from ..core.digests import code_digest, method_digest, model_digest
@@ -51,7 +52,8 @@ BATCH = 64  # rows decoded together
 
 def identity(
     pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=BATCH,
-    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, **parameters,
+    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, device_map=None,
+    tp=False, **parameters,
 ) -> str:  # fmt: skip
     """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, its model's
     files, and the code of the method and of the harness; "" for a model that is already loaded."""
@@ -60,7 +62,7 @@ def identity(
     spec = parse(with_parameters(method, parameters))
     code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
     evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
-    how = protocol, evict, context_until, rows, device, dtype, max_length
+    how = protocol, evict, context_until, rows, device, dtype, max_length, device_map, tp
     return hashlib.sha256(repr((spec.text, *code, *map(str, how))).encode()).hexdigest()[:12]
 
 
@@ -101,11 +103,12 @@ class KVLabLM(TemplateLM):
     def __init__(
         self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
         dtype=None, max_length=None, max_batch_size=None, protocol=INSIDE, evict=None, context_until=None,
-        **parameters,
+        device_map=None, tp=False, **parameters,
     ):  # fmt: skip
         super().__init__()
         named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
         named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
+        named |= {"device_map": device_map, "tp": tp}
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
@@ -113,7 +116,8 @@ class KVLabLM(TemplateLM):
         self.untils = dict(self.untils_of_tasks)
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
-            self.model, self.tokenizer = kvlab.load(pretrained, device=without_cuda(device), dtype=dtype)
+            where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
+            self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, **where)
         elif tokenizer is None:
             raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
         else:
@@ -123,7 +127,7 @@ class KVLabLM(TemplateLM):
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length = int(max_length or limit or 2048)
-        self._device = next(self.model.parameters()).device
+        self._device = entry_of(self.model)
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
         self.together((with_parameters(method, parameters),))

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from lm_eval.api.metrics import mean
 from lm_eval.evaluator import evaluate
 
 import kvlab
@@ -33,7 +34,7 @@ def setup(settings, report: Callable) -> Callable:
     specs = {spec.text: spec for spec in settings.specs}
     where = {"device": settings.device, "dtype": settings.dtype}
     where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
-    where |= settings.model_arguments
+    where |= settings.model_arguments | {"device_map": settings.device_map, "tp": settings.tp}
     lm = KVLabLM(settings.model, settings.specs[0], batch_size=settings.batch_size, **where)
     if settings.apply_chat_template and not lm.tokenizer.chat_template:
         raise Problem("--apply-chat-template: this model's tokenizer has no chat template")
@@ -133,7 +134,7 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
         items = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
         stderr = found.get(f"{metric}_stderr,{chosen}")
         if not isinstance(stderr, float):
-            stderr = jackknife(task.aggregation()[metric], items)
+            stderr = jackknife(task.aggregation().get(metric, mean), items)  # RULER names some lengths only
         label = metric if chosen == "none" else key
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items

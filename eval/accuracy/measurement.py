@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..cluster.options import Pooled
 from ..core import workers
 from ..core.digests import digest
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
-from ..core.measurement import Cell, OfMethods, count, natural, option
+from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from . import cuts, taskset
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
@@ -20,7 +22,7 @@ HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks th
 
 
 @dataclass(kw_only=True)
-class Accuracy(OfMethods):
+class Accuracy(Pooled):
     """Methods that miss a task are scored on it together, since they share their prefills; tasks go to worker
     processes, the longest first."""
 
@@ -51,6 +53,12 @@ class Accuracy(OfMethods):
         "rows that a task reads instead of its own data set", (), nargs="+", metavar="TASK=FILE.jsonl"
     )
     metadata: str = option("what tasks are told, as name=value,name=value or JSON", "")
+    device_map: str | None = option(
+        "auto, or a JSON file {module: device}: accelerate spreads the model over devices, CPU and disk"
+    )
+    tp: bool = option(
+        "the model's heads are split among the processes of torchrun", False, action="store_true"
+    )
     model_args: str = option("further arguments of the model: max_length=TOKENS", "")
     gen_kwargs: str = option("options of generation, as lm-eval's: max_gen_toks=32", "")
     apply_chat_template: bool = option(
@@ -71,7 +79,7 @@ class Accuracy(OfMethods):
 
     def check(self) -> None:
         super().check()
-        if self.jobs is None and self.model is None:
+        if self.jobs is None and self.model is None and self.on is None and not self.tp:
             workers.get_ready()  # workers' imports begin while digests are made
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
@@ -90,8 +98,18 @@ class Accuracy(OfMethods):
     def _check_options(self) -> None:
         """Problem for options that cannot be; a YAML file among the tasks becomes its task. Tasks that make
         their rows themselves, as RULER's do, are told where the tokenizer is."""
+        from kvlab.devices import read_map
         from kvlab.models import source_of
+        from kvlab.ranks import split
 
+        if (self.device_map is not None) + (self.device is not None) + self.tp > 1:
+            raise Problem("--device, --device-map and --tp: name one of them")
+        if self.device_map is not None:
+            read_map(self.device_map)
+        if self.tp and (self.on is not None or self.jobs):
+            raise Problem("--tp: the processes are torchrun's, so there is no --on and no --jobs")
+        if self.tp:
+            split(source_of(self.model))
         folders, tasks = [self.include_path] if self.include_path else [], []
         if self.include_path and not Path(self.include_path).is_dir():
             raise Problem(f"--include-path {self.include_path}: there is no such folder")
@@ -128,6 +146,13 @@ class Accuracy(OfMethods):
         names = ("system_instruction", "apply_chat_template", "fewshot_as_multiturn")
         return {name: getattr(self, name) for name in names}
 
+    @property
+    def placed(self) -> str | dict:
+        """--device-map as it was read."""
+        from kvlab.devices import read_map
+
+        return read_map(self.device_map)
+
     def cells(self) -> list[Cell]:
         settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
         settings |= {"evict": self.evict or default_eviction(self.protocol)}
@@ -135,6 +160,8 @@ class Accuracy(OfMethods):
         settings |= {"metadata": self.metadata, "samples": self.log_samples}
         settings |= {"context_until": self.context_until}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
+        settings |= {"device_map": self.placed} if self.device_map else {}
+        settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
         data = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}
         return [
             Cell(
@@ -152,16 +179,18 @@ class Accuracy(OfMethods):
         jobs = [(task, tuple(c.method for c in cells if c.task == task)) for task in self.tasks]
         jobs = [(task, methods) for task, methods in jobs if methods]
         jobs.sort(key=lambda job: HEAVY.index(job[0]) if job[0] in HEAVY else len(HEAVY))
-        processes = self.jobs if self.jobs is not None else min(2, cores()) if self.small() else 0
+        usual = min(2, cores()) if self.small() and not self.tp else 0
+        processes = self.jobs if self.jobs is not None else usual
 
         def report(job, done: int, total: int) -> None:
             bar.at(job[0], len(job[1]) * min(1.0, done / max(total, 1)))
 
-        for job, found in workers.run(self.maker, self, jobs, processes, self.threads, report):
-            task, methods = job
+        pool = self.pool(lambda job: f"{', '.join(job[1])} · {job[0]} · {self.protocol}")
+        for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
+            task, methods = done.job
             for method in methods:
-                one = found if isinstance(found, Failed) else found[method]
-                yield wanted[task, method], one
+                one = done.found if isinstance(done.found, Failed) else done.found[method]
+                yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
             bar.at(task, len(methods))
 
     def result(self, found: dict) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kvlab.decode import Stepper
+from kvlab.devices import entry_of
 from kvlab.models import ModelShape
 
 from .batching import (
@@ -51,7 +52,7 @@ class Scorer:
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
         self.prefilled, self.clock = 0, Clock()
         self.batch_size, self.max_length = batch_size, max_length
-        self.device = next(model.parameters()).device
+        self.device = entry_of(model)
         self.vocabulary = model.config.get_text_config().vocab_size
         self.meters = {name: Meter() for name in caches}
         self.errors: dict[str, Exception] = {}
@@ -80,21 +81,25 @@ class Scorer:
             self.caches.pop(name, None)
         return found
 
-    def prompt(self, prompts: list[Sequence[int]], score: Callable, cuts: list[int] | None = None) -> dict:
+    def prompt(
+        self, prompts: list[Sequence[int]], score: Callable, cuts: list[int] | None = None, known: int = 0
+    ) -> dict:
         """Prefill all but the last TAIL tokens and feed those through each cache; with `cuts`, tokens of each
         prompt's context, prefill the contexts and feed the questions, the last TAIL tokens by themselves.
 
         score(name, stepper, logits `[batch, V]`) -> result; returns {method: result}. `recompute` has
-        nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes.
+        nothing to prefill: it gets a fresh stepper and no logits, and makes its own passes. known: so many
+        tokens that are known follow at most; then a cache whose steps pass `at_once` gets no logits either,
+        and its last TAIL tokens are still to be fed.
         """
         lasting = {method: cache for method, cache in self.caches.items() if not cache.recompute}
         passing = {method: cache for method, cache in self.caches.items() if cache.recompute}
         if not lasting:
             found = {}
         elif cuts is None or not cuts[0]:
-            found = self._inside(lasting, prompts, score)
+            found = self._inside(lasting, prompts, score, known)
         else:
-            found = self._on_contexts(lasting, prompts, cuts, score)
+            found = self._on_contexts(lasting, prompts, cuts, score, known)
         for method, cache in passing.items():
             try:
                 with self.clock.of(method):
@@ -104,19 +109,24 @@ class Scorer:
                 del self.caches[method]
         return found
 
-    def _inside(self, caches: dict, prompts: list[Sequence[int]], score: Callable) -> dict:
+    def _end(self, name: str, stepper: Stepper, prompts: list, known: int) -> Tensor | None:
+        """Feed every prompt's last token: logits `[batch, V]`; None where what follows takes it along."""
+        if known and self.at_once(stepper, torch.tensor([len(prompt) for prompt in prompts]), known):
+            return None
+        return self.step(name, stepper, torch.tensor([prompt[-1] for prompt in prompts]))
+
+    def _inside(self, caches: dict, prompts: list[Sequence[int]], score: Callable, known: int) -> dict:
         tail = 0 if len(prompts[0]) == TAIL else TAIL  # where nothing would be left to prefill
         ids, mask = self._padded([prompt[: len(prompt) - tail] for prompt in prompts])
-        final = torch.tensor([prompt[-1] for prompt in prompts])
 
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
                 stepper.cache.hold()
-            return score(name, stepper, self.step(name, stepper, final) if tail else logits)
+            return score(name, stepper, self._end(name, stepper, prompts, known) if tail else logits)
 
         return self._each(caches, ids, mask, True, go_on)
 
-    def _on_contexts(self, caches: dict, prompts: list, cuts: list[int], score: Callable) -> dict:
+    def _on_contexts(self, caches: dict, prompts: list, cuts: list[int], score: Callable, known: int) -> dict:
         """Compress each context once, ask every question of a fork."""
         asked = families(prompts, cuts, self.protocol)
         if self.protocol == REUSE:  # every question on what was held with the one before it inside
@@ -136,7 +146,6 @@ class Scorer:
         wide = max(2, *map(len, rest))
         question, real = (part[:-2] for part in pad_left([*rest, [0] * wide, [0]], 0, self.device))
         real = None if bool(real.all()) else real
-        final = torch.tensor([prompt[-1] for prompt in prompts])
 
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
@@ -145,7 +154,7 @@ class Scorer:
                 stepper.fork(owner.to(self.device))
             if any(rest):
                 stepper.feed(question, attention_mask=real, last=True)
-            return score(name, stepper, self.step(name, stepper, final))
+            return score(name, stepper, self._end(name, stepper, prompts, known))
 
         return self._each(caches, ids, mask, True, go_on)
 
@@ -169,16 +178,19 @@ class Scorer:
         self.meters[name].add(stepper.cache, len(tokens))
         return logits
 
-    def known(self, name: str, stepper: Stepper, ids: Tensor, steps: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def known(
+        self, name: str, stepper: Stepper, ids: Tensor, steps: Tensor, skipped: Tensor | int = 0
+    ) -> Iterator[tuple[int, Tensor]]:
         """Decode steps whose tokens are known, in one pass, or some where the logits are too many: yields
         (first step, logits `[rows, steps, V]`). ids `[rows, steps]`; steps `[rows]`: how many are a row's
-        own, those behind them being anything. Only where `at_once`."""
+        own, those behind them being anything; skipped: see `Meter.add_pass`. Only where `at_once`."""
         wide = max(1, LOGITS // self.vocabulary // len(ids))
         for first, part in zip(range(0, ids.shape[1], wide), ids.split(wide, 1), strict=True):
             before = stepper.cache.stats()
             logits = stepper.feed(part.to(self.device))
-            own = (steps - first).clamp(0, part.shape[1])
-            self.meters[name].add_pass(before, stepper.cache.stats(), part.shape[1], own)
+            counts = (steps, torch.as_tensor(skipped))
+            own = [(count - first).clamp(0, part.shape[1]) for count in counts]
+            self.meters[name].add_pass(before, stepper.cache.stats(), part.shape[1], *own)
             yield first, logits
 
     @staticmethod
@@ -223,6 +235,7 @@ class Scorer:
                 [prompt for prompt, _ in batch],
                 lambda name, stepper, logits: self._continue(name, stepper, logits, batch),  # noqa: B023
                 None if cuts is None else [cuts[index] for index in members],
+                max(len(target) for _, targets in batch for target in targets),
             )
             for name, scores in found.items():
                 queue = iter(scores)
@@ -277,18 +290,14 @@ class Scorer:
         if stepper.cache.recompute:
             self._pass_over(stepper, batch, list(place), score)
             active = active[:0]
+        elif logits is None:
+            self._at_once(name, stepper, batch, owner, fed, score)
+            active = active[:0]
         else:
             score(0, active, logits.cpu()[owner])
             active = active[steps > 0]
         if len(active):
             stepper.fork(owner[active].to(self.device))
-            if self.at_once(stepper, starts[active], fed.shape[1]):
-                tokens = fed[active].clamp(min=0)
-                for first, found in self.known(name, stepper, tokens, steps[active]):
-                    for step in range(first + 1, first + 1 + found.shape[1]):
-                        rows = steps[active] >= step
-                        score(step, active[rows], found[rows.to(found.device), step - first - 1].cpu())
-                active = active[:0]
         for step in range(1, fed.shape[1] + 1 if len(active) else 0):
             kept = self.thin(stepper, steps[active] >= step, starts[active] + step - 1)
             active = active if kept is None else active[kept]
@@ -296,6 +305,17 @@ class Scorer:
             score(step, active, self.step(name, stepper, tokens).cpu())
         answers = zip((total[row_of] + ends).tolist(), (greedy[row_of] & hits).tolist(), strict=True)
         return list(answers)
+
+    def _at_once(self, name: str, stepper: Stepper, batch: list, owner: Tensor, fed: Tensor, score) -> None:
+        """Every row's prompt ends and its tokens follow, in one pass; owner `[rows]`, fed `[rows, steps]`."""
+        ends = torch.tensor([context[-1] for context, _ in batch])[owner]
+        again = torch.cat([torch.zeros(1, dtype=torch.bool), owner[1:] == owner[:-1]])  # the same end
+        tokens, steps = torch.cat([ends[:, None], fed.long().clamp(min=0)], 1), (fed >= 0).sum(1)
+        stepper.fork(owner.to(self.device))
+        for first, found in self.known(name, stepper, tokens, steps + TAIL, again.long()):
+            for step in range(first, first + found.shape[1]):
+                rows = (steps >= step).nonzero()[:, 0]
+                score(step, rows, found[rows.to(found.device), step - first].cpu())
 
     def _pass_over(self, stepper: Stepper, batch: list, rows: list, score: Callable) -> None:
         """`recompute` stores nothing: one pass over context and fed tokens gives every step's logits."""

@@ -100,6 +100,7 @@ def roots_of(module: str) -> list[Root]:
     the module's own package, installed or not; nothing else that is installed."""
     installed = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")}
     places = [Path(place or ".").resolve() for place in sys.path]
+    installed |= {place for place in places if place.name in ("site-packages", "dist-packages")}
     package = module.split(".")[0]
     top = getattr(sys.modules.get(package), "__file__", None)
     if top:

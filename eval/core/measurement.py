@@ -265,8 +265,10 @@ def run(measurement: Measurement, store, show) -> int:
 def record(cell: Cell, found: dict, threads: int | None) -> dict:
     """A cell as it is stored: names, configuration, the numbers found, and what they stand on."""
     found = dict(found)
-    where = machine(found.pop("device"), found.pop("threads", threads))
+    device, threads = found.pop("device"), found.pop("threads", threads)
+    where = found.get("machine") or machine(device, threads)
     stands_on = {"versions": versions(), "commit": commit(), "machine": where}
+    stands_on |= {key: found.pop(key) for key in stands_on if key in found}  # where it was made, if elsewhere
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     return {**vars(cell), **found, "made": made, **stands_on}
 

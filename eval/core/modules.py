@@ -21,7 +21,7 @@ OUTSIDE = (  # it shows, teaches or trains, and what makes numbers never imports
     "eval.core.show", "course", "recipes",
 )  # fmt: skip
 APART = (  # the same, and what says where caches are, what went wrong, and what a number stands on
-    *OUTSIDE, "kvlab.scratch", "eval.accuracy.clock", "eval.core.errors", "eval.core.alike",
+    *OUTSIDE, "kvlab.scratch", "eval.accuracy.clock", "eval.cluster", "eval.core.errors", "eval.core.alike",
     "eval.core.digests", "eval.core.machine", "eval.core.numbers", "eval.core.preload",
 )  # fmt: skip
 OURS = ("kvlab", "eval")  # packages whose own modules do nothing but pass names on

@@ -1,5 +1,8 @@
 """Worker processes that hold a loaded model and do one job after another.
 
+A pool has one method, `run(maker, options, jobs, report)`, which yields an `Outcome` for every job as it is
+finished; `Local` is the pool of this machine, `eval.cluster.pool.OnRay` the other one.
+
 A worker is started through forkserver with torch, transformers, lm-eval and kvlab already imported,
 so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
 decides, keeps what is finished and stops it. `maker` names a module with `setup(options, report)
@@ -16,6 +19,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
@@ -24,6 +28,15 @@ from .errors import Failed, describe
 from .modules import ROOT
 
 PRELOAD = ["eval.core.preload"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A job, what it found (or Failed), and what its cells are to say besides: where, in how many tries."""
+
+    job: object
+    found: object
+    about: dict = field(default_factory=dict)
 
 
 def quiet(threads: int | None = None) -> None:
@@ -175,53 +188,57 @@ class Here:
             raise Failed(*describe(error)) from error
 
 
-def run(
-    maker: str, options, jobs: list, count: int, threads: int | None, report: Callable
-) -> Iterator[tuple[object, object]]:
-    """Yield (job, result or Failed) as jobs finish, on `count` workers (0: in this process).
+@dataclass(frozen=True)
+class Local:
+    """The pool of this machine: `count` worker processes (0: this one), with `threads` of torch each."""
 
-    A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`.
-    """
-    if count == 0:
-        yield from _run_here(maker, options, jobs, threads, report)
-        return
-    waiting = list(jobs)
-    workers = [Worker(maker, options, threads) for _ in range(min(count, len(jobs)))]
-    busy = {worker.connection: worker for worker in workers}
-    try:
-        while busy:
-            for connection in wait(list(busy)):
-                worker = busy[connection]
-                kind, value = worker.take()
-                if kind == "at":
-                    report(worker.job, *value)
-                    continue
-                if kind == "failed" and worker.job is None:
-                    raise Failed(*value)
-                if kind != "ready":
-                    yield worker.job, Failed(*value) if kind == "failed" else value
-                if not worker.process.is_alive():
-                    worker.stop()
-                    del busy[connection]
-                    if waiting:
-                        workers.append(Worker(maker, options, threads))
-                        busy[workers[-1].connection] = workers[-1]
-                elif waiting:
-                    worker.give(waiting.pop(0))
-                else:
-                    del busy[connection]
-    finally:
-        for worker in workers:
-            worker.stop()
+    count: int
+    threads: int | None = None
 
+    def run(self, maker: str, options, jobs: list, report: Callable) -> Iterator[Outcome]:
+        """Yield the jobs' outcomes as they are finished.
 
-def _run_here(maker: str, options, jobs, threads, report) -> Iterator[tuple[object, object]]:
-    job = None
-    here = Here(maker, options, threads, lambda done, total: report(job, done, total))
-    here.finish()
-    for job in jobs:
+        A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`.
+        """
+        if self.count == 0:
+            yield from self._run_here(maker, options, jobs, report)
+            return
+        waiting = list(jobs)
+        workers = [Worker(maker, options, self.threads) for _ in range(min(self.count, len(jobs)))]
+        busy = {worker.connection: worker for worker in workers}
         try:
-            result = here.ask(job)
-        except Failed as error:
-            result = error
-        yield job, result
+            while busy:
+                for connection in wait(list(busy)):
+                    worker = busy[connection]
+                    kind, value = worker.take()
+                    if kind == "at":
+                        report(worker.job, *value)
+                        continue
+                    if kind == "failed" and worker.job is None:
+                        raise Failed(*value)
+                    if kind != "ready":
+                        yield Outcome(worker.job, Failed(*value) if kind == "failed" else value)
+                    if not worker.process.is_alive():
+                        worker.stop()
+                        del busy[connection]
+                        if waiting:
+                            workers.append(Worker(maker, options, self.threads))
+                            busy[workers[-1].connection] = workers[-1]
+                    elif waiting:
+                        worker.give(waiting.pop(0))
+                    else:
+                        del busy[connection]
+        finally:
+            for worker in workers:
+                worker.stop()
+
+    def _run_here(self, maker: str, options, jobs: list, report: Callable) -> Iterator[Outcome]:
+        job = None
+        here = Here(maker, options, self.threads, lambda done, total: report(job, done, total))
+        here.finish()
+        for job in jobs:
+            try:
+                result = here.ask(job)
+            except Failed as error:
+                result = error
+            yield Outcome(job, result)

@@ -56,7 +56,17 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
         for m, (value, error) in board.mean.items()
         if m in board.bytes
     ]
-    if points:
+    found = drawable(rows.rows([board]))
+    if found:  # many points, which lines from budget to budget tell apart
+        add(
+            "budgets",
+            "Accuracy against bytes, budget by budget",
+            f"{board.protocol[:1].upper()}{board.protocol[1:]}. A line joins the budgets of one method; bars "
+            "are standard errors; the grey step is the front: what no method here beats in bytes held; "
+            "dotted: guessing.",
+            lambda: curves(found),
+        )
+    elif points:
         held = [p | {"x": p["device_bytes"], "total": p["device_bytes"] + p["host_bytes"]} for p in points]
         add(
             "accuracy-held",
@@ -72,16 +82,6 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
             "What crosses the link between host and device for one token. Methods that live on the "
             "device move nothing.",
             lambda: plots.against_bytes(moved, "bytes moved per step"),
-        )
-    found = drawable(rows.rows([board]))
-    if found:
-        add(
-            "budgets",
-            "Accuracy against bytes, budget by budget",
-            f"{board.protocol[:1].upper()}{board.protocol[1:]}. A line joins the budgets of one method; bars "
-            "are standard errors; the grey step is the front: what no method here beats in bytes held; "
-            "dotted: guessing.",
-            lambda: curves(found),
         )
     if board.speed:
         add(

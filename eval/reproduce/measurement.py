@@ -70,8 +70,10 @@ class Reproduce(Measurement):
 
     def _make(self, name: str, show) -> int:
         """Make a study's missing cells; returns how many could not be made."""
-        failed = 0
-        for part, measurement in STUDIES[name].parts(self.quick, self.rows).items():
+        failed, parts = 0, STUDIES[name].parts(self.quick, self.rows)
+        if not parts:
+            show.line(f"{name}: left out, since it reads files of --rows FOLDER (docs/results.md)")
+        for part, measurement in parts.items():
             measurement.out = self.folder / name / part
             show.line(f"{name}, {part}: {measurement.folder}")
             measurement.check()

@@ -21,14 +21,15 @@ SHOTS = 5
 
 @dataclass(frozen=True)
 class Study:
-    """about: a sentence. parts: (quick, folder of the user's rows or None) -> {folder: Measurement}."""
+    """about: a sentence. parts: (quick, folder of the user's rows or None) -> {folder: Measurement}, none
+    where the study needs rows."""
 
     about: str
     parts: Callable[[bool, Path | None], dict[str, Measurement]]
 
 
 def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """Facts in documents of 100 to 1,000 tokens, one question each."""
+    """Facts in documents of 125 to 1,000 tokens, one question each."""
     shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
     short = {"tasks": ("recall",) if quick else ("recall", "needle"), "batch_size": 192}
@@ -63,20 +64,21 @@ def fewshot(quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 
 def perplexity(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """WikiText-2's test text in chunks of 2,048 tokens, the second half decoded; the workshop models, whose
-    context is shorter, in chunks of 512."""
+    """WikiText-2's test text in chunks of 2,048 tokens, of which the last 256 are decoded."""
     if rows is None:
-        raise Problem("--rows: the study perplexity reads wikitext2_test.txt from that folder")
+        return {}
     shared = {
-        "methods": EXACT + ("int2",) + CHOOSING,
+        "methods": (*EXACT, "int2", *CHOOSING),
         "budgets": ONE,
         "text": found(rows, "wikitext2", ".txt"),
     }
-    real = {"model": "smollm2", "dtype": "bfloat16", "chunk": 256 if quick else 2048}
+    shared |= (
+        {"chunk": 256, "prompt": 192, "limit": 2} if quick else {"chunk": 2048, "prompt": 1792, "limit": 8}
+    )
     return {
-        "smollm2": Perplexity(limit=2 if quick else 8, **real, **shared),
-        "workshop": Perplexity(limit=2 if quick else 16, chunk=512, **shared),
-        "workshop-opt": Perplexity(limit=2 if quick else 16, chunk=512, model="workshop-opt", **shared),
+        "smollm2": Perplexity(model="smollm2", dtype="bfloat16", **shared),
+        "workshop": Perplexity(**shared),
+        "workshop-opt": Perplexity(model="workshop-opt", **shared),
     }
 
 

@@ -10,9 +10,10 @@ from ..core.files import write_file
 from ..core.modules import ROOT
 from .collect import read
 
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md"))
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
+MISSING = "Not made yet: `make reproduce` makes it."
 
 
 def fill(document) -> None:
@@ -47,7 +48,7 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     differs from `full`, McNemar's p < 0.05."""
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
-        return "No cells yet."
+        return MISSING
     at = {(row["protocol"], row["task"], row["method"].partition(":")[0]): row for row in rows}
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
     there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
@@ -106,7 +107,7 @@ def curves(name: str, task: str, protocol: str) -> str:
     """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
     rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
     if not rows:
-        return "No cells yet."
+        return MISSING
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     body = []
     for curve in dict.fromkeys(row["curve"] for row in rows):
@@ -124,11 +125,33 @@ def scored(row: dict | None) -> str:
     return percent(row) + (" !" if row and row["scored"] is not None and row["scored"] < 0.5 else "")
 
 
+def beside(budget: str, *tasks: str) -> str:
+    """The workshop model beside SmolLM2, methods by tasks and protocols, at one budget."""
+    named = {"workshop": study("toy"), "SmolLM2": study("passages")}
+    at = {
+        (model, row["protocol"], row["task"], row["method"].partition(":")[0]): row
+        for model, rows in named.items()
+        for row in rows
+        if row["budget"] in (None, float(budget))
+    }
+    there = [(m, p, t) for t in tasks for p in PROTOCOLS for m in named if (m, p, t, "full") in at]
+    if not there:
+        return MISSING
+    body = []
+    for method in dict.fromkeys(key[3] for key in at):
+        mine = [at.get((*column, method)) for column in there]
+        if any(mine):
+            body.append([f"`{method}`", *map(percent, mine)])
+    guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
+    head = ["method", *(f"{task}, {protocol}: {model}" for model, protocol, task in there)]
+    return markdown(head, [*body, ["guessing", *guess]])
+
+
 def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
     if not rows:
-        return "No cells yet."
+        return MISSING
     models = list(dict.fromkeys(row["model"] for row in rows))
     at = {(row["model"], row["method"].partition(":")[0]): row for row in rows}
     methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
@@ -166,4 +189,9 @@ def gap(row: dict, full: dict) -> float:
     return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
 
 
-TABLES: dict[str, Callable[..., str]] = {"accuracy": accuracy, "curves": curves, "perplexity": perplexity}
+TABLES: dict[str, Callable[..., str]] = {
+    "accuracy": accuracy,
+    "beside": beside,
+    "curves": curves,
+    "perplexity": perplexity,
+}

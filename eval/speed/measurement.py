@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from ..cluster.options import Pooled
 from ..core import workers
 from ..core.alike import SPEED
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
-from ..core.measurement import Cell, OfMethods, natural, option
+from ..core.measurement import Cell, natural, option
 from .baselines import baselines
 
 REPEATS = 2
@@ -20,7 +21,7 @@ WIDE = "wide-random"  # name of the wide suite's model in results
 
 
 @dataclass(kw_only=True)
-class Speed(OfMethods):
+class Speed(Pooled):
     """Nothing else runs meanwhile. The processes of all methods live together and at each context every one
     is timed once, then all again, so that a busy minute of the machine hits all of them; only a model too
     large to be loaded that often (see `small`) is timed method by method. Threads are fixed. A cell is stored
@@ -36,6 +37,12 @@ class Speed(OfMethods):
         choices=["model", "wide", "attention"],
     )
     jobs: int | None = option("0: time in this process", type=natural)
+    allow_noisy: bool = option(
+        "under Ray: others may use the node meanwhile, which the cells record", False, action="store_true"
+    )
+    engine: str = option(
+        "what computes the decode steps of kvlab's methods", "eager", choices=["eager", "compiled"]
+    )
 
     @property
     def wide(self) -> bool:
@@ -84,8 +91,9 @@ class Speed(OfMethods):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
+        ours = shared | ({} if self.engine == "eager" else {"engine": self.engine})
         methods = {
-            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
+            name: self.configuration(self.maker, method=code, **ours) for name, code in self.codes.items()
         }
         methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
         return [
@@ -102,14 +110,36 @@ class Speed(OfMethods):
         return f"speed of {cell.method} at {context_of(cell)} tokens"
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        if self.on is not None:
+            yield from self._on_ray(cells, bar)
+            return
         methods = list(dict.fromkeys(cell.method for cell in cells))
         bandwidth: list = []
         for group in [methods] if self.wide or self.small() else [[method] for method in methods]:
             yield from self._together([cell for cell in cells if cell.method in group], bar, bandwidth)
 
+    def _on_ray(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        """The cells of one context after the other, on a node that is meanwhile nobody else's."""
+        jobs = [
+            tuple(c for c in cells if context_of(c) == at) for at in dict.fromkeys(map(context_of, cells))
+        ]
+        pool = self.pool(lambda job: f"{len(job)} methods · {job[0].task}", alone=not self.allow_noisy)
+
+        def report(job, done: float, total: float) -> None:
+            bar.at(f"{context_of(job[0])} tokens", done)
+
+        for done in pool.run("eval.speed.apart", self, jobs, report):
+            if isinstance(done.found, Failed):
+                yield done.job[0], done.found
+                continue
+            for cell, found in done.found:
+                more = done.about | {"alone": not self.allow_noisy}
+                yield cell, found if isinstance(found, Failed) else found | more
+            bar.at(f"{context_of(done.job[0])} tokens", len(done.job))
+
     def worker(self, method: str):
         """A process, or what stands for one, that times a method."""
-        names = ("suite", "model", "device", "dtype")
+        names = ("suite", "model", "device", "dtype", "engine")
         options = {name: getattr(self, name) for name in names} | {"method": method}
         kind = workers.Here if self.jobs == 0 else workers.Worker
         return kind(self.maker, options, self.threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import kvlab
+from kvlab.engine.compiled import compiled
 from kvlab.models import source_of
 
 STEPS = 16  # tokens decoded per repeat
@@ -27,7 +28,7 @@ def wide_model(**changes):
 
 
 def load(options: dict, attention: str):
-    """The model to time, in eval mode: options name `suite`, `model`, `device`, `dtype`."""
+    """The model to time, in eval mode: options name `suite`, `model`, `device`, `dtype`, `engine`."""
     from transformers import AutoModelForCausalLM
 
     device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -37,11 +38,14 @@ def load(options: dict, attention: str):
             model = model.to(getattr(torch, options["dtype"]))
         if attention == "kvlab":
             kvlab.prepare(model)
+            if options.get("engine") == "compiled":
+                compiled(model)
         else:
             model.set_attn_implementation(attention)
         return model
     if attention == "kvlab":
-        return kvlab.load(options["model"], device=device, dtype=options.get("dtype"))[0]
+        how = {"dtype": options.get("dtype"), "engine": options.get("engine", "eager")}
+        return kvlab.load(options["model"], device=device, **how)[0]
     dtype = options.get("dtype") or ("float32" if device == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(
         source_of(options["model"]), attn_implementation=attention, dtype=dtype, trust_remote_code=False

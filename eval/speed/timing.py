@@ -26,6 +26,7 @@ import torch
 
 import kvlab
 from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
+from kvlab.engine.compiled import engine_of
 from kvlab.models import ModelShape
 
 from .baselines import BASELINES, QUANTIZED
@@ -68,6 +69,7 @@ class Ours:
 
     def __init__(self, options: dict):
         self.model, self.method = load(options, "kvlab"), options["method"]
+        self.engine = engine_of(self.model)
 
     def measure(self, context: int) -> dict:
         cache = kvlab.make_cache(self.model, self.method)
@@ -88,6 +90,7 @@ class Theirs:
 
     def __init__(self, options: dict):
         self.model, self.kind = load(options, "sdpa"), options["method"]
+        self.engine = "eager"
 
     def _cache(self, context: int):
         from transformers import DynamicCache, QuantizedCache, StaticCache
@@ -128,6 +131,7 @@ def setup(options: dict, report: Callable) -> Callable:
                 "weight_bytes": weight_bytes(timed.model),
                 "token_bytes": kv_bytes_per_token(shape, 8 * timed.model.dtype.itemsize),
                 "device": str(timed.model.device),
+                "engine": timed.engine,
             }
         return timed.measure(job)
 
@@ -158,5 +162,6 @@ def summarize(context: int, found: list[dict], about: dict, bandwidth: float) ->
         "read_gbps": rate / 1e9,
         "bandwidth_gbps": bandwidth / 1e9,
         "tokens_held": last["tokens_held"],
+        "engine": about["engine"],
         "repeats": len(found),
     }

@@ -20,7 +20,7 @@ from ..accuracy.batching import Meter
 from ..accuracy.prefill import shared
 from ..accuracy.taskset import stories
 
-WIDTH = 64  # tokens of a place: losses within it are one number
+WIDTH = 32  # tokens of a place: losses within it are one number
 
 
 def chunks(tokenizer, text: Path | None, length: int, limit: int | None) -> Tensor:

@@ -101,10 +101,19 @@ def row(kind: str, number: int, length: int, tokenizer) -> dict:
 
 
 def dataset(kind: str, tokenizer: str, lengths=(1024,), documents: int = 100, **told) -> datasets.DatasetDict:
-    """The rows of one kind, `documents` for each of `lengths`."""
+    """The rows of one kind, `documents` for each of `lengths`. ValueError for what are no such numbers."""
+    sizes = [lengths] if isinstance(lengths, int) else lengths
+    if not isinstance(sizes, list | tuple) or not sizes or not all(map(_counts, sizes)):
+        raise ValueError(f"lengths={lengths!r}: expected tokens of a document, as a list: [1024, 4096]")
+    if not _counts(documents):
+        raise ValueError(f"documents={documents!r}: expected a number of documents for each length")
     words = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
-    made = [row(kind, number, int(size), words) for size in lengths for number in range(int(documents))]
+    made = [row(kind, number, size, words) for size in sizes for number in range(documents)]
     return datasets.DatasetDict({"test": datasets.Dataset.from_list(made)})
+
+
+def _counts(number) -> bool:
+    return isinstance(number, int) and number > 0
 
 
 def needles_single(**told):

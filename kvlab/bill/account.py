@@ -170,7 +170,7 @@ def _padded(spec: Spec, model: dict, tokens: int) -> Account:
     if any(kind[name] for kind in model["kinds"].values() for name in plain):
         raise ValueError("a static graph knows full attention alone")
     rows, bits = length - 1, 8 if given["quantized"] else 16
-    layers = [model["kinds"][letter] for letter in model["layers"]]
+    layers = list(_layers(model))
     numbers = sum(kind["heads"] * (kind["key"] + kind["value"]) for kind in layers)
     row_bytes = numbers * bits / 8
     return Account(

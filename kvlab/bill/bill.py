@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..arithmetic import cost_per_million, step_floor
 from ..methods import METHODS, Spec, parse
+from ..policy import check_number
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named
 from .show import html, text
@@ -86,10 +87,8 @@ def bill(
     context = _context(name, model, context)
     if isinstance(users, bool) or not isinstance(users, int) or users < 1:
         raise ValueError(f"users={users!r}: expected a whole number of at least 1")
-    if price is not None and (
-        isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf
-    ):
-        raise ValueError(f"price={price!r}: expected an amount per hour, 0 or more")
+    if price is not None:
+        check_number("price", price, lambda price: 0 <= price < math.inf, "an amount per hour, 0 or more")
     methods = [methods] if isinstance(methods, str) else METHODS if methods is None else methods
     specs = [parse(spec) for spec in methods]
     made = [policies(spec) for spec in specs]
@@ -100,27 +99,15 @@ def bill(
             "the bill is of one device, so choose a larger one or a smaller model"
         )
     there = machine(figures)
-    prefill = max(
-        prefill_operations(model, context) / there.flops, step_weights(model, context) / there.memory
-    )
-    lines = [
-        _line(spec, policy, model, figures, context, users, price)
-        for spec, policy in zip(specs, made, strict=True)
-    ]
-    prefill_cost = None if price is None else cost_per_million(price, prefill, context)
+    read = step_weights(model, context) / there.memory
+    prefill = max(prefill_operations(model, context) / there.flops, read)
+    pairs = zip(specs, made, strict=True)
     return Bill(
-        name,
-        device,
-        context,
-        users,
-        price,
-        model["context"],
-        figures["memory"],
-        size,
-        prefill,
-        prefill_cost,
-        lines,
-    )
+        model=name, device=device, context=context, users=users, price=price, model_context=model["context"],
+        memory=figures["memory"], weights_bytes=size, prefill=prefill,
+        prefill_cost=None if price is None else cost_per_million(price, prefill, context),
+        lines=[_line(spec, policy, model, figures, context, users, price) for spec, policy in pairs],
+    )  # fmt: skip
 
 
 def _context(name: str, model: dict, context: int | None) -> int:

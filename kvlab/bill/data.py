@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 from ..arithmetic import Machine
+from ..errors import first_line
 from .describe import describe
 
 HERE = Path(__file__).parent
@@ -43,10 +44,8 @@ def _described(path: Path) -> tuple[str, dict]:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (ValueError, OSError, KeyError, TypeError) as error:
-        why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(
-            f"model={str(path)!r}: not a configuration that transformers reads: {why}"
-        ) from error
+        why = f"not a configuration that transformers reads: {first_line(error)}"
+        raise ValueError(f"model={str(path)!r}: {why}") from error
     name, text = str(path), config.get_text_config(decoder=True)
     if text is not config:
         name += " (its text part)"

@@ -10,8 +10,10 @@ import re
 
 import torch
 
+from ..errors import first_line
+
 # How it computes does not matter here; these forms need no numbers.
-PLAIN = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
+OPTIONS = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
 
 
 def describe(config, bits: dict[str, float] | None = None) -> dict:
@@ -27,14 +29,14 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
     text = config.get_text_config(decoder=True)
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, **PLAIN)
+            model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, **OPTIONS)
             ids = torch.zeros(1, 2, dtype=torch.long)
         cache = DynamicCache(config=text)
         with torch.no_grad():
             model.eval()(ids, past_key_values=cache, use_cache=True)
     except Exception as error:
-        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"{text.model_type}: transformers makes no cache for this model ({why})") from error
+        why = f"transformers makes no cache for this model ({first_line(error)})"
+        raise ValueError(f"{text.model_type}: {why}") from error
     letters: dict[tuple, str] = {}
     layers = ""
     shares = _shares(text)

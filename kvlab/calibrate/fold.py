@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..devices import refuse_offloaded
 from .skew import skew
 
 MARK = "kvlab_skewed"  # in the model's config: queries and keys come out skewed
@@ -27,6 +28,7 @@ def fold(model, ids: Tensor | None = None):
         )
     if is_folded(model):
         raise ValueError("model: it is folded already")
+    refuse_offloaded(model, "fold")
     matrices = skew(model, None if ids is None else ids.tolist())
     blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
     with torch.no_grad():

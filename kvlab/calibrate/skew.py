@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import scratch
 from ..attention import recorded
 from ..models import calibration_ids, layers_of, prepare
+from ..ranks import ranks_of
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
@@ -42,7 +43,10 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     known = _skews.setdefault(model, {})
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
-        file = None if small else scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
+        hidden = ranks_of(model) > 1 or any(weight.is_meta for weight in model.parameters())
+        file = None  # of small models, and of weights that are not all here: no hash would tell them apart
+        if not (small or hidden):
+            file = scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
         matrices = _read(file, model)
         if matrices is None:
             matrices = _calibrate(model, ids)
@@ -74,7 +78,7 @@ def _read(file: Path | None, model) -> list[Tensor] | None:
     if file is None:
         return None
     try:
-        matrices = torch.load(file, map_location=model.device, weights_only=True)
+        matrices = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # not there, or damaged: made again
         return None
     attending = sum(hasattr(layer, "keys") for layer in layers_of(model))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..attention import recorded
+from ..devices import refuse_offloaded
 from ..models import calibration_ids, prepare
 
 MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
@@ -47,6 +48,7 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
         )
     if getattr(model.config, MARK, False):
         raise ValueError("model: it is smoothed already")
+    refuse_offloaded(model, "fold_smoothing")
     layers = recorded(prepare(model), calibration_ids(model) if ids is None else ids)
     blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
     for block, layer in zip(blocks, layers, strict=True):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..policy import State, check_number
+from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 
 
@@ -36,7 +37,9 @@ class AdaKV(Keep):
 
     observes = property(lambda self: self.of.observes)
     last_queries = property(lambda self: self.of.last_queries)
+    reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
+    reads_queries = property(lambda self: self.of.reads_queries)
 
     def start(self, layer) -> State:
         state = self.of.start(layer)
@@ -46,8 +49,14 @@ class AdaKV(Keep):
     def observe(self, layer, received: Tensor | None) -> None:
         self.of.observe(layer, received)
 
+    def note(self, layer, query: Tensor) -> None:
+        self.of.note(layer, query)
+
     def score(self, layer) -> Tensor:
         return self.of.score(layer)
+
+    def by_rule(self, layer) -> Tensor:
+        return self.of.by_rule(layer)
 
     def forget(self, state) -> None:
         self.of.forget(state)
@@ -56,8 +65,8 @@ class AdaKV(Keep):
         return self.of.limits(layer)
 
     def shares(self, layer, score: Tensor) -> Tensor:
-        limits = torch.tensor(layer.state.limits, device=score.device)
+        limits, score = torch.tensor(layer.state.limits, device=score.device), all_heads(layer, score)
         safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
-        return counts([score], limits * score.shape[1])[0]
+        return own_heads(layer, counts([score], limits * score.shape[1])[0])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State, check_fraction_or_count, resolve_budget
+from ..policy import Policy, State, check_fraction_or_count, check_whole, resolve_budget
 
 FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
 
@@ -23,9 +23,21 @@ class Keep(Policy):
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
     shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
+    chunk_length (`chunk=` of a method): tokens that stay or go together: what no rule holds scores as the
+    mean of its chunk of the text, in each KV head; of the last chunk that the budget reaches the first tokens
+    stay (ChunkKV, Liu et al. 2025, arXiv 2502.00299, where a chunk scores its sum in all heads and the budget
+    is of whole chunks).
+    every: compress while decoding too, each time that so many tokens have come on top of the budget. None: as
+    the method does, after every pass or (`once`) after the prompt alone. What observes attention then knows
+    that of the step alone.
+    renumber: attend as if the tokens held were consecutive ones that end with the newest (Xiao et al. 2023,
+    section 3.2): keys are rotated to these places when they are read, so models without RoPE are refused.
     """
 
     budget: float | int = 0.2
+    chunk_length: int = field(default=1, kw_only=True, repr=False)
+    every: int | None = field(default=None, kw_only=True, repr=False)
+    renumber: bool = field(default=False, kw_only=True, repr=False)
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
@@ -38,10 +50,20 @@ class Keep(Policy):
 
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
+        check_whole("chunk", self.chunk_length, 1)
+        if self.every is not None:
+            check_whole("every", self.every, 1)
+        if not isinstance(self.renumber, bool):
+            raise ValueError(f"renumber={self.renumber!r}: expected true or false")
 
     @property
     def evicts(self) -> bool:
         return self.budget != 1
+
+    @property
+    def prompt_only(self) -> bool:
+        """Whether nothing goes any more once the prompt has been compressed."""
+        return self.once and self.every is None
 
     def start(self, layer) -> State:
         return KeepState(self, self.per_row, self.per_slot)
@@ -104,8 +126,13 @@ class Keep(Policy):
             state.limits = state.longest = self.limits(layer)
             if state.shares is not None:
                 state.longest = state.shares.amax(-1).tolist()
-        elif self.once:
+            state.goal = state.limits if self.every else None
+        elif self.prompt_only:
             return None
+        elif self.every:
+            pairs = zip(layer.rows_held, state.goal, strict=True)
+            now = [goal if held - goal >= self.every else max(held, goal) for held, goal in pairs]
+            state.limits = state.longest = now
         slots = self._best(layer)
         self.forget(state)
         return slots
@@ -117,8 +144,10 @@ class Keep(Policy):
         """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
         positions = layer.slot_positions
         newest = positions == positions.amax(-1, keepdim=True)
-        score = self.score(layer).float().clamp(*FINITE).masked_fill(newest, torch.inf)
-        return score.masked_fill(positions < 0, -torch.inf)
+        score = self.score(layer).float().clamp(*FINITE)
+        if self.chunk_length > 1:
+            score = by_chunk(score, positions, self.by_rule(layer), self.chunk_length)
+        return score.masked_fill(newest, torch.inf).masked_fill(positions < 0, -torch.inf)
 
     def _best(self, layer) -> Tensor | None:
         """The best slots of every head, as `choose` returns them."""
@@ -145,6 +174,16 @@ def prompts(layer) -> list[int]:
     return [min(tokens, layer.local or tokens) for tokens in layer.lengths]
 
 
+def by_chunk(score: Tensor, positions: Tensor, by_rule: Tensor, chunk: int) -> Tensor:
+    """Scores `[batch, kv_heads, slots]` as means over a chunk of the text, of what no rule holds there."""
+    own = (positions >= 0) & ~by_rule
+    index = (positions.clamp(min=0) // chunk).long()
+    total = score.new_zeros(*score.shape[:2], int(index.amax()) + 1)
+    count = total.scatter_add(2, index, own.to(score.dtype)).clamp(min=1)
+    mean = total.scatter_add(2, index, score.masked_fill(~own, 0.0)) / count
+    return torch.where(own, mean.gather(2, index), score)
+
+
 def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
     """How many of a row's `limits` `[batch]` best slots each head of each layer has, `[batch, kv_heads]`.
     scores: by layer `[batch, kv_heads, slots]`, -inf where a slot is empty; ties go to the first layer, in it
@@ -168,11 +207,12 @@ class KeepState(State):
     """What a keep remembers of one layer.
 
     limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
-    head that may hold most; shares `[batch, kv_heads]`: where heads differ. last: see `LastQueries`. ids,
-    real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read again (`reread.py`).
+    head that may hold most; goal: `limits`, where it compresses only now and then; shares `[batch,
+    kv_heads]`: where heads differ. last: see `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the
+    prompt, as long as it waits to be read again (`reread.py`).
     """
 
-    per_row = ("limits", "longest", "shares", "ids", "real", "next")
+    per_row = ("limits", "longest", "goal", "shares", "ids", "real", "next")
     states = ("last",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 

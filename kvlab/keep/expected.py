@@ -49,7 +49,7 @@ class ExpectedAttention(Keep):
         return state
 
     def note(self, layer, query: Tensor) -> None:
-        if not layer.in_prompt:
+        if not layer.in_prompt and self.prompt_only:
             return
         state, at = layer.state, layer.slot_positions[:, :1, -query.shape[2] :]
         if state.rotation is not None:
@@ -59,6 +59,10 @@ class ExpectedAttention(Keep):
         new = counted.sum(-1), query.sum(2), query.transpose(2, 3) @ query
         for name, x in zip(("count", "total", "squares"), new, strict=True):
             setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
+
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions, (mean, spread) = layer.slot_positions, self.expected(layer)
@@ -89,10 +93,9 @@ class ExpectedAttention(Keep):
                 spread = rotation.turn(spread.transpose(2, 3), cos[:, None], sin[:, None])
         return mean.float(), spread.float()
 
-    def choose(self, layer) -> Tensor | None:
-        slots, state = super().choose(layer), layer.state
-        state.count = state.total = state.squares = None
-        return slots
+    def forget(self, state) -> None:
+        if self.prompt_only:
+            state.count = state.total = state.squares = None
 
 
 class ExpectedState(KeepState):

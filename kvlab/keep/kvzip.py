@@ -11,6 +11,7 @@ from torch import Tensor
 from ..attention import most_received
 from ..models import tokenizer_of
 from ..policy import check_one_of, check_whole
+from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 
 FIRST = "\n\nRepeat the previous context exactly.\n"
@@ -97,26 +98,35 @@ class KVzip(Keep):
         chunk = (held >= start) & (held < end)
         there = positions >= 0
         there[..., : layer.slots] &= chunk | (held < self.sinks)
+        seen = there.flatten(0, 1).any(0).nonzero()[:, 0]  # by any row
+        there, positions = there[..., seen], positions[..., seen]
         allowed = there[:, :, None] & (positions[:, :, None] <= asked[:, None, :, None])
-        found = most_received(given, given.keys, allowed)[..., : layer.slots]
-        before = torch.zeros_like(found) if state.scores is None else state.scores
-        state.scores = torch.where(chunk, found, before)
+        found = most_received(given, given.keys[:, :, seen], allowed)
+        if state.scores is None:
+            state.scores = found.new_zeros(*found.shape[:2], layer.slots)
+        mine = seen[seen < layer.slots]
+        before = state.scores[..., mine]
+        state.scores[..., mine] = torch.where(chunk[..., mine], found[..., : len(mine)], before)
 
     def agree(self, layers) -> None:
         if self.over == "head":
             return
         rows = [self.limits(layer) for layer in layers]
         limits = [
-            layer.kv_heads * torch.tensor(row, device=layer.state.scores.device).minimum(_most(layer))
-            for layer, row in zip(layers, rows, strict=True)
+            layer.ranks * layer.kv_heads * torch.tensor(row, device=most.device).minimum(most)
+            for layer, row, most in zip(layers, rows, map(_most, layers), strict=True)
         ]
-        ranked = [self.ranked(layer) for layer in layers]
+        ranked = [all_heads(layer, self.ranked(layer)) for layer in layers]
         if self.over == "model":
             shares = counts(ranked, sum(limits))
         else:
             shares = [counts([score], limit)[0] for score, limit in zip(ranked, limits, strict=True)]
         for layer, share in zip(layers, shares, strict=True):
-            layer.state.shares = share
+            layer.state.shares = own_heads(layer, share)
+
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

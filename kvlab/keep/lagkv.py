@@ -47,24 +47,37 @@ class LagKV(Keep):
             raise ValueError(f"lag={self.lag}: longer than a prompt of {tokens} tokens")
         return max(2, resolve_budget(self.lag, limit) or limit)
 
+    def cut(self, layer, row: int) -> tuple[int, int, int]:
+        """How a row's held tokens are cut: (first tokens, blocks that have a next one, tokens of a block)."""
+        lag = self.block(layer.state.limits[row], layer.rows_held[row])
+        positions = layer.slot_positions[row, 0]
+        first = int(((positions >= 0) & (positions < self.sinks)).sum())
+        return first, max(0, (layer.rows_held[row] - first) // lag - 1), lag
+
+    def by_rule(self, layer) -> Tensor:
+        """The first tokens, the last whole block, and what follows it."""
+        held = layer.slot_positions >= 0
+        order, stays = held.cumsum(-1) - 1, held.clone()
+        for row in range(len(held)):
+            first, blocks, lag = self.cut(layer, row)
+            stays[row] &= (order[row] < first) | (order[row] >= first + blocks * lag)
+        return stays
+
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
         score = 1.0 + positions  # of the first and last tokens; those of a block are below 1
-        for row, (limit, tokens) in enumerate(zip(layer.state.limits, layer.rows_held, strict=True)):
-            lag, held = self.block(limit, tokens), positions[row] >= 0
-            first = held & (positions[row] < self.sinks)
-            start = int(first[0].sum())
-            blocks = (tokens - start) // lag - 1  # that have a next one
+        for row, held in enumerate(positions >= 0):
+            first, blocks, lag = self.cut(layer, row)
             if blocks > 0:
-                chosen = slice(start, start + blocks * lag)
+                chosen = slice(first, first + blocks * lag)
                 parts = (x[row][held].unflatten(0, (len(held), -1)).float() for x in (keys, values))
-                weight = sum(weights(x[:, start : chosen.stop + lag], lag) for x in parts)
+                weight = sum(weights(x[:, first : chosen.stop + lag], lag) for x in parts)
                 rank = weight.argsort(dim=-1, stable=True).argsort(dim=-1) / lag
                 own = score[row][held].unflatten(0, (len(held), -1))
                 own[:, chosen] = rank.flatten(1)
                 score[row][held] = own.flatten()
-            score[row][first] = torch.inf
+            score[row][held & (positions[row] < self.sinks)] = torch.inf
         return score
 
 

@@ -35,6 +35,7 @@ class Random(Keep):
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions.long()
         head = torch.arange(layer.kv_heads, device=positions.device).view(1, -1, 1)
+        head = head + layer.rank * layer.kv_heads
         mixed = _scramble(torch.full_like(positions, self.seed) ^ _scramble(head + (layer.index << 16)))
         return (_scramble(mixed ^ positions) >> 8).float()  # 24 bits, which a float32 holds
 

@@ -16,8 +16,8 @@ class Sinks(Keep):
     """Keep the first few tokens, which soak up attention, and a window of the most recent ones.
 
     budget: tokens held, sinks included (see `Keep`). sinks: first tokens of the row that never leave (4 in
-    the paper). Deviation: the paper renumbers positions inside the cache; here every key keeps the position
-    it was computed with.
+    the paper). Deviation: the paper also renumbers positions inside the cache, which is `renumber=True` here
+    (see `Keep`); without it every key keeps the position it was computed with.
     """
 
     sinks: int = 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..ranks import all_heads
 from .base import Keep
 
 
@@ -21,7 +22,7 @@ class TOVA(Keep):
     per_slot = ("weights",)
 
     def observe(self, layer, received: Tensor) -> None:
-        layer.state.weights = received.mean(1, keepdim=True).expand_as(received)
+        layer.state.weights = all_heads(layer, received).mean(1, keepdim=True).expand_as(received)
 
     def forget(self, state) -> None:
         state.weights = None

@@ -1,4 +1,4 @@
-"""Decode attention over a store's packed bytes: when a kernel can do it, its call, and the reference."""
+"""Decode attention over a store's bytes: when a kernel can do it, its call, and the reference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from ..arithmetic import count_kernel
 from ..attention import attend
+from ..store.exact import Exact
 from ..store.float8 import Float8
 from ..store.int import Int
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
+NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
+EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
 
 
@@ -30,59 +33,89 @@ def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = Non
 def fits(store, query: Tensor) -> bool:
     """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds.
 
-    It can for one fp32 query on the CPU, a head dimension that is a multiple of 32, and symmetric int8 or
-    int4 with a scale per group of channels, or 8-bit floats without scale. Smaller heads gain nothing.
-    On a GPU it can where triton is there, for what `gpu.supports`.
+    It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
+    fp32 or bf16, or, with an fp32 query, symmetric int8 or int4 with a scale per group of channels, or 8-bit
+    floats without scale. Smaller heads gain nothing. On a GPU it can where triton is there, for what
+    `gpu.supports`.
     """
     if query.shape[2] != 1 or not store.kernel_ready:
         return False
     if on_gpu(query):
         return _fits_gpu(store, query)
-    if query.dtype != torch.float32 or query.device.type != "cpu" or query.shape[3] % 32:
+    if query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
         return False
-    if _layout(store, query.shape[3]) is None:
+    if query.dtype != (kept_as(store) or torch.float32) or layout(store, query.shape[3]) is None:
         return False
     return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
 
 
 def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
-    """Softmax attention of one query per row over packed K and V, `[batch, heads, 1, head_dim]` -> same.
+    """Softmax attention of one query per row over K and V as they are stored.
 
-    allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None. Only where `fits`. Equal to `reference` to 1e-5
-    relative. On more than one thread the splits are shared out; the result does not change by that.
+    query `[batch, heads, 1, head_dim]` -> same; allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None.
+    Only where `fits`. Equal to `reference` to 1e-5 relative. On more than one thread the splits are shared
+    out; the result does not change by that.
     """
-    count_kernel(4 * query.numel() * store.length)
     if on_gpu(query):
+        count_kernel(4 * query.numel() * store.length)
         return _attend_gpu(query, store, scaling, allowed)
+    batch, count = query.shape[0], store.length
+    mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
+    held = *arrays(store.keys), *arrays(store.values)
+    turned = store.format.turn(query)
+    out = run(kernel_for(store, query.shape), turned, scaling, nothing(held), held, mask, count)
+    return store.value_format.turn_back(out)
+
+
+def kernel_for(store, query_shape: tuple[int, ...]):
+    """The compiled kernel for this store and queries of this shape."""
     from . import cpu
 
-    query = store.format.turn(query)
+    return cpu.compiled(*layout(store, query_shape[3]), query_shape[1] > store.keys[0].shape[1])
+
+
+def run(kernel, query: Tensor, scaling: float, new, held, mask, count: int) -> Tensor | None:
+    """Call the kernel, on as many threads as torch has: the output, or None where it refuses the new token.
+
+    new, held, mask: numpy arrays, see `cpu.compiled`; count: tokens held, the new one included.
+    """
+    from . import cpu
+
     batch, heads, _, head_dim = query.shape
-    kv_heads, count = store.keys[0].shape[1], store.length
-    kernel = cpu.compiled(*_layout(store, head_dim))
-    mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
-    arrays = (query[:, :, 0] * scaling).contiguous().numpy(), *_numpy(store.keys), *_numpy(store.values), mask
-    splits = -(-count // cpu.SPLIT)
+    kv_heads, splits = held[0].shape[1], -(-count // cpu.SPLIT)
     items, share = batch * kv_heads * splits, heads // kv_heads
-    parts = torch.empty(items, share, head_dim + 2)
+    out = torch.empty(batch, heads, 1, head_dim)
+    parts, merged = np.empty((items, share, head_dim + 2), np.float32), out.view(-1, share, head_dim).numpy()
+    given = query.float().contiguous().numpy(), np.float32(scaling)
     threads = min(torch.get_num_threads(), items)
     if threads == 1:
-        kernel(*arrays, count, 0, items, parts.numpy())
+        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged):
+            return None
     else:
+        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged):
+            return None
         cuts = [items * thread // threads for thread in range(threads + 1)]
-        jobs = [_pool().submit(kernel, *arrays, count, *cut, parts.numpy()) for cut in pairwise(cuts)]
+        rest = *nothing(held), *held, mask, count
+        jobs = [_pool().submit(kernel, *given, *rest, *cut, parts, merged) for cut in pairwise(cuts)]
         for job in jobs:
             job.result()
-    parts = parts.view(batch, kv_heads, splits, share, head_dim + 2)
-    total, weight, most = parts[..., :-2], parts[..., -2], parts[..., -1]
-    if splits > 1:  # bring the splits to one common largest score, then add them up
-        shrink = (most - most.amax(2, keepdim=True)).exp()
-        total, weight = (total * shrink[..., None]).sum(2), (weight * shrink).sum(2)
-    out = total.view(*query.shape) / weight.view(batch, heads, 1, 1)
-    return store.value_format.turn_back(out).to(query.dtype)
+        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged)
+    count_kernel(4 * query.numel() * count)
+    return out.to(query.dtype)
 
 
-def _layout(store, head_dim: int) -> tuple[int, int, int] | None:
+def nothing(held) -> tuple[np.ndarray, np.ndarray]:
+    """No new token, as the kernel that reads `held` takes one."""
+    none = NONE.get(held[0].dtype, NONE[np.dtype(np.float32)])
+    return none, none
+
+
+def kept_as(store) -> torch.dtype | None:
+    """The dtype of numbers that are kept as they are; None for codes."""
+    return store.keys[0].dtype if type(store.format.coded) is Exact else None
+
+
+def layout(store, head_dim: int) -> tuple[int, int, int] | None:
     """(kind, head_dim, group) of the compiled kernel for this store, or None."""
     keys = _layout_of(store.format.coded, store.keys, head_dim)
     return keys if keys == _layout_of(store.value_format.coded, store.values, head_dim) else None
@@ -90,6 +123,9 @@ def _layout(store, head_dim: int) -> tuple[int, int, int] | None:
 
 def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int, int] | None:
     kind = type(form), len(parts)
+    if kind == (Exact, 1):
+        known = EXACT.get(parts[0].dtype) if parts[0].shape[3] == head_dim else None
+        return known if known is None else (known, head_dim, head_dim)
     if kind == (Float8, 1) and form.scales is None:
         return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
     if kind != (Int, 2) or form.bits not in (4, 8) or not form.kernel_ready:
@@ -101,11 +137,11 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
     return {8: 0, 4: 1}[form.bits], head_dim, head_dim // groups
 
 
-def _numpy(parts: tuple[Tensor, ...]):
+def arrays(parts: tuple[Tensor, ...]):
     """The codes and, as bits, their scales."""
-    yield parts[0].numpy()
-    scales = parts[1] if len(parts) > 1 else parts[0][..., :0]
-    yield scales.view(torch.uint16 if len(parts) > 1 else torch.uint8).numpy()
+    codes, *scales = parts
+    yield (codes.view(torch.uint16) if codes.dtype == torch.bfloat16 else codes).numpy()
+    yield scales[0].view(torch.uint16).numpy() if scales else np.empty((*codes.shape[:3], 0), np.uint16)
 
 
 # On a GPU.

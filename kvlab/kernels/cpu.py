@@ -1,12 +1,14 @@
-"""Decode attention over packed K and V on a CPU, compiled by numba (its wheels bring the compiler along).
+"""A decode step's attention on a CPU, compiled by numba: writes the new token, then attends to what is held.
 
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
 numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
-int4. A group's scale is applied after its dot product.
+int4. A group's scale is applied after its dot product. Where several query heads share a KV head, its codes
+are widened once for all of them, a block at a time.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
-may be longer than the `count` tokens in use. The layouts are those of `store/int.py`.
+may be longer than the `count` tokens in use. The layouts, and the bits that are written, are those of
+`store/exact.py`, `int.py` and `float8.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from math import gcd
 import numpy as np
 from numba import njit
 
-INT8, INT4, E4M3, E5M2 = range(4)  # kinds of codes
+INT8, INT4, E4M3, E5M2, F32, BF16 = range(6)  # kinds of codes; bf16 as its bits
 BLOCK = 128  # tokens whose scores are held at a time
 SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
@@ -46,8 +48,10 @@ def _half(bits):
 @njit(inline="always", fastmath=FAST)
 def _value(kind, code):
     """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
-    if kind == INT8:
+    if kind in (INT8, F32):
         return np.float32(code)
+    if kind == BF16:
+        return np.int32(np.int32(code) << 16).view(np.float32)
     if kind == INT4:  # numba widens what it adds to 64 bits; cut back at once, 16 of them fit a register
         return np.float32(np.int32(np.int32(np.int32(code) & 15) - 8))
     bits = np.int32(code)
@@ -82,6 +86,74 @@ def _exp(x):
     p = p * f + np.float32(1.0)
     p = p * f + np.float32(1.0)
     return p * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
+
+
+# What is written has the bits that the formats write (`tests/kernels/test_fused.py` compares), so none of
+# these functions is compiled with fast math; unless told so, they would inherit it from the kernel.
+
+
+@njit(fastmath=False)
+def _round_up(x):
+    """The bits of the smallest fp16 number that is not below x, fp32 from 0 to 65504."""
+    if x < np.float32(2.0**-14):  # subnormal
+        return np.uint16(np.ceil(x * np.float32(2.0**24)))
+    bits = np.int64(np.float32(x).view(np.int32))
+    return np.uint16(((bits + 0x1FFF) >> 13) - (112 << 10))
+
+
+@njit(fastmath=False)
+def _eight(kind, x):
+    """The bits of the 8-bit float nearest to x, fp32 and finite; ties go to even, what is too large to the
+    largest."""
+    if kind == E4M3:
+        bias, shift, largest = 7, 20, 0x43E00000  # 448
+    else:
+        bias, shift, largest = 15, 21, 0x47600000  # 57344
+    bits = np.int64(np.float32(x).view(np.int32))
+    size = min(bits & 0x7FFFFFFF, largest)
+    if size < (128 - bias) << 23:  # subnormal: fp32 rounds, next to a number whose last bit is theirs
+        near = np.int32((127 - bias + shift + 1) << 23).view(np.float32)
+        moved = np.float32(np.int32(size).view(np.float32) + near)
+        code = np.int64(moved.view(np.int32)) - ((128 - bias + shift) << 23)
+    else:
+        code = (size - ((127 - bias) << 23) + (1 << (shift - 1)) - 1 + ((size >> shift) & 1)) >> shift
+    return np.uint8(code | ((bits >> 24) & 128))
+
+
+@njit(fastmath=False)
+def _write(kind, group, x, codes, scales, whole):
+    """One token's K or V `[head_dim]` in its stored form; False for a value that the format refuses. whole
+    `[head_dim]`: room for codes that are not packed yet."""
+    head_dim = x.shape[0]
+    if kind >= F32:
+        codes[:] = x
+        return True
+    if kind >= E4M3:
+        for j in range(head_dim):
+            if not abs(x[j]) < np.inf:
+                return False
+            codes[j] = _eight(kind, x[j])
+        return True
+    qmax = np.float32(127.0) if kind == INT8 else np.float32(7.0)
+    for g in range(head_dim // group):
+        most = np.float32(0.0)
+        for j in range(g * group, (g + 1) * group):
+            size = np.float32(abs(x[j]))
+            if not size <= np.float32(65504.0) * qmax:
+                return False
+            most = max(most, size)
+        scales[g] = _round_up(most / qmax)
+        step = max(_half(scales[g]), np.float32(2.0**-24))
+        for j in range(g * group, (g + 1) * group):
+            whole[j] = np.rint(np.float32(x[j]) / step)
+    if kind == INT8:
+        for j in range(head_dim):
+            codes[j] = np.int8(whole[j])
+    else:
+        half = head_dim // 2
+        for j in range(half):
+            codes[j] = np.uint8(np.int32(whole[j]) + 8 | np.int32(whole[half + j]) + 8 << 4)
+    return True
 
 
 @njit(inline="always", fastmath=FAST)
@@ -144,6 +216,42 @@ def _add(kind, head_dim, group, piece, total, weights, codes, scales, at, last):
                 total[width + j] += xc * _upper(c[j]) + xd * _upper(d[j])
 
 
+@njit(inline="always", fastmath=FAST)
+def _widen(kind, head_dim, group, piece, codes, scales, row):
+    """One token's numbers, scales and all, into `row` `[head_dim]`."""
+    width = head_dim // 2 if kind == INT4 else head_dim
+    for start in range(0, width, piece):
+        lower = _weight(kind, group, np.float32(1.0), scales, start)
+        for j in range(start, start + piece):
+            row[j] = lower * _value(kind, codes[j])
+        if kind == INT4:
+            upper = _weight(kind, group, np.float32(1.0), scales, width + start)
+            for j in range(start, start + piece):
+                row[width + j] = upper * _upper(codes[j])
+
+
+@njit(nogil=True, fastmath=FAST, cache=True)
+def merge(parts, out):
+    """Bring the splits of every head to one common largest score and add them up: parts `[heads of all rows,
+    splits, heads per KV head, head_dim + 2]` -> out `[KV heads of all rows, heads per KV head, head_dim]`."""
+    heads, splits, share, width = parts.shape
+    head_dim = width - 2
+    for h in range(heads):
+        for s in range(share):
+            most = parts[h, 0, s, head_dim + 1]
+            for i in range(1, splits):
+                most = max(most, parts[h, i, s, head_dim + 1])
+            weight = np.float32(0.0)
+            out[h, s, :] = 0.0
+            for i in range(splits):
+                shrink = _exp(parts[h, i, s, head_dim + 1] - most) if splits > 1 else np.float32(1.0)
+                weight += parts[h, i, s, head_dim] * shrink
+                for j in range(head_dim):
+                    out[h, s, j] += parts[h, i, s, j] * shrink
+            for j in range(head_dim):
+                out[h, s, j] /= weight
+
+
 def pieces(kind: int, head_dim: int, group: int) -> tuple[int, int, int]:
     """How a token's codes are worked through: (piece of V, piece of K, how many pieces of K side by side).
 
@@ -159,24 +267,43 @@ def pieces(kind: int, head_dim: int, group: int) -> tuple[int, int, int]:
 
 
 @cache
-def compiled(kind: int, head_dim: int, group: int):
-    """The kernel for one kind of code, head dimension and group size; compiled once, kept on disk.
+def compiled(kind: int, head_dim: int, group: int, shared: bool):
+    """The kernel for one kind of code, head dimension and group size, for one query head per KV head or for
+    several (shared); compiled once, kept on disk.
 
-    kernel(query `[batch, heads, head_dim]` fp32 and already scaled, keys, key_scales, values, value_scales,
-    allowed bool `[batch, 1 or kv_heads, count]` (or empty: all), count, first, last, parts): works through
-    splits first..last-1 and writes each one's `[group of heads, head_dim + 2]` (weighted sum of V, sum of
-    weights, largest score) into parts `[splits, heads per KV head, head_dim + 2]`.
+    kernel(query `[batch, heads, 1, head_dim]` fp32, scaling, new_keys and new_values `[batch, kv_heads, 1,
+    head_dim]` (or empty: no token is new), keys, key_scales, values, value_scales, allowed bool `[batch, 1 or
+    kv_heads, count]` (or empty: all), count, first, last, parts, out): writes the new token into slot
+    count - 1, works through splits first..last-1, and writes each one's `[group of heads, head_dim + 2]`
+    (weighted sum of V, sum of weights, largest score) into parts `[splits, heads per KV head, head_dim + 2]`;
+    where these are all splits, it merges them into out `[KV heads of all rows, heads per KV head, head_dim]`.
+    Returns False, and has done nothing that counts, where the format refuses the new token.
     """
-
     piece, short, sides = pieces(kind, head_dim, group)
+    _, wide_short, wide_sides = pieces(F32, head_dim, head_dim)
+    widened = shared and kind != F32
 
     @njit(nogil=True, fastmath=FAST, cache=True)
-    def kernel(query, keys, key_scales, values, value_scales, allowed, count, first, last, parts):
-        kv_heads = keys.shape[1]
+    def kernel(query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
+               first, last, parts, out):  # fmt: skip
+        batch, kv_heads = keys.shape[:2]
         share = query.shape[1] // kv_heads
         splits = (count + SPLIT - 1) // SPLIT
-        scores = np.empty(BLOCK + 3, np.float32)
-        total = np.empty(head_dim, np.float32)
+        total = np.empty((share, head_dim), np.float32)
+        if new_keys.shape[2]:
+            for b in range(batch):
+                for h in range(kv_heads):
+                    for side in range(2):
+                        new = new_keys[b, h, 0] if side == 0 else new_values[b, h, 0]
+                        codes = keys[b, h, count - 1] if side == 0 else values[b, h, count - 1]
+                        scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
+                        if not _write(kind, group, new, codes, scales, total[0]):
+                            return False
+        scores = np.empty((share, BLOCK + 3), np.float32)
+        q = np.empty((share, head_dim), np.float32)
+        rows = np.empty((BLOCK if widened else 1, head_dim), np.float32)
+        no_scales = np.empty((BLOCK if widened else 1, 0), np.uint16)
+        weight, most = np.empty(share, np.float32), np.empty(share, np.float32)
         for item in range(first, last):
             b, h = item // (kv_heads * splits), item // splits % kv_heads
             start = item % splits * SPLIT
@@ -184,34 +311,59 @@ def compiled(kind: int, head_dim: int, group: int):
             masked = h if allowed.shape[1] > 1 else 0
             k, ks, v, vs = keys[b, h], key_scales[b, h], values[b, h], value_scales[b, h]
             for s in range(share):
-                q = query[b, h * share + s]
-                total[:] = 0.0
-                weight, most = np.float32(0.0), FLOOR
-                for at in range(start, end, BLOCK):
-                    size = min(BLOCK, end - at)
-                    highest = most
+                for j in range(head_dim):
+                    q[s, j] = query[b, h * share + s, 0, j] * scaling
+                    total[s, j] = 0.0
+                weight[s], most[s] = 0.0, FLOOR
+            for at in range(start, end, BLOCK):
+                size = min(BLOCK, end - at)
+                if widened:
                     for t in range(size):
-                        score = _dot(kind, head_dim, group, short, sides, q, k[at + t], ks[at + t])
+                        _widen(kind, head_dim, group, piece, k[at + t], ks[at + t], rows[t])
+                for s in range(share):
+                    highest = most[s]
+                    mine, asked = scores[s], q[s]
+                    for t in range(size):
+                        if widened:
+                            score = _dot(F32, head_dim, head_dim, wide_short, wide_sides, asked, rows[t],
+                                         no_scales[0])  # fmt: skip
+                        else:
+                            score = _dot(kind, head_dim, group, short, sides, asked, k[at + t], ks[at + t])
                         if allowed.shape[2] and not allowed[b, masked, at + t]:
                             score = FLOOR
-                        scores[t] = score
+                        mine[t] = score
                         highest = max(highest, score)
-                    if highest > most:
-                        shrink = _exp(most - highest)
-                        weight *= shrink
+                    if highest > most[s]:
+                        shrink = _exp(most[s] - highest)
+                        weight[s] *= shrink
                         for j in range(head_dim):
-                            total[j] *= shrink
-                        most = highest
+                            total[s, j] *= shrink
+                        most[s] = highest
+                    highest = most[s]
                     for t in range(size):
-                        scores[t] = _exp(scores[t] - most)
+                        mine[t] = _exp(mine[t] - highest)
+                    add = np.float32(0.0)
                     for t in range(size):
-                        weight += scores[t]
-                    scores[size : size + 3] = 0.0
+                        add += mine[t]
+                    weight[s] += add
+                    mine[size : size + 3] = 0.0
+                if widened:
+                    for t in range(size):
+                        _widen(kind, head_dim, group, piece, v[at + t], vs[at + t], rows[t])
+                for s in range(share):
                     for t in range(0, size, 4):
-                        four = scores[t : t + 4]
-                        _add(kind, head_dim, group, piece, total, four, v, vs, at + t, end - 1)
-                parts[item, s, :head_dim] = total
-                parts[item, s, head_dim] = weight
-                parts[item, s, head_dim + 1] = most
+                        four = scores[s, t : t + 4]
+                        if widened:
+                            _add(F32, head_dim, head_dim, head_dim, total[s], four, rows, no_scales, t,
+                                 size - 1)  # fmt: skip
+                        else:
+                            _add(kind, head_dim, group, piece, total[s], four, v, vs, at + t, end - 1)
+            for s in range(share):
+                parts[item, s, :head_dim] = total[s]
+                parts[item, s, head_dim] = weight[s]
+                parts[item, s, head_dim + 1] = most[s]
+        if first == 0 and last == batch * kv_heads * splits:
+            merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), out)
+        return True
 
     return kernel

@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from .. import scratch
+from ..errors import first_line
 from .files import write_sums
 
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
@@ -77,8 +78,7 @@ def convert(file: Path, folder: Path) -> None:
                 file.parent, gguf_file=file.name, dtype=torch.float32
             )
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{file} cannot be converted: {reason}") from error
+        raise ValueError(f"{file} cannot be converted: {first_line(error)}") from error
     _cut(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"), file)
     config = model.config
     _check_positions(config.get_text_config(), reader, file)

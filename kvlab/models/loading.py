@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import shutil
+import tempfile
 import weakref
 from pathlib import Path
 
@@ -11,6 +14,10 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import NAME, register
+from ..devices import read_map
+from ..errors import first_line
+from ..policy import check_one_of
+from ..ranks import split
 from . import fetching, gguf
 from .files import damage
 from .passes import report_passes
@@ -30,24 +37,41 @@ _before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
-def load(name_or_path=None, *, device=None, dtype=None):
+ENGINES = ("eager", "compiled")
+
+
+def load(
+    name_or_path=None, *, device=None, dtype=None, engine="eager", device_map=None, tensor_parallel=False
+):
     """Load a model ready for kvlab caches, and its tokenizer.
 
     name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
     `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
-    float32 on the CPU, the checkpoint's own elsewhere). Returns (model in eval mode, tokenizer).
+    float32 on the CPU, the checkpoint's own elsewhere). engine: what computes a decode step, "eager" (the
+    model's own modules) or "compiled" (see `kvlab.engine.compiled`). device_map: in the place of `device`,
+    "auto", a dictionary {module: device} or a JSON file of one, for accelerate ("disk" is a device too;
+    `devices.py`). tensor_parallel: the heads are split among the processes of `torchrun` (`ranks.py`).
+    Returns (model in eval mode, tokenizer).
     A model of a type that nobody has tried attends by itself until a cache is made for it.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
     another shape than the model's, or the model does not use transformers' attention interface.
     """
+    check_one_of("engine", engine, ENGINES)
     scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
         check_files(source)
+    if (device_map is not None) + (device is not None) + tensor_parallel > 1:
+        raise ValueError(
+            f"device={device!r}, device_map={device_map!r}, tensor_parallel={tensor_parallel}: expected one"
+        )
+    where = split(source) if tensor_parallel else {}
+    if device_map is not None:
+        where = {"device_map": read_map(device_map), "offload_folder": offloaded()}
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"
@@ -59,17 +83,17 @@ def load(name_or_path=None, *, device=None, dtype=None):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
         raise ValueError(
-            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {_first_line(error)}"
+            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {first_line(error)}"
         ) from error
     bars = logging.is_progress_bar_enabled()
     try:
         if source is not name_or_path:
             logging.disable_progress_bar()  # a small model of ours: a bar for a fifth of a second
         model, found = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, output_loading_info=True, trust_remote_code=False
+            source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
     except Exception as error:
-        raise ValueError(f"no model could be loaded from {str(source)!r}: {_first_line(error)}") from error
+        raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
     finally:
         if bars:
             logging.enable_progress_bar()
@@ -80,11 +104,22 @@ def load(name_or_path=None, *, device=None, dtype=None):
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = prepare(model.to(device).eval())
+    model = prepare((model if where else model.to(device)).eval())
+    if engine == "compiled":
+        from ..engine.compiled import compiled
+
+        compiled(model)
     if not listed(model):
         restore(model)
     _tokenizers[model] = tokenizer
     return model, tokenizer
+
+
+def offloaded() -> str:
+    """A folder for weights that a map puts on disk, for as long as this process runs."""
+    folder = tempfile.mkdtemp(prefix="kvlab-offload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def source_of(name_or_path=None):
@@ -153,10 +188,6 @@ def _cannot(model) -> str:
         f"{type(model).__name__} does not use transformers' attention interface as a decoder, so kvlab "
         "caches cannot serve it (docs/families.md lists models that they serve)"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def tokenizer_of(model):

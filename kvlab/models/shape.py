@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
+from ..errors import kind_and_line
+
 
 def other_model(made_for) -> str:
     """Why a cache serves no other model than the one it was made for (None: that one is gone)."""
@@ -91,8 +93,7 @@ def refused_layers(config) -> str | None:
     try:
         layers = known.DynamicCache(config=config).layers
     except Exception as error:  # a model of several models, or with a cache of its own
-        what = f"{type(error).__name__}: {error}".splitlines()[0][:160]
-        return f"transformers makes no cache from its configuration alone ({what})"
+        return f"transformers makes no cache from its configuration alone ({kind_and_line(error)})"
     if not any(isinstance(layer, known.DynamicLayer) for layer in layers):
         return "no layer of it holds keys and values"
     for layer in layers:

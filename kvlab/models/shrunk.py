@@ -6,6 +6,8 @@ import copy
 
 import torch
 
+from ..errors import kind_and_line
+
 PROMPT, TOLERANCE = 20, 1e-3  # of the logits' standard deviation; a text that is forgotten is off by far more
 LAYERS, LARGEST = 4, 20_000_000
 DEPTHS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -147,7 +149,7 @@ def once(found: dict, config, find):
             found[key] = find(config)
         return found[key]
     except Exception as error:
-        return f"it could not be tried ({first_line(error)})"
+        return f"it could not be tried ({kind_and_line(error)})"
 
 
 _forgetful: dict[str, bool | str] = {}  # small configuration -> whether it forgets, or why nobody knows
@@ -168,9 +170,3 @@ def _forgets(config) -> bool:
     whole, cache, half = own(ids, use_cache=False).logits, DynamicCache(config=own.config), PROMPT // 2
     pieces = [own(part, past_key_values=cache).logits for part in (ids[:, :half], ids[:, half:])]
     return bool((torch.cat(pieces, 1) - whole).abs().max() > TOLERANCE * whole.std())
-
-
-def first_line(error: Exception) -> str:
-    """The kind of an error and how its message begins."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__

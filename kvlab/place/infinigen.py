@@ -14,6 +14,7 @@ from ..calibrate.fold import is_folded
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
 from ..policy import State, check_number, check_one_of
+from ..ranks import all_heads
 from ..store.roomy import Roomy
 from .topk import TopK, most_important, true_scores
 
@@ -160,16 +161,18 @@ class InfiniGen(TopK):
         asked = query(norm=layer.index - 1) if VARIANTS[self.variant].official else query()
         guess, partial = layer.state.partial_columns(asked), layer.state.partial_keys
         scores = true_scores(guess, partial, layer.scaling, layer.some_empty, layer.softcap)
-        counts = self.how_many(scores, self.caps(layer, appended=0))
+        counts = self.how_many(scores, self.caps(layer, appended=0), lambda x: all_heads(layer, x))
         layer.state.guessed = most_important(group_importance(scores, partial.shape[1]), counts)
         return layer.state.guessed
 
-    def how_many(self, scores: Tensor, caps: list[int]) -> list[int]:
-        """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`."""
+    def how_many(self, scores: Tensor, caps: list[int], over=lambda x: x) -> list[int]:
+        """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`. over:
+        brings `[batch, heads, ...]` of all processes that share the layer's heads."""
         if self.alpha == math.inf:
             return caps
         rule, threshold = VARIANTS[self.variant], scores.amax(-1, keepdim=True) - self.alpha
-        wanted = rule.within(scores, threshold[:1, :1] if rule.one_threshold else threshold).sum(-1)
+        threshold = over(threshold)[:1, :1] if rule.one_threshold else threshold
+        wanted = over(rule.within(scores, threshold).sum(-1))
         if rule.official:
             counts = [int(wanted.sum()) // wanted.numel()] * len(caps)
         else:

@@ -4,6 +4,6 @@ What a reader looks at first, and what tests hold the real ones against. Nothing
 kvlab. A position is a token's index among its row's own tokens; lists of positions are in order.
 """
 
-from . import attention, keep, place, static_graph, store
+from . import attention, keep, latent, place, static_graph, store
 
-__all__ = ["attention", "keep", "place", "static_graph", "store"]
+__all__ = ["attention", "keep", "latent", "place", "static_graph", "store"]

@@ -241,6 +241,34 @@ def _hash(x: int) -> int:
     return x ^ x >> 16
 
 
+def by_chunk(values: list[float], stays: set[int], chunk: int, budget: int) -> list[int]:
+    """ChunkKV (Liu et al. 2025, section 3.1): what stays of a prompt whose tokens are worth `values`.
+
+    stays: tokens that a rule holds; the newest does in any case. What others of a chunk are worth is their
+    mean; the best chunks stay, the last of them in part, its first tokens, where the budget ends.
+    """
+    newest = len(values) - 1
+    stays = {*stays, newest}
+    chunks = {}
+    for token in range(newest):
+        if token not in stays:
+            chunks.setdefault(token // chunk, []).append(token)
+    worth = {key: sum(values[token] for token in mine) / len(mine) for key, mine in chunks.items()}
+    best = sorted(chunks, key=lambda key: (-worth[key], key))
+    chosen = [token for key in best for token in chunks[key]]
+    return sorted([*stays, *chosen[: max(0, budget - len(stays))]])
+
+
+def renumbered(keys: Tensor, positions: list[int], frequencies: list[float]) -> Tensor:
+    """StreamingLLM (Xiao et al. 2023, section 3.2): keys `[tokens, head_dim]` that were rotated for these
+    positions, as if they had been rotated for 0, 1, 2, ..."""
+    width, found = keys.shape[1], []
+    for place, (position, key) in enumerate(zip(positions, keys.double(), strict=True)):
+        before = rotation(position, frequencies, width).T @ key
+        found.append(rotation(place, frequencies, width) @ before)
+    return torch.stack(found)
+
+
 def pool(last: dict[int, int], count: dict[int, int], policy: str, capacity: int) -> list[int]:
     """InfiniGen's pool (Lee et al. 2024, section 4.4): victims leave from the older half, worst first.
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..decode import Trace, decode
+from ..devices import refuse_offloaded
 from ..models import ModelShape, is_latent, layers_of, prepare
 from ..policy import check_one_of, check_whole
 from .cache import PaddedCache
@@ -49,6 +50,7 @@ class StaticGraphEngine:
     ):  # fmt: skip
         check_parameters(max_length, policy, quantized, extra, form, chunk)
         require_engine()
+        refuse_offloaded(model, "a static graph")
         self.model, self.shape = prepare(model), ModelShape.of(model)
         self.length = _length(model, max_length)
         _check_layers(model, self.length)

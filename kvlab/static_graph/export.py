@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import scratch
+from ..errors import first_line
 from ..models import ModelShape, prepare
 from . import graph
 from .graph import StaticStep, sequence_names
@@ -150,8 +151,7 @@ def session(path: Path, threads: int):
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
-        line = str(error).strip().splitlines()[0]
-        raise ValueError(f"graph file {path} cannot be loaded: {line}") from error
+        raise ValueError(f"graph file {path} cannot be loaded: {first_line(error)}") from error
 
 
 def _sha256(path: Path) -> str:

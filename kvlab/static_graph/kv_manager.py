@@ -181,12 +181,8 @@ class KVManager:
 
     def positions(self) -> np.ndarray:
         """Position of the token in every slot of the window `[S - 1]`, -1 for padding."""
-        slots = np.arange(self.window)
-        if not self.ring:
-            found = slots + self.seen - self.window
-            return np.where(found >= 0, found, -1)
-        last = self.seen - 1
-        found = last - (last - slots) % self.window
+        slots, last = np.arange(self.window), self.seen - 1
+        found = last - (last - slots) % self.window if self.ring else slots + self.seen - self.window
         return np.where(found >= 0, found, -1)
 
     def rows(self) -> np.ndarray:

@@ -24,7 +24,11 @@ class Exact(Policy):
     """
 
     fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
-    kernel_ready = False  # True: parts are codes and an fp16 scale per token and group, as kernels read them
+
+    @property
+    def kernel_ready(self) -> bool:
+        """Whether kernels know the parts: numbers, or codes and an fp16 scale per token and group."""
+        return type(self) is Exact
 
     def check(self, head_dim: int) -> None:
         """ValueError for parameters that do not fit the model's head dimension."""

@@ -1,4 +1,4 @@
-"""Growing: the usual KV cache, one concatenation per step."""
+"""Growing: the usual KV cache, in buffers that grow with the text."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State, check_whole, gather_slots
+from ..policy import Policy, State, check_whole, gather_slots, with_room
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
+
+LEAST_ROOM = 16  # slots
 
 
 @dataclass(frozen=True)
 class Growing(Policy):
-    """Keep K and V in buffers that grow by concatenation, in the given format.
+    """Keep K and V in buffers that grow with the text, in the given format.
 
-    Every step copies all that is held into a buffer one token longer: simple, exact in size, and the
-    reason why static buffers exist.
+    The prompt fills its buffer; a later token is written into the next free slot. Where none is free, all
+    that is held is copied into a buffer with room for an eighth more (16 slots at least): a long text is
+    copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. Where a keep
+    lets tokens go, no room is made.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
     (default: as K). sinks: so many first tokens of every row are held in full precision besides.
@@ -64,28 +68,41 @@ class Growing(Policy):
 
 
 class GrowingState(State):
-    """K and V of one layer: keys and values, each a tuple of tensors `[batch, kv_heads, slots, width]`;
-    fixed_keys, fixed_values: what the first tokens decided (see `Exact`); exact: first tokens as they are.
+    """K and V of one layer: keys and values, each a tuple of buffers `[batch, kv_heads, capacity, width]`, of
+    which the first `filled` slots are in use; fixed_keys, fixed_values: what the first tokens decided (see
+    `Exact`); exact: first tokens as they are.
 
-    replaced: values that were stored as the largest one, because they could not be stored.
+    replaced: values that were stored as the largest one, because they could not be stored. copies: tokens
+    that were copied into longer buffers.
     """
 
     per_slot = ("keys", "values")
     per_row = ("fixed_keys", "fixed_values")
     states = ("exact",)
     max_length = -1  # tokens that it can ever hold: no limit
+    filled = 0
+    in_place = True  # whether a kernel may write the next token into slot `filled`
 
     def __init__(self, policy: Growing):
         super().__init__(policy)
+        self.tight = False  # no room is made once a token has gone: one goes for every one that comes
         self.format, self.value_format = policy.format, policy.values
         self.fixed_keys = self.fixed_values = ()
         self.exact = ExactSinks(policy, policy.sinks) if policy.sinks else None
-        self.replaced, self.dtype = 0, torch.float32
+        self.replaced, self.copies, self.filled, self.dtype = 0, 0, 0, torch.float32
 
     @property
     def length(self) -> int:
         """Slots in use."""
-        return 0 if self.keys is None else self.keys[0].shape[2]
+        return self.filled
+
+    @property
+    def spare_bytes(self) -> int:
+        """Bytes of the slots that are reserved for tokens to come, beyond what the policy names."""
+        if self.keys is None or self.filled == self.keys[0].shape[2]:
+            return 0
+        batch, heads, capacity, _ = self.keys[0].shape
+        return (capacity - self.filled) * batch * heads * self.bytes_per_slot
 
     @property
     def bytes_per_slot(self) -> int:
@@ -123,12 +140,50 @@ class GrowingState(State):
 
     def add(self, keys: Parts, values: Parts) -> None:
         """Add encoded tokens."""
-        self.keys = joined(self.keys, keys)
-        self.values = joined(self.values, values)
+        count = keys[0].shape[2]
+        if self.keys is None:
+            self.keys, self.values = joined(None, keys), joined(None, values)
+        else:
+            self.reserve(count)
+            for buffer, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
+                buffer[:, :, self.filled : self.filled + count] = new
+        self.filled += count
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more."""
+        end = self.filled + tokens
+        if end > self.keys[0].shape[2]:
+            self._lengthen(end + (0 if self.tight else max(LEAST_ROOM, end // 8)))
+
+    def _lengthen(self, capacity: int) -> None:
+        """Copy what is held into buffers of so many slots; pinned where these are, so that a GPU can read
+        them."""
+
+        def longer(parts: Parts) -> Parts:
+            return tuple(with_room(x, capacity, x.is_pinned()) for x in parts)
+
+        self.keys, self.values = map(longer, self.used())
+        self.copies += self.filled
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form: what a link carries."""
-        return self.keys, self.values
+        return self.used()
+
+    def used(self) -> tuple[Parts | None, Parts | None]:
+        """The slots of the buffers that are in use."""
+        if self.keys is None or self.filled == self.keys[0].shape[2]:
+            return self.keys, self.values
+        return tuple(tuple(x[:, :, : self.filled] for x in parts) for parts in (self.keys, self.values))
+
+    def keep_slots(self, slots: Tensor) -> None:
+        super().keep_slots(slots)
+        self.tight = True
+
+    def contents(self) -> dict:
+        found = super().contents()
+        if found.get("keys") is not None:
+            found["keys"], found["values"] = self.used()
+        return found
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """All of K and V as numbers on `device`, `[batch, kv_heads, slots, head_dim]`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..policy import check_whole
-from .exact import Exact
+from .exact import Exact, Parts
 from .growing import Growing, GrowingState, joined, naming
 from .int import Int, pack, unpack
 
@@ -78,13 +78,15 @@ class KiviState(GrowingState):
 
     per_slot = ("window", "window_real")  # what is written is for good: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
-    kernel_ready = False
+    kernel_ready = in_place = False
+    spare_bytes = 0
 
     def __init__(self, policy: Kivi, values: Int):
         super().__init__(policy)
         self.value_format = values
         self.group, self.recent = policy.group, policy.recent
         self.prompt = 0  # tokens of the first append
+        self.filled = None  # nothing is reserved
 
     @property
     def length(self) -> int:
@@ -139,6 +141,9 @@ class KiviState(GrowingState):
         self.blocks = joined(self.blocks, numbers)
         self.add((pack(codes[:, :, missing:], self.format.bits),), self.value_format.encode(values))
         self._change(self.per_slot, lambda side: side[:, :, count:].clone())
+
+    def add(self, keys: Parts, values: Parts) -> None:
+        self.keys, self.values = joined(self.keys, keys), joined(self.values, values)
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         recent = tuple(side.to(device) for side in self.window)

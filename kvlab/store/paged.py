@@ -112,7 +112,8 @@ class PagedState(GrowingState):
 
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("table", *GrowingState.per_row)
-    kernel_ready = False
+    kernel_ready = in_place = False
+    spare_bytes = 0  # a pool is one for all layers
 
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)

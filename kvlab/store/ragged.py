@@ -38,11 +38,11 @@ class RaggedState(GrowingState):
     """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
 
     states = ("left", *GrowingState.states)
-    kernel_ready = False
+    kernel_ready = in_place = False
 
     def __init__(self, policy: Ragged):
         super().__init__(policy)
-        self.left = Left(policy)
+        self.left, self.tight = Left(policy), True
 
     @property
     def length(self) -> int:
@@ -55,16 +55,11 @@ class RaggedState(GrowingState):
 
     def parts(self) -> tuple[Parts, Parts]:
         """All of K and V in their stored form, padded: `[batch, kv_heads, slots, width]`."""
-        return self._padded(self.left.keys, self.keys), self._padded(self.left.values, self.values)
-
-    def _padded(self, left: Parts | None, since: Parts | None) -> Parts | None:
-        if left is None:
-            return since
+        keys, values = self.used()
+        if self.left.counts is None:
+            return keys, values
         index, _ = self.left.index()
-        padded = tuple(part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in left)
-        if since is None:
-            return padded
-        return tuple(torch.cat(pair, dim=2) for pair in zip(padded, since, strict=True))
+        return _padded(self.left.keys, index, keys), _padded(self.left.values, index, values)
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: each head gets a length of its own
         keys, values = self.parts()
@@ -74,6 +69,7 @@ class RaggedState(GrowingState):
             tuple(gather_slots(part, slots)[there] for part in parts) for parts in (keys, values)
         )
         self.keys = self.values = None
+        self.filled = 0
         if self.exact is not None:
             self.exact.keep_slots(slots)
 
@@ -106,6 +102,14 @@ class Left(State):
             tuple(part.index_select(0, mine) for part in parts) for parts in (self.keys, self.values)
         )
         self.counts = self.counts.index_select(0, rows)
+
+
+def _padded(left: Parts, index: Tensor, since: Parts | None) -> Parts:
+    """What lies flat, by `Left.index`, and what came since, `[batch, kv_heads, slots, width]` each."""
+    padded = tuple(part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in left)
+    if since is None:
+        return padded
+    return tuple(torch.cat(pair, dim=2) for pair in zip(padded, since, strict=True))
 
 
 def buffer_of(store, keep) -> Growing:

@@ -33,10 +33,12 @@ class RoomyState(StaticState):
     max_length = -1  # no limit
 
     def add(self, keys: Parts, values: Parts) -> None:
-        end = self.filled + keys[0].shape[2]
         if self.keys is None:
-            self.capacity = end + self.policy.room
-        elif end > self.capacity:
-            self.capacity = max(end, self.capacity + self.capacity // 2)
-            self.keys, self.values = self._allocate(self.keys), self._allocate(self.values)
+            self.capacity = keys[0].shape[2] + self.policy.room
         super().add(keys, values)
+
+    def reserve(self, tokens: int) -> None:
+        end = self.filled + tokens
+        if end > self.capacity:
+            self.capacity = max(end, self.capacity + self.capacity // 2)
+            self._lengthen(self.capacity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..policy import check_whole, with_room
+from ..policy import State, check_whole, with_room
 from .exact import Parts
 from .growing import Growing, GrowingState
 
@@ -32,34 +32,33 @@ class Static(Growing):
 
 
 class StaticState(GrowingState):
-    """Buffers `[batch, kv_heads, capacity, width]`, of which the first `filled` slots are in use."""
+    """Buffers `[batch, kv_heads, capacity, width]`, which stay as long as they are."""
+
+    keeps_room = True
 
     def __init__(self, policy: Growing, capacity: int):
         super().__init__(policy)
-        self.capacity, self.filled = capacity, 0
-
-    @property
-    def length(self) -> int:
-        return self.filled
+        self.capacity = capacity
 
     @property
     def max_length(self) -> int:
         return self.capacity
 
+    @property
+    def spare_bytes(self) -> int:
+        return 0  # what is reserved is what the policy says
+
     def add(self, keys: Parts, values: Parts) -> None:
-        end = self.filled + keys[0].shape[2]
+        if self.keys is None:
+            self.reserve(keys[0].shape[2])
+            empty = (tuple(x[:, :, :0] for x in parts) for parts in (keys, values))
+            self.keys, self.values = (tuple(with_room(x, self.capacity) for x in parts) for parts in empty)
+        super().add(keys, values)
+
+    def reserve(self, tokens: int) -> None:
+        end = self.filled + tokens
         if end > self.capacity:
             raise ValueError(f"static: {end} tokens do not fit into a buffer of length={self.capacity}")
-        if self.keys is None:
-            self.keys, self.values = self._allocate(keys), self._allocate(values)
-        for buffer, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
-            buffer[:, :, self.filled : end] = new
-        self.filled = end
 
-    def parts(self) -> tuple[Parts, Parts]:
-        return tuple(tuple(part[:, :, : self.filled] for part in parts) for parts in (self.keys, self.values))
-
-    def _allocate(self, parts: Parts) -> Parts:
-        """Buffers for parts like these that begin with the `filled` slots; pinned where these are, so that a
-        GPU can read them."""
-        return tuple(with_room(p[:, :, : self.filled], self.capacity, p.is_pinned()) for p in parts)
+    def contents(self) -> dict:
+        return State.contents(self)  # room and all

@@ -7,7 +7,7 @@ import kvlab
 from eval.accuracy.agreement import measure
 from eval.accuracy.batching import Meter, steps_at_once
 from eval.accuracy.scoring import Scorer
-from tests.tiny import tiny
+from tests.tiny import SETTINGS, tiny
 
 AT_ONCE = ["full", "static:length=64", "int8", "int4", "fp8", "snapkv:budget=6,window=2"]
 STEP_BY_STEP = [
@@ -39,6 +39,29 @@ def test_which_methods_take_known_tokens_at_once():
     assert not steps_at_once(kvlab.make_cache(model, "recompute"))
 
 
+@pytest.mark.parametrize("method", sorted(SETTINGS))
+def test_of_every_method_a_pass_is_its_steps(method):
+    """In fp64, so that rounding of another batch shape moves no code."""
+    model = tiny("llama", dtype=torch.float64)
+    torch.manual_seed(0)
+    ids = torch.randint(0, 96, (2, 30))
+    for spec in [spec for specs in SETTINGS[method][:2] for spec in specs]:
+        for held in (False, True):
+            logits = []
+            for parts in ((24, 6), (24, 1, 1, 1, 1, 1, 1)):
+                cache = kvlab.make_cache(model, spec)
+                stepper = kvlab.Stepper(model, cache)
+                first, *rest = ids.split(parts, 1)
+                stepper.feed(first)
+                if held:
+                    cache.hold()
+                if not steps_at_once(cache):
+                    break
+                logits.append(torch.cat([stepper.feed(part) for part in rest], 1))
+            if len(logits) == 2:
+                assert torch.allclose(*logits, atol=1e-4), (spec, held)
+
+
 def scored(method, kind, monkeypatch, at_once):
     torch.manual_seed(0)
     if not at_once:
@@ -53,7 +76,8 @@ def scored(method, kind, monkeypatch, at_once):
     else:
         answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
     monkeypatch.undo()
-    return answers, scorer.meters[method].means()
+    meter = scorer.meters[method]
+    return answers, meter.means() | {"scored": meter.scored or 0.0}
 
 
 CASES = [(method, "choices") for method in [*AT_ONCE, HELD]] + [(method, "windows") for method in AT_ONCE]
@@ -85,6 +109,19 @@ def test_answers_of_different_lengths_in_several_passes(monkeypatch):
             assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
 
 
+def test_an_answer_of_one_token():
+    """Nothing follows the prompt's last token, which goes through the cache all the same."""
+    model, ids = tiny("llama"), torch.randint(0, 96, (9,)).tolist()
+    for method in ("full", "int8"):
+        scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100)
+        ((found,),) = scorer.continuations([(ids, [[3]])])[method]
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+        stepper.feed(torch.tensor([ids[:-1]]))
+        expected = stepper.feed(torch.tensor([ids[-1:]]), last=True).log_softmax(-1)[0, 3]
+        assert found[0] == pytest.approx(float(expected), abs=1e-4)
+        assert scorer.meters[method].row_steps == 1
+
+
 def test_no_room_for_what_stands_behind_a_short_row():
     """At the end of the model's context rows go step by step: the longest answer is longer than the room."""
     model = tiny("llama")
@@ -113,6 +150,7 @@ class Held:
     """A cache's stats."""
 
     host_bytes = moved_bytes = 0
+    scored = 0.5
 
     def __init__(self, size):
         self.device_bytes = size
@@ -123,4 +161,16 @@ def test_a_pass_is_metered_as_its_steps():
     meter = Meter()
     meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]))
     steps = [60, 70, 60, 70, 80, 90]
-    assert meter.row_steps == 6 and meter.means()["device_bytes"] == sum(steps) / len(steps)
+    assert (
+        meter.row_steps == 6
+        and meter.scored == 0.5
+        and meter.means()["device_bytes"] == sum(steps) / len(steps)
+    )
+
+
+def test_a_step_that_rows_share_is_metered_once():
+    """The same, and the first step of the second row is the first row's."""
+    meter = Meter()
+    meter.add_pass(Held(100), Held(180), 4, torch.tensor([2, 4]), torch.tensor([0, 1]))
+    steps = [60, 70, 70, 80, 90]
+    assert meter.row_steps == 5 and meter.means()["device_bytes"] == sum(steps) / len(steps)

@@ -40,12 +40,12 @@ def test_the_first_prediction_is_that_of_the_whole_prompt(loaded):
 
 
 def test_places_are_means_over_chunks():
-    losses = torch.tensor([[1.0] * 64 + [2.0] * 36, [3.0] * 64 + [2.0] * 36], dtype=torch.double)
+    losses = torch.tensor([[1.0] * 32 + [2.0] * 18, [3.0] * 32 + [2.0] * 18], dtype=torch.double)
     told = perplexity.numbers(losses, 100)
     assert told["perplexity"] == pytest.approx(math.exp(2.0))
     assert told["rows"] == [
-        {"position": 100, "tokens": 64, "loss": 2.0, "stderr": pytest.approx(1.0)},
-        {"position": 164, "tokens": 36, "loss": 2.0, "stderr": 0.0},
+        {"position": 100, "tokens": 32, "loss": 2.0, "stderr": pytest.approx(1.0)},
+        {"position": 132, "tokens": 18, "loss": 2.0, "stderr": 0.0},
     ]
 
 

@@ -10,9 +10,10 @@ import torch
 import kvlab
 from eval.accuracy import KVLabLM, cuts, scoring, taskset
 from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
-from eval.accuracy.reuse import Sets
+from eval.accuracy.reuse import Sets, reusing
 from eval.core.errors import Problem
 from kvlab.decode import Stepper
+from kvlab.methods import parse
 
 CONTEXTS = [
     "Otis owns the brown dog. Mira owns the red hen. Tom ran home under the old bridge with a loaf.",
@@ -167,6 +168,17 @@ def test_reuse_holds_what_another_question_chose(loaded, asked):
                 logits = stepper.feed(torch.tensor([[token]]), last=True)
             expected.append(total)
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+def test_reuse_holds_heads_of_different_lengths_as_they_are(loaded):
+    cache, sets = reusing(loaded[0], parse("kvzip:budget=0.4"))
+    others = cache.attending[0].kv_heads - 1
+    stay = torch.tensor([[[0, 3, 8]] + [[8, -1, -1]] * others])
+    sets.stay = {layer.index: stay for layer in cache.attending}
+    Stepper(loaded[0], cache).feed(torch.arange(9)[None])
+    for layer in cache.attending:
+        assert layer.store.left.counts.tolist() == [[3] + [1] * others]
+        assert len(layer.store.left.keys[0]) == 3 + others
 
 
 def test_what_comes_after_is_held_on_top(loaded, asked):

@@ -73,8 +73,8 @@ def test_wrong_words_are_one_line(words, said, capsys):
 
 
 def test_rows_of_the_users_are_asked_for(tmp_path, capsys):
-    assert main(["reproduce", "--studies", "perplexity", "--out", str(tmp_path)]) != 0
-    assert "reads wikitext2_test.txt from that folder" in capsys.readouterr().err
+    assert main(["reproduce", "--studies", "perplexity", "--out", str(tmp_path)]) == 0
+    assert "perplexity: left out, since it reads files of --rows FOLDER" in capsys.readouterr().err
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}")
     assert studies.found(tmp_path / "rows", "piqa", ".jsonl").name == "piqa_validation.jsonl"

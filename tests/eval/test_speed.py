@@ -48,6 +48,14 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     assert "12 of 14 speed cells are kept" in capsys.readouterr().err
 
 
+def test_the_engine_is_an_option_and_is_said(folder, tmp_path):
+    out = tmp_path / "out"
+    words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0", "--limit", "1"]
+    assert main([*words, "--engine", "compiled", "--methods", "full"]) == 0
+    rows = {row["method"]: row for row in json.loads((out / "speed.json").read_text())}
+    assert rows["full"]["engine"] == "compiled" and rows["hf-dynamic"]["engine"] == "eager"
+
+
 def test_a_method_that_cannot_be_timed(folder, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0"]
@@ -111,7 +119,7 @@ def test_summary_by_hand():
     }
     two = one | {"prefill_ms": 20.0, "steps_ms": [1.0, 1.0, 5.0]}
     repeats = [one | {"tokens_held": 10}, two | {"tokens_held": 10}]
-    about = {"weight_bytes": 1000, "token_bytes": 50}
+    about = {"weight_bytes": 1000, "token_bytes": 50, "engine": "eager"}
     row = timing.summarize(64, repeats, about, bandwidth=1e6)
     assert row["decode_ms"] == 2.5
     assert (row["decode_ms_min"], row["decode_ms_max"]) == (1.0, 3.0)

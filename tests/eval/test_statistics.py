@@ -132,6 +132,8 @@ def test_no_picture_of_budgets_where_there_is_one_budget(tmp_path):
 
 @pytest.mark.parametrize("method, share", [
     ("sinks:budget=20", 0.0), ("h2o:budget=20", 0.5), ("snapkv:budget=20", 0.2), ("tova:budget=20", 0.95),
+    ("kvzip:budget=20,over=head", 0.75), ("adakv:budget=20", 0.2),
+    ("expected:budget=20", 0.75), ("lagkv:budget=20,lag=30", 0.0), ("lagkv:budget=20,lag=8", 0.4),
     ("full", None), ("h2o:budget=1", None), ("topk", None),
 ])  # fmt: skip
 def test_the_share_that_a_score_chose(method, share):

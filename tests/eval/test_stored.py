@@ -1,6 +1,7 @@
 """The documents say what the collected studies say, and those are whole."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,21 @@ def test_stored_studies_are_whole(file):
 def test_documents_say_what_is_stored(document):
     text = document.read_text(encoding="utf-8")
     assert tables.MARKED.search(text) and tables.filled(text) == text
+
+
+def test_a_sentence_about_the_toy_names_stored_numbers_only():
+    """Every figure with one decimal in the ten sentences stands in a table of the same page."""
+    text = (ROOT / "docs" / "toy_and_real.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"\d+\.\d+", " ".join(match[0] for match in tables.MARKED.finditer(text))))
+    sentences = re.findall(
+        r"^\d+\. .*?(?=^\d+\. |^#|\Z)", tables.MARKED.sub("", text), re.MULTILINE | re.DOTALL
+    )
+    assert len(sentences) == 10
+    said = set(re.findall(r"\d+\.\d+", " ".join(sentences)))
+    assert said and said <= told, said - told
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)
+def test_pictures_of_documents_are_there(document):
+    shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
+    assert [file for file in shown if not (document.parent / file).is_file()] == []

@@ -35,11 +35,12 @@ found = cache(find)  # a row is worked out once
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
-    allowed = {"=", "b", "g"} if name in LATENT else {"=", "a", "g"}
+    allowed = {"=", "b", "g", "h"} if name in LATENT else {"=", "a", "g", "h"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(SPECS)
-    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bg"}
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bgh"}
     assert kinds <= {"kivi"}
-    assert {method for method, cell in row.cells.items() if cell == "g"} <= {"kvzip"}
+    for letter, only in (("g", "kvzip"), ("h", "expected")):
+        assert {method for method, cell in row.cells.items() if cell == letter} <= {only}
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
 

@@ -61,3 +61,24 @@ def test_bad_input():
         LagKV(sinks=-1)
     with pytest.raises(ValueError, match="lag=64: longer than a prompt of 30 tokens"):
         kept("lagkv:budget=10,lag=64", 30)
+
+
+@pytest.mark.parametrize("of", ["lagkv", "expected"])
+def test_heads_that_share_a_budget(of):
+    """As many tokens in all as without, differently shared out; and most of them by score."""
+    model, found = tiny("llama"), {}
+    for spec in (f"{of}:budget=40", f"adakv:of={of},budget=40"):
+        cache = kvlab.make_cache(model, spec)
+        kvlab.Stepper(model, cache).feed(prompt(100))
+        found[spec] = [(layer.positions[0] >= 0).sum(-1) for layer in cache.layers]
+        assert {int(counts.sum()) for counts in found[spec]} == {80}
+    even, shared = found.values()
+    assert all(counts.tolist() == [40, 40] for counts in even)
+    assert any(counts.tolist() != [40, 40] for counts in shared)
+
+
+@pytest.mark.parametrize("spec, rule", [("lagkv:budget=40,lag=8", 12), ("expected:budget=40", 5)])
+def test_what_a_rule_holds_and_what_the_score_chose(spec, rule):
+    cache = kvlab.make_cache(tiny("llama"), spec)
+    kvlab.Stepper(cache.model, cache).feed(prompt(100))
+    assert cache.stats().scored == pytest.approx(1 - rule / 40)

@@ -21,6 +21,7 @@ FORMATS = {
     "int4-g8": lambda: Int(4, 8),
     "e4m3": lambda: Float8("e4m3"),
     "e5m2": lambda: Float8("e5m2"),
+    "exact": lambda: Exact(),
 }
 
 
@@ -87,7 +88,7 @@ def test_large_scores_do_not_overflow():
 @pytest.mark.parametrize(
     ("store", "query"),
     [
-        (lambda: filled(Exact(), 5), (2, 2, 1, HEAD)),
+        (lambda: filled(Exact(), 5), (2, 2, 2, HEAD)),
         (lambda: filled(Int(2), 5), (2, 2, 1, HEAD)),
         (lambda: filled(Int(8), 5), (2, 2, 2, HEAD)),
         (lambda: filled(Int(8), 5, head_dim=16), (2, 2, 1, 16)),

@@ -17,11 +17,12 @@ from kvlab.keep import H2O, Sinks
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Exact, Float8, Growing, Int, Roomy, Rotated, Static
+from kvlab.store import Float8, Growing, Int, Roomy, Rotated, Static
 
 packed = importlib.import_module("kvlab.kernels.attend")
 
 FITTING = {
+    "full": {},
     "int8": {"store": Int(8)},
     "int4": {"store": Int(4, 16)},
     "fp8": {"store": Float8()},
@@ -31,14 +32,13 @@ FITTING = {
     "static": {"store": Static(40, Int(8))},
     "sinks": {"store": Int(8), "keep": Sinks(9)},
     "topk": {"store": Int(8), "place": Host(TopK(9))},
+    "host": {"place": Host(TopK(9))},
     "offload": {"store": Roomy(Int(4)), "place": Host(link=Link())},
     "infinigen": {"store": Roomy(Int(8)), "place": Host(InfiniGen(9), Link())},
 }
 OTHERS = {
-    "full": {},
     "int2": {"store": Int(2)},
     "h2o": {"store": Int(8), "keep": H2O(9)},
-    "host": {"place": Host(TopK(9))},
     "exact sinks": {"store": Growing(Int(8), sinks=2)},
 }
 
@@ -121,7 +121,7 @@ def test_a_width_that_no_kernel_knows_goes_without(monkeypatch):
 def test_kernels_are_compiled_ahead():
     model = llama(4)
     shape = ModelShape.of(model)
-    assert compile_for(shape, Int(8)) and compile_for(shape, Float8()) and not compile_for(shape, Exact())
+    assert compile_for(shape, Int(8)) and compile_for(shape, Float8()) and not compile_for(shape, Int(2))
 
 
 # On a GPU, or what stands in for one: the kernel of `kernels/gpu.py` in Triton's interpreter, or a fake.

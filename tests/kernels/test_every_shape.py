@@ -187,10 +187,12 @@ def test_compiled_it_writes_nothing_around_its_results(name):
     make, head_dim = COMPILED[name]
     store, band = filled(make(), head_dim, 1, 5), 64
     around = torch.full((2 * band + head_dim + 2,), 77.0)
-    arrays = *attend._numpy(store.keys), *attend._numpy(store.values), attend.ALL
+    held = *attend.arrays(store.keys), *attend.arrays(store.values)
     parts = around[band:-band].view(1, 1, -1).numpy()
-    kernel = cpu.compiled(*attend._layout(store, head_dim))
-    kernel(torch.randn(1, 1, head_dim).numpy(), *arrays, 5, 0, 1, parts)
+    query, out = torch.randn(1, 1, 1, head_dim), torch.empty(1, 1, head_dim)
+    kernel = attend.kernel_for(store, query.shape)
+    given = query.numpy(), np.float32(1.0), *attend.nothing(held), *held, attend.ALL
+    kernel(*given, 5, 0, 1, parts, out.numpy())
     assert (around[:band] == 77).all() and (around[-band:] == 77).all() and (parts != 77).all()
 
 

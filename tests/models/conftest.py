@@ -1,7 +1,9 @@
 """SmolLM2, as `kvlab fetch smollm2` brings it: once, into the user's cache folder."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,3 +24,12 @@ def smollm2():
             pytest.skip(f"SmolLM2 is not here: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stderr
     return kvlab.load("smollm2", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """A folder with rows of public data sets, which the project does not ship."""
+    folder = os.environ.get("KVLAB_EVAL_DATA")
+    if not folder:
+        pytest.skip("KVLAB_EVAL_DATA names no folder with rows of public data sets")
+    return Path(folder)

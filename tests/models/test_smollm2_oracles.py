@@ -6,7 +6,6 @@ piqa_validation.jsonl, copa_validation.jsonl, lambada_test.jsonl and wikitext2_t
 """
 
 import json
-import os
 from itertools import islice
 from pathlib import Path
 
@@ -111,14 +110,6 @@ def test_infinigen(of_one_layer):
     check(run, keep_all, by_infinigen(skewing(run.model)[2], 0.4, 4, 0.3), layer=2)
     counts = {len(head) for seen in run.seen[1:] for row in seen[2].attended for head in row}
     assert len(counts) > 3  # neither the cap nor everything
-
-
-@pytest.fixture(scope="module")
-def data():
-    folder = os.environ.get("KVLAB_EVAL_DATA")
-    if not folder:
-        pytest.skip("KVLAB_EVAL_DATA names no folder with rows of public data sets")
-    return Path(folder)
 
 
 @pytest.fixture(scope="module")

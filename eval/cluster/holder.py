@@ -1,0 +1,80 @@
+"""Holder: what an actor of Ray is: a process that holds a loaded model and does one job after another.
+
+Nothing is raised through Ray: what a job or the set-up found, or how it failed, is returned. A holder whose
+driver has not asked where it is for `ORPHANED` seconds ends itself, for then nobody waits for its answer.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import threading
+import time
+from contextlib import redirect_stdout
+from importlib import import_module
+
+from ..core.errors import describe
+from ..core.machine import commit, machine, versions
+from ..core.workers import quiet
+
+ORPHANED = 120.0  # seconds
+CONCURRENT = 2  # a job, and the question where it is
+
+
+class Holder:
+    """See the module's text. expected: {"kvlab": version, "code": digest} of the driver."""
+
+    def __init__(self, maker: str, options, threads: int | None, expected: dict[str, str]):
+        self.maker, self.options, self.threads, self.expected = maker, options, threads, expected
+        self.place = (None, 0, 1)  # job's number, done, total
+        self.asked = time.monotonic()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while time.monotonic() - self.asked < ORPHANED:
+            time.sleep(1.0)
+        os._exit(1)
+
+    def at(self) -> tuple:
+        """(number of the job, how much of it is done, how much there is)."""
+        self.asked = time.monotonic()
+        return self.place
+
+    def set_up(self) -> tuple:
+        """("ready", process id) or ("failed", (line, traceback))."""
+        try:
+            found = {"kvlab": versions()["kvlab"], "code": self.options.code(self.maker)}
+            if found != self.expected:
+                raise ValueError(
+                    f"node {platform.node()} runs another kvlab ({_said(found)}) than this command "
+                    f"({_said(self.expected)}): install the same one on every node"
+                )
+            quiet(self.threads)
+            with redirect_stdout(sys.stderr):
+                self.handler = import_module(self.maker).setup(self.options, self._report)
+            import torch
+
+            device = self.options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            self.about = {"machine": machine(device, self.threads), "node": platform.node()}
+            self.about |= {"versions": versions(), "commit": commit()}
+        except Exception as error:
+            return "failed", describe(error)
+        return "ready", os.getpid()
+
+    def _report(self, done: int, total: int) -> None:
+        self.place = (self.place[0], done, total)
+
+    def do(self, number: int, job) -> tuple:
+        """("done", (what the job found, where)) or ("failed", (line, traceback))."""
+        self.place = (number, 0, 1)
+        try:
+            with redirect_stdout(sys.stderr):
+                found = self.handler(job)
+        except Exception as error:
+            return "failed", describe(error)
+        return "done", (found, self.about)
+
+
+def _said(found: dict[str, str]) -> str:
+    return f"version {found['kvlab']}, code {found['code']}"

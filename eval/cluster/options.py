@@ -1,0 +1,53 @@
+"""Options of a measurement whose jobs may go to Ray."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..core.errors import Problem
+from ..core.measurement import OfMethods, count, option
+from .pool import OnRay, place
+
+
+def amount(text: str) -> float:
+    """A number of at least 0, parts of one too."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return value
+
+
+@dataclass(kw_only=True)
+class Pooled(OfMethods):
+    """A measurement whose jobs go to worker processes of this machine, or, with --on, to Ray's actors."""
+
+    on: str | None = option(
+        "ray: processes of this machine under Ray; ray:HOST:PORT: a cluster that runs", metavar="WHERE"
+    )
+    actors: int | None = option("models loaded at a time under Ray (default: as many as fit)", type=count)
+    cpus_per_actor: float | None = option("default: 1 for a small model, else all of a node", type=amount)
+    gpus_per_actor: float | None = option("default: 0; 0.5 puts two actors on a GPU", type=amount)
+
+    def check(self) -> None:
+        super().check()
+        if self.on is not None:
+            place(self.on)
+            return
+        for name in ("actors", "cpus_per_actor", "gpus_per_actor"):
+            if getattr(self, name) is not None:
+                raise Problem(f"--{name.replace('_', '-')}: needs --on ray")
+
+    def pool(self, named: Callable[[object], str], alone: bool = False) -> OnRay | None:
+        """Ray's, or None where jobs stay on this machine; named: what a job is called in Ray's dashboard."""
+        if self.on is None:
+            return None
+        cpus = self.cpus_per_actor
+        if cpus is None and (self.threads == 1 or self.gpus_per_actor):
+            cpus = 1
+        return OnRay(place(self.on), self.actors, cpus, self.gpus_per_actor or 0, alone, self.threads, named)

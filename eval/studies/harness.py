@@ -1,0 +1,93 @@
+"""The harness beside lm-eval's own model: documents per second under `full`, in turns, in one process."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import time
+from pathlib import Path
+
+import torch
+from lm_eval.evaluator import evaluate
+from lm_eval.models.huggingface import HFLM
+from transformers import AutoModelForCausalLM
+
+import kvlab
+from kvlab.models import source_of
+
+from ..accuracy import KVLabLM, taskset
+from ..core.machine import commit, machine, versions
+
+
+def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds: int) -> list[dict]:
+    """A row per task: documents per CPU second of either, the best of `rounds` turns, and how far their
+    answers are apart. tasks: name -> lm-eval task. Both score the first `limit` documents with one thread."""
+    torch.set_num_threads(1)
+    loaded, tokenizer = kvlab.load(model, device="cpu")
+    own = AutoModelForCausalLM.from_pretrained(str(source_of(model)), dtype=torch.float32)
+    theirs = HFLM(pretrained=own, tokenizer=tokenizer, batch_size=batch_size, device="cpu")
+    rows = []
+    for name, task in tasks.items():
+        seconds, answers = {"kvlab": [], "HFLM": []}, {}
+        for _ in range(rounds):
+            for who, taken in seconds.items():
+                lm = theirs
+                if who == "kvlab":  # which remembers what it has answered
+                    lm = KVLabLM(loaded, "full", tokenizer=tokenizer, batch_size=batch_size)
+                start = time.process_time()
+                with contextlib.redirect_stdout(io.StringIO()):
+                    found = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+                taken.append(time.process_time() - start)
+                answers[who] = [one["filtered_resps"] for one in found["samples"][name]]
+        documents = len(answers["HFLM"])
+        speed = {who: documents / min(taken) for who, taken in seconds.items()}
+        rows.append(
+            {
+                "task": name,
+                "documents": documents,
+                "documents_per_second": speed,
+                "kvlab_over_hflm": speed["kvlab"] / speed["HFLM"],
+                "apart": apart(answers["kvlab"], answers["HFLM"]),
+                "cpu_seconds": seconds,
+            }
+        )
+        print(f"{name:16} {json.dumps({k: rows[-1][k] for k in ('kvlab_over_hflm', 'apart')})}", flush=True)
+    return rows
+
+
+def apart(mine, theirs) -> float:
+    """The largest difference of two nested lists; texts and truth values count as 1 where unequal."""
+    if isinstance(mine, list | tuple):
+        return max((apart(one, other) for one, other in zip(mine, theirs, strict=True)), default=0.0)
+    if isinstance(mine, float):
+        return abs(mine - theirs)
+    return float(mine != theirs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m eval.studies.harness", description=__doc__)
+    parser.add_argument("--model", help="as for python -m eval (default: the embedded workshop model)")
+    parser.add_argument("--tasks", nargs="+", default=["recall", "cloze", "prose", "recall_em"])
+    parser.add_argument("--data", nargs="+", default=[], metavar="TASK=FILE.jsonl", help="rows of a task")
+    parser.add_argument("--limit", type=int, default=8, help="documents of each task (default: 8)")
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each, the quickest counts")
+    parser.add_argument("--out", type=Path, default=Path("docs/results/harness.json"))
+    chosen = parser.parse_args()
+    sources = taskset.Sources(data=tuple(tuple(pair.split("=", 1)) for pair in chosen.data))
+    tasks = {name: taskset.prepared(name, 0, 1234, sources) for name in chosen.tasks}
+    rows = compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds)
+    about = {
+        "model": chosen.model or "workshop",
+        "batch_size": chosen.batch_size,
+        "protocol": "question-inside",
+    }
+    made = {"machine": machine("cpu", 1), "versions": versions(), "commit": commit()}
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    chosen.out.write_text(json.dumps(about | made | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""Devices: a model over several devices, by accelerate's maps, CPU and disk offload included.
+
+accelerate's hooks bring a block's weights to where it runs, and what goes in there too. A layer of a cache
+takes its K and V from its block, so it lives where its block runs; nothing here moves it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+AUTO = "auto"
+
+
+def read_map(device_map) -> str | dict:
+    """ "auto", a dictionary {module: device} as accelerate takes it, or the JSON file that holds one.
+
+    Raises ValueError for anything else.
+    """
+    if isinstance(device_map, dict) or device_map == AUTO:
+        return device_map
+    try:
+        found = json.loads(Path(device_map).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"device_map={str(device_map)!r}: expected auto, or a JSON file {{module: device}} ({error})"
+        ) from error
+    if not isinstance(found, dict) or not all(isinstance(place, str | int) for place in found.values()):
+        raise ValueError(f"device_map={str(device_map)!r}: expected {{module: device}} in it")
+    return found
+
+
+def entry_of(model) -> torch.device:
+    """Where token ids go in: the model's device, or the CPU where its first weights are brought from
+    elsewhere whenever they are used."""
+    return torch.device("cpu") if model.device.type == "meta" else model.device
+
+
+def refuse_offloaded(model, what: str) -> None:
+    """ValueError where weights are not in the model while it rests, and `what` needs them."""
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{what}: it needs the model's weights, but the device map offloads some of them; put every "
+            "block on a device that holds it"
+        )

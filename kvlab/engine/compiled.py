@@ -1,0 +1,274 @@
+"""Compiled: a decode step of a Llama-shaped model whose body runs compiled, around any kvlab cache."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..attention import kvlab_attention, told
+from ..cache import KVCache
+from ..decode import Stepper
+from ..visibility import CAUSAL, Visibility
+
+ROWS = 4  # with more, torch's matrix products are faster
+TABLE = 1024  # positions whose rotary embedding is computed at a time
+TOLERANCE = 1e-4  # of the largest logit
+NOTHING = np.empty(0, np.float32)
+GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
+    "input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
+    "return_dict", "cache_position",
+}  # fmt: skip
+FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
+
+
+def compiled(model):
+    """Let decode steps of this prepared model run compiled, where they can; returns the model.
+
+    They can for Llama-shaped models in fp32 on a CPU, with a `KVCache` and at most `ROWS` rows. Prompts, and
+    everything else that a forward is asked for, go through the model's own modules, and so does a step where
+    somebody's hook on a block would else not be called. A model whose steps cannot is left as it is, and a
+    warning says why.
+    """
+    if engine_of(model) == "compiled":
+        return model
+    try:
+        body = Body(model)
+        off = _difference(model, body)
+        if not off <= TOLERANCE:
+            raise Unsuited(f"its logits would be {off:.1g} off")
+    except (Unsuited, AttributeError, TypeError, ValueError) as why:
+        warnings.warn(f"{type(model).__name__} decodes with the eager engine: {why}", stacklevel=2)
+        return model
+    model.forward = Forward(model, body)
+    return model
+
+
+def engine_of(model) -> str:
+    """By which engine the model decodes: "eager" or "compiled"."""
+    return "compiled" if isinstance(model.forward, Forward) else "eager"
+
+
+class Unsuited(Exception):
+    """Why a model's body is not what is compiled here: one line."""
+
+
+class Forward:
+    """A model's forward: a decode step goes through the compiled body, all else through the model's own."""
+
+    def __init__(self, model, body: Body | None):
+        self.model, self.body = weakref.ref(model), body
+        functools.update_wrapper(self, type(model).forward.__get__(model), updated=())
+        del self.__wrapped__  # which holds the model
+        self.__signature__ = inspect.signature(type(model).forward.__get__(model))
+
+    def __deepcopy__(self, memo) -> Forward:
+        twin = memo[id(self.model())]
+        return Forward(twin, None)  # it makes a body when it is called: its modules are not there yet
+
+    def __reduce__(self):
+        raise TypeError("a model with the compiled engine is not pickled: save_pretrained writes its weights")
+
+    def __call__(self, *args, **kwargs):
+        model = self.model()
+        if len(args) == 1 and "input_ids" not in kwargs:
+            args, kwargs = (), {"input_ids": args[0], **kwargs}
+        if not args and kwargs.keys() <= GIVEN:
+            if self.body is None or not self.body.current():
+                self._prepare(model)
+            if self.body is not None and self.body.takes(**kwargs):
+                return self.body.step(**kwargs)
+        return type(model).forward(model, *args, **kwargs)
+
+    def _prepare(self, model) -> None:
+        """The weights have moved, or are others: read where they are now, if they can be."""
+        try:
+            self.body = Body(model)
+        except (Unsuited, AttributeError):
+            self.body = None
+
+
+class Body:
+    """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
+
+    def __init__(self, model):
+        config, inner = model.config, getattr(model, "model", None)
+        _are(model, {"model": None, "lm_head": nn.Linear})
+        _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
+        self.model = weakref.ref(model)
+        self.parameters = list(model.parameters())
+        self.addresses = [p.data_ptr() for p in self.parameters]
+        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in self.parameters):
+            raise Unsuited("it compiles models in fp32 on a CPU")
+        if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTARY:
+            raise Unsuited("its rotary embedding depends on the text's length")
+        self.attentions = [layer.self_attn for layer in inner.layers]
+        self.watched = [*inner.layers, *self.attentions]
+        self.embedding, self.rotary = inner.embed_tokens, inner.rotary_emb
+        self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
+        self.head_dim = self.attentions[0].head_dim
+        self.eps = np.float32(_eps(inner.norm))
+        self.into, self.out_of = zip(*map(self._weights, inner.layers), strict=True)
+        self.last = _array(inner.norm.weight), *_linear(model.lm_head)
+        self.cos = self.sin = torch.empty(0)
+        self._code()
+
+    def _weights(self, layer) -> tuple[tuple, tuple]:
+        """A layer's arrays before and after its attention, as `block.into` and `block.out_of` take them."""
+        norms = {"input_layernorm": None, "post_attention_layernorm": None}
+        _are(layer, {"self_attn": None, "mlp": None, **norms})
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = {f"{name}_proj": nn.Linear for name in "qkvo"}
+        headed = hasattr(attention, "q_norm")
+        _are(attention, projections | ({"q_norm": None, "k_norm": None} if headed else {}))
+        _are(mlp, {"gate_proj": nn.Linear, "up_proj": nn.Linear, "down_proj": nn.Linear, "act_fn": None})
+        heads = (attention.q_norm, attention.k_norm) if headed else ()
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm, *heads):
+            if _eps(norm) != self.eps:
+                raise Unsuited("its norms differ")
+        qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
+        per_head = [_array(norm.weight) for norm in heads] or [NOTHING, NOTHING]
+        into = *(x for part in qkv for x in _linear(part)), *per_head
+        after = (array for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj) for array in _linear(part))
+        return (
+            (_array(layer.input_layernorm.weight), self.eps, *into),
+            (*_linear(attention.o_proj), _array(layer.post_attention_layernorm.weight), self.eps, *after),
+        )
+
+    def _code(self) -> None:
+        try:
+            from . import block
+        except ImportError as error:
+            raise Unsuited(str(error)) from None
+        self.code = block
+
+    def current(self) -> bool:
+        """Whether the weights are where they were."""
+        return self.addresses == [p.data_ptr() for p in self.parameters]
+
+    def takes(self, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
+              return_dict=True, **others) -> bool:  # fmt: skip
+        """Whether this is a decode step that the compiled code serves."""
+        cache = past_key_values
+        if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
+            return False
+        if input_ids.shape[1] != 1 or len(input_ids) > ROWS or use_cache is False or not return_dict:
+            return False
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters):
+            return False
+        if not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)):
+            return False
+        if any(layer.local is not None or layer.timeline is not None for layer in cache.attending):
+            return False
+        return not _hooked(self.watched) and not _listens(cache)
+
+    def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
+        """As the model's own forward, for one new token per row."""
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        cache, rows = past_key_values, len(input_ids)
+        visibility = CAUSAL if attention_mask is None else Visibility(attention_mask.bool())
+        if position_ids is None:
+            position_ids = torch.full((1, 1), cache.get_seq_length())
+        cos, sin = self._rotations(position_ids.expand(rows, 1)[:, 0])
+        x = self.embedding.weight[input_ids[:, 0]].detach().numpy()
+        code = self.code
+        q, k, v = self._room(rows)
+        code.into(x, *self.into[0], cos, sin, q.numpy(), k.numpy(), v.numpy())
+        for index, attention in enumerate(self.attentions):
+            held = cache.update(k, v, index)
+            out, _ = kvlab_attention(attention, q, *held, visibility, scaling=attention.scaling)
+            attended = out.view(rows, -1).numpy()
+            if index + 1 == len(self.attentions):
+                break
+            q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
+            after, into = self.out_of[index], self.into[index + 1]
+            code.between(attended, x, *after, into[0], *into[2:], cos, sin, q.numpy(), k.numpy(), v.numpy())
+        found = torch.empty(rows, 1, self.last[1].shape[0])
+        code.logits(attended, x, *self.out_of[-1], *self.last, found[:, 0].numpy())
+        return CausalLMOutputWithPast(logits=found, past_key_values=cache)
+
+    def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        new = torch.empty(rows, self.heads, 1, self.head_dim)
+        keys, values = (torch.empty(rows, self.kv_heads, 1, self.head_dim) for _ in "kv")
+        return new, keys, values
+
+    def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
+        most = int(positions.max())
+        while most >= len(self.cos):
+            some = torch.arange(len(self.cos), len(self.cos) + TABLE)[None]
+            more = self.rotary(torch.empty(0), some)
+            self.cos, self.sin = (
+                torch.cat([old.view(-1, new.shape[-1]), new[0]])
+                for old, new in zip((self.cos, self.sin), more, strict=True)
+            )
+        return self.cos[positions].numpy(), self.sin[positions].numpy()
+
+
+def _are(module, expected: dict) -> None:
+    """Unsuited where a module has other children than these, by name; None: of any class."""
+    found = {} if module is None else dict(module.named_children())
+    wrong = found.keys() ^ expected.keys()
+    wrong |= {name for name, kind in expected.items() if kind and type(found.get(name)) is not kind}
+    if wrong:
+        raise Unsuited(f"it is no Llama-shaped model ({type(module).__name__}: {', '.join(sorted(wrong))})")
+
+
+def _eps(norm) -> float:
+    found = getattr(norm, "variance_epsilon", None)
+    if found is None:
+        raise Unsuited(f"{type(norm).__name__} is no root mean square norm that it knows")
+    return np.float32(found)
+
+
+def _array(weight: Tensor) -> np.ndarray:
+    return weight.detach().contiguous().numpy()
+
+
+def _linear(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+    if not linear.weight.is_contiguous():
+        raise Unsuited("its weights are not contiguous")
+    return _array(linear.weight), NOTHING if linear.bias is None else _array(linear.bias)
+
+
+def _hooked(modules) -> bool:
+    """Whether somebody's hook would not be called. Those of transformers serve outputs that no such step is
+    asked for, and of kvlab's own `_listens` and the layers' timelines tell."""
+    hooks = (hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
+    made = (getattr(hook, "func", hook).__module__ for hook in hooks)
+    return not all(name.startswith(("kvlab.", "transformers.")) for name in made)
+
+
+def _listens(cache) -> bool:
+    """Whether its places want the input of every block (InfiniGen)."""
+    fetch = getattr(cache.attending[0].place.policy, "fetch", None)
+    return fetch is not None and fetch.speculates
+
+
+@torch.no_grad()
+def _difference(model, body: Body) -> float:
+    """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
+    layers see by a rule."""
+    if _hooked(body.watched):
+        raise Unsuited("a hook is on its blocks")
+    vocabulary = model.config.vocab_size
+    ids = torch.arange(7, 12)[None] % vocabulary
+    found = []
+    for forward in (type(model).forward.__get__(model), Forward(model, body)):
+        stepper = Stepper(model, KVCache(model))
+        with told() as rules:
+            stepper.feed(ids)
+        if any(rule.rule is not None or not rule.known for rule in rules):
+            raise Unsuited("its layers see by a rule of their own")
+        model.forward = forward
+        try:
+            found.append(torch.cat([stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]))
+        finally:
+            del model.forward
+    return float((found[0] - found[1]).abs().max() / found[0].abs().max())

@@ -1,0 +1,79 @@
+"""Ranks: what processes tell each other where tensor parallelism splits a layer's heads among them.
+
+Every process holds the K and V of its own heads, and most methods choose head by head: nothing has to be
+said. What pools over the heads of a layer asks for those of all.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+
+def split(source) -> dict:
+    """What `from_pretrained` is told to split a model's heads among the processes of `torchrun`, whose group
+    is made where there is none: gloo on a CPU, nccl on GPUs. source: a folder or a hub id.
+
+    Raises ValueError, before anything is loaded, for one process, for a family without a plan, and for heads
+    that the processes do not divide.
+    """
+    from transformers import AutoConfig
+    from transformers.distributed import DistributedConfig
+
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks < 2:
+        raise ValueError(
+            "tensor parallelism: there is one process; start several: torchrun --nproc-per-node 2 -m eval ..."
+        )
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config()
+    if not getattr(config, "base_model_tp_plan", None):
+        raise ValueError(f"tensor parallelism: transformers has no plan for {config.model_type!r}")
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if heads % ranks or kv_heads % ranks:
+        raise ValueError(
+            f"tensor parallelism: {ranks} processes do not divide {heads} heads with {kv_heads} KV heads"
+        )
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    if not torch.distributed.is_initialized():
+        torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    return {"distributed_config": DistributedConfig(tp_size=ranks)}
+
+
+def ranks_of(model) -> int:
+    """Processes that share a model's heads, by transformers' tensor parallelism; 1 for most models."""
+    return getattr(model, "tp_size", None) or 1
+
+
+def rank_of(model) -> int:
+    """Which of them this one is."""
+    return torch.distributed.get_rank() if ranks_of(model) > 1 else 0
+
+
+def all_heads(layer, x: Tensor) -> Tensor:
+    """x `[batch, own heads, ...]` of a layer or a `View` -> that of all processes, `[batch, heads, ...]`."""
+    if layer.ranks == 1:
+        return x
+    found = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(layer.ranks)]
+    torch.distributed.all_gather(found, x.contiguous())
+    return torch.cat(found, dim=1)
+
+
+def own_heads(layer, x: Tensor) -> Tensor:
+    """Of x `[batch, heads, ...]` what belongs to this process's heads."""
+    return x.chunk(layer.ranks, dim=1)[layer.rank]
+
+
+def summed(model, stats):
+    """`cache.stats()` of all processes together: bytes added up (each process's own are what it holds)."""
+    if ranks_of(model) == 1:
+        return stats
+    names = ("device_bytes", "host_bytes", "moved_bytes")
+    total = torch.tensor([int(getattr(stats, name)) for name in names])
+    if torch.distributed.get_backend() == "nccl":
+        total = total.cuda()
+    torch.distributed.all_reduce(total)
+    return type(stats)(**vars(stats) | dict(zip(names, total.tolist(), strict=True)))

@@ -1,0 +1,243 @@
+"""The compiled engine says what the eager one says, with every method; or that it cannot, and is eager."""
+
+import copy
+import inspect
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from tiny import EACH, NEUTRAL, left_padded, prompt, tiny
+
+import kvlab
+from kvlab.engine import compiled, engine_of
+from kvlab.engine import compiled as compiled_of
+from kvlab.measure.timeline import record
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def pair(family="llama", steps=(), **changes):
+    """A model, and a copy of it that decodes by the compiled engine; steps that try it are not counted."""
+    eager = tiny(family, **changes)
+    both = eager, compiled(copy.deepcopy(eager))
+    if steps:
+        steps.clear()
+    return both
+
+
+@pytest.fixture()
+def steps(monkeypatch):
+    """A list that grows by one entry for every pass of the compiled body."""
+    from kvlab.engine.compiled import Body
+
+    made, step = [], Body.step
+    monkeypatch.setattr(Body, "step", lambda self, **given: made.append(given) or step(self, **given))
+    return made
+
+
+def decoded(model, spec, prompts, count=6):
+    """Logits of a prompt's last token and of steps after it, with a fork in between."""
+    ids, mask = left_padded(prompts)
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    found = [stepper.feed(ids, mask, last=True)]
+    for step in range(count):
+        found.append(stepper.feed(prompt(1, len(prompts), seed=step), last=True))
+    stepper.fork(torch.tensor([len(prompts) - 1, 0]))
+    for step in range(2):
+        found.append(stepper.feed(prompt(1, 2, seed=step), last=True))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_eagers(family, steps):
+    eager, fast = pair(family, steps)
+    assert (engine_of(eager), engine_of(fast)) == ("eager", "compiled")
+    for prompts in ([prompt(12)], [prompt(12), prompt(12, seed=3)]):
+        found, expected = (decoded(model, "full", prompts) for model in (fast, eager))
+        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert len(steps) == 2 * (6 + 2)
+
+
+@pytest.mark.parametrize("spec", [*NEUTRAL, *EACH])
+def test_every_method_works_through_it_also_in_a_padded_batch(spec, steps):
+    """Codes and choices are made of numbers that differ in their last digit, so of what gives something up a
+    code may be another one."""
+    eager, fast = pair(steps=steps)
+    prompts = [prompt(23, seed=1), prompt(14, seed=2)]
+    found, expected = (decoded(model, spec, prompts) for model in (fast, eager))
+    limit = 1e-4 if spec in NEUTRAL else 0.02
+    assert (found - expected).norm() <= limit * expected.norm()
+    speculates = spec.startswith("infinigen")
+    assert len(steps) == (0 if speculates or spec == "recompute" else 8)
+
+
+def test_a_padded_row_is_as_it_is_alone():
+    _, fast = pair()
+    prompts = [prompt(23, seed=1), prompt(14, seed=2)]
+    ids, mask = left_padded(prompts)
+    together = kvlab.decode(fast, ids, kvlab.make_cache(fast, "h2o:budget=9"), 8, attention_mask=mask)
+    for row, alone in enumerate(prompts):
+        single = kvlab.decode(fast, alone, kvlab.make_cache(fast, "h2o:budget=9"), 8)
+        assert torch.equal(together.tokens[row], single.tokens[0])
+        assert (together.logprobs[row] - single.logprobs[0]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generate_says_the_same(beams, steps):
+    eager, fast = pair(steps=steps)
+    how = {"max_new_tokens": 12, "num_beams": beams, "do_sample": False, "eos_token_id": None}
+    said = [
+        model.generate(prompt(9), past_key_values=kvlab.make_cache(model, "full"), **how)
+        for model in (eager, fast)
+    ]
+    assert torch.equal(*said) and len(steps) == 11
+    assert inspect.signature(eager.forward) == inspect.signature(fast.forward)
+
+
+@torch.no_grad()
+def test_a_long_run_a_crop_and_a_copy(monkeypatch):
+    """The table of rotary embeddings grows with the text."""
+    module = inspect.getmodule(compiled_of)
+    monkeypatch.setattr(module, "TABLE", 16)
+    eager, fast = pair()
+    logits = []
+    for model in (eager, fast):
+        cache = kvlab.make_cache(model, "full")
+        stepper = kvlab.Stepper(model, cache)
+        found = [stepper.feed(prompt(20), last=True)]
+        found += [stepper.feed(prompt(1, seed=step), last=True) for step in range(90)]
+        cache.crop(-30)
+        twin = copy.deepcopy(cache)
+        found += [
+            model(prompt(1, seed=1), past_key_values=each).logits[:, -1] for each in (cache, twin, twin)
+        ]
+        found += [model(prompt(3), past_key_values=cache).logits[:, -1]]
+        logits.append(torch.cat(found))
+    assert (logits[0] - logits[1]).abs().max() <= 1e-4 * logits[0].abs().max()
+
+
+def test_weights_are_held_once_and_read_where_they_are(steps):
+    eager, fast = pair(steps=steps)
+    body, layer = fast.forward.body, fast.model.layers[1]
+    assert all(
+        any(np.shares_memory(array, weight.detach().numpy()) for weight in fast.parameters())
+        for arrays in (*body.into, *body.out_of, body.last)
+        for array in arrays
+        if isinstance(array, np.ndarray) and array.size
+    )
+    with torch.no_grad():  # in place, and by another tensor
+        for model in (eager := copy.deepcopy(eager), fast):
+            model.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+            model.model.layers[2].mlp.up_proj.weight.data = model.model.layers[1].mlp.up_proj.weight * 0.5
+    found, expected = (decoded(model, "full", [prompt(12)]) for model in (fast, eager))
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert len(steps) == 8 and fast.forward.body is not body and layer is fast.model.layers[1]
+    fast.double()
+    decoded(fast, "full", [prompt(12)])
+    assert len(steps) == 8, "fp64 is not compiled"
+
+
+def test_two_models_in_one_process_and_a_copy_of_one(steps):
+    _, first = pair(steps=steps)
+    _, second = pair("llama", steps, num_hidden_layers=2)
+    twin = copy.deepcopy(first)
+    with torch.no_grad():
+        twin.model.layers[0].mlp.up_proj.weight.mul_(3)
+    for model in (first, second, twin, first):
+        found = decoded(model, "full", [prompt(12)])
+        plain = copy.deepcopy(model)
+        del plain.forward
+        assert (found - decoded(plain, "full", [prompt(12)])).abs().max() <= 1e-4 * found.abs().max()
+    assert len(steps) == 4 * 8
+    with pytest.raises(TypeError, match="save_pretrained"):
+        pickle.dumps(first)
+
+
+def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
+    _, fast = pair(steps=steps)
+    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
+    stepper.feed(prompt(5))
+    stepper.feed(prompt(2))
+    fast(prompt(5))  # no cache
+    fast(prompt(1), past_key_values=cache)  # a graph is wanted
+    with torch.no_grad():
+        fast(prompt(1), past_key_values=cache, output_hidden_states=True)
+        fast(inputs_embeds=torch.randn(1, 1, 32), past_key_values=cache)
+        hook = fast.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
+        fast(prompt(1), past_key_values=cache)
+        hook.remove()
+    decoded(fast, "full", [prompt(6, seed=seed) for seed in range(5)], count=0)  # then two rows: two steps
+    assert len(steps) == 2
+    with torch.no_grad():
+        fast(prompt(1), past_key_values=cache)
+    assert steps.pop()["past_key_values"] is cache
+    with record(fast, timed := kvlab.make_cache(fast, "full")):
+        kvlab.decode(fast, prompt(5), timed, 3)
+    assert len(steps) == 2
+
+
+@pytest.mark.parametrize("family", ["gpt2", "opt", "phi", "gpt_neox"])
+def test_a_model_of_another_shape_stays_eager_and_one_line_says_why(family):
+    model = copy.deepcopy(tiny(family))
+    with pytest.warns(
+        UserWarning, match="decodes with the eager engine: it is no Llama-shaped model"
+    ) as said:
+        assert compiled(model) is model
+    assert engine_of(model) == "eager" and len(said) == 1 and "\n" not in str(said[0].message)
+
+
+@pytest.mark.parametrize("change", ["scale", "window", "dtype", "kind"])
+def test_what_only_looks_like_llama_stays_eager(change):
+    """A number that the code does not know, a window, another dtype, a rotary embedding by the length."""
+    model = copy.deepcopy(tiny("mistral", sliding_window=6) if change == "window" else tiny("llama"))
+    if change == "scale":
+        model.model.embed_tokens.register_forward_hook(lambda module, given, out: 2 * out)
+    elif change == "dtype":
+        model.bfloat16()
+    elif change == "kind":
+        model.config.rope_parameters["rope_type"] = "dynamic"
+    with pytest.warns(UserWarning, match="decodes with the eager engine"):
+        compiled(model)
+    assert engine_of(model) == "eager"
+
+
+def test_nan_does_not_vanish():
+    _, fast = pair()
+    with torch.no_grad():
+        fast.model.layers[2].mlp.gate_proj.weight[3, 5] = torch.nan
+    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
+    with pytest.raises(ValueError, match=r"gate_proj.weight' holds NaN"):
+        stepper.feed(prompt(5))
+    with torch.no_grad():
+        fast.model.layers[2].mlp.gate_proj.weight[3, 5] = 0
+        stepper.cache.reset()
+        (stepper := kvlab.Stepper(fast, stepper.cache)).feed(prompt(5))
+        fast.model.layers[2].mlp.gate_proj.weight[3, 5] = torch.nan
+    assert stepper.feed(prompt(1)).isnan().all()
+
+
+def test_a_pass_that_breaks_off_leaves_a_broken_cache(monkeypatch):
+    _, fast = pair()
+    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
+    stepper.feed(prompt(5))
+
+    def breaks(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache.layers[2], "attend", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        stepper.feed(prompt(1))
+    assert cache.broken
+    with pytest.raises(ValueError, match="made for another model"), torch.no_grad():
+        pair("qwen2")[1](prompt(1), past_key_values=kvlab.make_cache(fast, "full"))
+
+
+def test_load_takes_an_engine():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engine_of(kvlab.load(engine="compiled")[0]) == "compiled"
+        assert engine_of(kvlab.load()[0]) == "eager"
+    with pytest.raises(ValueError, match="engine='fast': expected one of eager, compiled"):
+        kvlab.load(engine="fast")

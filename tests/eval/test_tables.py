@@ -1,0 +1,83 @@
+"""Tables of documents: every method once, marks where they belong, nothing compared where full guesses."""
+
+import pytest
+
+from eval.reproduce import tables
+
+SHARES = {f"{name}_bytes_of_full": 0.2 for name in ("device", "host", "moved")}
+STANDS = {"model": "m", "model_digest": "d", "dtype": "float32", "machine": "a machine", "torch": "2",
+          "n": 40, "code_digest": "c", "chance": 0.25, "floor": None}  # fmt: skip
+
+
+def row(protocol, method, budget, value, task="recall", **more):
+    told = {"protocol": protocol, "method": method, "curve": method.partition(":")[0], "budget": budget}
+    told |= {"task": task, "value": value, "stderr": 0.05, "differs": False, "compared": True, "scored": None}
+    return STANDS | SHARES | told | more
+
+
+ROWS = [
+    row("context-first", "full", None, 0.9, floor=0.4),
+    row("context-first", "h2o:budget=0.1", 0.1, 0.3, differs=True, scored=0.4),
+    row("context-first", "h2o:budget=0.2", 0.2, 0.5, differs=True, scored=0.6),
+    row("question-inside", "full", None, 0.8),
+]
+
+
+@pytest.fixture()
+def stored(monkeypatch):
+    monkeypatch.setattr(tables, "study", lambda name: ROWS if name != "nothing" else [])
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_methods_by_protocols_at_one_budget(stored):
+    lines = tables.accuracy("passages", "0.2").splitlines()
+    assert cells(lines[0])[1:3] == ["recall, context-first", "recall, question-inside"]
+    found = {cells(line)[0]: cells(line)[1:] for line in lines[2:] if line.startswith("|")}
+    assert found["`full`"][:2] == ["90.0 ± 5.0", "80.0 ± 5.0"]
+    assert found["`h2o`"] == ["50.0* ± 5.0", "–", "20 % + 20 % on the host", "20 %"]
+    assert found["guessing"][:2] == ["25.0", "25.0"] and found["`full`, 0 shots"][:2] == ["40.0", "–"]
+    assert "recall 40" in lines[-1] and "code c" in lines[-1]
+
+
+def test_budget_by_budget(stored):
+    lines = tables.curves("passages", "recall", "context-first").splitlines()
+    assert [cells(line) for line in (lines[0], lines[2])] == [
+        ["`full`: 90.0 ± 5.0", "10 %", "20 %"], ["`h2o`", "30.0* ± 5.0 !", "50.0* ± 5.0"],
+    ]  # fmt: skip
+
+
+def test_two_models_side_by_side(stored):
+    lines = tables.beside("0.2", "recall").splitlines()
+    assert cells(lines[0])[1:3] == ["recall, context-first: workshop", "recall, context-first: SmolLM2"]
+    assert cells(lines[3])[:3] == ["`h2o`", "50.0* ± 5.0", "50.0* ± 5.0"]
+
+
+def test_where_full_guesses_it_is_said(monkeypatch):
+    monkeypatch.setattr(
+        tables, "study", lambda name: [row("context-first", "full", None, 0.3, compared=False)]
+    )
+    assert "full does not beat guessing on recall, so no method is compared there" in tables.accuracy(
+        "passages"
+    )
+
+
+def test_perplexity_is_compared_at_the_end_of_a_chunk(monkeypatch):
+    places = [{"position": 0, "loss": 1.0}, {"position": 32, "loss": 2.0}]
+    worse = [{"position": 0, "loss": 1.0}, {"position": 32, "loss": 2.5}]
+    one = STANDS | {"perplexity": 4.5, "values": [1.5, 1.5]}
+    told = [
+        one | {"method": "full", "rows": places},
+        one | {"method": "int2", "rows": worse, "values": [1.7, 1.9]},
+    ]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    assert cells(tables.perplexity().splitlines()[3]) == ["`int2`", "4.5", "+0.500 ± 0.100"]
+
+
+def test_a_study_that_was_not_made_is_said(stored):
+    for found in (tables.accuracy("nothing"), tables.curves("nothing", "recall", "context-first")):
+        assert found == tables.MISSING
+    text = "a\n<!-- results: curves nothing recall x -->\nold\n<!-- end of results -->\nb"
+    assert tables.filled(text).splitlines()[2] == tables.MISSING

@@ -1,0 +1,67 @@
+"""What tasks are told, and what they are not, is refused in one line that says what is expected."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eval.accuracy import taskset
+from eval.core.errors import Problem
+
+OWN = """task: told
+custom_dataset: !function rows.told
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{facts}} ASK"
+doc_to_choice: choices
+doc_to_target: 0
+metric_list:
+  - metric: acc
+"""
+ROWS = """import datasets
+
+
+def told(colour, **kwargs):
+    rows = [{"facts": f"It is {colour}.", "choices": ["a", "b"]}]
+    return datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
+"""
+
+
+def needles(folder, **told):
+    about = {"tokenizer": str(folder)} | told
+    return taskset.load("needles_single", taskset.Sources(metadata=json.dumps(about)))["needles_single"]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"lengths": "many"}, "lengths='many': expected tokens"),
+        ({"lengths": []}, "lengths=[]: expected tokens"),
+        ({"lengths": [256, "x"]}, "expected tokens of a document, as a list"),
+        ({"lengths": [12]}, "12 tokens are too few"),
+        ({"documents": "some"}, "documents='some': expected a number"),
+        ({"documents": 0}, "documents=0: expected a number"),
+    ],
+)
+def test_lengths_and_documents(folder, told, said):
+    with pytest.raises(Problem) as error:
+        needles(folder, **told)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_one_length_is_a_list_of_one(folder):
+    task = needles(folder, lengths=400, documents=2)
+    assert [row["length"] for row in task.test_docs()] == [400, 400]
+
+
+def test_a_missing_metadata_key_is_named(tmp_path):
+    (tmp_path / "told.yaml").write_text(OWN)
+    (tmp_path / "rows.py").write_text(ROWS)
+    for told, expected in (({}, None), ({"colour": "red"}, "It is red.")):
+        sources = taskset.Sources(include=(str(tmp_path),), metadata=json.dumps(told))
+        if expected is None:
+            with pytest.raises(Problem, match=r"task 'told' cannot be loaded: .*'colour'"):
+                taskset.load("told", sources)
+        else:
+            assert taskset.load("told", sources)["told"].test_docs()[0]["facts"] == expected

@@ -1,0 +1,157 @@
+"""What every keep takes besides its own: chunks, compressing now and then, renumbering."""
+
+import pytest
+import torch
+from reference.driven import Driven, check
+from reference.test_keep import by_keydiff, by_sinks
+from tiny import FAMILIES, left_padded, prompt, tiny
+
+import kvlab
+from kvlab.keep import KeyDiff, Sinks
+from kvlab.methods import METHODS
+from kvlab.reference import attention, keep
+
+TAKE = [name for name, method in METHODS.items() if "every" in method.parameters]
+
+
+def by_chunk(budget, chunk, values, stays=lambda tokens: set()):
+    """values(keys `[tokens, head_dim]`, KV head) -> what each token is worth."""
+
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+
+        def follow(new, present, attended):
+            if new[0] > 0 or len(present[0]) <= limit:
+                return present
+            worth = [values(row.keys[head, mine].double(), head) for head, mine in enumerate(present)]
+            return [keep.by_chunk(one, stays(len(one)), chunk, limit) for one in worth]
+
+        return follow
+
+    return start
+
+
+def by_every(start, budget, every):
+    """As the definition `start`, each time that so many tokens have come on top."""
+
+    def begin(row):
+        limit, follow = keep.budget(budget, row.prompt), start(row)
+
+        def held_after(new, present, attended):
+            due = len(present[0]) - limit >= every or (new[0] == 0 and len(present[0]) > limit)
+            return follow([0, *new], present, attended) if due else present
+
+        return held_after
+
+    return begin
+
+
+def drawn(keys, head):
+    return [float(keep._hash(keep._hash(0 ^ keep._hash(head)) ^ token) >> 8) for token in range(len(keys))]
+
+
+def shortest(keys, head):
+    return [-round(float(key.norm()), 3) for key in keys]
+
+
+@pytest.mark.parametrize("spec, by", [
+    ("random:budget=0.4,chunk=4", by_chunk(0.4, 4, drawn)),
+    ("random:budget=11,chunk=50", by_chunk(11, 50, drawn)),
+    ("keynorm:budget=0.4,chunk=3", by_chunk(0.4, 3, shortest)),
+])  # fmt: skip
+def test_chunks(spec, by):
+    check(Driven(spec).run(), by)
+
+
+def test_what_a_rule_holds_is_no_part_of_a_chunk():
+    """SnapKV's window stays whole, whatever shares its chunk."""
+    cache = kvlab.make_cache(tiny("llama"), "snapkv:budget=20,window=6,chunk=8")
+    kvlab.Stepper(cache.model, cache).feed(prompt(60))
+    for head in cache.layers[1].positions[0]:
+        held = head.tolist()
+        assert held[-6:] == [*range(54, 60)] and len(held) == 20
+        whole = [sum(token // 8 == chunk for token in held[:-6]) for chunk in range(7)]
+        assert sorted(whole)[-2:-1] >= [6] and sum(whole) == 14  # one chunk, and most of another
+
+
+@pytest.mark.parametrize("passes", [(1,) * 40, (1,) * 9 + (4,) + (1,) * 17])
+@pytest.mark.parametrize("spec, by, budget, every", [
+    ("sinks:budget=9,every=5", by_sinks(9, 4), 9, 5),
+    ("sinks:budget=0.4,every=1", by_sinks(0.4, 4), 0.4, 1),
+    ("keydiff:budget=0.4,every=7", by_keydiff(0.4), 0.4, 7),
+])  # fmt: skip
+def test_every_so_many_steps(spec, by, budget, every, passes):
+    run = Driven(spec, passes=passes)
+    check(run.run(), by_every(by, budget, every))
+
+
+@pytest.mark.parametrize("name", TAKE)
+def test_what_compresses_now_and_then_holds_so_many_more_at_most(name):
+    """Rows of a padded batch each at their own time, and as alone."""
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(40), prompt(23, seed=1)])
+    together = kvlab.make_cache(model, f"{name}:budget=15,every=6")
+    alone = kvlab.make_cache(model, f"{name}:budget=15,every=6")
+    both, single = kvlab.Stepper(model, together), kvlab.Stepper(model, alone)
+    both.feed(ids, mask)
+    single.feed(prompt(23, seed=1))
+    counts = set()
+    for step in range(20):
+        token = prompt(1, rows=2, seed=step)
+        logits = both.feed(token)
+        assert torch.allclose(logits[1:], single.feed(token[1:]), atol=1e-4)
+        held = [int((layer.positions >= 0).sum(-1).max()) for layer in together.layers]
+        counts.add(tuple(held))
+        if name != "pyramidkv":
+            assert max(held) <= 20
+    assert len(counts) > 3
+
+
+@pytest.mark.parametrize("spec", ["sinks:budget=9,renumber=true", "h2o:budget=0.4,renumber=true,every=3"])
+def test_renumbered_attention_is_its_definition(spec):
+    """Queries and keys rotated for their places in the cache give the same outputs."""
+    run, frequencies = Driven(spec), [10000.0 ** (-2 * i / 20) for i in range(10)]
+    run.run()
+    moved = 0
+    for index, row in enumerate(run.rows()):
+        for step, new in run.positions_of(index):
+            if step == 0:
+                continue
+            seen, (at,) = run.seen[step][0], new
+            for head, over in enumerate(seen.attended[index]):
+                keys = keep.renumbered(row.keys[head, over], over, frequencies)
+                moved += over != list(range(at + 1 - len(over), at + 1))
+                for q in range(row.group(head).start, row.group(head).stop):
+                    before = keep.rotation(at, frequencies, 20).T @ row.query[q, at].double()
+                    query = keep.rotation(len(over) - 1, frequencies, 20) @ before
+                    out = attention.attend(query, keys, row.values[head, over].double(), row.scaling)
+                    assert torch.allclose(seen.out[index, q, 0].double(), out, atol=1e-4)
+    assert moved > 20
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_nothing_moves_where_nothing_is_missing(family):
+    """Before anything goes, a cache with renumbering is the full one; without RoPE it is refused."""
+    model = tiny(family)
+    if family in ("opt", "gpt2"):
+        with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)"):
+            kvlab.make_cache(model, "sinks:renumber=true")
+        return
+    full, other = (kvlab.make_cache(model, spec) for spec in ("full", "sinks:budget=60,renumber=true"))
+    one, two = kvlab.Stepper(model, full), kvlab.Stepper(model, other)
+    assert torch.equal(one.feed(prompt(20)), two.feed(prompt(20)))
+    for step in range(5):
+        token = prompt(1, seed=step)
+        assert torch.allclose(one.feed(token), two.feed(token), atol=1e-5)
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match="chunk=0: expected a whole number of at least 1"):
+        KeyDiff(0.2, chunk_length=0)
+    with pytest.raises(ValueError, match="every=0: expected a whole number of at least 1"):
+        Sinks(0.2, every=0)
+    with pytest.raises(ValueError, match="renumber=3: expected true or false"):
+        kvlab.make_cache(tiny("llama"), "sinks:renumber=3")
+    with pytest.raises(ValueError, match="method 'full' has no parameter 'every'"):
+        kvlab.make_cache(tiny("llama"), "full:every=3")
+    assert set(TAKE) >= {"sinks", "h2o", "snapkv", "tova", "keydiff", "lagkv", "expected", "random"}

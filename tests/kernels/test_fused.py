@@ -1,0 +1,233 @@
+"""A step in one call: what is written has the formats' bits, and what cannot go so goes as before."""
+
+import copy
+
+import pytest
+import torch
+from tiny import left_padded, prompt, started, tiny
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import kvlab
+from kvlab.keep import Sinks
+from kvlab.kernels import Fused, reference
+from kvlab.measure.timeline import record
+from kvlab.place import Host
+from kvlab.store import Exact, Float8, Growing, Int, Paged, Roomy, Static
+
+HEAD = 32
+FORMS = {
+    "full": Exact(),
+    "int8": Int(8),
+    "int8-g8": Int(8, 8),
+    "int4": Int(4),
+    "int4-g8": Int(4, 8),
+    "e4m3": Float8("e4m3"),
+    "e5m2": Float8("e5m2"),
+}
+
+
+def stores(form, dtype=torch.float32, buffer=Growing, tokens=5):
+    """Two that hold the same five tokens in three rows and two heads."""
+    first = torch.randn(2, 3, 2, tokens, HEAD).to(dtype)
+    made = [started(buffer(format=form), HEAD, 2, 400) for _ in range(2)]
+    for store in made:
+        store.append(*first)
+    return made
+
+
+def tokens(count: int):
+    """K and V of single tokens from 1e-9 to 1e4, with zeros, with whole numbers, and with ties."""
+    for index in range(count):
+        keys, values = torch.randn(2, 3, 2, 1, HEAD) * 10.0 ** torch.empty(2, 3, 2, 1, 1).uniform_(-9, 4)
+        keys[0] = 0 if index % 7 == 0 else keys[0]
+        values = (values / values.abs().amax() * 448).round() / (2 if index % 3 else 1)
+        yield keys, values
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_is_written_has_the_bits_of_the_format(name):
+    torch.manual_seed(0)
+    fused, plain = stores(FORMS[name])
+    went = 0
+    for keys, values in tokens(150):
+        plain.append(keys, values)
+        query = torch.randn(3, 4, 1, HEAD) / 1e5  # so that scores are small, and exact
+        step = Fused.of(fused, query)
+        if (out := step.call(fused, query, keys, values, 0.2)) is None:  # its buffer is full
+            fused.append(keys, values)
+            continue
+        went += 1
+        both = [(*store.parts()[0], *store.parts()[1]) for store in (fused, plain)]
+        for mine, theirs in zip(*both, strict=True):
+            assert torch.equal(mine.view(torch.uint8), theirs.view(torch.uint8))
+        right = reference(query, plain, 0.2)
+        assert (out - right).abs().max() <= 1e-5 * right.abs().max()
+    assert went > 130 and fused.length == plain.length == 155
+
+
+def test_bf16_is_kept_and_read_as_it_is():
+    torch.manual_seed(0)
+    fused, plain = stores(Exact(), torch.bfloat16)
+    for _ in range(20):
+        keys, values, query = (torch.randn(3, 2, 1, HEAD).bfloat16() for _ in range(3))
+        plain.append(keys, values)
+        out = Fused.of(fused, query).call(fused, query, keys, values, 0.2)
+        if out is None:
+            fused.append(keys, values)
+            continue
+        assert torch.equal(fused.parts()[0][0], plain.parts()[0][0]) and out.dtype == torch.bfloat16
+        held = (part.float() for parts in plain.parts() for part in parts)
+        right = kvlab.attention.attend(query.float(), *held, 0.2)[0]
+        assert (out.float() - right).abs().max() <= 0.01 * right.abs().max()
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 65504 * 128.0])
+@pytest.mark.parametrize("side", [0, 1])
+@pytest.mark.parametrize("name", ["int8", "int4", "e4m3"])
+def test_a_token_that_the_format_refuses_changes_nothing(name, side, wrong):
+    if name == "e4m3" and wrong < float("inf"):
+        pytest.skip("e4m3 without a scale stores its largest value")
+    store, _ = stores(FORMS[name], buffer=Static)
+    both, query = torch.randn(2, 3, 2, 1, HEAD), torch.randn(3, 2, 1, HEAD)
+    both[side, 1, 1, 0, 17] = wrong
+    before = [part.clone() for parts in store.parts() for part in parts]
+    assert Fused.of(store, query).call(store, query, *both, 0.2) is None
+    after = [part for parts in store.parts() for part in parts]
+    assert store.length == 5 and all(map(torch.equal, before, after))
+
+
+def llama():
+    return tiny("llama", hidden_size=128, num_key_value_heads=2)  # heads of 32
+
+
+@pytest.fixture()
+def steps(monkeypatch):
+    """A list that grows by one entry for every layer's step that went in one call."""
+    made, call = [], Fused.call
+
+    def counted(self, store, *args):
+        out = call(self, store, *args)
+        if out is not None:
+            made.append(store)
+        return out
+
+    monkeypatch.setattr(Fused, "call", counted)
+    return made
+
+
+def life(model, store):
+    """Logits of a cache that is read, forked, cropped, copied, reset and filled again."""
+    cache = kvlab.KVCache(model, store=store)
+    found = []
+    for rows, fork in ((2, [1, 0, 1]), (1, [0, 0])):
+        cache.reset()
+        stepper = kvlab.Stepper(model, cache)
+        found.append(stepper.feed(prompt(23, rows=rows), last=True))
+        for step in range(20):
+            found.append(stepper.feed(prompt(1, rows, seed=step), last=True))
+        stepper.fork(torch.tensor(fork))
+        for step in range(3):
+            found.append(stepper.feed(prompt(1, len(fork), seed=step), last=True))
+        cache.crop(-2)
+        twin = copy.deepcopy(cache)
+        for each in (cache, twin, cache, twin):
+            found.append(model(prompt(1, len(fork), seed=7), past_key_values=each).logits[:, -1])
+        found.append(model(prompt(3, len(fork)), past_key_values=cache).logits[:, -1])
+        found.append(model(prompt(1, len(fork)), past_key_values=cache).logits[:, -1])
+    return found
+
+
+@pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form), Roomy])
+@pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3"])
+@torch.no_grad()
+def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch):
+    """To the bit: both write the same and attend by the same kernel."""
+    model = llama()
+    found = life(model, buffer(FORMS[name]))
+    assert len(steps) > 4 * 2 * 20
+    monkeypatch.setattr(Fused, "of", lambda *_: None)
+    count = len(steps)
+    expected = life(model, buffer(FORMS[name]))
+    assert len(steps) == count and all(map(torch.equal, found, expected))
+
+
+def fed(cache, model, mask=None, rows=1):
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(20, rows), mask)
+    for step in range(3):
+        stepper.feed(prompt(1, rows, seed=step))
+
+
+def test_what_is_no_such_step_goes_as_before(steps):
+    model = llama()
+    for answers in ({"keep": Sinks(9)}, {"store": Int(2)}, {"store": Paged(64)}, {"place": Host()}):
+        fed(kvlab.KVCache(model, **answers), model)
+    fed(kvlab.make_cache(model, "kivi4"), model)
+    ids, mask = left_padded([prompt(20, seed=1), prompt(11, seed=2)])
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
+    stepper.feed(ids, mask)
+    stepper.feed(prompt(1, 2))
+    watched = kvlab.make_cache(model, "full")
+    for layer in watched.layers:
+        layer.on_read = lambda *_: None
+    fed(watched, model)
+    timed = kvlab.make_cache(model, "full")
+    with record(model, timed):
+        fed(timed, model)
+    fed(kvlab.make_cache(tiny("llama"), "full"), tiny("llama"))  # heads of 8
+    double = llama().double()
+    fed(kvlab.make_cache(double, "full"), double)
+    assert not steps
+
+
+@pytest.mark.parametrize("spec", ["full", "int8", "int4", "fp8"])
+def test_a_refusal_still_names_the_layer_and_the_head(spec):
+    """And clipped values are still counted."""
+    model = llama()
+    for options in ("", ":nonfinite=clip"):
+        if spec == "full" and options:
+            continue
+        cache = kvlab.make_cache(model, spec + options)
+        fed(cache, model)
+        layer = cache.layers[2]
+        keys, values = torch.randn(2, 1, 2, 1, HEAD)
+        keys[0, 1, 0, 3] = float("nan")
+        layer.update(keys, values)
+        attend = lambda: layer.attend(torch.randn(1, 4, 1, HEAD), kvlab.visibility.CAUSAL, 0.2)  # noqa: B023
+        if spec == "full":
+            assert attend().isnan().any()
+        elif options:
+            attend()
+            assert layer.store.replaced == 1
+        else:
+            with pytest.raises(ValueError, match=r"layer 2: keys: .*KV head 1 holds NaN"):
+                attend()
+
+
+class Counting(TorchDispatchMode):
+    """Notes torch's operations, and the bytes that those which copy write."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.copied = [], 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        self.names.append(function.overloadpacket.__name__)
+        if function.overloadpacket.__name__ in ("cat", "copy_", "clone", "_to_copy", "index_select"):
+            self.copied += out.nbytes
+        return out
+
+
+@pytest.mark.parametrize("spec", ["full", "static", "int8", "int4", "fp8"])
+@torch.no_grad()
+def test_a_step_of_a_layer_is_a_handful_of_operations_and_copies_nothing(spec):
+    model = llama()
+    cache = kvlab.make_cache(model, spec)
+    fed(cache, model)
+    layer, query = cache.layers[0], torch.randn(1, 4, 1, HEAD)
+    keys, values = torch.randn(2, 1, 2, 1, HEAD)
+    with Counting() as count:
+        layer.update(keys, values)
+        layer.attend(query, kvlab.visibility.CAUSAL, 0.2)
+    assert len(count.names) < 20 and count.copied == 0, count.names

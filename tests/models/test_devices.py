@@ -1,0 +1,128 @@
+"""A model over several devices: every method as on one, and a layer of a cache lives where its block runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from every import EVERY, make
+from tiny import EACH, prompt, tiny
+from transformers import AutoModelForCausalLM
+
+import kvlab
+from kvlab.calibrate.fold import fold
+from kvlab.calibrate.smoothing import fold_smoothing
+from kvlab.models import prepare
+
+BLOCKS = 4
+ON_DISK = {"model": "disk", "lm_head": "disk"}  # all of it
+MIXED = {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(BLOCKS)} | {
+    name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The folder of a tiny model of four blocks."""
+    folder = tmp_path_factory.mktemp("model")
+    tiny("llama", "sdpa").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spread(saved, tmp_path_factory):
+    """The same over CPU and disk."""
+    offload = tmp_path_factory.mktemp("offload")
+    model = AutoModelForCausalLM.from_pretrained(saved, device_map=MIXED, offload_folder=str(offload))
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu", "meta"}
+    return prepare(model.eval())
+
+
+def decoded(model, spec: str):
+    """Logits of a prompt and of five steps, a fork among them, and the cache."""
+    cache = make(model, spec)
+    stepper = kvlab.Stepper(model, cache)
+    found = [stepper.feed(prompt(18, rows=2), last=True)]
+    for step in range(5):
+        if step == 2:
+            stepper.fork(torch.tensor([1, 0, 1]))
+        found.append(stepper.feed(prompt(1, rows=3 if step > 1 else 2, seed=step)))
+    return found, cache
+
+
+@pytest.mark.parametrize("spec", EACH)
+def test_every_method_decodes_and_forks_as_on_one_device(spread, spec):
+    expected, _ = decoded(tiny("llama"), spec)
+    found, cache = decoded(spread, spec)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5), spec
+    for layer in cache.layers:
+        for _, tensor in layer.tensors():
+            assert tensor.device.type == "cpu"  # where the block runs, not where its weights rest
+
+
+@pytest.mark.parametrize("spec", [spec for spec in EVERY if spec in ("full", "h2o", "int4", "infinigen")])
+def test_beams(spread, spec):
+    ids = prompt(12, rows=2)
+    settings = {"max_new_tokens": 4, "num_beams": 2, "do_sample": False}
+    settings |= {"attention_mask": torch.ones_like(ids)}
+    found = spread.generate(ids, past_key_values=make(spread, spec), **settings)
+    one = tiny("llama")
+    assert torch.equal(found, one.generate(ids, past_key_values=make(one, spec), **settings))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 1, reason="there is no second device beside the CPU")
+@pytest.mark.parametrize("spec", EACH)
+def test_a_layer_lives_where_its_block_does(saved, spec):
+    where = {f"model.layers.{i}": "cpu" if i % 2 else 0 for i in range(BLOCKS)} | {
+        name: 0 for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
+    }
+    model = prepare(AutoModelForCausalLM.from_pretrained(saved, device_map=where).eval())
+    found, cache = decoded(model, spec)
+    expected, _ = decoded(tiny("llama"), spec)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.allclose(mine.cpu(), theirs, atol=1e-4)
+    for index, layer in enumerate(cache.layers):
+        for on_host, tensor in layer.tensors():
+            assert on_host or tensor.device.type == (
+                "cpu" if where[f"model.layers.{index}"] == "cpu" else "cuda"
+            )
+
+
+@pytest.mark.parametrize("change", [fold, fold_smoothing])
+def test_weights_that_are_not_there_are_not_changed(tmp_path, change):
+    tiny("opt", "sdpa").save_pretrained(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map={"": "disk"}, offload_folder=str(tmp_path / "offload")
+    )
+    with pytest.raises(ValueError, match="offloads some"):
+        change(prepare(model.eval()))
+
+
+def test_load_takes_a_map(tmp_path):
+    ids = torch.arange(5, 15)[None]
+    plain, _ = kvlab.load("workshop-opt", device="cpu")
+    expected = plain(ids).logits
+    blocks = {f"model.decoder.layers.{i}": "disk" for i in range(plain.config.num_hidden_layers)}
+    top = {name: "cpu" for name, _ in plain.model.decoder.named_children() if name != "layers"}
+    where = {f"model.decoder.{name}": place for name, place in top.items()} | blocks | {"lm_head": "cpu"}
+    (tmp_path / "map.json").write_text(json.dumps(where))
+    for given in ("auto", where, tmp_path / "map.json", str(tmp_path / "map.json")):
+        model, _ = kvlab.load("workshop-opt", device_map=given)
+        assert torch.allclose(model(ids).logits.cpu(), expected, atol=1e-4)
+    assert any(parameter.is_meta for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"model": []}'])
+def test_maps_that_cannot_be_read(tmp_path, text):
+    path = tmp_path / "map.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match="device_map"):
+        kvlab.load(device_map=path)
+
+
+def test_a_device_and_a_map():
+    with pytest.raises(ValueError, match="expected one"):
+        kvlab.load(device="cpu", device_map="auto")

@@ -1,0 +1,80 @@
+"""Tensor parallelism: two processes that share a model's heads give what one gives, method by method."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import EACH, tiny
+
+import kvlab
+from kvlab import ranks
+
+TESTS = Path(__file__).resolve().parents[1]
+SPECS = [spec for spec in EACH if spec != "recompute"] + [
+    "infinigen:budget=0.3,alpha=1",  # alpha decides, by a mean over all heads
+    "infinigen:budget=0.3,pool=0.7,alpha=inf",
+    "infinigen:budget=0.5,alpha=1,variant=official-accuracy",
+    "infinigen:budget=0.5,alpha=0.5,variant=official-accuracy-llama",
+    "kvzip:budget=0.4,over=layer",
+]
+NINE = {"num_attention_heads": 9, "num_key_value_heads": 3, "hidden_size": 36}
+ROUNDED = 1e-3  # of coarse formats, whose codes may move with the last bit of a sum
+
+
+def torchrun(*words: str) -> subprocess.CompletedProcess:
+    places = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    environment = os.environ | {"PYTHONPATH": places, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    return subprocess.run([*start, *words], env=environment, text=True, capture_output=True, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory) -> dict:
+    """{(rank, method): what it found}."""
+    folder = tmp_path_factory.mktemp("split")
+    tiny("llama", "sdpa").save_pretrained(folder)
+    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {(line["rank"], line["method"]): line for line in lines}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", SPECS)
+def test_two_processes_give_what_one_gives(found, spec):
+    for rank in (0, 1):
+        line = found[rank, spec]
+        assert line["apart"] < ROUNDED
+        assert line["heads"] == 1  # of two
+        one, here, together = line["held"]
+        assert here < one and together == sum(found[r, spec]["held"][1] for r in (0, 1))
+
+
+def test_one_process_is_refused(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match="there is one process; start several"):
+        kvlab.load(tensor_parallel=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "count", "said"),
+    [
+        ("opt", {}, 2, "no plan for 'opt'"),
+        ("gpt2", {}, 2, "no plan for 'gpt2'"),
+        ("llama", {}, 4, "4 processes do not divide 4 heads with 2 KV heads"),
+        ("llama", NINE, 2, "do not divide 9 heads with 3"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_before_it_is_loaded(
+    tmp_path, monkeypatch, family, changes, count, said
+):
+    tiny(family, "sdpa", **changes).config.save_pretrained(tmp_path)  # and no weights
+    monkeypatch.setenv("WORLD_SIZE", str(count))
+    with pytest.raises(ValueError, match=said) as raised:
+        ranks.split(tmp_path)
+    assert "\n" not in str(raised.value)
