@@ -21,7 +21,7 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_agent_register_timeout_ms", "100000")  # a busy machine
 os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")  # what neighbours take is not ours to give back
 STORE = 80 * 2**20  # bytes of a node's object store, Ray's least
-JOB = " · "  # in the name of every job of a sweep
+WORKING = (" · ", "Holder.do")  # a job's name, or the call that does it, in the list of processes
 
 
 def say(text: str) -> None:
@@ -35,8 +35,8 @@ def busy(raylet: psutil.Process) -> str | None:
             words = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        if words.startswith("ray::") and JOB in words:
-            return words.removeprefix("ray::")
+        if words.startswith("ray::") and any(word in words for word in WORKING):
+            return words.removeprefix("ray::").strip()
     return None
 
 

@@ -168,6 +168,12 @@ class KVCache(Bound):
         return self.attending[0].lengths
 
     @property
+    def renumbers(self) -> bool:
+        """Whether distances stay those of the tokens held, however long the text (see `Keep.renumber`)."""
+        keep = self.attending[0].keep.policy
+        return keep.renumber and keep.evicts and not keep.prompt_only
+
+    @property
     def fillable(self) -> bool:
         """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)

@@ -157,7 +157,8 @@ class Stepper:
         all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
         all_mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
         longest = int(all_mask.sum(-1).max()) if padded else all_ids.shape[1]
-        if self.context is not None and longest > self.context:
+        renumbers = getattr(self.cache, "renumbers", False) and self.ids is not None
+        if self.context is not None and longest > self.context and not renumbers:
             raise ValueError(f"{longest} tokens are more than the model's context of {self.context}")
         self.ids, self.mask, self.padded = all_ids, all_mask, padded
 

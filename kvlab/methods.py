@@ -41,8 +41,10 @@ from .store import (
     Growing,
     Int,
     Kivi,
+    NonUniform,
     Paged,
     Planes,
+    PreRope,
     Roomy,
     Rotated,
     Skipping,
@@ -212,6 +214,13 @@ def _turboquant(bits=4, sketch=False, nonfinite="refuse", skip_layers=None):
     """Vectors turned at random, then for every channel the nearest of few levels, the same for all models."""
     keys, values = (Rotated(Codebook(bits, kind, nonfinite), True) for kind in (sketch, False))
     return _stored(keys, values, skip_layers=skip_layers)
+
+
+@method("kvquant")
+def _kvquant(bits=3, outliers=0.01, sinks=1, nonfinite="refuse"):
+    """Keys before RoPE by channel, values by token; levels where the prompt's numbers are, outliers exact."""
+    sides = (NonUniform(bits, axis, outliers, nonfinite) for axis in ("channel", "token"))
+    return {"store": PreRope(*sides, sinks)}
 
 
 @method("mixed")

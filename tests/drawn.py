@@ -5,7 +5,7 @@ import itertools
 import torch
 from hypothesis import strategies as st
 
-from kvlab.store import Codebook, Exact, Float4, Float8, Int, Planes, Rotated, Smoothed
+from kvlab.store import Codebook, Exact, Float4, Float8, Int, NonUniform, Planes, Rotated, Smoothed
 from kvlab.store.int import AXES, DTYPES
 
 AXIS_GROUP = [(axis, None) for axis in AXES] + [("group", 4)]
@@ -35,6 +35,7 @@ FORMS = [
     Planes(5, 4),
     Planes(5, axis="tensor"),
     Rotated(Planes(5)),
+    *(NonUniform(*how) for how in ((3, "channel"), (3, "token"), (4, "token", 0.2), (2, "channel", 0))),
     *(Float4(*how) for how in (("nvfp4",), ("nvfp4", "4over6"), ("mxfp4",))),
     *(Rotated(Codebook(bits, sketch), True) for bits in (2, 3, 4) for sketch in (False, True)),
 ]

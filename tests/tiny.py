@@ -72,6 +72,7 @@ SETTINGS = {
     "nvfp4": ([], ["nvfp4", "nvfp4:largest=4over6,skip_layers=1"]),
     "mxfp4": ([], ["mxfp4"]),
     "turboquant": ([], ["turboquant", "turboquant:bits=3", "turboquant:bits=3,sketch=true"]),
+    "kvquant": ([], ["kvquant", "kvquant:bits=4,outliers=0.1", "kvquant:bits=2,outliers=0"]),
     "mixed": (["mixed:k=full,v=full"], ["mixed", "mixed:k=turboquant,v=nvfp4,skip_layers=0"]),
     "sinks": (["sinks:budget=1"], ["sinks:budget=0.4", "sinks:budget=0.4,renumber=true"]),
     "h2o": (["h2o:budget=1"], ["h2o:budget=0.4", "h2o:budget=9,recent=0.25"]),
@@ -133,7 +134,7 @@ def policies(spec: str) -> dict:
     return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
 
 
-UNROTATED = {"expected"}  # methods that undo rotary embeddings
+UNROTATED = {"expected", "kvquant"}  # methods that undo rotary embeddings
 
 
 def refused(model, spec: str) -> bool:

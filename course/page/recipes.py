@@ -12,7 +12,8 @@ from kvlab.methods import METHODS, parse
 from kvlab.place import InfiniGen, OnDemand, TopK
 from kvlab.store import Kivi, Paged, Static
 
-LEFT_OUT = ("padded", "recompute")  # a static graph, and no cache at all
+# a static graph; no cache at all; and one whose bits hang on the tokens, which bill.js does not know
+LEFT_OUT = ("padded", "recompute", "kvquant")
 READ = ("context", "layers", "kinds", "weights", "experts")  # of a model's entry
 
 

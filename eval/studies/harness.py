@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -21,14 +22,13 @@ from ..accuracy import KVLabLM, taskset
 from ..core.machine import commit, machine, versions
 
 
-def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds: int) -> list[dict]:
+def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds: int) -> Iterator[dict]:
     """A row per task: documents per CPU second of either, the best of `rounds` turns, and how far their
     answers are apart. tasks: name -> lm-eval task. Both score the first `limit` documents with one thread."""
     torch.set_num_threads(1)
     loaded, tokenizer = kvlab.load(model, device="cpu")
     own = AutoModelForCausalLM.from_pretrained(str(source_of(model)), dtype=torch.float32)
     theirs = HFLM(pretrained=own, tokenizer=tokenizer, batch_size=batch_size, device="cpu")
-    rows = []
     for name, task in tasks.items():
         seconds, answers = {"kvlab": [], "HFLM": []}, {}
         for _ in range(rounds):
@@ -43,18 +43,14 @@ def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds:
                 answers[who] = [one["filtered_resps"] for one in found["samples"][name]]
         documents = len(answers["HFLM"])
         speed = {who: documents / min(taken) for who, taken in seconds.items()}
-        rows.append(
-            {
-                "task": name,
-                "documents": documents,
-                "documents_per_second": speed,
-                "kvlab_over_hflm": speed["kvlab"] / speed["HFLM"],
-                "apart": apart(answers["kvlab"], answers["HFLM"]),
-                "cpu_seconds": seconds,
-            }
-        )
-        print(f"{name:16} {json.dumps({k: rows[-1][k] for k in ('kvlab_over_hflm', 'apart')})}", flush=True)
-    return rows
+        yield {
+            "task": name,
+            "documents": documents,
+            "documents_per_second": speed,
+            "kvlab_over_hflm": speed["kvlab"] / speed["HFLM"],
+            "apart": apart(answers["kvlab"], answers["HFLM"]),
+            "cpu_seconds": seconds,
+        }
 
 
 def apart(mine, theirs) -> float:
@@ -78,7 +74,6 @@ def main() -> None:
     chosen = parser.parse_args()
     sources = taskset.Sources(data=tuple(tuple(pair.split("=", 1)) for pair in chosen.data))
     tasks = {name: taskset.prepared(name, 0, 1234, sources) for name in chosen.tasks}
-    rows = compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds)
     about = {
         "model": chosen.model or "workshop",
         "batch_size": chosen.batch_size,
@@ -86,7 +81,11 @@ def main() -> None:
     }
     made = {"machine": machine("cpu", 1), "versions": versions(), "commit": commit()}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    chosen.out.write_text(json.dumps(about | made | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    rows = []
+    for row in compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds):
+        rows.append(row)  # written at once: what is measured is kept
+        chosen.out.write_text(json.dumps(about | made | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
+        print(f"{row['task']:16} {row['kvlab_over_hflm']:.2f} of HFLM's documents per second", flush=True)
 
 
 if __name__ == "__main__":

@@ -213,6 +213,53 @@ def codebook(x: Tensor, first: int, levels: Tensor):
     return codes, numbers
 
 
+def means(numbers: list[float], count: int, rounds: int = 50) -> list[float]:
+    """k-means of one-dimensional numbers: from the middles of `count` equal parts of the sorted numbers, each
+    mean becomes that of the numbers nearest to it (the lower of two), until nothing changes."""
+    numbers = sorted(numbers)
+    found, before = [numbers[int((i + 0.5) / count * len(numbers))] for i in range(count)], None
+    for _ in range(rounds):
+        mine = [[] for _ in found]
+        for x in numbers:
+            mine[sum(1 for a, b in itertools.pairwise(found) if x > (a + b) / 2)].append(x)
+        if mine == before:
+            break
+        before = mine
+        found = [math.fsum(xs) / len(xs) if xs else old for xs, old in zip(mine, found, strict=True)]
+    return found
+
+
+def nonuniform(x: Tensor, first: int, bits: int, axis: str, part: float = 0.01):
+    """KVQuant's codes and numbers (Hooper et al. 2024, section 3) of one row's K before RoPE (axis "channel")
+    or V ("token"), `[kv_heads, tokens, head_dim]`; ranges and levels come from the `first` tokens.
+
+    Every number is brought to [-1, 1]: by its channel's smallest and largest number but for half a `part`
+    of them on either side, or by those of its vector but for the outliers. In each vector the outliers,
+    ceil(part * head_dim) of the largest, are exact; the others get the nearest of 2^bits levels, the means of
+    the prompt's numbers.
+    """
+    heads, tokens, width = x.shape
+    low, high = torch.zeros_like(x), torch.zeros_like(x)
+    if axis == "channel":
+        away = min(math.ceil(part / 2 * first), (first - 1) // 2)
+        ranked = x[:, :first].sort(dim=1).values
+        low[:], high[:] = ranked[:, None, away], ranked[:, None, first - 1 - away]
+    y = torch.nan_to_num((x - (high + low) / 2) / ((high - low) / 2)) if axis == "channel" else x
+    outliers = torch.zeros_like(x, dtype=torch.bool)
+    for h, t in itertools.product(range(heads), range(tokens)):
+        order = sorted(range(width), key=lambda c: (-abs(float(y[h, t, c])), c))
+        outliers[h, t, order[: math.ceil(part * width)]] = True
+        if axis == "token":
+            rest = x[h, t][~outliers[h, t]]
+            low[h, t], high[h, t] = rest.min().half().float(), rest.max().half().float()
+    y = torch.nan_to_num((x - (high + low) / 2) / ((high - low) / 2)).clamp(-1, 1)
+    dense = y[:, :first][~outliers[:, :first]].tolist()
+    levels = torch.tensor(means(dense, 2**bits))
+    codes = sum((y > (a + b) / 2).to(x.dtype) for a, b in itertools.pairwise(levels))
+    numbers = levels[codes.long()] * ((high - low) / 2) + (high + low) / 2
+    return codes, torch.where(outliers, x.half().float(), numbers)
+
+
 def kivi_written(tokens: int, prompt: int, group: int, recent: int) -> int:
     """KIVI: how many of a row's `tokens` are quantized, the rest being held as they are.
 

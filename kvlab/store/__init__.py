@@ -8,8 +8,10 @@ from .float8 import Float8
 from .growing import Growing
 from .int import Int
 from .kivi import Kivi
+from .nonuniform import NonUniform
 from .paged import BlockPool, Paged
 from .planes import Planes
+from .prerope import PreRope
 from .ragged import Ragged, buffer_of
 from .roomy import Roomy
 from .rotated import Rotated
@@ -18,6 +20,7 @@ from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
-    "BlockPool", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi", "Paged", "Planes",
-    "Ragged", "Roomy", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of", "fold_smoothing",
+    "BlockPool", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi", "NonUniform", "Paged",
+    "Planes", "PreRope", "Ragged", "Roomy", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of",
+    "fold_smoothing",
 ]  # fmt: skip

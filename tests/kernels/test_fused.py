@@ -175,7 +175,7 @@ def test_what_is_no_such_step_goes_as_before(steps):
     with record(model, timed):
         fed(timed, model)
     fed(kvlab.make_cache(tiny("llama"), "full"), tiny("llama"))  # heads of 8
-    double = llama().double()
+    double = copy.deepcopy(llama()).double()
     fed(kvlab.make_cache(double, "full"), double)
     assert not steps
 
@@ -230,4 +230,4 @@ def test_a_step_of_a_layer_is_a_handful_of_operations_and_copies_nothing(spec):
     with Counting() as count:
         layer.update(keys, values)
         layer.attend(query, kvlab.visibility.CAUSAL, 0.2)
-    assert len(count.names) < 20 and count.copied == 0, count.names
+    assert len(count.names) <= 8 and count.copied == 0, count.names

@@ -7,6 +7,7 @@ import pytest
 import torch
 from reference.driven import Driven, check, keep_all
 
+from kvlab.models import rotations_of
 from kvlab.reference import store
 from kvlab.store import BlockPool, Float8, Int, Paged
 from kvlab.store.codebook import levels
@@ -155,6 +156,28 @@ def test_turboquant(head_dim, bits):
 def test_levels_are_those_of_lloyd_and_max(head_dim, bits):
     found = levels(head_dim, bits)
     assert torch.allclose(found, torch.tensor(store.nearest_means(found.tolist(), head_dim)), atol=3e-4)
+
+
+@pytest.mark.parametrize("head_dim, bits, part", [(80, 3, 0.01), (96, 4, 0.05), (160, 2, 0.0), (20, 2, 0.1)])
+def test_kvquant(head_dim, bits, part):
+    """Keys are compared before RoPE, and as they are read."""
+    spec = f"kvquant:bits={bits},outliers={part},sinks=0"
+    run = Driven(spec, SIZES, (1,) * 9, head_dim=head_dim).run()
+    layer = run.cache.layers[0]
+    rotation, held = rotations_of(layer.model)[0], layer.store.read(CPU)
+    for index, row in enumerate(run.rows()):
+        pad, at = run.longest - row.prompt, torch.arange(row.keys.shape[1]).expand(row.keys.shape[:2])
+        codes, keys = store.nonuniform(rotation.undo(row.keys, at), row.prompt, bits, "channel", part)
+        read = rotation.move(keys, torch.zeros_like(at), at)
+        codes_v, values = store.nonuniform(row.values, row.prompt, bits, "token", part)
+        for side, (its, numbers) in enumerate(((codes, read), (codes_v, values))):
+            packed = [
+                [store.planes([int(c) - 2 ** (bits - 1) for c in vector], bits) for vector in head]
+                for head in its.tolist()
+            ]
+            ours = layer.store.parts()[side][0][index, :, pad:]
+            assert torch.equal(ours, torch.tensor(packed, dtype=torch.uint8))
+            assert torch.equal(held[side][index, :, pad:], numbers)
 
 
 def test_keys_in_one_format_and_values_in_another():

@@ -1,0 +1,141 @@
+"""PreRope and NonUniform: keys as the projection gave them, rows that begin later, and what is refused."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny import FAMILIES, left_padded, prompt, started, tiny
+
+import kvlab
+from kvlab.keep import H2O
+from kvlab.place import Host
+from kvlab.store import Exact, Growing, Int, NonUniform, PreRope
+from kvlab.store.nonuniform import means
+
+ROTATING = [family for family in FAMILIES if family not in ("opt", "gpt2")]
+
+
+def logits(model, prompts, later=9, **policies):
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, **policies))
+    found = [stepper.feed(*left_padded(prompts))]
+    found += [stepper.feed(prompt(1, len(prompts), seed=at)) for at in range(later)]
+    return torch.cat(found, 1), stepper
+
+
+@pytest.mark.parametrize("family", ROTATING)
+def test_exact_keys_before_rope_are_the_full_cache(family):
+    """Padded, with grouped heads."""
+    model, prompts = tiny(family), [prompt(19, seed=1), prompt(8, seed=2)]
+    full, _ = logits(model, prompts)
+    assert torch.allclose(full, logits(model, prompts, store=PreRope(Exact()))[0], atol=1e-5)
+
+
+def test_exact_keys_before_rope_in_a_window_and_among_survivors():
+    window = tiny("mistral", sliding_window=7)
+    prompts = [prompt(19, seed=1), prompt(8, seed=2)]
+    assert torch.allclose(logits(window, prompts)[0], logits(window, prompts, store=PreRope())[0], atol=1e-5)
+    model, keep = tiny("llama"), H2O(0.4)
+    full, stepper = logits(model, prompts, keep=keep)
+    ours, mine = logits(model, prompts, keep=keep, store=PreRope())
+    assert torch.allclose(full, ours, atol=1e-5)
+    for one, other in zip(stepper.cache.layers, mine.cache.layers, strict=True):
+        assert torch.equal(one.slot_positions, other.slot_positions)
+
+
+@torch.no_grad()
+def test_after_a_crop_and_a_fork_positions_go_on():
+    model, found = tiny("llama"), []
+    for store in (Growing(), PreRope()):
+        cache = kvlab.KVCache(model, store=store)
+        model(prompt(12, rows=2), past_key_values=cache)
+        cache.crop(-5)
+        cache.reorder_cache(torch.tensor([1, 0, 1]))
+        steps = [model(prompt(1, 3, seed=at), past_key_values=cache).logits for at in range(4)]
+        found.append(torch.cat(steps, 1))
+    assert torch.allclose(*found, atol=1e-5)
+
+
+def test_what_is_held_is_what_the_projection_gave():
+    model, given = tiny("llama"), []
+    hook = model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda *a: given.append(a[2]))
+    try:
+        _, stepper = logits(model, [prompt(19, seed=1), prompt(8, seed=2)], 0, store=PreRope())
+    finally:
+        hook.remove()
+    layer = stepper.cache.layers[1]
+    projected = given[0].unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
+    there = layer.positions >= 0
+    assert (layer.store.parts()[0][0] - projected)[there].abs().max() < 1e-5
+
+
+@given(seed=st.integers(0, 99), axis=st.sampled_from(["channel", "token"]), late=st.booleans())
+def test_padding_has_no_say_in_levels_even_of_a_row_that_begins_later(seed, axis, late):
+    x = torch.randn(2, 2, 14, 8, generator=torch.Generator().manual_seed(seed))
+    first = 0 if late else 4  # tokens of row 0 among the first 8
+    x[0, :, : 8 - first] *= 100
+    real = torch.arange(8)[None] >= torch.tensor([[8 - first], [0]])
+    form = NonUniform(3, axis)
+    together, alone = started(Growing(form)), started(Growing(form))
+    together.append(x[:, :, :8], x[:, :, :8], real)
+    together.append(x[:, :, 8:], x[:, :, 8:])
+    if first:
+        alone.append(x[:1, :, 4:8], x[:1, :, 4:8])
+    alone.append(x[:1, :, 8:], x[:1, :, 8:])
+    for one, other in zip(together.read(x.device), alone.read(x.device), strict=True):
+        assert torch.isfinite(one).all() and torch.equal(one[:1, :, 8 - first :], other)
+
+
+def test_the_first_token_of_every_row_is_exact():
+    """It is the one that attention rests on, and its key has outliers in every channel."""
+    model, prompts = tiny("llama"), [prompt(19, seed=1), prompt(8, seed=2)]
+    ids, mask = left_padded(prompts)
+    read = []
+    for spec in ("full", "kvquant:bits=2"):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        stepper.feed(ids, mask)
+        read.append(stepper.cache.layers[2].store.read(ids.device))
+    for true, ours in zip(*read, strict=True):
+        for row, first in enumerate((0, 11)):
+            assert torch.allclose(true[row, :, first], ours[row, :, first], atol=1e-5)
+            assert not torch.allclose(true[row, :, first + 1], ours[row, :, first + 1], atol=1e-2)
+
+
+def test_levels_lie_where_the_numbers_are():
+    x = torch.cat([torch.full((90,), -1.0), torch.full((9,), 0.5), torch.ones(1)])
+    assert means(x, 2).tolist() == pytest.approx([-1.0, 0.55])
+    y = torch.randn(1, 2, 200, 16, generator=torch.Generator().manual_seed(3)) ** 3  # heavy tails
+    y[0, 1, 7, 5] = 300.0
+    even = Int(3 + 1, axis="channel", symmetric=False)
+    errors = [(form.decode(form.encode(y), y.dtype) - y).norm() for form in (NonUniform(3), even)]
+    assert errors[0] < 0.8 * errors[1]  # with a bit less
+    assert NonUniform(3).decode(NonUniform(3).encode(y), y.dtype)[0, 1, 7, 5] == 300.0
+
+
+def test_the_bits_asked_for_are_the_bits_held():
+    model = tiny("llama", head_dim=80)
+    for spec in ("kvquant", "kvquant:bits=4,outliers=0", "kvquant:bits=2,outliers=0.1"):
+        cache = kvlab.make_cache(model, spec)
+        kvlab.decode(model, prompt(30), cache, 2)
+        assert cache.layers[0].store.exact is not None
+        stated = cache.layers[0].store.policy.bits_per_value((2, 31, 80), torch.float32)
+        assert cache.stats().device_bytes * 8 / (2 * 4 * 2 * 31 * 80) == pytest.approx(stated)
+    long = PreRope(NonUniform(3), NonUniform(3, "token")).bits_per_value((8, 100_000, 128))
+    assert long == pytest.approx(3 + 24 * 2 / 128 + 32 / 128 / 2 + 32 / (2 * 8 * 128), rel=1e-3)
+
+
+def test_refused():
+    for family in ("opt", "gpt2"):
+        with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)"):
+            kvlab.make_cache(tiny(family), "kvquant")
+    with pytest.raises(
+        ValueError, match="keys are held before RoPE, and a host sends them as they are stored"
+    ):
+        kvlab.KVCache(tiny("llama"), store=PreRope(), place=Host())
+    for bad, why in (
+        ("bits=5", "bits=5: expected one of 2, 3, 4"),
+        ("outliers=0.5", "outliers=0.5: expected a part"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            kvlab.make_cache(tiny("llama"), f"kvquant:{bad}")
+    with pytest.raises(ValueError, match="8 levels: KV head 1 holds NaN or infinity"):
+        NonUniform().encode(torch.tensor([0.0, torch.nan]).view(1, 2, 1, 1).expand(1, 2, 1, 8))
