@@ -23,7 +23,7 @@ def test_telegrams_and_address_are_counted():
     )
     assert len(heard.sentences) == 3
     assert heard.short == pytest.approx(2 / 3)
-    assert heard.address == 3 and heard.words == 19
+    assert heard.address == 3 and heard.words == 20
 
 
 @pytest.mark.parametrize("text", [
