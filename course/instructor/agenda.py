@@ -156,6 +156,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                         "The same answer?",
                         "What the cache holds",
                         "What it costs",
+                        "The bill so far",
                     ),
                     late=("How it works", "exercise 3"),
                 ),
