@@ -35,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     one = verbs.add_parser("site", help="write the sources of the static site (`make site` builds it)")
     one.add_argument("--out", type=Path, default=Path("build/site"))
     one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
+    one = verbs.add_parser("smollm2", help="measure what the chapters show of SmolLM2")
+    one.add_argument("studies", nargs="*")
+    verbs.add_parser("drawings", help="draw the pictures that chapters open with, into notebooks/drawings")
     one = verbs.add_parser("slides", help="write the slides of every chapter that has tagged cells")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
     one = verbs.add_parser("answers", help="tabulate a class's answers to the quiz, and draw them")
@@ -69,6 +72,14 @@ def main(arguments: list[str] | None = None) -> int:
             from . import slides
 
             print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
+        elif given.verb == "smollm2":
+            from . import smollm2
+
+            smollm2.measure(given.studies)
+        elif given.verb == "drawings":
+            from . import drawings
+
+            print(*drawings.write(), sep="\n")
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "site":

@@ -27,6 +27,7 @@ from .page.build import built
 from .run import execute
 from .teaching.check.key import FOLDS, questions
 
+DRAWINGS = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"  # what each chapter opens with
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
 GAP = "...  # your turn"
 STUCK = """*Stuck?* In a cell of your own, `check.hint("{0}")` gives three steps, one at a time, and
@@ -168,6 +169,7 @@ def lay_out(paths: list[Path], folder: Path) -> list[str]:
     """
     folder.mkdir(exist_ok=True)
     shutil.copy(built(), folder)  # chapters link to it
+    shutil.copytree(DRAWINGS, folder / DRAWINGS.name, dirs_exist_ok=True)
     stayed = []
     for path in paths:
         made = folder / path.name

@@ -7,6 +7,7 @@ or draws is shown without the code.
 
 from __future__ import annotations
 
+import base64
 import copy
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbconvert import SlidesExporter
 
-from .editions import title
+from .editions import DRAWINGS, title
 from .mathml import formulas
 
 HERE = Path(__file__).resolve().parent
@@ -36,12 +37,28 @@ def slides(notebook):
         if cell.cell_type == "code":
             cell.metadata["transient"] = {"remove_source": True}
         if cell.cell_type == "markdown":
-            cell.source = formulas(cell.source)
+            cell.source = formulas(with_drawings(claim(cell.source) if number == 0 else cell.source))
         cell.metadata["slideshow"] = {"slide_type": kind}
         cells.append(cell)
     made.cells = cells
     made.metadata["title"] = title(notebook)
     return made
+
+
+def claim(source: str) -> str:
+    """Of a chapter's first cell what a title slide has room for: the title, the claim, the drawing."""
+    blocks = source.split("\n\n")
+    return "\n\n".join(block for block in blocks if block.startswith(("#", "**", "![")))
+
+
+def with_drawings(source: str) -> str:
+    """Markdown with the course's drawings inside it, since slides are one file."""
+
+    def inside(found):
+        data = base64.b64encode((DRAWINGS / found[1]).read_bytes()).decode()
+        return f"](data:image/svg+xml;base64,{data})"
+
+    return re.sub(r"\]\(drawings/([\w.]+)\)", inside, source)
 
 
 def pictures(cell) -> list:

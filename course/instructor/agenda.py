@@ -88,7 +88,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
     "Half a day": [
         (
             "9:00",
-            "13:00",
+            "13:30",
             (
                 DOCTOR,
                 START,
@@ -121,28 +121,44 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
     "One day": [
         (
             "9:00",
-            "17:30",
+            "18:00",
             (
                 DOCTOR,
                 START,
                 LOOP,
                 BREAK,
-                Chapter(2, (2,), home=("What it costs",), late=("How many bytes", "exercise 2")),
+                Chapter(
+                    2,
+                    (2,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("How many bytes", "exercise 2"),
+                ),
                 STRETCH,
                 Chapter(
                     4,
                     (1,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    home=("The same answer?", "What the cache holds", "What it costs", "The bill so far"),
                     late=("exercise 1", "Bits and answers"),
                 ),
                 Pause("lunch", 50),
-                Chapter(5, (3,), late=("What the cache holds", "The same answer?", "What it costs")),
+                Chapter(
+                    5,
+                    (3,),
+                    home=("The same answer?", "What it costs"),
+                    late=("What the cache holds", "exercise 3"),
+                ),
                 STRETCH,
                 Chapter(
                     6,
                     (3,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
-                    late=("A cache that does not fit", "exercise 3"),
+                    home=(
+                        "A cache that does not fit",
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "The bill so far",
+                    ),
+                    late=("How it works", "exercise 3"),
                 ),
                 BREAK,
                 REHEARSAL,
@@ -160,13 +176,18 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
     "Two evenings": [
         (
             "18:00",
-            "21:15",
+            "21:30",
             (
                 DOCTOR,
                 START,
                 LOOP,
                 BREAK,
-                Chapter(2, (2,), home=("What it costs",), late=("How many bytes", "exercise 2")),
+                Chapter(
+                    2,
+                    (2,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("How many bytes", "exercise 2"),
+                ),
                 STRETCH,
                 Chapter(
                     4,
@@ -177,7 +198,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
         ),
         (
             "18:00",
-            "21:15",
+            "21:30",
             (
                 Pause("what the exercises at home have shown", 10),
                 Chapter(5, (3,), home=("The same answer?",), late=("What the cache holds", "What it costs")),

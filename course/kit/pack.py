@@ -214,6 +214,7 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
             elif cell.source == SETUP:
                 cell.source = FIRST_CELL.format(version=version, needs=needs)
         nbformat.write(made, folder / name)
+    shutil.copytree(editions.DRAWINGS, folder / editions.DRAWINGS.name)
 
 
 def _for_instructors(folder: Path) -> None:

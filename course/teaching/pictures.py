@@ -232,10 +232,10 @@ def show(figure: Figure, sentence: str) -> None:
 
 
 def _png(figure: Figure) -> bytes:
-    """A PNG of at most 256 colours, less than half the size: notebooks are to stay small."""
+    """A PNG of at most 64 colours, less than half the size: notebooks are to stay small."""
     full, small = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(full, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-    image = Image.open(full).convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    image = Image.open(full).convert("RGB").quantize(64, dither=Image.Dither.NONE)
     image.save(small, format="png", optimize=True)
     return small.getvalue()

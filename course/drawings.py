@@ -1,0 +1,320 @@
+"""Drawings: the one that each chapter opens with, as SVG; `python -m course drawings` writes them.
+
+Boxes, arrows and rows of tokens in the colours of `kvlab.plots`: orange is computed now, blue is kept, grey
+is gone. They have a light ground of their own, so that a dark page shows them as they are.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+
+from kvlab.plots import BLUE, GREEN, GREY, GRID, INK, ORANGE, SKY, VERMILLION, YELLOW
+
+WIDTH = 720
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"
+
+
+class Drawing:
+    """A picture of WIDTH x height points that grows by one shape at a time."""
+
+    def __init__(self, height: int, told: str):
+        self.height, self.told, self.shapes = height, told, []
+
+    def text(self, x, y, words, *, size=15, anchor="start", colour=INK, bold=False) -> None:
+        """Words at a point; anchor: start, middle or end."""
+        weight = ' font-weight="bold"' if bold else ""
+        self.shapes.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{colour}"{weight}>'
+            f"{escape(words)}</text>"
+        )
+
+    def box(self, x, y, wide, high, words="", *, fill="#ffffff", edge=INK, dashed=False, size=15, ink=INK):
+        """A box with words in its middle."""
+        dash = ' stroke-dasharray="5 4"' if dashed else ""
+        self.shapes.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{wide:g}" height="{high:g}" rx="4" fill="{fill}"'
+            f' stroke="{edge}" stroke-width="1.4"{dash}/>'
+        )
+        if words:
+            self.text(x + wide / 2, y + high / 2 + size * 0.35, words, size=size, anchor="middle", colour=ink)
+
+    def tokens(self, x, y, kinds: str, *, size=22, gap=4) -> float:
+        """A row of tokens, one letter each: c computed now, k kept, e evicted, p padding, f fetched, h on the
+        host. Returns where the row ends."""
+        fills = {"c": ORANGE, "k": BLUE, "e": GRID, "p": "#ffffff", "f": VERMILLION, "h": YELLOW}
+        for kind in kinds:
+            if kind != ".":
+                self.box(
+                    x, y, size, size, fill=fills[kind], edge=GREY if kind in "ep" else INK, dashed=kind == "p"
+                )
+            if kind == "e":
+                self.line(x + 5, y + 5, x + size - 5, y + size - 5, colour=GREY)
+                self.line(x + size - 5, y + 5, x + 5, y + size - 5, colour=GREY)
+            x += size + gap
+        return x - gap
+
+    def line(self, x1, y1, x2, y2, *, colour=INK, wide=1.6, dashed=False) -> None:
+        """A straight line."""
+        dash = ' stroke-dasharray="5 4"' if dashed else ""
+        self.shapes.append(
+            f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{colour}"'
+            f' stroke-width="{wide}"{dash}/>'
+        )
+
+    def arrow(self, x1, y1, x2, y2, *, colour=INK, wide=1.6, dashed=False) -> None:
+        """A line with a head at its end."""
+        self.line(x1, y1, x2, y2, colour=colour, wide=wide, dashed=dashed)
+        self.shapes[-1] = self.shapes[-1].replace("/>", f' marker-end="url(#{_name(colour)})"/>')
+
+    def svg(self) -> str:
+        """The picture as a file of its own."""
+        colours = sorted(
+            {c for c in (INK, GREY, BLUE, VERMILLION, ORANGE, GREEN) if f"#{_name(c)})" in self._all()}
+        )
+        heads = "".join(
+            f'<marker id="{_name(c)}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8"'
+            f' markerUnits="userSpaceOnUse" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="{c}"/></marker>'
+            for c in colours
+        )
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}"'
+            f' height="{self.height}" role="img" font-family="system-ui, sans-serif">\n'
+            f"<title>{escape(self.told)}</title>\n<defs>{heads}</defs>\n"
+            f'<rect width="{WIDTH}" height="{self.height}" rx="8" fill="#fbfaf6"/>\n'
+            + self._all()
+            + "\n</svg>\n"
+        )
+
+    def _all(self) -> str:
+        return "\n".join(self.shapes)
+
+
+def _name(colour: str) -> str:
+    return "head" + colour.lstrip("#")
+
+
+def contract() -> Drawing:
+    """0: the contract, the model and the GPU."""
+    d = Drawing(
+        250,
+        "A contract of 200 pages becomes a cache of 15.7 GB, which has to stand beside 16.1 GB of "
+        "weights on a GPU of 24 GB.",
+    )
+    for k in range(4):
+        d.box(30 + 8 * k, 50 + 8 * k, 100, 130, fill="#ffffff")
+    for k in range(6):
+        d.line(66, 98 + 16 * k, 142, 98 + 16 * k, colour=GRID)
+    d.box(60, 140, 90, 22, "clause 17", fill=YELLOW, size=14)
+    d.text(92, 228, "200 pages", anchor="middle")
+    d.arrow(168, 128, 222, 128)
+    d.tokens(232, 105, "kkkkkk", size=18, gap=3)
+    d.tokens(232, 128, "kkkkkk", size=18, gap=3)
+    d.text(293, 92, "120,000 tokens", anchor="middle")
+    d.text(293, 172, "a key and a value each,", anchor="middle", size=14)
+    d.text(293, 190, "in every layer", anchor="middle", size=14)
+    d.arrow(372, 128, 424, 128)
+    d.box(436, 40, 250, 172, fill="#ffffff")
+    d.text(561, 30, "your GPU: 24 GB", anchor="middle")
+    d.box(448, 42, 226, 115, "weights 16.1 GB", fill="#d5d8dd")  # 7.16 points a GB
+    d.box(448, 157, 226, 112, fill=BLUE)
+    d.text(561, 188, "cache 15.7 GB", anchor="middle", colour="#ffffff")
+    d.line(430, 212, 692, 212, colour=VERMILLION, wide=2.5, dashed=True)
+    d.height = 284
+    return d
+
+
+def recompute() -> Drawing:
+    """1: every step computes everything again."""
+    d = Drawing(
+        210,
+        "Three steps without a cache: each computes every token of the text again, and one new token "
+        "joins it.",
+    )
+    for step in range(3):
+        y = 40 + 50 * step
+        d.text(30, y + 17, f"step {step + 1}")
+        end = d.tokens(100, y, "c" * (10 + step))
+        d.arrow(end + 8, y + 11, end + 58, y + 11)
+        d.box(end + 66, y - 2, 108, 26, "one new token", size=14, fill="#ffffff")
+    d.text(100, 196, "Orange is computed now. Only the last square of each row had to be.", size=15)
+    return d
+
+
+def kv_cache() -> Drawing:
+    """2: one token is computed, the others are kept."""
+    d = Drawing(
+        240,
+        "Two steps with a cache: the keys and values of earlier tokens are kept, one token is "
+        "computed and joins them.",
+    )
+    for step in range(2):
+        y = 46 + 84 * step
+        d.text(30, y + 30, f"step {step + 1}")
+        for lane, name in enumerate(("K", "V")):
+            d.text(92, y + 17 + 28 * lane, name, bold=True)
+            end = d.tokens(116, y + 28 * lane, "k" * (9 + step) + "c")
+        d.box(end + 70, y + 12, 110, 28, "newest token", fill=ORANGE, size=14)
+        d.arrow(end + 68, y + 26, end + 8, y + 26)
+    d.text(116, 228, "Blue was computed before and is only read. The row grows by one.", size=15)
+    return d
+
+
+def static_buffers() -> Drawing:
+    """3: a row of fixed length."""
+    d = Drawing(
+        226,
+        "A buffer of fixed size: empty slots on the left, tokens on the right; each new token shifts "
+        "the row by one.",
+    )
+    d.text(30, 40, "The engine was compiled for exactly twelve slots:")
+    for step in range(3):
+        y = 56 + 42 * step
+        d.box(110, y - 4, 12 * 26 + 4, 30, fill="none", edge=INK)
+        d.tokens(114, y, "p" * (8 - step) + "k" * (3 + step) + "c")
+        d.text(30, y + 17, f"step {step + 1}")
+    d.arrow(430, 194, 330, 194, colour=GREY)
+    d.text(440, 199, "everything moves one slot to the left", size=14)
+    d.text(450, 74, "dashed: reserved, paid for,", size=14)
+    d.text(450, 92, "and not yet used", size=14)
+    return d
+
+
+def quantization() -> Drawing:
+    """4: sixteen levels, and what one large number does to them."""
+    d = Drawing(
+        236,
+        "Numbers are rounded to one of sixteen levels; a single large number stretches the levels, "
+        "and all others fall onto few of them.",
+    )
+    small = (0.03, 0.1, 0.16, 0.22, 0.31, 0.36, 0.44, 0.5, 0.57, 0.66, 0.71, 0.8, 0.88, 0.95)
+    for row, (y, scale, told) in enumerate(
+        ((70, 1.0, "alike numbers"), (164, 0.16, "the same, and one that is large"))
+    ):
+        d.text(30, y - 28, told)
+        d.line(60, y, 660, y, colour=GREY)
+        for level in range(16):
+            d.line(60 + 40 * level, y - 9, 60 + 40 * level, y + 9, colour=INK, wide=1.2)
+        for value in small:
+            x = 60 + 600 * value * scale
+            d.shapes.append(f'<circle cx="{x:g}" cy="{y}" r="5" fill="{SKY}" stroke="{INK}"/>')
+        if row:
+            d.shapes.append(f'<circle cx="658" cy="{y}" r="6" fill="{VERMILLION}" stroke="{INK}"/>')
+    d.text(60, 100, "four bits: sixteen levels between the smallest and the largest", size=14)
+    d.text(60, 194, "three levels are left for fourteen numbers", size=14)
+    return d
+
+
+def eviction() -> Drawing:
+    """5: what was thrown away is asked for."""
+    d = Drawing(
+        236, "A cache that keeps few tokens has thrown away clause 17 before the question about it arrives."
+    )
+    kinds = "kkeeeekeeeeeekeeekkk"
+    heights = (60, 30, 6, 4, 5, 3, 38, 6, 5, 3, 4, 6, 5, 26, 4, 6, 5, 14, 18, 30)
+    for n, (kind, high) in enumerate(zip(kinds, heights)):
+        x = 40 + 30 * n
+        d.box(x + 5, 92 - high, 14, high, fill=BLUE if kind == "k" else GRID, edge="none")
+    d.tokens(40, 98, kinds, size=24, gap=6)
+    d.text(40, 24, "attention received so far", size=14)
+    d.text(40 + 30 * 10 + 12, 146, "clause 17", anchor="middle", size=15, bold=True)
+    d.line(40 + 30 * 8, 130, 40 + 30 * 13 - 6, 130, colour=GREY)
+    d.box(440, 178, 240, 32, "What does clause 17 say?", fill=ORANGE)
+    d.arrow(440, 192, 366, 154, colour=VERMILLION, wide=2)
+    d.text(60, 200, "The question comes later.", size=15)
+    return d
+
+
+def offloading() -> Drawing:
+    """6: a wide road and a narrow one."""
+    d = Drawing(
+        236,
+        "The GPU reads its own memory at about 1,000 GB/s; what lies in the host's memory comes over "
+        "a link of about 32 GB/s.",
+    )
+    d.box(30, 50, 200, 130, fill="#ffffff")
+    d.text(130, 40, "host memory", anchor="middle")
+    d.tokens(44, 66, "hhhhhhh", size=22)
+    d.tokens(44, 94, "hhhhhhh", size=22)
+    d.text(130, 148, "15.7 GB of cache", anchor="middle", size=14)
+    d.box(430, 50, 260, 130, fill="#ffffff")
+    d.text(560, 40, "GPU", anchor="middle")
+    d.box(446, 66, 100, 96, "its memory", size=14, fill="#d5d8dd")
+    d.box(608, 66, 68, 96, "compute", size=14, fill=ORANGE)
+    d.arrow(548, 114, 604, 114, wide=18, colour=GREY)
+    d.arrow(232, 114, 426, 114, wide=3, colour=VERMILLION)
+    d.text(329, 104, "the link: 32 GB/s", anchor="middle", size=14)
+    d.text(576, 202, "1,000 GB/s", anchor="middle", size=14)
+    d.text(
+        30,
+        224,
+        "Every step wants the whole cache. Through the narrow road it takes half a second a token.",
+        size=15,
+    )
+    d.height = 240
+    return d
+
+
+def infinigen() -> Drawing:
+    """7: guess one layer ahead, fetch what will be wanted."""
+    d = Drawing(
+        250,
+        "While layer 4 computes, a guess says which tokens layer 5 will want, and only these are fetched.",
+    )
+    d.text(30, 60, "GPU")
+    for n, name in enumerate(("layer 3", "layer 4", "layer 5")):
+        d.box(90 + 200 * n, 40, 190, 34, name, fill=ORANGE)
+    d.text(30, 124, "guess")
+    d.text(30, 190, "link")
+    for n in range(2):
+        d.box(130 + 200 * n, 104, 92, 32, "which?", fill=YELLOW, size=14)
+        d.arrow(150 + 200 * n, 74, 160 + 200 * n, 102)
+        d.arrow(190 + 200 * n, 136, 196 + 200 * n, 168)
+        d.tokens(172 + 200 * n, 172, "fff", size=24)
+        d.arrow(254 + 200 * n, 172, 300 + 200 * n, 78, colour=VERMILLION)
+    d.text(520, 124, "a fifth of the tokens,", size=14)
+    d.text(520, 142, "chosen after the question", size=14)
+    d.text(90, 234, "The fetch runs beside the computation, so nobody waits for it.", size=15)
+    return d
+
+
+def compare() -> Drawing:
+    """8: three questions, one decision."""
+    d = Drawing(
+        220,
+        "Three questions, keep, store and place, lead to one decision, which accuracy, bytes and time "
+        "have to support.",
+    )
+    for n, (name, told, fill) in enumerate((
+        ("Keep", "which tokens stay?", "#f6d5c3"),
+        ("Store", "in what form?", "#cfe8dd"),
+        ("Place", "where?", "#d3e6f5"),
+    )):  # fmt: skip
+        y = 30 + 56 * n
+        d.box(30, y, 210, 42, fill=fill)
+        d.text(46, y + 27, name, bold=True, size=16)
+        d.text(102, y + 27, told, size=14)
+        d.arrow(242, y + 21, 318, 107)
+    d.box(322, 76, 150, 62, "measure", fill=ORANGE, size=17)
+    for n, told in enumerate(("right answers", "bytes held, bytes moved", "milliseconds a token")):
+        d.text(397, 160 + 19 * n, told, anchor="middle", size=14)
+    d.arrow(476, 107, 540, 107)
+    d.box(546, 76, 146, 62, "decide", fill=BLUE, ink="#ffffff", size=17)
+    d.text(619, 160, "clause 17, 24 GB", anchor="middle", size=14)
+    return d
+
+
+DRAWINGS = {
+    "00": contract, "01": recompute, "02": kv_cache, "03": static_buffers, "04": quantization,
+    "05": eviction, "06": offloading, "07": infinigen, "08": compare,
+}  # fmt: skip
+
+
+def write(folder: Path = FOLDER) -> list[Path]:
+    """Write every chapter's drawing; returns the files."""
+    folder.mkdir(exist_ok=True)
+    made = []
+    for number, draw in DRAWINGS.items():
+        made.append(folder / f"{number}.svg")
+        made[-1].write_text(draw().svg(), encoding="utf-8")
+    return made

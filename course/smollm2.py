@@ -1,0 +1,240 @@
+"""Measure what the chapters show of SmolLM2-135M: `python -m course smollm2 [STUDY ...]`, minutes each.
+
+Each study returns a caption, the names of its columns, and its rows. They are written to
+course/teaching/smollm2.json, with the model's revision, after each study.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+
+import torch
+
+import kvlab
+from eval.core.digests import model_digest
+from eval.tasks.corpus import prose
+from kvlab import attention
+from kvlab.arithmetic import count_flops, kv_bytes_per_token
+from kvlab.bill import data as bill_data
+from kvlab.measure.studies import read, similarity
+from kvlab.models import ModelShape, calibration_ids
+
+from .teaching.smollm2 import STORED
+
+NEEDLES = 12
+BUDGET = 0.2
+QUESTION = (
+    "\nQuestion: In which city does the secret meeting of clause 17 take place?"
+    "\nAnswer: The secret meeting takes place in"
+)
+
+
+def needle(model, tokenizer):
+    """Right answers about one sentence of a long story, the question known and unknown at compression."""
+    methods = ("full", "int8", "int4", *(f"{m}:budget={BUDGET}" for m in (
+        "sinks", "h2o", "snapkv", "topk", "infinigen",
+    )))  # fmt: skip
+    right = {m: [0, 0] for m in methods}
+    for context, question, answer in _needles():
+        for protocol, cut in enumerate((context + question, context)):
+            head = tokenizer(cut, return_tensors="pt").input_ids
+            whole = tokenizer(context + question, return_tensors="pt").input_ids
+            head = whole[:, : -1 if protocol == 0 else min(head.shape[1], whole.shape[1] - 1)]
+            for method in methods:
+                stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+                stepper.feed(head)
+                for n in range(head.shape[1], whole.shape[1]):
+                    logits = stepper.feed(whole[:, n : n + 1], last=True)
+                said = tokenizer.decode(logits.argmax(-1)).strip()
+                right[method][protocol] += bool(said) and answer.startswith(said)
+    return (
+        f"right answers of {NEEDLES} about one sentence in about 800 tokens",
+        ["method", "question known", "question unknown"],
+        [[m, *counts] for m, counts in right.items()],
+    )
+
+
+def _needles():
+    rng = random.Random(17)
+    names = [
+        "Paris",
+        "London",
+        "Berlin",
+        "Rome",
+        "Madrid",
+        "Vienna",
+        "Tokyo",
+        "Oslo",
+        "Athens",
+        "Dublin",
+        "Cairo",
+        "Lima",
+    ]
+    for n in range(NEEDLES):
+        story = prose(rng, 60)
+        story.insert(rng.randrange(10, 50), f"The secret meeting of clause 17 takes place in {names[n]}.")
+        yield (
+            " ".join(story),
+            QUESTION,
+            names[n],
+        )
+
+
+def again(model, tokenizer, prompt: int = 256, new: int = 8):
+    """What writing a few tokens costs with and without a cache: tokens fed and operations."""
+    ids, rows = _text(model, prompt), []
+    for method in ("recompute", "full"):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+        token = stepper.feed(ids, last=True).argmax(-1)[None]
+
+        def write(stepper=stepper, token=token):
+            for _ in range(new - 1):
+                token = stepper.feed(token, last=True).argmax(-1)[None]
+
+        fed = prompt * new + new * (new - 1) // 2 if method == "recompute" else prompt + new - 1
+        rows.append([method, fed, count_flops(write) / (new - 1) / 1e9])
+    return (
+        f"{new} tokens after a prompt of {prompt}",
+        ["method", "tokens fed", "GFLOP per token after the first"],
+        rows,
+    )
+
+
+def size(model, tokenizer, tokens: int = 512):
+    """Bytes per token, by formula and held, and what they would be without shared KV heads."""
+    cache, shape = kvlab.make_cache(model, "full"), ModelShape.of(model)
+    kvlab.Stepper(model, cache).feed(_text(model, tokens))
+    held = cache.stats().device_bytes / tokens
+    return (
+        f"{shape.layers} layers, {shape.heads} query heads, {shape.kv_heads} KV heads of {shape.head_dim},"
+        " 32 bits",
+        ["what", "bytes per token"],
+        [
+            ["by the formula", int(kv_bytes_per_token(shape, 32))],
+            ["held by the cache", int(held)],
+            ["if every query head had a KV head of its own", int(held * shape.heads / shape.kv_heads)],
+        ],
+    )  # fmt: skip
+
+
+def reserved(model, tokenizer, tokens: int = 512):
+    """What each buffer holds after the same text, and how much of it is in use."""
+    ids, rows = _text(model, tokens), []
+    used = kv_bytes_per_token(ModelShape.of(model), 32) * tokens
+    longest = model.config.max_position_embeddings
+    for method in ("full", f"static:length={longest}", "paged"):
+        cache = kvlab.make_cache(model, method)
+        kvlab.Stepper(model, cache).feed(ids)
+        held = cache.stats().device_bytes
+        rows.append([method, held / 1e6, 100 * used / held])
+    return (f"after {tokens} tokens of {longest:,} that it can read", ["buffer", "MB held", "% in use"], rows)
+
+
+def formats(model, tokenizer, first: int = 384, then: int = 192):
+    """Perplexity of a text read through a cache of each format."""
+    ids, rows = _text(model, first + then), []
+    for method in ("full", "int8", "fp8", "int4", "kivi2", "int2"):
+        bits, perplexity = _perplexity(model, ids, method, first)
+        rows.append([method, bits, perplexity])
+    return (
+        f"perplexity of {then} tokens after {first}, read one by one",
+        ["format", "bits per number held", "perplexity"],
+        rows,
+    )
+
+
+def sinks(model, tokenizer, first: int = 384, then: int = 192):
+    """How much attention the first token draws, and what happens when it is thrown away."""
+    ids = _text(model, first + then)
+    shares = []
+    for layer in attention.recorded(model, ids[:, :first]):
+        weights = layer.received() / first  # [1, kv_heads, tokens]
+        shares.append(weights[..., 0].mean() / weights.sum(-1).mean())
+    share = 100 * torch.stack(shares).mean().item()
+    rows = [["full", _perplexity(model, ids, "full", first)[1]]]
+    for kept in (4, 1, 0):
+        spec = f"sinks:budget=128,sinks={kept}"
+        rows.append([spec, _perplexity(model, ids, spec, first)[1]])
+    return (
+        f"{share:.0f} % of the attention goes to the first of {first} tokens; perplexity of {then} more",
+        ["method", "perplexity"],
+        rows,
+    )
+
+
+def link(model, tokenizer):
+    """Milliseconds to read a cache from the GPU's memory, and over the link."""
+    from .teaching.contract import DEVICE
+
+    machine, shape, rows = bill_data.machine(bill_data.device_named(DEVICE)[1]), ModelShape.of(model), []
+    for tokens in (1024, 4096, 8192):
+        held = kv_bytes_per_token(shape, 16) * tokens
+        rows.append(
+            [f"{tokens:,} tokens", held / 1e6, 1e3 * held / machine.memory, 1e3 * held / machine.link]
+        )
+    return (
+        f"its cache at 16 bits on an {DEVICE}: each step at least",
+        ["context", "MB", "ms from the GPU's memory", "ms over the link"],
+        rows,
+    )
+
+
+def alike(model, tokenizer, tokens: int = 384):
+    """How alike the inputs of successive blocks are, here and in the workshop model."""
+    rows = []
+    for name, one in (("workshop", kvlab.load()[0]), ("SmolLM2", model)):
+        found = similarity(read(one, _text(one, tokens)))
+        rows.append([name, *(values.mean().item() for values in found.values())])
+    return (
+        f"cosine between what a block receives and what its neighbour does, {tokens} tokens",
+        ["model", *found],
+        rows,
+    )
+
+
+STUDIES = {study.__name__: study for study in (needle, again, size, reserved, formats, sinks, link, alike)}
+
+
+def _text(model, tokens: int):
+    """The first tokens `[1, tokens]` of the text that kvlab brings along."""
+    return calibration_ids(model)[:, :tokens]
+
+
+def _perplexity(model, ids, method: str, first: int) -> tuple[float, float]:
+    """(Bits per number held, perplexity of what comes after the first tokens), one token a step."""
+    cache = kvlab.make_cache(model, method)
+    stepper, lost = kvlab.Stepper(model, cache), []
+    logits = stepper.feed(ids[:, :first], last=True)
+    for n in range(first, ids.shape[1]):
+        lost.append(-logits.log_softmax(-1)[0, ids[0, n]])
+        logits = stepper.feed(ids[:, n : n + 1], last=True)
+    stats = cache.stats()
+    numbers = kv_bytes_per_token(ModelShape.of(model), 8) * stats.tokens_held
+    return 8 * stats.device_bytes / numbers, torch.stack(lost).mean().exp().item()
+
+
+def measure(names: list[str]) -> None:
+    """Measure studies by name (default: all), and store each as soon as it is there.
+
+    ValueError for an unknown name.
+    """
+    unknown = [name for name in names if name not in STUDIES]
+    if unknown:
+        raise ValueError(f"no study is called {unknown[0]!r}; there are {', '.join(STUDIES)}")
+    torch.set_num_threads(1)
+    model, tokenizer = kvlab.load("smollm2")
+    kept = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+    revision = model_digest("smollm2")
+    studies = kept.get("studies", {}) if kept.get("revision") == revision else {}
+    for name in names or STUDIES:
+        torch.manual_seed(0)
+        with torch.no_grad():
+            caption, columns, rows = STUDIES[name](model, tokenizer)
+        today = datetime.date.today().isoformat()
+        studies[name] = {"caption": caption, "columns": columns, "rows": rows, "made": today}
+        ordered = {study: studies[study] for study in STUDIES if study in studies}
+        made = {"model": "SmolLM2-135M-Instruct", "revision": revision, "studies": ordered}
+        STORED.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{name}: {caption}", *rows, sep="\n  ", flush=True)

@@ -1,0 +1,89 @@
+"""The question of the course: its figures are the bill's, its drawings up to date, its guesses kept."""
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nbformat
+import pytest
+
+from course import drawings
+from course.teaching import contract, smollm2
+from course.teaching.pictures import show
+
+CHAPTERS = sorted(Path("notebooks").glob("0*.ipynb"))
+
+
+def test_what_the_prose_says_of_the_contract_is_what_the_bill_says():
+    asked = contract.bill("full", "int8", "recompute", "offload", "infinigen")
+    assert f"{asked.weights_bytes / 1e9:.1f} {asked['full'].device_bytes / 1e9:.1f}" == "16.1 15.7"
+    over = asked.weights_bytes + asked["full"].device_bytes - asked.memory
+    assert f"{over / 1e9:.1f}" == "7.8"  # chapters 0 and 2
+    assert f"{(asked.weights_bytes + asked['int8'].device_bytes) / 1e9:.2f}" == "24.05"  # chapter 4
+    assert round(asked.prefill) == round(asked["recompute"].step) == 33  # chapter 1
+    assert 24 < 50 * asked["recompute"].step / 60 < 30  # "almost half an hour" for fifty tokens
+    assert round(asked["offload"].step, 1) == 0.5  # chapter 6
+    assert 0.2 < asked["infinigen"].step / asked["offload"].step < 0.3  # "a quarter", chapter 7
+
+
+def test_the_picture_has_a_bar_for_every_method_and_says_which_fit():
+    figure, sentence = contract.picture("full", "int8", "int4")
+    assert len(figure.axes[0].patches) == 6
+    assert sentence == (
+        "The weights take 16.1 of 24 GB. With full and int8 the contract does not fit; with int4 it does."
+    )
+    assert "nothing fits" in contract.picture("full")[1]
+
+
+def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    contract.compare()
+    assert capsys.readouterr().out.count("–") == 3
+    contract.guess(memory=..., reading=20, token=2)
+    assert "write a number for memory" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="the guesses are called"):
+        contract.guess(memory=20, reading=20, tokens=2)
+    contract.guess(memory=20, reading=60.5, token=2)
+    capsys.readouterr()
+    contract.compare()
+    told = capsys.readouterr().out
+    assert "60.5" in told and "33.0" in told and "31.8" in told
+
+
+def test_the_drawings_are_those_that_the_code_draws():
+    assert sorted(path.stem for path in drawings.FOLDER.glob("*.svg")) == sorted(drawings.DRAWINGS)
+    for number, draw in drawings.DRAWINGS.items():
+        drawn = draw().svg()
+        assert (drawings.FOLDER / f"{number}.svg").read_text(encoding="utf-8") == drawn
+        root = ElementTree.fromstring(drawn)
+        assert all(float(one.get("font-size")) >= 14 for one in root.iter() if one.get("font-size"))
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_opens_with_a_drawing_before_any_code(path):
+    first = nbformat.read(path, as_version=4).cells[0].source
+    assert f"](drawings/{path.stem[:2]}.svg)" in first
+    assert len(first.partition("![")[2].partition("]")[0].split()) >= 12  # the alternative text
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_shows_a_model_that_people_know_and_the_bill(path):
+    code = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
+    assert "smollm2.show(" in code and "contract.picture(" in code
+
+
+def test_what_is_shown_of_smollm2_was_measured_with_its_revision(capsys):
+    assert smollm2.stored()["revision"] and smollm2.stored()["model"].startswith("SmolLM2-135M")
+    for name, study in smollm2.stored()["studies"].items():
+        assert all(len(row) == len(study["columns"]) for row in study["rows"])
+        smollm2.show(name)
+        told = capsys.readouterr().out
+        assert smollm2.stored()["revision"] in told and f"python -m course smollm2 {name}" in told
+    with pytest.raises(ValueError, match="was not measured"):
+        smollm2.show("nothing")
+    json.dumps(smollm2.stored())
+
+
+def test_a_picture_of_the_bill_can_be_shown_without_a_notebook(capsys):
+    show(*contract.picture("full"))
+    assert "16.1 of 24 GB" in capsys.readouterr().out
