@@ -24,7 +24,7 @@ def test_a_row_that_begins_late_has_scales_of_its_own(spec):
         assert one.store.begun == [True, True] and other.store.begun == [True]
         for mine, its in zip(one.store.fixed_keys, other.store.fixed_keys, strict=True):
             assert its.abs().max() > 0
-            # the first layer's keys come from no cache; later ones saw their row's own tokens as they are stored
+            # the first layer's keys come from no cache; later ones saw their row's tokens as they are stored
             nearly = 1e-3 if one.index == 0 else 0.25
             assert torch.allclose(mine[:1].float(), its.float(), rtol=nearly)
     moved = batch.layers[0].store.fixed_keys[0].clone()
