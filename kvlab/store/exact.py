@@ -23,6 +23,7 @@ class Exact(Policy):
     they decided.
     """
 
+    over_heads = False  # True: all KV heads of a layer share numbers, which are decided together
     fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
 
     @property

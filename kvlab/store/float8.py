@@ -49,6 +49,10 @@ class Float8(Exact):
         return self.scales is None  # the bits are all there is
 
     @property
+    def over_heads(self) -> bool:
+        return self.scales is not None and self.scales.axis == "tensor"
+
+    @property
     def fixed_parts(self) -> int:
         return int(self.scales is not None and self.scales.fixed)
 

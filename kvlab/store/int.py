@@ -59,6 +59,10 @@ class Int(Exact):
         return self.symmetric and not self.scales.fixed and self.scales.dtype == torch.float16
 
     @property
+    def over_heads(self) -> bool:
+        return self.scales.axis == "tensor"
+
+    @property
     def fixed_parts(self) -> int:
         return self.scales.fixed * (1 if self.symmetric else 2)
 

@@ -38,6 +38,8 @@ class NonUniform(Exact):
     outliers: float = 0.01
     nonfinite: str = "refuse"
 
+    over_heads = True  # the levels
+
     def __post_init__(self):
         check_one_of("bits", self.bits, (2, 3, 4))
         check_one_of("axis", self.axis, ("channel", "token"))

@@ -31,6 +31,10 @@ class Rotated(Exact):
     signs: bool = False
 
     @property
+    def over_heads(self) -> bool:
+        return self.format.over_heads
+
+    @property
     def fixed_parts(self) -> int:
         return self.format.fixed_parts
 

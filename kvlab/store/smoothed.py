@@ -32,6 +32,10 @@ class Smoothed(Exact):
         object.__setattr__(self, "strength", check_strength(self.strength))
 
     @property
+    def over_heads(self) -> bool:
+        return self.format.over_heads
+
+    @property
     def fixed_parts(self) -> int:
         return self.format.fixed_parts + 1
 

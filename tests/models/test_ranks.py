@@ -15,7 +15,8 @@ import kvlab
 from kvlab import ranks
 
 TESTS = Path(__file__).resolve().parents[1]
-SPECS = [spec for spec in EACH if spec != "recompute"] + [
+TOGETHER = ("kvquant", "int8:axis=tensor", "int4:axis=tensor,rotate=true")  # heads share numbers: refused
+SPECS = [spec for spec in EACH if spec not in ("recompute", *TOGETHER)] + [
     "infinigen:budget=0.3,alpha=1",  # alpha decides, by a mean over all heads
     "infinigen:budget=0.3,pool=0.7,alpha=inf",
     "infinigen:budget=0.5,alpha=1,variant=official-accuracy",
@@ -38,7 +39,7 @@ def found(tmp_path_factory) -> dict:
     """{(rank, method): what it found}."""
     folder = tmp_path_factory.mktemp("split")
     tiny("llama", "sdpa").save_pretrained(folder)
-    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS)
+    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS, *TOGETHER)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {(line["rank"], line["method"]): line for line in lines}
@@ -53,6 +54,14 @@ def test_two_processes_give_what_one_gives(found, spec):
         assert line["heads"] == 1  # of two
         one, here, together = line["held"]
         assert here < one and together == sum(found[r, spec]["held"][1] for r in (0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", TOGETHER)
+def test_a_format_whose_heads_share_numbers_is_refused(found, spec):
+    for rank in (0, 1):
+        told = found[rank, spec]["refused"]
+        assert "all KV heads share numbers in this format" in told and "\n" not in told
 
 
 def test_one_process_is_refused(monkeypatch):
