@@ -318,6 +318,23 @@ def observed(asked: Tensor, newest: Tensor, last: int | None) -> Tensor:
     return real if last is None else real & (asked > newest - last)
 
 
+def true_scores(
+    query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None, softcap: float | None = None
+) -> Tensor:
+    """Scaled dot products of one query with every key, -inf for empty slots.
+
+    query `[batch, heads, 1, r]`, keys `[batch, kv_heads, slots, r]`, positions `[batch, 1 or kv_heads,
+    slots]` or None when no slot is empty -> `[batch, heads, slots]`, fp32.
+    """
+    batch, heads = query.shape[:2]
+    kv_heads = keys.shape[1]
+    grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
+    scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
+    if positions is not None:
+        scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
+    return scores.flatten(1, 2)
+
+
 def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None) -> Tensor:
     """Reduce the scores of the query heads to their KV head, for ranking tokens.
 

@@ -88,6 +88,9 @@ class Bound(Cache):
         finally:
             self.prefilling = before
 
+    def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
+        """See `KVCache.filled`. Here nobody asks what was read."""
+
     def save(self, path) -> None:
         """Write what it holds to a safetensors file, with versions and a digest of the model;
         `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache that no `make_cache` made, and

@@ -12,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from .attention import Recorded
 from .models import ModelShape
-from .ranks import rank_of, ranks_of
+from .ranks import check_splits, rank_of, ranks_of
 from .slots import Slots
 
 
@@ -42,6 +42,8 @@ class Held(CacheLayerMixin):
         self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
         self.ranks, self.rank = ranks_of(model), rank_of(model)
+        if self.ranks > 1:
+            check_splits(policies[1].of(order, shape.layers))
         self.reset()
 
     def reset(self) -> None:

@@ -53,6 +53,15 @@ def rank_of(model) -> int:
     return torch.distributed.get_rank() if ranks_of(model) > 1 else 0
 
 
+def check_splits(store) -> None:
+    """ValueError for a store of formats in which all KV heads share numbers: the heads are split."""
+    if store.format.over_heads or store.values.over_heads:
+        raise ValueError(
+            "all KV heads share numbers in this format, and tensor parallelism splits the heads among "
+            "processes: choose one whose scales are of a head's own"
+        )
+
+
 def all_heads(layer, x: Tensor) -> Tensor:
     """x `[batch, own heads, ...]` of a layer or a `View` -> that of all processes, `[batch, heads, ...]`."""
     if layer.ranks == 1:

@@ -70,8 +70,8 @@ def predictions(stepper: Stepper, ids: Tensor, meter: Meter) -> Tensor:
 def compare(full: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """(top1, kl) of each row; logits `[rows, tokens, V]`, kl in nats."""
     agree = (full.argmax(-1) == other.argmax(-1)).double().mean(1)
-    expected, found = full.log_softmax(-1), other.log_softmax(-1)
-    kl = (expected.exp() * (expected - found)).sum(-1).double().mean(1)
+    expected, found = full.double().log_softmax(-1), other.double().log_softmax(-1)
+    kl = (expected.exp() * (expected - found)).sum(-1).mean(1)
     return agree, kl.clamp(min=0)
 
 

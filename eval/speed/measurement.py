@@ -91,9 +91,10 @@ class Speed(Pooled):
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
-        ours = shared | ({} if self.engine == "eager" else {"engine": self.engine})
+        if self.engine != "eager":  # of a run: what stands in one table was measured in one
+            shared["engine"] = self.engine
         methods = {
-            name: self.configuration(self.maker, method=code, **ours) for name, code in self.codes.items()
+            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
         }
         methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
         return [

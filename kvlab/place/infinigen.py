@@ -9,14 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention import group_importance
+from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
 from ..policy import State, check_number, check_one_of
 from ..ranks import all_heads
 from ..store.roomy import Roomy
-from .topk import TopK, most_important, true_scores
+from .topk import TopK, most_important
 
 
 def _sum(queried: Tensor, keyed: Tensor, count: int) -> Tensor:

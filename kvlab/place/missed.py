@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .topk import true_scores
+from ..attention import true_scores
 
 
 def missed(layer, query: Tensor, slots: Tensor) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..attention import capped, group_importance
+from ..attention import group_importance, true_scores
 from ..policy import check_fraction_or_count, check_whole, resolve_budget
 from .fetch import Fetch
 
@@ -84,20 +84,3 @@ class TopK(Fetch):
         importance = group_importance(scores, keys.shape[1], layer.sinks)
         slots = most_important(importance, self.caps(layer, appended=1))
         return slots.to(query.device)
-
-
-def true_scores(
-    query: Tensor, keys: Tensor, scaling: float, positions: Tensor | None, softcap: float | None = None
-) -> Tensor:
-    """Scaled dot products of one query with every key, -inf for empty slots.
-
-    query `[batch, heads, 1, r]`, keys `[batch, kv_heads, slots, r]`, positions `[batch, 1 or kv_heads,
-    slots]` or None when no slot is empty -> `[batch, heads, slots]`, fp32.
-    """
-    batch, heads = query.shape[:2]
-    kv_heads = keys.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
-    scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
-    if positions is not None:
-        scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
-    return scores.flatten(1, 2)

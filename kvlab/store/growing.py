@@ -42,11 +42,6 @@ class Growing(Policy):
     def start(self, layer) -> GrowingState:
         self.format.check(layer.shape.head_dim)
         self.values.check(layer.shape.value_dim)
-        if layer.ranks > 1 and (self.format.over_heads or self.values.over_heads):
-            raise ValueError(
-                "all KV heads share numbers in this format, and tensor parallelism splits the heads among "
-                "processes: choose one whose scales are of a head's own"
-            )
         return GrowingState(self)
 
     def of(self, order: int, layers: int) -> Growing:

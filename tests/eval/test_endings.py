@@ -196,7 +196,7 @@ def test_a_full_disk_is_one_line_and_what_is_finished_stays(quick, tmp_path, mon
     assert "1 of 2 accuracy cells are kept" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["summary.json", "report.html", "accuracy-held.svg", "accuracy-held.png"])
+@pytest.mark.parametrize("name", ["summary.json", "report.html", "accuracy.csv", "accuracy.parquet"])
 def test_a_folder_in_the_place_of_a_file(quick, tmp_path, capsys, name):
     (tmp_path / "out" / name).mkdir(parents=True)
     line = refused(capsys, ["accuracy", *quick, "0"])

@@ -35,8 +35,8 @@ snapkv's window votes for itself
 
 tova asks the loudest head
     keep.tova:TOVA.observe
-    - received.mean(1, keepdim=True)
-    + received.amax(1, keepdim=True)
+    - all_heads(layer, received).mean(1, keepdim=True)
+    + all_heads(layer, received).amax(1, keepdim=True)
     reference/test_keep.py::test_kept_sets_and_outputs[tova:budget=0.3-steps]
 
 pyramidkv stands on its head
