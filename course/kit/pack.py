@@ -224,6 +224,9 @@ def _for_instructors(folder: Path) -> None:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         page = PAGE.sub(lambda link: link[0] if link[2] in GUIDES else link[1], page)
         (folder / name).write_text(page, encoding="utf-8")
+        for picture in re.findall(r"\]\((figures/[\w.-]+)\)", page):
+            (folder / "figures").mkdir(exist_ok=True)
+            shutil.copy(ROOT / "docs" / picture, folder / picture)
     (folder / "classroom").mkdir()
     for name in ("agenda.md", "quiz.md", "room.md", "sheet.md", "talk.md"):
         page = (ROOT / "course" / "instructor" / name).read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from kvlab.methods import METHODS, parse
 from kvlab.place import InfiniGen, OnDemand, TopK
 from kvlab.store import Kivi, Paged, Static
 
-# a static graph; no cache at all; and one whose bits hang on the tokens, which bill.js does not know
-LEFT_OUT = ("padded", "recompute", "kvquant")
+# a static graph; no cache at all; one whose bits hang on the tokens, and what has an index of pages
+LEFT_OUT = ("padded", "recompute", "kvquant", "quest", "quest+int8")
 READ = ("context", "layers", "kinds", "weights", "experts")  # of a model's entry
 
 
