@@ -223,6 +223,7 @@ def _for_instructors(folder: Path) -> None:
     for name in GUIDES:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
         page = PAGE.sub(lambda link: link[0] if link[2] in GUIDES else link[1], page)
+        page = page.replace("](../kvlab/", "](source/kvlab/")
         (folder / name).write_text(page, encoding="utf-8")
         for picture in re.findall(r"\]\((figures/[\w.-]+)\)", page):
             (folder / "figures").mkdir(exist_ok=True)

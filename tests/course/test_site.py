@@ -143,7 +143,10 @@ def test_the_reference_escapes_what_docstrings_mean_literally():
 
 def test_every_public_name_of_a_module_is_in_the_reference(source):
     text = (source / "api" / "kvlab.keep.h2o.md").read_text()
-    assert "## H2O" in text and "class H2O(budget: float | int = 0.2, recent: float = 0.5)" in text
+    assert (
+        "## H2O" in text
+        and "class H2O(budget: float | int = 0.2, recent: float = 0.5, *, chunk_length: int = 1" in text
+    )
     assert "### H2O.observe" not in text  # described where it is defined: it has no docstring here
     assert "### Keep.observe" in (source / "api" / "kvlab.keep.base.md").read_text()
 
