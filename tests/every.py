@@ -1,6 +1,7 @@
 """Caches of every kind: each method once, and keeps, stores and places put together in other ways."""
 
-from tiny import EACH
+import torch
+from tiny import EACH, prompt
 
 import kvlab
 from kvlab.keep import H2O, Sinks
@@ -48,3 +49,15 @@ def make(model, spec):
     if spec in COMPOSED:
         return kvlab.KVCache(model, **COMPOSED[spec]())
     return kvlab.make_cache(model, spec)
+
+
+def decoded(model, spec: str):
+    """Logits of a prompt of two rows and of five steps, a fork among them, and the cache."""
+    cache = make(model, spec)
+    stepper = kvlab.Stepper(model, cache)
+    found = [stepper.feed(prompt(18, rows=2), last=True)]
+    for step in range(5):
+        if step == 2:
+            stepper.fork(torch.tensor([1, 0, 1]))
+        found.append(stepper.feed(prompt(1, rows=3 if step > 1 else 2, seed=step)))
+    return found, cache

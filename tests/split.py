@@ -8,25 +8,12 @@ import json
 import sys
 
 import torch
-from every import make
-from tiny import prompt, tiny
+from every import decoded
+from tiny import tiny
 from transformers import AutoModelForCausalLM
 
-import kvlab
 from kvlab.models import prepare
 from kvlab.ranks import rank_of, split, summed
-
-
-def decoded(model, spec: str):
-    """Logits of a prompt of two rows and of five steps, a fork among them, and the cache."""
-    cache = make(model, spec)
-    stepper = kvlab.Stepper(model, cache)
-    found = [stepper.feed(prompt(18, rows=2), last=True)]
-    for step in range(5):
-        if step == 2:
-            stepper.fork(torch.tensor([1, 0, 1]))
-        found.append(stepper.feed(prompt(1, rows=3 if step > 1 else 2, seed=step)))
-    return found, cache
 
 
 def main(folder: str, specs: list[str]) -> None:

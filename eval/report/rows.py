@@ -70,18 +70,29 @@ def row(cell: dict, full: dict | None) -> dict:
     whole = full and full["bytes"].get("device_bytes")
     told |= {f"{name}_of_full": held[name] / whole if whole and name in held else None for name in NAMES}
     machine = cell["machine"]
-    return told | {
-        "scored": cell.get("scored"),
-        "floor": (cell.get("floor") or {}).get("value"),
-        "shots": config.get("num_fewshot"),
-        "limit": config.get("limit"),
-        "dtype": config.get("dtype") or ("float32" if machine["device"] == "cpu" else None),
-        "evict": config.get("evict"),
-        "metadata": config.get("metadata"),
-        "gen_kwargs": config.get("gen_kwargs"),
-        "batch_size": config.get("batch_size"),
+    return (
+        told
+        | {
+            "scored": cell.get("scored"),
+            "floor": (cell.get("floor") or {}).get("value"),
+            "shots": config.get("num_fewshot"),
+            "limit": config.get("limit"),
+            "dtype": config.get("dtype") or ("float32" if machine["device"] == "cpu" else None),
+            "evict": config.get("evict"),
+            "metadata": config.get("metadata"),
+            "gen_kwargs": config.get("gen_kwargs"),
+            "batch_size": config.get("batch_size"),
+        }
+        | provenance(cell, "task")
+    )
+
+
+def provenance(cell: dict, data: str) -> dict:
+    """What a cell's numbers stand on; data: the name that its data's digest has in the configuration."""
+    config, machine = cell["config"], cell["machine"]
+    return {
         "model_digest": config.get("model"),
-        "data_digest": config.get("task"),
+        "data_digest": config.get(data),
         "code_digest": config.get("code"),
         "method_digest": config.get("method"),
         "machine": f"{machine['cpu']}, {machine['cores']} cores",

@@ -57,22 +57,11 @@ def outcomes(cell: dict) -> str | list:
 def perplexity(cell: dict) -> dict:
     """A cell of the measurement perplexity as a row."""
     curve, budget = rows.curve_of(cell["method"])
-    config, machine = cell["config"], cell["machine"]
+    config = cell["config"]
     named = {name: cell[name] for name in ("model", "task", "method")} | {"curve": curve, "budget": budget}
     named |= {name: cell[name] for name in ("perplexity", "values", "rows", "bytes", "scored")}
     named |= {name: config.get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
-    return named | {
-        "model_digest": config["model"],
-        "data_digest": config["text"],
-        "code_digest": config["code"],
-        "method_digest": config["method"],
-        "machine": f"{machine['cpu']}, {machine['cores']} cores",
-        "device": machine["device"],
-        "torch": cell["versions"].get("torch"),
-        "commit": cell.get("commit"),
-        "made": cell.get("made"),
-        "seconds": cell["seconds"],
-    }
+    return named | rows.provenance(cell, "text")
 
 
 def text(name: str, about: str, told: list[dict]) -> str:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from every import EVERY, make
+from every import EVERY, decoded, make
 from tiny import EACH, prompt, tiny
 from transformers import AutoModelForCausalLM
 
@@ -37,18 +37,6 @@ def spread(saved, tmp_path_factory):
     model = AutoModelForCausalLM.from_pretrained(saved, device_map=MIXED, offload_folder=str(offload))
     assert {parameter.device.type for parameter in model.parameters()} == {"cpu", "meta"}
     return prepare(model.eval())
-
-
-def decoded(model, spec: str):
-    """Logits of a prompt and of five steps, a fork among them, and the cache."""
-    cache = make(model, spec)
-    stepper = kvlab.Stepper(model, cache)
-    found = [stepper.feed(prompt(18, rows=2), last=True)]
-    for step in range(5):
-        if step == 2:
-            stepper.fork(torch.tensor([1, 0, 1]))
-        found.append(stepper.feed(prompt(1, rows=3 if step > 1 else 2, seed=step)))
-    return found, cache
 
 
 @pytest.mark.parametrize("spec", EACH)
