@@ -3,9 +3,8 @@
 from . import keep, place, store
 from .bill import bill
 from .decode import Stepper, Trace, decode
-from .methods import FIRST_WAVE, METHODS, make_cache, method
+from .methods import FIRST_WAVE, METHODS, method
 from .models import load, prepare
-from .saved import load_cache
 
 __version__ = "0.1.0"
 __all__ = [
@@ -15,8 +14,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in ("KVCache", "Stats"):  # a cache is transformers' to begin with, which takes half a second
-        from . import cache
+    if name in ("KVCache", "Stats", "make_cache", "load_cache"):
+        from . import cache, make  # a cache is transformers' to begin with, which takes half a second
 
-        return getattr(cache, name)
+        return getattr(make if name.endswith("cache") else cache, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,6 +10,7 @@ from importlib import metadata
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from . import errors
@@ -51,19 +52,25 @@ def fetch(arguments: argparse.Namespace) -> int:
 
 
 def methods(arguments: argparse.Namespace) -> int:
-    """Print the table of named methods."""
+    """Print the table of named methods, by family."""
     from .methods import METHODS
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("parameters", no_wrap=True)
     table.add_column("what it does", ratio=1)
-    for name, method in METHODS.items():
-        table.add_row(name, parameters(method), method.summary)
-    console = Console(markup=False, emoji=False)
+    for family in dict.fromkeys(method.family for method in METHODS.values()):
+        table.add_section()
+        table.add_row(f"[bold]{family}[/]")
+        for method in METHODS.values():
+            if method.family == family:
+                paper = f" [dim]{method.paper}.[/]" if method.paper else ""
+                table.add_row(method.name, parameters(method), escape(method.summary) + paper)
+    console = Console(emoji=False)
     with console.capture() as shown:  # printed below, so that `main` hears of a reader who has left
         console.print(table)
     print(shown.get(), end="")
+    print("The papers: docs/sources.md.")
     print("Write a method as name:parameter=value, for example h2o:budget=0.2,recent=0.5")
     return 0
 

@@ -1,7 +1,7 @@
-"""The named methods of the literature: one table, and the parser of specs such as `h2o:budget=0.2`.
+"""The named methods of the literature: one table, a function each. Their texts are read in `spec.py`.
 
-The table and the parser do without transformers, so that a wrong name is answered at once; caches are
-imported where they are made.
+The table does without transformers, so that a wrong name is answered at once; caches are imported where they
+are made.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import difflib
 import functools
 import importlib
 import inspect
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,6 +51,12 @@ from .store import (
     Static,
 )
 
+WHOLE = "every token, exact"
+ROUNDED = "every token, rounded"
+CHOSEN = "some tokens, the rest dropped"
+HOST = "every token, on the host"
+OWN = "of your own"
+
 
 @dataclass(frozen=True)
 class Method:
@@ -60,6 +65,8 @@ class Method:
     name: str
     summary: str
     policies: Callable[..., dict]
+    family: str = OWN
+    paper: str = ""  # authors and year, as in docs/sources.md; empty where nobody in particular
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -71,12 +78,12 @@ class Method:
 METHODS: dict[str, Method] = {}
 
 
-def method(name: str):
+def method(name: str, family: str = OWN, paper: str = ""):
     """Decorator: enter a function `(**parameters) -> {"keep": ..., "store": ..., "place": ...}` into
     METHODS under `name`. Its docstring is the one-sentence summary."""
 
     def enter(policies):
-        METHODS[name] = Method(name, " ".join((policies.__doc__ or "").split()), policies)
+        METHODS[name] = Method(name, " ".join((policies.__doc__ or "").split()), policies, family, paper)
         return policies
 
     return enter
@@ -98,13 +105,13 @@ def keeping(policies):
     return extended
 
 
-@method("full")
+@method("full", WHOLE)
 def _full():
     """Every key and value, in buffers that grow with each token."""
     return {}
 
 
-@method("recompute")
+@method("recompute", WHOLE)
 def _recompute():
     """No cache: the whole sequence is fed again for every token."""
     from .recompute import NoCache
@@ -112,19 +119,19 @@ def _recompute():
     return {"cache": NoCache}
 
 
-@method("static")
+@method("static", WHOLE)
 def _static(length=None):
     """Every key and value, in a buffer allocated once and written in place."""
     return {"store": Static(length)}
 
 
-@method("paged")
+@method("paged", WHOLE, "Kwon et al. 2023")
 def _paged(blocks=None, block=16):
     """Every key and value, in blocks of tokens from one pool, shared between forks."""
     return {"store": Paged(blocks, block)}
 
 
-@method("padded")
+@method("padded", WHOLE, "QC AI Research (n.d.)")
 def _padded(length=None, policy="double", extra=None, form="multi", quantized=False, chunk=64):
     """Every key and value, padded to length - 1 rows that a static-graph engine reads in place."""
     from .static_graph import PaddedCache, StaticGraphEngine
@@ -170,7 +177,7 @@ def _integers(bits: int, summary: str) -> None:
         return _stored(form if smooth is None else Smoothed(form, smooth), form, sinks, skip_layers)
 
     policies.__doc__ = summary
-    method(f"int{bits}")(policies)
+    method(f"int{bits}", ROUNDED)(policies)
 
 
 _integers(8, "Keys and values as 8-bit integers with a scale per token and group of channels, or per axis.")
@@ -179,51 +186,51 @@ _integers(4, "Keys and values as 4-bit integers, two a byte, with a scale per to
 _integers(2, "Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point.")
 
 
-@method("kivi2")
+@method("kivi2", ROUNDED, "Liu et al. 2024")
 def _kivi2(group=32, recent=32, nonfinite="refuse"):
     """2 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
     return {"store": Kivi(2, group, recent, nonfinite)}
 
 
-@method("kivi4")
+@method("kivi4", ROUNDED, "Liu et al. 2024")
 def _kivi4(group=32, recent=32, nonfinite="refuse"):
     """4 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
     return {"store": Kivi(4, group, recent, nonfinite)}
 
 
-@method("fp8")
+@method("fp8", ROUNDED, "Micikevicius et al. 2022")
 def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse", skip_layers=None):
     """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless axis names what shares one."""
     return _stored(Float8(format, axis, group, scale, nonfinite), skip_layers=skip_layers)
 
 
-@method("nvfp4")
+@method("nvfp4", ROUNDED, "Rouhani et al. 2023")
 def _nvfp4(largest=6, nonfinite="refuse", skip_layers=None):
     """Keys and values as 4-bit floats; 16 channels of a token share an 8-bit float as their scale."""
     return _stored(Float4("nvfp4", largest, nonfinite), skip_layers=skip_layers)
 
 
-@method("mxfp4")
+@method("mxfp4", ROUNDED, "Rouhani et al. 2023")
 def _mxfp4(nonfinite="refuse", skip_layers=None):
     """Keys and values as 4-bit floats; 32 channels of a token share a power of two as their scale."""
     return _stored(Float4("mxfp4", 6, nonfinite), skip_layers=skip_layers)
 
 
-@method("turboquant")
+@method("turboquant", ROUNDED, "Zandieh et al. 2025")
 def _turboquant(bits=4, sketch=False, nonfinite="refuse", skip_layers=None):
     """Vectors turned at random, then for every channel the nearest of few levels, the same for all models."""
     keys, values = (Rotated(Codebook(bits, kind, nonfinite), True) for kind in (sketch, False))
     return _stored(keys, values, skip_layers=skip_layers)
 
 
-@method("kvquant")
+@method("kvquant", ROUNDED, "Hooper et al. 2024")
 def _kvquant(bits=3, outliers=0.01, sinks=1, nonfinite="refuse"):
     """Keys before RoPE by channel, values by token; levels where the prompt's numbers are, outliers exact."""
     sides = (NonUniform(bits, axis, outliers, nonfinite) for axis in ("channel", "token"))
     return {"store": PreRope(*sides, sinks)}
 
 
-@method("mixed")
+@method("mixed", ROUNDED)
 def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
     """Keys in one format and values in another, by the names of methods."""
     sides = []
@@ -240,86 +247,86 @@ def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
 FORMATS = ("full", "int8", "int5", "int4", "int2", "fp8", "nvfp4", "mxfp4", "turboquant")  # names in `mixed`
 
 
-@method("sinks")
+@method("sinks", CHOSEN, "Xiao et al. 2023")
 @keeping
 def _sinks(budget=0.2, sinks=4):
     """The first tokens and a window of recent ones; the rest is dropped."""
     return {"keep": Sinks(budget, sinks)}
 
 
-@method("h2o")
+@method("h2o", CHOSEN, "Zhang et al. 2023")
 @keeping
 def _h2o(budget=0.2, recent=0.5):
     """The tokens that received most attention so far and recent ones; the rest is dropped."""
     return {"keep": H2O(budget, recent)}
 
 
-@method("snapkv")
+@method("snapkv", CHOSEN, "Li et al. 2024")
 @keeping
 def _snapkv(budget=0.2, window=16, kernel=5):
     """What the last queries of the prompt attend to, and all tokens after it; the rest is dropped."""
     return {"keep": SnapKV(budget, window, kernel)}
 
 
-@method("tova")
+@method("tova", CHOSEN, "Oren et al. 2024")
 @keeping
 def _tova(budget=0.2):
     """The tokens that the newest query attends to most; the rest is dropped."""
     return {"keep": TOVA(budget)}
 
 
-@method("pyramidkv")
+@method("pyramidkv", CHOSEN, "Cai et al. 2024")
 @keeping
 def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
     """As snapkv, with more tokens in lower layers and fewer in higher ones."""
     return {"keep": PyramidKV(budget, window, kernel, beta)}
 
 
-@method("keydiff")
+@method("keydiff", CHOSEN, "Park et al. 2025")
 @keeping
 def _keydiff(budget=0.2):
     """The tokens whose keys are least like the others', and all tokens after the prompt."""
     return {"keep": KeyDiff(budget)}
 
 
-@method("keynorm")
+@method("keynorm", CHOSEN, "Devoto et al. 2024")
 @keeping
 def _keynorm(budget=0.2):
     """The tokens with the shortest keys, and all tokens after the prompt."""
     return {"keep": KeyNorm(budget)}
 
 
-@method("kvzip")
+@method("kvzip", CHOSEN, "Kim et al. 2025")
 def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
     """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
     return {"keep": KVzip(budget, over, chunk, sinks)}
 
 
-@method("lagkv")
+@method("lagkv", CHOSEN, "Liang et al. 2025")
 @keeping
 def _lagkv(budget=0.2, lag=0.25, sinks=4):
     """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
     return {"keep": LagKV(budget, lag, sinks)}
 
 
-@method("expected")
+@method("expected", CHOSEN, "Devoto et al. 2025")
 @keeping
 def _expected(budget=0.2, future=512, sinks=4):
     """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
     return {"keep": ExpectedAttention(budget, future, sinks)}
 
 
-@method("random")
+@method("random", CHOSEN)
 @keeping
 def _random(budget=0.2, seed=0):
     """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
     return {"keep": Random(budget, seed)}
 
 
-@method("adakv")
+@method("adakv", CHOSEN, "Feng et al. 2024")
 def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
     """As another method, with one budget for all heads of a layer: some then hold more than others."""
-    scoring = _find(str(of))
+    scoring = find(str(of))
     policies = scoring.policies(budget=budget) if "budget" in scoring.parameters else {}
     if [*policies] != ["keep"]:
         raise ValueError(f"of={of}: expected a method that scores tokens and does nothing else, as snapkv")
@@ -332,43 +339,43 @@ def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = N
     return {"store": store, "place": Host(fetch, link, missed)} | ({} if keep is None else {"keep": keep})
 
 
-@method("offload")
+@method("offload", HOST, "Sheng et al. 2023")
 def _offload(link=None):
     """All tokens on the host; each step fetches every layer whole, while the layer before computes."""
     return _hosted(Whole(), link)
 
 
-@method("offload+int4")
+@method("offload+int4", HOST, "Sheng et al. 2023")
 def _offload_int4(group=None, link=None, rotate=None):
     """As offload, with keys and values as 4-bit integers on the host and on the link."""
     return _hosted(Whole(), link, form=_turned(Int(4, group), rotate))
 
 
-@method("offload+h2o")
+@method("offload+h2o", HOST, "Sheng et al. 2023, Zhang et al. 2023")
 def _offload_h2o(budget=0.2, recent=0.5, link=None):
     """As offload, for the tokens that h2o keeps; the rest is dropped."""
     return _hosted(Whole(), link, keep=H2O(budget, recent))
 
 
-@method("uvm")
+@method("uvm", HOST, "Lee et al. 2024")
 def _uvm(memory=0.5, page=65536, fault=2e-6, link=None):
     """Unified memory: pages cross the link when they are touched, unless the cache fits on the device."""
     return _hosted(OnDemand(memory, page, fault), link)
 
 
-@method("uvm+h2o")
+@method("uvm+h2o", HOST, "Lee et al. 2024")
 def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None):
     """As uvm, for the tokens that h2o keeps, which may fit on the device."""
     return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent))
 
 
-@method("topk")
+@method("topk", HOST, "Gupta et al. 2021")
 def _topk(budget=0.2, full_layers=0, missed=False, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
     return _hosted(TopK(budget, full_layers), link, missed=missed)
 
 
-@method("infinigen")
+@method("infinigen", HOST, "Lee et al. 2024")
 def _infinigen(
     budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
     link=None,
@@ -378,7 +385,7 @@ def _infinigen(
     return _hosted(fetch, link, keep=Pool(pool, victim), missed=missed)
 
 
-@method("infinigen+int4")
+@method("infinigen+int4", HOST, "Lee et al. 2024")
 def _infinigen_int4(
     budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, group=None, missed=False, link=None
 ):  # fmt: skip
@@ -387,13 +394,13 @@ def _infinigen_int4(
     return _hosted(fetch, link, Int(4, group), missed=missed)
 
 
-@method("quest")
+@method("quest", HOST, "Tang et al. 2024")
 def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
     """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
     return _hosted(Quest(budget, full_layers, page), link, missed=missed)
 
 
-@method("quest+int8")
+@method("quest+int8", HOST, "Tang et al. 2024")
 def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
     """As quest, with keys and values as 8-bit integers on the host and on the link."""
     return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
@@ -404,96 +411,16 @@ FIRST_WAVE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Spec:
-    """A method with its parameters, read once from its text and handed on."""
+def find(name: str) -> Method:
+    """The method of a name in METHODS, or of `module.Class`.
 
-    text: str  # as it was written: the name of its results
-    method: Method
-    parameters: dict[str, object]
-
-    @property
-    def name(self) -> str:
-        """The method's name, without parameters."""
-        return self.method.name
-
-    def __str__(self) -> str:
-        return self.text
-
-
-def parse(spec: str | Spec) -> Spec:
-    """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is handed back.
-
-    The name is one of METHODS, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
-    Raises ValueError, naming the nearest known names, for anything unknown or malformed.
+    Raises ValueError, naming the nearest known names.
     """
-    if isinstance(spec, Spec):
-        return spec
-    name, _, rest = spec.strip().partition(":")
-    method, parameters = _find(name), {}
-    known = method.parameters
-    for item in filter(None, rest.split(",")):
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not equals or not value:
-            raise ValueError(f"method {spec!r}: expected parameter=value, got {item!r}")
-        if key not in known:
-            allowed = ", ".join(known) or "none"
-            raise ValueError(
-                f"method {name!r} has no parameter {key!r}{_nearest(key, known)}; it has: {allowed}"
-            )
-        if key in parameters:
-            raise ValueError(f"method {spec!r}: {key} is given twice")
-        parameters[key] = _value(value)
-        if not _representable(parameters[key], value):
-            raise ValueError(f"method {name!r}: {key}={value[:20]} is no number that can be used")
-    return Spec(spec.strip(), method, parameters)
-
-
-def name_of(text: str) -> str:
-    """The method's name in a spec's text, which may be of a method that is not known here."""
-    return text.strip().partition(":")[0]
-
-
-def make_cache(model, spec: str | Spec):
-    """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
-    from .cache import KVCache
-    from .measure.machines import link_named
-    from .twin import serve
-
-    spec = parse(spec)
-    try:
-        parameters = dict(spec.parameters)
-        if "link" in parameters:
-            parameters["link"] = link_named(parameters["link"], model)
-        policies = spec.method.policies(**parameters)
-        _check_kinds(spec)
-        serve(model, holds=spec.name != "recompute")
-        make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
-        cache = make(model, **policies)
-        if (full := spec.parameters.get("full_layers", 0)) > len(cache.layers):
-            raise ValueError(f"full_layers={full}: the model has {len(cache.layers)} layers")
-        cache.spec = spec
-        return cache
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"method {spec.text!r}: {error}") from error
-
-
-def _check_kinds(spec: Spec) -> None:
-    """ValueError for true or false in the place of something else, or the other way round, where the policies
-    have not minded."""
-    for name, value in spec.parameters.items():
-        default = spec.method.parameters[name]
-        if default is not None and isinstance(default, bool) != isinstance(value, bool):
-            wanted = "true or false" if isinstance(default, bool) else "a number or a name"
-            raise ValueError(f"{name}={value}: expected {wanted}")
-
-
-def _find(name: str) -> Method:
     if name in METHODS:
         return METHODS[name]
     if "." in name:
         return _import(name)
-    raise ValueError(f"unknown method {name!r}{_nearest(name, METHODS)}; known: {', '.join(METHODS)}")
+    raise ValueError(f"unknown method {name!r}{nearest(name, METHODS)}; known: {', '.join(METHODS)}")
 
 
 def _import(path: str) -> Method:
@@ -523,22 +450,7 @@ def _import(path: str) -> Method:
     return Method(path, summary, policies)
 
 
-def _nearest(name: str, known) -> str:
+def nearest(name: str, known) -> str:
+    """The known names that are most like one that is not, as the end of a sentence."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
     return f", did you mean {' or '.join(near)}?" if near else ""
-
-
-def _representable(value, text: str) -> bool:
-    """Is a number what was written, neither NaN nor beyond what a float holds? Infinity is written `inf`."""
-    if isinstance(value, float):
-        return math.isfinite(value) or (math.isinf(value) and "inf" in text.lower())
-    return not isinstance(value, int) or abs(value) < 2**63
-
-
-def _value(text: str):
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            continue
-    return {"true": True, "false": False, "none": None}.get(text.lower(), text)

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .methods import make_cache
 from .policy import State
 
 FORMAT = "2"  # of the file; another one is refused
@@ -59,11 +58,9 @@ def save(cache, path: str | Path) -> None:
     save_file(written.tensors, path, metadata=about)
 
 
-def load_cache(path: str | Path, model):
-    """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
-
-    Raises ValueError for a file that is none, or that was saved for another model.
-    """
+def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, or that was
+    saved for another model."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -76,15 +73,18 @@ def load_cache(path: str | Path, model):
         raise ValueError(f"{path} holds no cache that this version of kvlab can read")
     if about["model"] != model_digest(model):
         raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
-    cache = make_cache(model, about["method"])
-    read = Read(tensors, model.device)
+    return about, tensors
+
+
+def fill(cache, about: dict[str, str], tensors: dict[str, Tensor]) -> None:
+    """Write what `opened` has read into a fresh cache of the same method."""
+    read = Read(tensors, cache.model.device)
     for layer, found in zip(cache.layers, json.loads(about["layers"]), strict=True):
         for name in OF_LAYER:
             setattr(layer, name, read.decode(found[name]))
         layer.given = replace(layer.given, **{name: found[name] for name in OF_GIVEN})
         for part in PARTS:
             read.restore(getattr(layer, part), found[part])
-    return cache
 
 
 class Written:

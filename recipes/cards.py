@@ -17,8 +17,9 @@ import torch.nn.functional as F
 
 from eval.tasks import corpus, words
 from kvlab.decode import Stepper
-from kvlab.methods import make_cache, name_of
+from kvlab.make import make_cache
 from kvlab.models import load
+from kvlab.spec import name_of
 
 HELD_OUT = 3  # texts at the end of every file that are never trained on
 # What is measured: name -> (a document from rng).

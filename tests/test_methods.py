@@ -1,11 +1,14 @@
 """The table of methods and the parser of specs."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.methods import METHODS, parse
+from kvlab.methods import CHOSEN, HOST, METHODS, ROUNDED, WHOLE
+from kvlab.spec import parse
 
 
 def test_the_table():
@@ -13,6 +16,14 @@ def test_the_table():
     for name, entry in METHODS.items():
         assert entry.name == name and entry.summary.endswith(".") and "\n" not in entry.summary
         assert all(not isinstance(default, type) for default in entry.parameters.values())
+
+
+def test_every_method_has_a_family_and_its_paper_stands_among_the_sources():
+    sources = (Path(__file__).parents[1] / "docs" / "sources.md").read_text(encoding="utf-8")
+    for entry in METHODS.values():
+        assert entry.family in (WHOLE, ROUNDED, CHOSEN, HOST), entry.name
+        for paper in filter(None, entry.paper.split(", ")):
+            assert f"| {paper} |" in sources, entry.name
 
 
 @pytest.mark.parametrize(

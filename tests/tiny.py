@@ -27,8 +27,8 @@ from transformers import (
 )
 
 import kvlab
-from kvlab.methods import parse
 from kvlab.models import ModelShape
+from kvlab.spec import parse
 from kvlab.store import Exact, Growing
 
 VOCABULARY = 96

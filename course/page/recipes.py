@@ -8,8 +8,9 @@ from __future__ import annotations
 from kvlab.bill.account import policies
 from kvlab.bill.data import table
 from kvlab.keep import PyramidKV
-from kvlab.methods import METHODS, parse
+from kvlab.methods import METHODS
 from kvlab.place import InfiniGen, OnDemand, TopK
+from kvlab.spec import parse
 from kvlab.store import Kivi, Paged, Static
 
 # a static graph; no cache at all; one whose bits hang on the tokens, and what has an index of pages

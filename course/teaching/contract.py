@@ -16,8 +16,8 @@ from kvlab import scratch
 from kvlab.bill.account import account, policies
 from kvlab.bill.bill import Bill
 from kvlab.bill.data import model_named
-from kvlab.methods import parse
 from kvlab.plots import GREY, INK, SETTINGS, canvas, style
+from kvlab.spec import parse
 
 MODEL, DEVICE = "meta-llama/Llama-3.1-8B", "RTX 4090"
 PAGES, TOKENS_PER_PAGE = 200, 600

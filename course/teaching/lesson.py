@@ -11,7 +11,7 @@ import torch
 from eval.tasks.corpus import prose, recall
 from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
-from kvlab.methods import make_cache
+from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 
 PROMPT = "The brown dog slept by the"  # six tokens, the same in every chapter

@@ -19,7 +19,6 @@ from PIL import Image
 from torch import Tensor
 
 from kvlab.arithmetic import kv_bytes_per_token, padded_buffer_bytes, padded_copied_bytes
-from kvlab.methods import name_of
 from kvlab.plots import (
     BLUE,
     GREEN,
@@ -35,6 +34,7 @@ from kvlab.plots import (
     canvas,
     style,
 )  # fmt: skip
+from kvlab.spec import name_of
 
 
 @dataclass(frozen=True)

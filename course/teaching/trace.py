@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvlab.decode import Stepper
-from kvlab.methods import make_cache
+from kvlab.make import make_cache
 from kvlab.store import Exact
 
 from .pictures import EVICTED, FETCHED, HOST, KEPT, NOTHING, QUANTIZED

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
-from kvlab.methods import Spec, parse
+from kvlab.spec import Spec, parse
 
 from ..core.digests import code_digest, method_digest, model_digest
 from .batching import PREFILLED, Meter

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvlab.cache import KVCache
 from kvlab.keep import Keep
-from kvlab.methods import Spec
+from kvlab.spec import Spec
 
 
 class Sets:

@@ -60,7 +60,8 @@ def method_digest(spec) -> str:
 
     Raises Problem for a user's module that loads what only a run can name.
     """
-    from kvlab.methods import METHODS, parse
+    from kvlab.methods import METHODS
+    from kvlab.spec import parse
 
     if spec.name in METHODS:
         names, texts = _entry(spec.method.policies)

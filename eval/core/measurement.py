@@ -209,7 +209,8 @@ class OfMethods(OnModel):
     def specs(self) -> list:
         """The methods' Specs, read once; by default those of the first wave. A method with a budget that
         names none is there once for each of `budgets`."""
-        from kvlab.methods import FIRST_WAVE, parse
+        from kvlab.methods import FIRST_WAVE
+        from kvlab.spec import parse
 
         found = []
         for spec in (parse(method) for method in self.methods or FIRST_WAVE):

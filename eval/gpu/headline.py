@@ -26,8 +26,8 @@ import kvlab
 from kvlab.arithmetic import Machine
 from kvlab.link import Link
 from kvlab.measure.timeline import Timeline, record
-from kvlab.methods import parse
 from kvlab.place import CudaLink
+from kvlab.spec import parse
 
 from . import link as links
 from . import models, predict

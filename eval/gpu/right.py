@@ -264,8 +264,8 @@ def rms(x: torch.Tensor) -> float:
 def links(bench, small: bool = False) -> list[dict]:
     """Over a link of threads and streams, every offloading method says what it says without one, several
     times over; the zero-copy gather brings the rows that indexing does."""
-    from kvlab.methods import parse
     from kvlab.place import CudaLink, Link
+    from kvlab.spec import parse
 
     model = small_model(bench.device, torch.float32)
     prompt = 48 if small else 400

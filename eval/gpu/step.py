@@ -186,8 +186,8 @@ FORMATS = {"static-int8": lambda: Int(8), "static-int4": lambda: Int(4), "static
 def ours_of(bench, model, method: str, tokens: int):
     """The method's cache; over a real link where it offloads, in a buffer that is long enough under `static`.
     `static-FORMAT` is a format in such a buffer."""
-    from kvlab.methods import parse
     from kvlab.place import CudaLink, Link
+    from kvlab.spec import parse
 
     if method in FORMATS:
         return kvlab.KVCache(model, store=Static(tokens + SPARE, FORMATS[method]()))

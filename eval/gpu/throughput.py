@@ -14,7 +14,7 @@ import statistics
 import torch
 
 import kvlab
-from kvlab.methods import parse
+from kvlab.spec import parse
 
 from . import models
 from .bench import out_of_memory

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvlab.methods import parse
+from kvlab.spec import parse
 
 from ..core.alike import alike
 from ..core.digests import method_digest

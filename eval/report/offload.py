@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvlab import plots
 from kvlab.measure.timeline import Span, Timeline
-from kvlab.methods import name_of
+from kvlab.spec import name_of
 
 from ..studies.offload.simulated import LINKS
 from .plots import save

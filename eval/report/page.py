@@ -9,7 +9,7 @@ from pathlib import Path
 import jinja2
 
 import kvlab
-from kvlab.methods import name_of
+from kvlab.spec import name_of
 
 from ..accuracy.agreement import DECODED, PROMPT
 from ..accuracy.batching import PREFILLED, TAIL

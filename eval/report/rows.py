@@ -7,7 +7,7 @@ import io
 from collections.abc import Iterable
 from pathlib import Path
 
-from kvlab.methods import parse
+from kvlab.spec import parse
 
 from ..core.alike import SPEED
 from ..core.files import write_file

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import kvlab
-from kvlab.methods import name_of
+from kvlab.spec import name_of
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.alike import SPEED

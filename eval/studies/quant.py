@@ -20,8 +20,8 @@ from torch import Tensor
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.methods import Spec
 from kvlab.models import ModelShape
+from kvlab.spec import Spec
 from kvlab.store import Growing, Int, Kivi
 from kvlab.store.growing import GrowingState
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import kvlab
 from eval.tasks import corpus
 from kvlab.decode import Stepper
-from kvlab.methods import Spec
+from kvlab.spec import Spec
 
 from ..accuracy.batching import pad_left
 from ..accuracy.prefill import shared

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
-from ..methods import Spec, parse
 from ..place import Device, InfiniGen, OnDemand, Quest, TopK
 from ..policy import resolve_budget
+from ..spec import Spec, parse
 from ..store import Kivi, Paged, Static, buffer_of
 
 

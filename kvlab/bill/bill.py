@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 
 from ..arithmetic import cost_per_million, step_floor
-from ..methods import METHODS, Spec, parse
+from ..methods import METHODS
 from ..policy import check_number
+from ..spec import Spec, parse
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named
 from .show import html, text

@@ -24,7 +24,7 @@ from eval.tasks.words import EVAL_NAMES, NAMES
 from kvlab.cache import KVCache
 from kvlab.decode import Stepper
 from kvlab.keep import Keep
-from kvlab.methods import make_cache
+from kvlab.make import make_cache
 
 SEED = int(os.environ.get("KVLAB_PAGE_SEED") or random.SystemRandom().randrange(10**6))
 TIE = 1e-4  # logits closer than this are as good as each other

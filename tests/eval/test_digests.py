@@ -15,7 +15,7 @@ from eval.__main__ import KINDS, main
 from eval.core import digests
 from eval.core.digests import code_digest, method_digest
 from eval.core.modules import APART, OUTSIDE, Root, imports, reached
-from kvlab.methods import parse
+from kvlab.spec import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 MEASUREMENTS = sorted({kind.__module__ for kind in KINDS} - {"eval.__main__"})

@@ -13,7 +13,7 @@ from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
 from eval.accuracy.reuse import Sets, reusing
 from eval.core.errors import Problem
 from kvlab.decode import Stepper
-from kvlab.methods import parse
+from kvlab.spec import parse
 
 CONTEXTS = [
     "Otis owns the brown dog. Mira owns the red hen. Tom ran home under the old bridge with a loaf.",

@@ -5,7 +5,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.bill import account
-from kvlab.methods import parse
+from kvlab.spec import parse
 from kvlab.store import Exact
 
 

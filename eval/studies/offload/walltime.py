@@ -14,8 +14,8 @@ from kvlab.arithmetic import kv_bytes_per_token
 from kvlab.measure import simulate
 from kvlab.measure.machines import fill_random
 from kvlab.measure.timeline import COMPUTE, Timeline, record
-from kvlab.methods import parse
 from kvlab.models import ModelShape
+from kvlab.spec import parse
 
 from ...core.errors import Problem
 from ...speed import models

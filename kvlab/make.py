@@ -1,0 +1,52 @@
+"""Make: a cache for a model, from a spec or from a file, refused where the two do not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cache import KVCache
+from .measure.machines import link_named
+from .saved import fill, opened
+from .spec import Spec, parse
+from .twin import serve
+
+
+def make_cache(model, spec: str | Spec):
+    """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
+    spec = parse(spec)
+    try:
+        parameters = dict(spec.parameters)
+        if "link" in parameters:
+            parameters["link"] = link_named(parameters["link"], model)
+        policies = spec.method.policies(**parameters)
+        _check_kinds(spec)
+        serve(model, holds=spec.name != "recompute")
+        make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
+        cache = make(model, **policies)
+        if (full := spec.parameters.get("full_layers", 0)) > len(cache.layers):
+            raise ValueError(f"full_layers={full}: the model has {len(cache.layers)} layers")
+        cache.spec = spec
+        return cache
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"method {spec.text!r}: {error}") from error
+
+
+def load_cache(path: str | Path, model):
+    """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
+
+    Raises ValueError for a file that is none, or that was saved for another model.
+    """
+    about, tensors = opened(path, model)
+    cache = make_cache(model, about["method"])
+    fill(cache, about, tensors)
+    return cache
+
+
+def _check_kinds(spec: Spec) -> None:
+    """ValueError for true or false in the place of something else, or the other way round, where the policies
+    have not minded."""
+    for name, value in spec.parameters.items():
+        default = spec.method.parameters[name]
+        if default is not None and isinstance(default, bool) != isinstance(value, bool):
+            wanted = "true or false" if isinstance(default, bool) else "a number or a name"
+            raise ValueError(f"{name}={value}: expected {wanted}")

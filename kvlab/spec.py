@@ -1,0 +1,77 @@
+"""Spec: a method with its parameters, read from what a person writes, `h2o:budget=0.2`.
+
+Reading does without transformers, so that a wrong name is answered at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .methods import Method, find, nearest
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A method with its parameters, read once from its text and handed on."""
+
+    text: str  # as it was written: the name of its results
+    method: Method
+    parameters: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        """The method's name, without parameters."""
+        return self.method.name
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(spec: str | Spec) -> Spec:
+    """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is handed back.
+
+    The name is one of METHODS, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
+    Raises ValueError, naming the nearest known names, for anything unknown or malformed.
+    """
+    if isinstance(spec, Spec):
+        return spec
+    name, _, rest = spec.strip().partition(":")
+    method, parameters = find(name), {}
+    known = method.parameters
+    for item in filter(None, rest.split(",")):
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not equals or not value:
+            raise ValueError(f"method {spec!r}: expected parameter=value, got {item!r}")
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise ValueError(
+                f"method {name!r} has no parameter {key!r}{nearest(key, known)}; it has: {allowed}"
+            )
+        if key in parameters:
+            raise ValueError(f"method {spec!r}: {key} is given twice")
+        parameters[key] = _value(value)
+        if not _representable(parameters[key], value):
+            raise ValueError(f"method {name!r}: {key}={value[:20]} is no number that can be used")
+    return Spec(spec.strip(), method, parameters)
+
+
+def name_of(text: str) -> str:
+    """The method's name in a spec's text, which may be of a method that is not known here."""
+    return text.strip().partition(":")[0]
+
+
+def _representable(value, text: str) -> bool:
+    """Is a number what was written, neither NaN nor beyond what a float holds? Infinity is written `inf`."""
+    if isinstance(value, float):
+        return math.isfinite(value) or (math.isinf(value) and "inf" in text.lower())
+    return not isinstance(value, int) or abs(value) < 2**63
+
+
+def _value(text: str):
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)

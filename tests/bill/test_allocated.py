@@ -1,0 +1,146 @@
+"""The bill against what transformers and kvlab really allocate, and against the source texts."""
+
+import re
+
+import pytest
+import torch
+from billed import MODELS, held, shaped
+from families.models import FAMILIES, build
+from tiny import EACH, prompt, tiny
+from transformers import DynamicCache
+
+import kvlab
+from kvlab.arithmetic import (
+    SHAPES,
+    kv_bytes,
+    kv_bytes_per_token,
+)
+from kvlab.bill.account import bytes_per_token, prefill_operations, weights
+from kvlab.bill.describe import describe
+from kvlab.layer import states_of
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v2", "gemma3n", "deepseek_v32"])
+def test_bytes_that_transformers_allocates(family):
+    """Full, grouped, sliding, chunked, latent, hybrid, shared, indexed layers; before and beyond a window."""
+    if family in FAMILIES and FAMILIES[family][1] is not None:
+        model = build(*FAMILIES[family][:2])
+    else:
+        model = special({"deepseek_v2": "DeepSeek-V2"}.get(family, family))
+    model = model.to(torch.bfloat16)
+    found = describe(model.config)
+    for tokens in (3, 20):
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(prompt(tokens, rows=2), past_key_values=cache, use_cache=True)
+        assert 2 * held("full", found, tokens).device == allocated(cache), found
+    parameters = sum(p.numel() for p in model.parameters())
+    assert sum(row[1] for row in found["weights"]) == parameters
+
+
+def special(family: str):
+    """Families that tests/families makes elsewhere, or not at all."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    common = {
+        "vocab_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 32,
+        "intermediate_size": 48, "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": 0,
+        "eos_token_id": None,
+    }  # fmt: skip
+    latent = {
+        "kv_lora_rank": 12, "q_lora_rank": 14, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 5,
+        "n_routed_experts": 4, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+    }  # fmt: skip
+    own = {
+        "DeepSeek-V2": ("deepseek_v2", latent),
+        "DeepSeek-V3": ("deepseek_v3", latent),
+        "deepseek_v32": (
+            "deepseek_v32", latent | {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 2},
+        ),
+        "gemma3n": ("gemma3n_text", {
+            "num_kv_shared_layers": 2, "head_dim": 8, "num_key_value_heads": 2, "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.0] * 4, "hidden_size_per_layer_input": 8, "sliding_window": 7,
+            "vocab_size_per_layer_input": 96, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        }),
+    }  # fmt: skip
+    kind, changes = own[family]
+    return AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **common | changes), attn_implementation="eager"
+    ).eval()
+
+
+def allocated(cache) -> int:
+    """Bytes of the tensors that a cache of transformers holds."""
+    total = 0
+    for layer in cache.layers:
+        tensors = [getattr(layer, name, None) for name in ("keys", "values", "indexer_keys")]
+        tensors += list(states_of(layer))
+        total += sum(x.numel() * x.element_size() for x in tensors if x is not None)
+    return total
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("spec", [spec for spec in EACH if spec != "recompute"])
+def test_bytes_that_kvlab_allocates(spec, window):
+    """K and V with their scales, on the side where they are; what keeps and tables remember left out."""
+    spec = "static:length=40" if spec == "static" else re.sub("[:,]link=.*", "", spec)
+    model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
+    if window and "kivi" in spec:
+        with pytest.raises(ValueError, match="blocks of keys"):
+            held(spec, describe(model.config), 30)
+        return
+    cache = kvlab.make_cache(model, spec)
+    with torch.no_grad():
+        model(prompt(30), past_key_values=cache)
+    row = held(spec, describe(model.config), 30)
+    tensors = [x for layer in cache.layers for x in layer.store.tensors()]
+    found = sum(x.numel() * x.element_size() for x in tensors if x.dtype != torch.int64)  # lengths of heads
+    if spec.startswith("paged"):  # the layers share a pool
+        pool = cache.layers[0].store.pool
+        found = pool.used * pool.block_bytes
+    assert found == pytest.approx(row.host or row.device, rel=1e-9)
+
+
+@pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=9", "offload+h2o:budget=0.4"])
+def test_bytes_that_kvlab_moves(spec):
+    model = tiny("llama", dtype=torch.bfloat16)
+    cache = kvlab.make_cache(model, spec)
+    with torch.no_grad():
+        model(prompt(30), past_key_values=cache)
+        model(prompt(1), past_key_values=cache)
+    assert cache.stats().moved_bytes == pytest.approx(held(spec, describe(model.config), 30).moved, rel=1e-9)
+
+
+# Against the source texts.
+
+
+def test_figures_of_the_source_texts():
+    full = lambda name, tokens: held("full", shaped(name), tokens).device
+    assert full("OPT-30B", 1) == 1_376_256  # Gong, Yi and Zhang 2024
+    for thousands, printed in {1: 0.50, 2: 0.99, 4: 1.97, 8: 3.92, 16: 7.83, 32: 15.64}.items():
+        assert round(full("Longchat-7B", 1000 * thousands + 31) / 2**30, 2) == printed
+    assert round(full("GPT-3", 100) / 1e6) == 472  # allenlu2009 2023
+    assert round(64 * full("GPT-3", 544) / 1e9) == 164
+    assert round(full("GPT-3", 2048) / 1e9, 1) == 9.7
+    assert full("Llama-2-7B", 2048) == 2**30 and round(full("Llama-2-7B", 4096) / 1e9, 1) == 2.1
+    assert full("Llama-70B-MHA", 1) == 2_621_440  # 8-bit KV Cache 2024
+    assert held("padded:length=2048", shaped("Llama-7B"), 2048).device == 2_146_435_072  # QC AI Research
+    assert held("padded:length=2048,policy=compromise", shaped("Llama-7B"), 2048).device == 1_609_826_304
+    for name, shape in SHAPES.items():
+        assert full(name, 7) == kv_bytes(shape, 7)
+
+
+def test_released_models_of_the_source_texts():
+    for name, shape in {"meta-llama/Llama-2-7b-hf": "Llama-2-7B", "facebook/opt-13b": "OPT-13B"}.items():
+        assert bytes_per_token(MODELS[name], 1) == kv_bytes_per_token(SHAPES[shape])
+    assert weights(MODELS["meta-llama/Llama-2-7b-hf"]) == pytest.approx(14e9, rel=0.04)  # "7B"
+
+
+def test_operations_of_a_prefill():
+    """*KV Cache* (n.d.): l(24bsh^2 + 4bs^2h) + 2bshV, with half of the pairs and one token's head."""
+    model, shape, s = shaped("Llama-7B"), SHAPES["Llama-7B"], 100
+    h, layers = shape.hidden, shape.layers
+    expected = layers * (24 * s * h**2 + 4 * h * s * (s + 1) / 2) + 2 * h * shape.vocabulary
+    assert prefill_operations(model, s) == expected

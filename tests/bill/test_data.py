@@ -1,0 +1,97 @@
+"""Models, devices and flags of the bill: their form, their sources, and what follows from them."""
+
+import json
+
+import pytest
+from billed import DEVICES, MODELS
+
+from kvlab.bill import data
+from kvlab.bill.account import bytes_per_token
+from kvlab.methods import METHODS
+
+
+def test_there_are_twenty_models_and_ten_devices():
+    assert len(MODELS) == 20 and len(DEVICES) == 10
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_figures_of_a_model_follow_from_its_configuration(name):
+    from kvlab.bill.__main__ import described
+
+    assert json.loads(json.dumps(described(MODELS[name]))) == MODELS[name]
+
+
+# 2 * layers * KV heads * head dimension * 2 bytes, written out: first token, and one beyond every window.
+PER_TOKEN = {
+    "facebook/opt-13b": (2 * 40 * 40 * 128 * 2,) * 2,
+    "meta-llama/Llama-2-7b-hf": (2 * 32 * 32 * 128 * 2,) * 2,
+    "meta-llama/Llama-3.1-8B": (2 * 32 * 8 * 128 * 2,) * 2,
+    "meta-llama/Llama-3.1-70B": (2 * 80 * 8 * 128 * 2,) * 2,
+    "meta-llama/Llama-3.2-1B": (2 * 16 * 8 * 64 * 2,) * 2,
+    "HuggingFaceTB/SmolLM2-135M": (2 * 30 * 3 * 64 * 2,) * 2,
+    "mistralai/Mistral-7B-v0.1": (2 * 32 * 8 * 128 * 2, 0),  # a window of 4,096 in every layer
+    "mistralai/Mixtral-8x7B-v0.1": (2 * 32 * 8 * 128 * 2,) * 2,
+    "Qwen/Qwen2.5-7B": (2 * 28 * 4 * 128 * 2,) * 2,
+    "Qwen/Qwen3-8B": (2 * 36 * 8 * 128 * 2,) * 2,
+    "Qwen/Qwen3-30B-A3B": (2 * 48 * 4 * 128 * 2,) * 2,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": (2 * 12 * 2 * 256 * 2,) * 2,  # one layer in four
+    "google/gemma-3-27b-it": (2 * 62 * 16 * 128 * 2, 2 * 10 * 16 * 128 * 2),  # every sixth sees all
+    "google/gemma-3n-E4B": (2 * 20 * 2 * 256 * 2, 2 * 4 * 2 * 256 * 2),  # 15 of 35 share
+    "openai/gpt-oss-20b": (2 * 24 * 8 * 64 * 2, 2 * 12 * 8 * 64 * 2),  # every other sees all
+    "meta-llama/Llama-4-Scout-17B-16E": (2 * 48 * 8 * 128 * 2, 2 * 12 * 8 * 128 * 2),  # chunks of 8,192
+    "deepseek-ai/DeepSeek-V2-Lite": (27 * (512 + 64) * 2,) * 2,  # a latent and a rotary part
+    "deepseek-ai/DeepSeek-V3.2-Exp": (61 * (512 + 64 + 128) * 2,) * 2,  # and an index key
+    "ai21labs/Jamba-v0.1": (2 * 4 * 8 * 128 * 2,) * 2,  # one layer in eight
+    "tiiuae/falcon-7b": (2 * 32 * 1 * 64 * 2,) * 2,
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_bytes_per_token(name):
+    model = MODELS[name]
+    assert (bytes_per_token(model, 1), bytes_per_token(model, model["context"])) == PER_TOKEN[name]
+
+
+def dated(text: str) -> bool:
+    year, month, day = map(int, text.split("-"))
+    return (year, month, day) >= (2026, 11, 1) and 1 <= month <= 12 and 1 <= day <= 31
+
+
+def test_every_figure_has_a_source_and_a_date():
+    for name in ("models", "devices", "flags"):
+        assert dated(data.table(name)["read"])
+    for name, model in MODELS.items():
+        assert model["sources"] and all(len(source) > 10 for source in model["sources"]), name
+        assert set(model["unverified"]) <= {*model["config"], "bits"}, name
+    figures = {"memory", "bandwidth", "flops", "link"}
+    for name, device in DEVICES.items():
+        assert set(device) == {*figures, "sources", "unverified"}, name
+        assert all(device[figure] > 1e9 for figure in figures), name
+        told = {part.strip() for key in device["sources"] for part in key.split(",")}
+        told = figures if told == {"all"} else told
+        assert told | set(device["unverified"]) == figures and not told & set(device["unverified"]), name
+
+
+def test_form_of_the_flags():
+    known = data.table("flags")
+    assert list(known["engines"]) == ["vLLM", "SGLang", "llama.cpp", "transformers"]
+    assert all(engine["version"] and engine["source"] for engine in known["engines"].values())
+    named = set()
+    for technique in known["techniques"]:
+        assert set(technique) == {"name", "methods", "options"}
+        assert list(technique["options"]) == list(known["engines"])
+        named.update(technique["methods"])
+        for option in technique["options"].values():
+            assert option is None or (set(option) == {"option", "note"} and option["option"])
+    assert named == set(METHODS)
+    assert len({technique["name"] for technique in known["techniques"]}) == len(known["techniques"])
+
+
+def test_transformers_takes_its_flags():
+    from transformers import GenerationConfig
+
+    for technique in data.table("flags")["techniques"]:
+        option = technique["options"]["transformers"]
+        if option and option["option"].startswith("cache_implementation"):
+            given = eval(f"dict({option['option']})")  # ours, from the file
+            GenerationConfig(**given).validate()

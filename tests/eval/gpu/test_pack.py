@@ -1,0 +1,79 @@
+"""What an unconnected machine is handed, and that it runs there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from eval.core.errors import Problem
+from eval.gpu import pack
+
+ROOT = Path(__file__).parents[3]
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="needs triton (pip install triton), which torch's CPU build leaves out",
+)
+
+
+def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
+    """Unpacked and started in an empty folder, with nothing of this checkout on the path."""
+
+    def fetched(name, into, machine_code):
+        raise Problem("no network in tests")
+
+    monkeypatch.setattr(pack, "fetched", fetched)
+    folder = tmp_path / "pack"
+    said = pack.pack(folder, kernels=False)
+    assert "transformers: not packed: no network in tests" in said
+    assert pack.size_of(folder) < pack.LIMIT and said[-1].endswith("there: bash pack/run")
+    (wheel,) = (folder / "site").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"kvlab/kernels/gpu.py", "eval/gpu/right.py", "eval/tasks/corpus.py"} <= set(names)
+    assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
+    away = tmp_path / "away"
+    away.mkdir()
+    plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable}
+    words = ["bash", str(folder / "run"), "--dry", "--stages", "link"]
+    done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((away / "gpu-results" / "gpu.json").read_text())
+    assert list(found["units"]) == ["link:copies", "link:overlap", "link:rows"]
+    assert found["machine"]["commit"] == (folder / "commit.txt").read_text().strip()
+    without = plain | {"PYTHON": "/usr/bin/env python-that-is-not-there"}
+    assert subprocess.run(words, cwd=away, env=without, capture_output=True).returncode == 2
+
+
+def test_a_pack_overwrites_nothing_but_a_pack(tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "fetched", lambda *given: None)
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(Problem, match="is not empty and no pack"):
+        pack.pack(tmp_path, kernels=False)
+    assert (tmp_path / "mine.txt").is_file()
+    made = tmp_path / "pack"
+    pack.pack(made, kernels=False)
+    pack.pack(made, kernels=False)
+
+
+def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
+    """Triton's lists of files hold whole paths, which are another machine's."""
+    place = tmp_path / "pack" / "triton" / "ABC"
+    place.mkdir(parents=True)
+    (tmp_path / "pack" / "site").mkdir()
+    for name in ("_attend.cubin", "_attend.json"):
+        (place / name).write_text("{}")
+    (place / "__grp___attend.json").write_text('{"child_paths": {"_attend.cubin": "/gone/_attend.cubin"}}')
+    (tmp_path / "pack" / "modules.txt").write_text("")
+    (tmp_path / "pack" / "ready.py").write_text(pack.READY)
+    words = [sys.executable, str(tmp_path / "pack" / "ready.py"), str(tmp_path / "pack"), str(tmp_path / "s")]
+    (tmp_path / "s").mkdir()
+    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    there = tmp_path / "s" / "triton" / "ABC"
+    found = json.loads((there / "__grp___attend.json").read_text())["child_paths"]
+    assert found == {name: str(there / name) for name in ("_attend.cubin", "_attend.json")}

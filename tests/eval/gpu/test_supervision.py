@@ -1,0 +1,167 @@
+"""What the process of `python -m eval gpu` does, and what is done when it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.core.errors import Failed
+from eval.gpu import measurement
+from eval.gpu.measurement import STAGES, Gpu
+from eval.gpu.unit import FIRST, LAST, NEXT, Unit
+from eval.gpu.worker import Worker
+
+ROOT = Path(__file__).parents[3]
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="needs triton (pip install triton), which torch's CPU build leaves out",
+)
+
+
+def unit_of(name: str, **given) -> Unit:
+    return Unit("link", name, FIRST, 1, {"what": "copies", "sizes": [4096]} | given)
+
+
+def test_a_unit_that_fails_hangs_or_kills_its_process_is_followed_by_the_next(monkeypatch):
+    """In real processes: `serve` is what runs in them."""
+    worker = Worker(True, lambda line: None)
+    try:
+        assert worker.about()["device"] == "cpu (dry run)"
+        with pytest.raises(Failed, match="not_there"):
+            worker.ask(unit_of("wrong", not_there=1), 60)
+        first = worker.process.pid
+        assert worker.ask(unit_of("fine"), 60)["rows"]
+        assert worker.process.pid == first
+        os.kill(first, 9)
+        with pytest.raises(Failed, match="ended by itself"):
+            worker.ask(unit_of("killed"), 60)
+        endless = {"model": "small-opt", "prompt": 8, "new": 8, "method": "static", "largest": 2**40}
+        begun = time.monotonic()
+        with pytest.raises(Failed, match="longer than 20 s and was ended"):
+            worker.ask(Unit("throughput", "endless", FIRST, 1, endless), 20)
+        assert time.monotonic() - begun < 120
+    finally:
+        worker.stop()
+    assert not [child for child in multiprocessing.active_children() if "serve" in repr(child)]
+
+
+class Scripted:
+    """A worker that answers by a list, without a process."""
+
+    def __init__(self, answers: dict, seconds: float = 0.0):
+        self.answers, self.asked, self.seconds = answers, [], seconds
+
+    def about(self) -> dict:
+        return {"device": "card", "versions": {"triton": None}, "missing": ["hqq is not there"]}
+
+    def ask(self, unit, seconds):
+        self.asked.append(unit.name)
+        answer = self.answers.get(unit.name, {"rows": [{"ms": 1.0}], "line": "fine", "notes": []})
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        pass
+
+
+def run(monkeypatch, capfd, tmp_path, answers=(), *words: str, units=None):
+    """The command with scripted units: (exit code, what was asked, gpu.json, what was said)."""
+    worker = Scripted(dict(answers))
+    monkeypatch.setattr(measurement, "Worker", lambda dry, say: worker)
+    if units is not None:
+        monkeypatch.setattr(Gpu, "units", lambda self: sorted(units, key=lambda unit: unit.rank))
+    code = main(["gpu", "--dry", "--out", str(tmp_path / "out"), *words])
+    file = tmp_path / "out" / "gpu.json"
+    return (
+        code,
+        worker.asked,
+        json.loads(file.read_text()) if file.is_file() else None,
+        capfd.readouterr().err,
+    )
+
+
+PLAN = [
+    Unit("right", "nice", LAST, 1), Unit("right", "a", FIRST, 1), Unit("link", "b", FIRST, 1),
+    Unit("link", "c", NEXT, 1), Unit("right", "d", NEXT, 1),
+]  # fmt: skip
+
+
+def test_the_best_comes_first_and_everything_is_written_as_it_comes(monkeypatch, capfd, tmp_path):
+    code, asked, found, said = run(monkeypatch, capfd, tmp_path, units=PLAN)
+    assert code == 0 and asked == ["a", "b", "c", "d", "nice"]
+    assert list(found["units"]) == ["right:a", "link:b", "link:c", "right:d", "right:nice"]
+    assert found["failed"] == found["left_out"] == [] and found["machine"]["device"] == "card"
+    assert "hqq is not there" in said and "1/5 right:a: fine" in said
+    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == [], "everything is kept"
+
+
+def test_a_failure_is_one_line_its_traceback_is_kept_and_it_is_tried_again(monkeypatch, capfd, tmp_path):
+    wrong = {"b": Failed("RuntimeError: CUDA error: an illegal memory access", "Traceback ...\nwhole")}
+    code, asked, found, said = run(monkeypatch, capfd, tmp_path, wrong, units=PLAN)
+    assert code == 1 and asked == ["a", "b", "c", "d", "nice"]
+    assert found["failed"] == [
+        {"task": "gpu:link:b", "line": "RuntimeError: CUDA error: an illegal memory access",
+         "traceback": "Traceback ...\nwhole"}
+    ]  # fmt: skip
+    assert "failed: link:b: RuntimeError: CUDA error" in said and "whole" not in said
+    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["b"]
+
+
+def test_an_interrupted_run_keeps_what_it_has_and_goes_on(monkeypatch, capfd, tmp_path):
+    code, asked, found, said = run(monkeypatch, capfd, tmp_path, {"c": KeyboardInterrupt()}, units=PLAN)
+    assert code == 130 and asked == ["a", "b", "c"] and "interrupted: 2 finished cells are kept" in said
+    assert list(found["units"]) == ["right:a", "link:b"]
+    assert run(monkeypatch, capfd, tmp_path, units=PLAN)[1] == ["c", "d", "nice"]
+
+
+def test_time_that_is_up_leaves_out_what_is_left_and_says_so(monkeypatch, capfd, tmp_path):
+    clock = [0.0]
+    monkeypatch.setattr(measurement.time, "monotonic", lambda: clock[0])
+
+    def ask(self, unit, seconds):
+        self.asked.append(unit.name)
+        clock[0] += 25.0
+        return {"rows": [], "line": "", "notes": []}
+
+    monkeypatch.setattr(Scripted, "ask", ask)
+    code, asked, found, said = run(monkeypatch, capfd, tmp_path, (), "--minutes", "1", units=PLAN)
+    assert code == 0 and asked == ["a", "b", "c"]
+    assert found["left_out"] == ["right:d", "right:nice"]
+    assert "2 units were left out for want of time: right:d, right:nice" in said
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--stages", "wrong"], "--stages wrong: expected one of right, attention"),
+        (["--minutes", "0"], "'0' is not a number of minutes above 0"),
+        (["--minutes", "soon"], "'soon' is not a number of minutes above 0"),
+        (["--stages", "link"], "finds no CUDA device here; --dry tries every stage on the CPU"),
+    ],
+)
+def test_bad_input_is_one_line(capfd, tmp_path, words, said):
+    if "CUDA" in said and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    assert main(["gpu", "--out", str(tmp_path / "out"), *words]) == 2
+    lines = capfd.readouterr().err.strip().splitlines()
+    assert len(lines) == 1 and lines[0].startswith("error: ") and said in lines[0]
+
+
+def test_every_stage_has_units_of_both_sizes_and_what_goals_hang_on_fits_into_the_time():
+    for size in ("real", "dry"):
+        for stage in STAGES:
+            found = importlib.import_module(f"eval.gpu.{stage}").units(size)
+            assert found and len({unit.name for unit in found}) == len(found)
+            assert all(unit.stage == stage for unit in found) and any(unit.rank == FIRST for unit in found)
+            json.dumps([unit.given for unit in found])
+    first = [unit.seconds for unit in Gpu().units() if unit.rank == FIRST]
+    assert sum(first) < 60 * measurement.MINUTES - 60
