@@ -33,9 +33,18 @@ QUESTION = (
 
 def needle(model, tokenizer):
     """Right answers about one sentence of a long story, the question known and unknown at compression."""
-    methods = ("full", "int8", "int4", *(f"{m}:budget={BUDGET}" for m in (
-        "sinks", "h2o", "snapkv", "topk", "infinigen",
-    )))  # fmt: skip
+    chosen = ("sinks", "h2o", "snapkv", "topk", "infinigen")
+    return _found(model, tokenizer, ("full", "int8", "int4", *(f"{m}:budget={BUDGET}" for m in chosen)))
+
+
+def after(model, tokenizer):
+    """As `needle`, for the methods of chapter 9."""
+    chosen = ("snapkv", "random", "keydiff", "kvzip", "adakv:of=keydiff", "quest")
+    budgeted = (f"{m}{',' if ':' in m else ':'}budget={BUDGET}" for m in chosen)
+    return _found(model, tokenizer, ("full", "int4", "int4:rotate=true", *budgeted))
+
+
+def _found(model, tokenizer, methods):
     right = {m: [0, 0] for m in methods}
     for context, question, answer in _needles():
         for protocol, cut in enumerate((context + question, context)):
@@ -132,10 +141,21 @@ def reserved(model, tokenizer, tokens: int = 512):
     return (f"after {tokens} tokens of {longest:,} that it can read", ["buffer", "MB held", "% in use"], rows)
 
 
-def formats(model, tokenizer, first: int = 384, then: int = 192):
+def formats(model, tokenizer):
     """Perplexity of a text read through a cache of each format."""
+    return _read(model, ("full", "int8", "fp8", "int4", "kivi2", "int2"))
+
+
+def turned(model, tokenizer):
+    """As `formats`, for the formats of chapter 9, and those that they should be compared with."""
+    return _read(
+        model, ("full", "int4", "int4:rotate=true", "nvfp4", "turboquant", "int5", "kvquant", "kivi2")
+    )
+
+
+def _read(model, methods, first: int = 384, then: int = 192):
     ids, rows = _text(model, first + then), []
-    for method in ("full", "int8", "fp8", "int4", "kivi2", "int2"):
+    for method in methods:
         bits, perplexity = _perplexity(model, ids, method, first)
         rows.append([method, bits, perplexity])
     return (
@@ -194,7 +214,10 @@ def alike(model, tokenizer, tokens: int = 384):
     )
 
 
-STUDIES = {study.__name__: study for study in (needle, again, size, reserved, formats, sinks, link, alike)}
+STUDIES = {
+    study.__name__: study
+    for study in (needle, after, again, size, reserved, formats, turned, sinks, link, alike)
+}
 
 
 def _text(model, tokens: int):
