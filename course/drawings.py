@@ -304,9 +304,47 @@ def compare() -> Drawing:
     return d
 
 
+def after() -> Drawing:
+    """9: what a method gives up, and when it must know the question."""
+    d = Drawing(
+        320,
+        "A map: columns say what a method gives up, bits of all tokens, tokens for good, time on the link, "
+        "or nothing, because the model was made that way; rows say when it must know the question. Methods "
+        "that give up tokens stand in two rows: H2O, SnapKV and TOVA go by the queries they have seen, KVzip, "
+        "KeyDiff and LagKV need none. Top-k, InfiniGen and Quest ask at every step.",
+    )
+    columns = ("bits", "tokens, for good", "time on the link", "nothing")
+    rows = ("never", "when the prompt ends", "at every step")
+    left, top, wide, high = 170, 58, 135, 74
+    d.text(left + 2 * wide, 22, "What does it give up?", anchor="middle", bold=True, size=16)
+    d.text(10, 28, "When must it", bold=True, size=16)
+    d.text(10, 48, "know the question?", bold=True, size=16)
+    for n, name in enumerate(columns):
+        d.text(left + wide * (n + 0.5), 46, name, anchor="middle", size=14)
+    for n, name in enumerate(rows):
+        y = top + high * n
+        d.text(10, y + 42, name, size=14)
+        for column in range(len(columns)):
+            d.box(left + wide * column + 3, y + 3, wide - 6, high - 6, edge=GRID)
+    held = {
+        (0, 0): (("int4, turned", "TurboQuant", "KVQuant"), "#cfe8dd"),
+        (1, 0): (("KVzip", "KeyDiff", "LagKV"), "#f6d5c3"),
+        (1, 1): (("SnapKV", "H2O, TOVA", "PyramidKV"), "#f6d5c3"),
+        (2, 2): (("top-k, Quest", "InfiniGen", "ShadowKV"), "#d3e6f5"),
+        (3, 0): (("GQA, MLA:", "the model was", "made that way"), "#eeeeee"),
+    }
+    for (column, row), (names, fill) in held.items():
+        x, y = left + wide * column, top + high * row
+        d.box(x + 3, y + 3, wide - 6, high - 6, fill=fill)
+        for n, name in enumerate(names):
+            d.text(x + wide / 2, y + 44 - 10 * (len(names) - 1) + 20 * n, name, anchor="middle", size=14)
+    d.text(left, 306, "The higher a method stands, the less it matters who asks what, and when.", size=14)
+    return d
+
+
 DRAWINGS = {
     "00": contract, "01": recompute, "02": kv_cache, "03": static_buffers, "04": quantization,
-    "05": eviction, "06": offloading, "07": infinigen, "08": compare,
+    "05": eviction, "06": offloading, "07": infinigen, "08": compare, "09": after,
 }  # fmt: skip
 
 

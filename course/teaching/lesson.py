@@ -38,12 +38,19 @@ def document(seed: int = 11, facts: int = 8, filler: int = 12):
     return recall(rng, facts=facts, filler=prose(rng, filler))
 
 
-def ask(model, tokenizer, method: str, document) -> str:
-    """The model's next word after a document, decided by a step that sees only what the cache offers."""
+def ask(model, tokenizer, method: str, document, *, known: bool = True) -> str:
+    """The model's next word after a document, decided by steps that see only what the cache offers.
+
+    known: whether the question stands in the text that the method compresses. If not, the context alone is
+    compressed and the question comes after it, token by token.
+    """
     ids = tokenizer(document.text, return_tensors="pt").input_ids
+    cut = -1 if known else len(tokenizer(document.context).input_ids)
     stepper = Stepper(model, make_cache(model, method))
-    stepper.feed(ids[:, :-1])  # the prompt is read as it is, then compressed
-    return tokenizer.decode(stepper.feed(ids[:, -1:], last=True).argmax(-1))
+    stepper.feed(ids[:, :cut])  # read as it is, then compressed
+    for token in ids[0, cut:]:
+        logits = stepper.feed(token.view(1, 1), last=True)
+    return tokenizer.decode(logits.argmax(-1))
 
 
 def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) -> list[dict]:

@@ -14,6 +14,8 @@ from ..studies.measurements import Perplexity
 
 EXACT = ("full", "int8", "int4", "kivi2", "fp8")
 CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "infinigen")
+TURNED = ("full", "int5", "int4", "int4:rotate=true", "nvfp4", "turboquant", "kvquant")
+AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHOTS = 5
@@ -41,6 +43,14 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
         if not quick:
             made[f"needles-{protocol}"] = Accuracy(protocol=protocol, **shared, **long)
     return made
+
+
+def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The same facts through what came after, beside what it should be compared with."""
+    shared = {"methods": TURNED + AFTER, "budgets": ONE, "jobs": 0, "batch_size": 192}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
 def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -95,6 +105,7 @@ STUDIES = {
     "passages": Study(
         "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
     ),
+    "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot

@@ -140,6 +140,27 @@ RIGHT = {
         "    if not good or p[0] > good[-1][0] or p == good[-1]:\n        good.append(p)\n"
         "return [i for i, p in enumerate(points) if p in good][::-1]",
     ],
+    "fetch_pages": [
+        "b = torch.stack([torch.where(query > 0, query * p.max(0).values, query * p.min(0).values).sum()\n"
+        "                 for p in keys.split(page)])\nreturn b.topk(count).indices",
+        "n = math.ceil(len(keys) / page)\nb = []\nfor i in range(n):\n    p = keys[i * page : (i + 1) * page]\n"
+        "    lo, hi = p.amin(0), p.amax(0)\n    b.append(float(query.clamp(min=0) @ hi + query.clamp(max=0) @ lo))\n"
+        "return sorted(sorted(range(n), key=lambda i: -b[i])[:count])",
+        "b = [(query * p).amax(0).sum() for p in keys.split(page)]\n"
+        "return set(torch.tensor(b).argsort(descending=True)[:count].tolist())",
+        "k, q = keys.numpy(), query.numpy()\n"
+        "b = [np.maximum(q * k[i : i + page].min(0), q * k[i : i + page].max(0)).sum() for i in range(0, len(k), page)]\n"
+        "return np.argsort(b)[::-1][:count].copy()",
+    ],
+    "head_counts": [
+        "held = scores >= scores.flatten().topk(total).values.min()\nreturn held.sum(-1)",
+        "order = sorted(((float(x), h) for h, row in enumerate(scores) for x in row), reverse=True)[:total]\n"
+        "return [sum(h == head for _, h in order) for head in range(len(scores))]",
+        "best = np.argsort(-scores.numpy().ravel())[:total]\n"
+        "return np.bincount(best // scores.shape[1], minlength=len(scores))",
+        "rows, _ = np.unravel_index(scores.flatten().argsort(descending=True)[:total].numpy(), tuple(scores.shape))\n"
+        "return [int((rows == h).sum()) for h in range(len(scores))]",
+    ],
 }  # fmt: skip
 
 WRONG = {
@@ -351,6 +372,33 @@ WRONG = {
         ("return max(range(len(points)), key=lambda i: points[i][0])", "only the most accurate"),
         ("return [float(i) for i, p in enumerate(points)"
          " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "not floats"),
+    ],
+    "fetch_pages": [
+        ("b = torch.stack([(query * p.max(0).values).sum() for p in keys.split(page)])\nreturn b.topk(count).indices", "only the largest values"),
+        ("b = torch.stack([torch.maximum(query * p.min(0).values, query * p.max(0).values).sum() for p in keys.split(page)])\n"
+         "return b.topk(count).values", "largest bounds"),
+        ("b = torch.stack([(p @ query).max() for p in keys.split(page)])\nreturn b.topk(count).indices", "of the keys themselves"),
+        ("p = keys[: len(keys) // page * page].view(-1, page, keys.shape[1])\n"
+         "b = torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1)\nreturn b.topk(min(count, len(b))).indices", "the last page is missing"),
+        ("b = torch.stack([query @ p.mean(0) for p in keys.split(page)])\nreturn b.topk(count).indices", "a mean is no bound"),
+        ("return (keys @ query).topk(count).indices", "asked for are pages"),
+        ("b = torch.stack([torch.maximum(query * p.min(0).values, query * p.max(0).values).sum() for p in keys.split(page)])\n"
+         "return b.topk(count).indices.float()", "whole numbers"),
+        ("torch.stack([query @ p.max(0).values for p in keys.split(page)]).topk(count)", "returns nothing"),
+    ],
+    "head_counts": [
+        ("worth = scores.softmax(-1)\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "a softmax inside each head"),
+        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best // scores.shape[1]).tolist()", "minlength=heads"),
+        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best % scores.shape[1], minlength=scores.shape[1])", "each token"),
+        ("return [total // len(scores)] * len(scores)", "every head gets the same"),
+        ("return scores.flatten().topk(total).indices", "places of the best"),
+        ("worth = scores / scores.sum(-1, keepdim=True)\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "divided by their head's sum"),
+        ("worth = -scores\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "the lowest scores"),
+        ("best = scores.flatten().topk(total).indices\nreturn [float(n) for n in torch.bincount(best // scores.shape[1], minlength=len(scores))]",
+         "not floats"),
     ],
 }  # fmt: skip
 
