@@ -129,6 +129,7 @@ class KVCache(Bound):
         keep, place = keep or KeepAll(), place or Device()
         store = buffer_of(store, keep)
         store.suits(keep, place)
+        place.suits(keep, store)
         if why := refusal(model):
             raise ValueError(f"{type(model).__name__}: {why}")
         if keep.renumber and keep.evicts:

@@ -30,7 +30,7 @@ from .keep import (
     Sinks,
     SnapKV,
 )
-from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, TopK, Whole
+from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, ShadowKV, TopK, Whole
 from .policy import check_one_of
 from .store import (
     Codebook,
@@ -404,6 +404,12 @@ def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
 def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
     """As quest, with keys and values as 8-bit integers on the host and on the link."""
     return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
+
+
+@method("shadowkv", HOST, "Sun et al. 2024")
+def _shadowkv(budget=0.2, rank=0.156, chunk=8, outliers=0.05, recent=4):
+    """Few numbers of every key on the device, values on the host; each step fetches those of some chunks."""
+    return {"place": ShadowKV(budget, rank, chunk, outliers, recent)}
 
 
 FIRST_WAVE = (

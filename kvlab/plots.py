@@ -44,6 +44,7 @@ STYLE = {
     "infinigen+int4": ("#9a4f96", "v", ":"),
     "quest": ("#44aa99", "p", "-"),
     "quest+int8": ("#44aa99", "^", "--"),
+    "shadowkv": ("#44aa99", "D", "-."),
     "snapkv": (YELLOW, "P", "--"),
     "pyramidkv": (YELLOW, "^", ":"),
     "tova": (ORANGE, "X", "-."),

@@ -90,6 +90,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "topk": "topk:budget=1",
     "infinigen": "infinigen:budget=1,alpha=inf,ratio=1,full_layers=1",
     "quest": "quest:budget=80,page=4,full_layers=1",
+    "shadowkv": "shadowkv:budget=1,rank=1",
 }
 
 

@@ -121,6 +121,13 @@ SETTINGS = {
         ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
     ),
     "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
+    "shadowkv": (
+        ["shadowkv:budget=1,rank=1,chunk=4"],
+        [
+            "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
+            "shadowkv:budget=5,rank=9,chunk=2,outliers=1,recent=0",
+        ],
+    ),
 }
 ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
 NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]
@@ -134,7 +141,7 @@ def policies(spec: str) -> dict:
     return read.method.policies(**read.parameters | ({"link": None} if "link" in read.parameters else {}))
 
 
-UNROTATED = {"expected", "kvquant"}  # methods that undo rotary embeddings
+UNROTATED = {"expected", "kvquant", "shadowkv"}  # methods that undo rotary embeddings
 
 
 def refused(model, spec: str) -> bool:

@@ -13,8 +13,8 @@ from kvlab.place import InfiniGen, OnDemand, TopK
 from kvlab.spec import parse
 from kvlab.store import Kivi, Paged, Static
 
-# a static graph; no cache at all; one whose bits hang on the tokens, and what has an index of pages
-LEFT_OUT = ("padded", "recompute", "kvquant", "quest", "quest+int8")
+# a static graph; no cache at all; one whose bits hang on the tokens, and what has an index of pages or chunks
+LEFT_OUT = ("padded", "recompute", "kvquant", "quest", "quest+int8", "shadowkv")
 READ = ("context", "layers", "kinds", "weights", "experts")  # of a model's entry
 
 

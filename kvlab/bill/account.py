@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
-from ..place import Device, InfiniGen, OnDemand, Quest, TopK
+from ..place import Device, InfiniGen, OnDemand, Quest, ShadowKV, TopK
 from ..policy import resolve_budget
 from ..spec import Spec, parse
 from ..store import Kivi, Paged, Static, buffer_of
@@ -76,7 +76,8 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
         if not kind["heads"]:
             continue
         limit = _limit(keep, kind, tokens, order, attending)
-        whole = not place.on_host or not isinstance(place.fetch, TopK) or place.fetch.whole(order)
+        fetch = getattr(place, "fetch", None)
+        whole = not isinstance(fetch, TopK) or fetch.whole(order)
         mine = store.of(order, attending)
         key = letter, limit, whole, mine
         if key not in known:
@@ -86,7 +87,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
             total[name] += part[name]
         largest, order = max(largest, part["staged"]), order + 1
     total["device"] += largest
-    return Account(**total, pages=place.on_host and isinstance(place.fetch, OnDemand))
+    return Account(**total, pages=isinstance(fetch, OnDemand))
 
 
 def bytes_per_token(model: dict, token: int) -> float:
@@ -128,9 +129,11 @@ def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int
 
     index = held * kind["index"] * 2
     read = size(min(held, kind["reads"] or held))
-    if place.on_host:
-        if kind["latent"]:
-            raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
+    if place.on_host and kind["latent"]:
+        raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
+    if isinstance(place, ShadowKV) and not kind["window"]:
+        return _shadow(kind, held, place)
+    if place.on_host and not isinstance(place, ShadowKV):
         fetch, attended, partial = place.fetch, held, 0.0
         if not whole:
             budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
@@ -157,6 +160,24 @@ def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int
     return {
         "device": size(slots) + index, "host": 0.0, "moved": 0.0, "read": read + index,
         "operations": operations, "staged": 0.0,
+    }  # fmt: skip
+
+
+def _shadow(kind, held: int, place: ShadowKV) -> dict[str, float]:
+    """One layer under ShadowKV, as if all its tokens were the prompt's."""
+    heads, key, value = kind["heads"], kind["key"], kind["value"]
+    rank, chunks = place.columns(heads * key), max(0, held // place.chunk - place.recent)
+    offered = (chunks - place.outlying(chunks)) * place.chunk
+    budget = resolve_budget(place.budget, held)
+    made = offered if budget is None else min(max(1, budget // place.chunk) * place.chunk, offered)
+    exact = (held - offered) * heads * (key + value) * 2
+    landmarks, basis, row = chunks * heads * key * 2, rank * heads * key * 2, heads * value * 2
+    staged = made * row
+    return {
+        "device": held * rank * 2 + basis + landmarks + exact, "host": held * row, "moved": staged + row,
+        "read": landmarks + basis + made * heads * rank * 2 + staged + exact,
+        "operations": 2 * kind["scores"] * (made + held - offered) + 2 * made * heads * rank * key,
+        "staged": staged,
     }  # fmt: skip
 
 

@@ -7,12 +7,13 @@ from .host import Host
 from .infinigen import InfiniGen
 from .ondemand import OnDemand
 from .quest import Quest
+from .shadowkv import ShadowKV
 from .topk import TopK
 from .whole import Whole
 
 __all__ = [
     "CudaLink", "Device", "Fetch", "Host", "InfiniGen", "Link", "LinkError", "ModelledLink", "OnDemand",
-    "Quest", "TopK", "Transfer", "Whole", "fold", "like",
+    "Quest", "ShadowKV", "TopK", "Transfer", "Whole", "fold", "like",
 ]  # fmt: skip
 
 

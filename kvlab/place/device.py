@@ -12,6 +12,9 @@ class Device(Policy):
 
     on_host = False
 
+    def suits(self, keep, store) -> None:
+        """ValueError when this place cannot serve such a keep or store."""
+
     def start(self, layer) -> DeviceState:
         return DeviceState(self)
 

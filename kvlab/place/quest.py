@@ -75,7 +75,7 @@ class Quest(TopK):
     def select(self, layer, query: Tensor) -> Tensor | None:
         if self.whole(layer.index) or self.budget == 1 or layer.slots < 2:
             return None
-        slots = self._slots(layer)
+        slots = slots_of_pages(layer, layer.state.low.shape[2], self.page, query.device)
         scores = capped(self.bounds(layer.state, query).float() * layer.scaling, layer.softcap)
         empty = (slots < 0).all(-1).repeat_interleave(scores.shape[1] // slots.shape[1], dim=1)
         scores = scores.masked_fill(empty, -torch.inf)
@@ -101,18 +101,20 @@ class Quest(TopK):
         """Pages that a step fetches for a budget of so many tokens."""
         return max(FEWEST, tokens // self.page)
 
-    def _slots(self, layer) -> Tensor:
-        """The slots of every page, `[batch or 1, kv_heads or 1, pages, page]`, -1 where no token is held."""
-        room, positions = layer.state.low.shape[2] * self.page, layer.some_empty
-        if positions is None:  # slot j holds token j
-            slots = torch.arange(room, device=layer.state.low.device)
-            slots = slots.masked_fill(slots >= layer.slots, -1)[None, None]
-        else:
-            held = torch.arange(positions.shape[2], device=positions.device).expand(positions.shape)
-            slots = held.new_full((*positions.shape[:2], room + 1), -1)
-            slots.scatter_(2, positions.long().where(positions >= 0, room), held)
-            slots = slots[..., :room]
-        return slots.unflatten(2, (-1, self.page))
+
+def slots_of_pages(layer, pages: int, page: int, device: torch.device) -> Tensor:
+    """The slots of a layer's first pages, `[batch or 1, kv_heads or 1, pages, page]`, -1 where no token is
+    held; page: tokens, counted from the row's first one."""
+    room, positions = pages * page, layer.some_empty
+    if positions is None:  # slot j holds token j
+        slots = torch.arange(room, device=device)
+        slots = slots.masked_fill(slots >= layer.slots, -1)[None, None]
+    else:
+        held = torch.arange(positions.shape[2], device=positions.device).expand(positions.shape)
+        slots = held.new_full((*positions.shape[:2], room + 1), -1)
+        slots.scatter_(2, positions.long().where((positions >= 0) & (positions < room), room), held)
+        slots = slots[..., :room]
+    return slots.unflatten(2, (-1, page))
 
 
 class QuestState(State):

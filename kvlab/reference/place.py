@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .attention import group_weights
+from .keep import rotation
 
 
 def best(importance: Tensor, count: int) -> list[int]:
@@ -44,6 +45,51 @@ def pages(queries: Tensor, keys: list[Tensor], scaling: float, count: int) -> li
 def page_count(budget: int, page: int) -> int:
     """Quest's official code: whole pages within the budget, three at least."""
     return max(3, budget // page)
+
+
+def low_rank(keys: Tensor, frequencies: list[float], rank: int) -> Tensor:
+    """ShadowKV (Sun et al. 2024, section 4.1): a prompt's keys as `rank` numbers of each token tell them.
+
+    keys `[kv_heads, tokens, head_dim]` after RoPE with these frequencies -> same. The rotation is undone, the
+    heads' keys side by side are cut to the `rank` largest components of their SVD, and rotated again.
+    """
+    heads, tokens, width = keys.shape
+    turns = [rotation(position, frequencies, width) for position in range(tokens)]
+    plain = torch.stack(
+        [torch.stack([turns[t].T @ mine[t] for t in range(tokens)]) for mine in keys.double()]
+    )
+    u, s, vh = torch.linalg.svd(plain.transpose(0, 1).reshape(tokens, -1), full_matrices=False)
+    cut = (u[:, :rank] * s[:rank] @ vh[:rank]).reshape(tokens, heads, width).transpose(0, 1)
+    return torch.stack([torch.stack([turns[t] @ mine[t] for t in range(tokens)]) for mine in cut])
+
+
+def shadow_parts(keys: Tensor, chunk: int, outliers: int, recent: int) -> tuple[list[list[int]], list[int]]:
+    """ShadowKV, algorithm 1: (tokens of every chunk that may be chosen, tokens that stay exact), of one KV
+    head's prompt. keys `[tokens, head_dim]` after RoPE.
+
+    Exact are the `outliers` chunks in which some key makes the smallest cosine with their mean, the last
+    `recent` whole chunks, and what is left over.
+    """
+    first = max(0, len(keys) // chunk - recent)
+    chunks = [list(range(i * chunk, (i + 1) * chunk)) for i in range(first)]
+
+    def worst(tokens: list[int]) -> float:
+        mean = keys[tokens].double().mean(0)
+        return min(float(key @ mean / key.norm() / mean.norm()) for key in keys[tokens].double())
+
+    order = sorted(range(first), key=lambda i: worst(chunks[i]))
+    exact = [token for i in order[:outliers] for token in chunks[i]]
+    return [chunks[i] for i in sorted(order[outliers:])], sorted([*exact, *range(first * chunk, len(keys))])
+
+
+def shadow_chunks(queries: Tensor, landmarks: list[Tensor], scaling: float, count: int) -> list[int]:
+    """ShadowKV, algorithm 2: the chunks that one KV head makes anew: those with the largest weight of any
+    query head of the group, by the softmax over the landmarks (`[head_dim]`, the chunk's mean key).
+
+    queries `[group, head_dim]`.
+    """
+    scores = torch.stack(landmarks) @ queries.T * scaling
+    return best(scores.softmax(0).amax(1), count)
 
 
 def skew(queries: Tensor) -> Tensor:

@@ -76,6 +76,7 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "infinigen+int4": "infinigen+int4:budget=0.5,alpha=2.0,full_layers=1",
     "quest": "quest:budget=0.4,page=3,full_layers=1",
     "quest+int8": "quest+int8:budget=0.4,page=4,full_layers=0,link=1e10",
+    "shadowkv": "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
 }
 LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
 COARSE = {

@@ -15,7 +15,12 @@ import kvlab
 from kvlab import ranks
 
 TESTS = Path(__file__).resolve().parents[1]
-TOGETHER = ("kvquant", "int8:axis=tensor", "int4:axis=tensor,rotate=true")  # heads share numbers: refused
+TOGETHER = (
+    "kvquant",
+    "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
+    "int8:axis=tensor",
+    "int4:axis=tensor,rotate=true",
+)  # heads share numbers: refused
 SPECS = [spec for spec in EACH if spec not in ("recompute", *TOGETHER)] + [
     "infinigen:budget=0.3,alpha=1",  # alpha decides, by a mean over all heads
     "infinigen:budget=0.3,pool=0.7,alpha=inf",

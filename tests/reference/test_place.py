@@ -133,6 +133,51 @@ def test_quest_over_what_h2o_keeps():
     check(Driven(made, (33, 12)).run(), by_h2o(0.4, 0.5), by_quest(6, 2))
 
 
+@pytest.mark.parametrize("spec, columns, outlying, group", [
+    ("shadowkv:budget=0.3,rank=0.4,chunk=3,outliers=0.3,recent=1", 16, lambda chunks: int(0.3 * chunks), 3),
+    ("shadowkv:budget=9,rank=7,chunk=5,outliers=1,recent=2", 7, lambda chunks: min(1, chunks), 3),
+    ("shadowkv:budget=0.5,rank=1,chunk=4,outliers=0,recent=0", 40, lambda chunks: 0, 1),
+    ("shadowkv:budget=1,rank=0.2,chunk=2", 8, lambda chunks: int(0.05 * chunks + 1e-6), 1),
+])  # fmt: skip
+def test_shadowkv(spec, columns, outlying, group):
+    """What is attended to, with which keys, and the values that cross, at every pass of two rows."""
+    run = Driven(spec, (38, 11), MIXED, group=group).run()
+    policy = run.cache.layers[0].place.policy
+    frequencies = [10000.0 ** (-2 * i / 20) for i in range(10)]
+    crossed = [0] * len(run.seen)
+    for index, row in enumerate(run.rows()):
+        prompt_keys = row.keys[:, : row.prompt]
+        low = place.low_rank(prompt_keys, frequencies, columns).float()
+        chunks = max(0, row.prompt // policy.chunk - policy.recent)
+        parts = [
+            place.shadow_parts(mine, policy.chunk, outlying(chunks), policy.recent) for mine in prompt_keys
+        ]
+        keys = row.keys.clone()
+        for head, (offered, _) in enumerate(parts):
+            for tokens in offered:
+                keys[head, tokens] = low[head, tokens]
+        crossed[0] += sum(len(exact) for _, exact in parts) + KV_HEADS * row.prompt
+        for step, new in list(run.positions_of(index))[1:]:
+            attended = []
+            budget = keep.budget(policy.budget, new[-1] + 1)
+            for head, (offered, exact) in enumerate(parts):
+                chosen = range(len(offered))
+                if len(new) == 1 and policy.budget != 1 and offered:
+                    means = [row.keys[head, tokens].mean(0) for tokens in offered]
+                    count = max(1, budget // policy.chunk)
+                    chosen = place.shadow_chunks(
+                        row.query[row.group(head), new[0]], means, row.scaling, count
+                    )
+                fetched = [token for i in chosen for token in offered[i]]
+                attended.append(sorted([*fetched, *exact, *range(row.prompt, new[-1] + 1)]))
+                crossed[step] += len(fetched) + len(new)
+            found, where = run.seen[step][0], f"pass {step}, row {index}"
+            assert found.attended[index] == attended, where
+            expected = row.out(new, attended, keys)
+            assert torch.allclose(found.out[index, :, -len(new) :], expected, atol=1e-5), where
+    assert [seen[0].moved for seen in run.seen] == [20 * 4 * count for count in crossed]
+
+
 @pytest.mark.parametrize("link", ["", ",link=1e12"])
 def test_quest_over_integers_fetches_the_same_pages_in_fewer_bytes(link):
     run, exact = (

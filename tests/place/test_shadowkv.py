@@ -1,0 +1,127 @@
+"""ShadowKV beside its definition: what is where, windows, low precision, crops, bytes, refusals."""
+
+import pytest
+import torch
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.keep import H2O
+from kvlab.models import rotations_of
+from kvlab.place import ShadowKV
+from kvlab.reference import place
+from kvlab.store import Int, Static
+
+
+def stepped(model, spec, ids, steps=6, mask=None):
+    """(cache, logits of every step)."""
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    stepper.feed(ids, mask)
+    return stepper.cache, [stepper.feed(prompt(1, rows=len(ids), seed=step)) for step in range(steps)]
+
+
+@pytest.mark.parametrize("family", ["llama", "phi", "qwen3"])
+def test_a_low_rank_of_what_the_projection_gave(family):
+    """Partial rotation, normed keys: the product is the SVD's, before RoPE and after it."""
+    model = tiny(family)
+    ids, mask = left_padded([prompt(30), prompt(22, seed=1)])
+    cache, _ = stepped(model, "shadowkv:rank=9,chunk=4", ids, 0, mask=mask)
+    for layer, full in zip(cache.layers, stepped(model, "full", ids, 0, mask=mask)[0].layers, strict=True):
+        keys, rotation = full.store.read(torch.device("cpu"))[0], rotations_of(model)[layer.order]
+        for row in range(2):
+            there = layer.positions[row, 0] >= 0
+            plain = rotation.undo(keys[row, :, there], layer.positions[row][:, there])
+            flat = plain.transpose(0, 1).flatten(1).double()
+            u, s, vh = torch.linalg.svd(flat, full_matrices=False)
+            expected = (u[:, :9] * s[:9] @ vh[:9]).float()
+            state = layer.place
+            assert torch.allclose(state.low[row, 0, there] @ state.basis[row], expected, atol=1e-4)
+
+
+def test_llamas_keys_are_rotated_as_the_definition_does():
+    model, ids = tiny("llama"), prompt(26)
+    cache, _ = stepped(model, "shadowkv:rank=5,chunk=4", ids, 0)
+    full, _ = stepped(model, "full", ids, 0)
+    frequencies = [10000.0 ** (-2 * i / 8) for i in range(4)]
+    for layer, other in zip(cache.layers, full.layers, strict=True):
+        expected = place.low_rank(other.store.read(torch.device("cpu"))[0][0], frequencies, 5)
+        slots = torch.arange(26).expand(1, 2, -1)
+        assert torch.allclose(layer.place.made(layer, slots)[0], expected.float(), atol=1e-4)
+
+
+def test_layers_with_a_window_stay_on_the_device():
+    model = tiny("mistral", sliding_window=9)
+    cache, found = stepped(model, "shadowkv:budget=3,rank=1,chunk=2", prompt(40, rows=2))
+    full, expected = stepped(model, "full", prompt(40, rows=2))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+    assert cache.stats() == full.stats() and cache.stats().host_bytes == 0
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9, 30])
+def test_a_crop_leaves_what_was_held(cut):
+    """Also into the prompt: with nothing given up it is a fresh cache of what is left."""
+    model, ids = tiny("llama"), prompt(40, rows=2)
+    cache, _ = stepped(model, "shadowkv:budget=1,rank=1,chunk=4,recent=1,outliers=2", ids)
+    cache.crop(-cut)
+    whole = torch.cat([ids, *(prompt(1, rows=2, seed=step) for step in range(6))], 1)[:, : 46 - cut]
+    fresh = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+    fresh.feed(whole)
+    for step in range(4):
+        token = prompt(1, rows=2, seed=step)
+        with torch.no_grad():
+            ours = model(token, past_key_values=cache).logits[:, -1]
+        assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-4)
+
+
+def test_bytes_by_hand():
+    """Rank 4 of 2 heads of 8; 50 tokens are 12 chunks of 4, of which the last two stay, and one outlier."""
+    model = tiny("llama")
+    cache, _ = stepped(model, "shadowkv:budget=9,rank=4,chunk=4,outliers=1,recent=2", prompt(50, rows=3), 1)
+    rows, layers, heads, width, floats = 3, 4, 2, 8, 4
+    low, basis = 50 * 4, 4 * heads * width
+    landmarks, offered = 10 * heads * width, 10 * heads
+    exact = 4 + (50 - 40) + 1
+    numbers = low + basis + landmarks + 2 * exact * heads * width
+    stats = cache.stats()
+    assert stats.device_bytes == rows * layers * (numbers * floats + offered + exact * heads * 8)
+    assert stats.host_bytes == rows * layers * 51 * heads * width * floats
+    assert stats.index_bytes == rows * layers * landmarks * floats
+    value = rows * layers * heads * width * floats
+    assert stats.fetched_bytes == 8 * value and stats.moved_bytes == 9 * value  # two chunks of a budget of 9
+
+
+def test_half_precision_is_held_in_half_precision():
+    model = tiny("llama", dtype=torch.bfloat16)
+    cache, found = stepped(model, "shadowkv:rank=0.5,chunk=4", prompt(40, rows=2))
+    state = cache.layers[0].place
+    assert {x.dtype for x in (state.low, state.basis, state.landmarks, state.keys)} == {torch.bfloat16}
+    assert all(torch.isfinite(x).all() for x in found)
+
+
+def test_a_prompt_shorter_than_its_exact_end():
+    model = tiny("llama")
+    _, found = stepped(model, "shadowkv:budget=2,rank=3", prompt(20))
+    _, expected = stepped(model, "full", prompt(20))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+
+def test_bad_input():
+    model = tiny("llama")
+    for given, said in {
+        "rank=0": "rank=0: expected a part below 1, or a whole number of columns, above 0",
+        "rank=1.5": "rank=1.5: expected a part below 1",
+        "rank=17": r"rank=17: expected at most kv_heads \* head_dim, 16",
+        "chunk=0": "chunk=0: expected a whole number of at least 1 tokens",
+        "outliers=-1": "outliers=-1: expected a part below 1, or a whole number of chunks",
+        "recent=-1": "recent=-1: expected a whole number of at least 0 chunks",
+        "budget=0": "budget=0: expected a fraction",
+    }.items():
+        with pytest.raises(ValueError, match=said) as error:
+            kvlab.make_cache(model, f"shadowkv:{given}")
+        assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match="H2O lets tokens go, and ShadowKV holds a part of each"):
+        kvlab.KVCache(model, keep=H2O(0.5), place=ShadowKV())
+    for store in (Int(8), Static(60)):
+        with pytest.raises(ValueError, match=r"ShadowKV holds values as they are, in Growing\(\)"):
+            kvlab.KVCache(model, store=store, place=ShadowKV())
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        kvlab.make_cache(tiny("opt"), "shadowkv")
