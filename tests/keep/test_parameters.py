@@ -7,7 +7,7 @@ from reference.test_keep import by_keydiff, by_sinks
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import KeyDiff, Sinks
+from kvlab.keep import AdaKV, KeyDiff, Sinks
 from kvlab.methods import METHODS
 from kvlab.reference import attention, keep
 
@@ -130,7 +130,10 @@ def test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone(name):
                 assert held == alone.positions[0].tolist(), f"row {row} after {count} tokens"
 
 
-@pytest.mark.parametrize("spec", ["sinks:budget=9,renumber=true", "h2o:budget=0.4,renumber=true,every=3"])
+@pytest.mark.parametrize("spec", [
+    "sinks:budget=9,renumber=true", "h2o:budget=0.4,renumber=true,every=3",
+    pytest.param({"keep": AdaKV(KeyDiff(0.4, renumber=True, every=3))}, id="adakv"),
+])  # fmt: skip
 def test_renumbered_attention_is_its_definition(spec):
     """Queries and keys rotated for their places in the cache give the same outputs."""
     run, frequencies = Driven(spec), [10000.0 ** (-2 * i / 20) for i in range(10)]
