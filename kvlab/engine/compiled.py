@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attention import kvlab_attention, told
+from ..attention import NAME, kvlab_attention, told
 from ..cache import KVCache
 from ..decode import Stepper
+from ..errors import first_line
 from ..visibility import CAUSAL, Visibility
+from .stamp import Stamp
 
 ROWS = 4  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
@@ -31,27 +33,24 @@ def compiled(model):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
     They can for Llama-shaped models in fp32 on a CPU, with a `KVCache` and at most `ROWS` rows. Prompts, and
-    everything else that a forward is asked for, go through the model's own modules, and so does a step where
-    somebody's hook on a block would else not be called. A model whose steps cannot is left as it is, and a
-    warning says why.
+    everything else that a forward is asked for, go through the model's own modules. Every step computes with
+    the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
+    the body is read anew and, unless only weights are others, tried anew. A model whose steps cannot, or not
+    as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
     """
-    if engine_of(model) == "compiled":
+    if isinstance(model.forward, Forward):
+        model.forward.current(model)
         return model
-    try:
-        body = Body(model)
-        off = _difference(model, body)
-        if not off <= TOLERANCE:
-            raise Unsuited(f"its logits would be {off:.1g} off")
-    except (Unsuited, AttributeError, TypeError, ValueError) as why:
-        warnings.warn(f"{type(model).__name__} decodes with the eager engine: {why}", stacklevel=2)
-        return model
-    model.forward = Forward(model, body)
+    forward = Forward(model)
+    if forward.current(model) is not None:
+        model.forward = forward
     return model
 
 
 def engine_of(model) -> str:
-    """By which engine the model decodes: "eager" or "compiled"."""
-    return "compiled" if isinstance(model.forward, Forward) else "eager"
+    """By which engine the model decodes as it is now: "eager" or "compiled"."""
+    forward = model.forward
+    return "compiled" if isinstance(forward, Forward) and forward.current(model) is not None else "eager"
 
 
 class Unsuited(Exception):
@@ -59,17 +58,24 @@ class Unsuited(Exception):
 
 
 class Forward:
-    """A model's forward: a decode step goes through the compiled body, all else through the model's own."""
+    """A model's forward: a decode step goes through the compiled body, all else through the model's own.
 
-    def __init__(self, model, body: Body | None):
-        self.model, self.body = weakref.ref(model), body
+    body: of the model as it was at `stamp`; None where it could not be compiled, for the reason `why`.
+    """
+
+    def __init__(self, model):
+        self.model = weakref.ref(model)
+        self.stamp: Stamp | None = None
+        self.body: Body | None = None
+        self.why: str | None = None
         functools.update_wrapper(self, type(model).forward.__get__(model), updated=())
         del self.__wrapped__  # which holds the model
         self.__signature__ = inspect.signature(type(model).forward.__get__(model))
 
     def __deepcopy__(self, memo) -> Forward:
-        twin = memo[id(self.model())]
-        return Forward(twin, None)  # it makes a body when it is called: its modules are not there yet
+        return Forward(
+            memo[id(self.model())]
+        )  # it makes a body when it is called: its modules are not there yet
 
     def __reduce__(self):
         raise TypeError("a model with the compiled engine is not pickled: save_pretrained writes its weights")
@@ -78,37 +84,71 @@ class Forward:
         model = self.model()
         if len(args) == 1 and "input_ids" not in kwargs:
             args, kwargs = (), {"input_ids": args[0], **kwargs}
-        if not args and kwargs.keys() <= GIVEN:
-            if self.body is None or not self.body.current():
-                self._prepare(model)
-            if self.body is not None and self.body.takes(**kwargs):
-                return self.body.step(**kwargs)
+        if not args and kwargs.keys() <= GIVEN and is_step(model, **kwargs):
+            body = self.current(model)
+            if body is not None:
+                return body.step(**kwargs)
         return type(model).forward(model, *args, **kwargs)
 
-    def _prepare(self, model) -> None:
-        """The weights have moved, or are others: read where they are now, if they can be."""
+    def current(self, model) -> Body | None:
+        """The body of the model as it is now; None, after a warning, where there is none."""
+        before = self.stamp
+        if before is not None and before.same(model):
+            return self.body
+        why = None
         try:
-            self.body = Body(model)
-        except (Unsuited, AttributeError):
-            self.body = None
+            body = Body(model, Stamp(model))
+            if before is None or not before.same_parts(model):
+                off = _difference(model, body)
+                if not off <= TOLERANCE:
+                    raise Unsuited(f"its logits would be {off:.1g} off")
+        except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            body, why = None, first_line(error)
+        if why is not None and why != self.why:
+            warnings.warn(f"{type(model).__name__} decodes with the eager engine: {why}", stacklevel=3)
+        self.body, self.why, self.stamp = body, why, Stamp(model)  # a first pass may have changed something
+        return body
+
+
+def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
+            return_dict=True, **others) -> bool:  # fmt: skip
+    """Whether a forward is asked for a decode step that the compiled code serves."""
+    cache = past_key_values
+    if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
+        return False
+    if input_ids.shape[1] != 1 or len(input_ids) > ROWS or use_cache is False or not return_dict:
+        return False
+    if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
+        return False
+    if not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)):
+        return False
+    if any(layer.local is not None or layer.timeline is not None for layer in cache.attending):
+        return False
+    return not _listens(cache)
 
 
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
-    def __init__(self, model):
+    def __init__(self, model, stamp: Stamp):
         config, inner = model.config, getattr(model, "model", None)
         _are(model, {"model": None, "lm_head": nn.Linear})
         _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
-        self.model = weakref.ref(model)
-        self.parameters = list(model.parameters())
-        self.addresses = [p.data_ptr() for p in self.parameters]
-        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in self.parameters):
+        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in stamp.parameters):
             raise Unsuited("it compiles models in fp32 on a CPU")
+        if any(not of_ours(hook) for hook in stamp.hooking):
+            raise Unsuited("a hook is on a module of it")
+        if any("forward" in vars(module) for module in stamp.inside):
+            raise Unsuited("a module of it has a forward of its own")
+        if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
+            raise Unsuited("its configuration asks for more than logits")
+        if getattr(config, "return_dict", True) is not True or config._attn_implementation != NAME:
+            raise Unsuited("its configuration asks for another kind of forward")
+        if len(inner.layers) != config.num_hidden_layers:
+            raise Unsuited("its configuration says another number of layers")
         if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTARY:
             raise Unsuited("its rotary embedding depends on the text's length")
         self.attentions = [layer.self_attn for layer in inner.layers]
-        self.watched = [*inner.layers, *self.attentions]
         self.embedding, self.rotary = inner.embed_tokens, inner.rotary_emb
         self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
         self.head_dim = self.attentions[0].head_dim
@@ -146,26 +186,6 @@ class Body:
         except ImportError as error:
             raise Unsuited(str(error)) from None
         self.code = block
-
-    def current(self) -> bool:
-        """Whether the weights are where they were."""
-        return self.addresses == [p.data_ptr() for p in self.parameters]
-
-    def takes(self, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
-              return_dict=True, **others) -> bool:  # fmt: skip
-        """Whether this is a decode step that the compiled code serves."""
-        cache = past_key_values
-        if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
-            return False
-        if input_ids.shape[1] != 1 or len(input_ids) > ROWS or use_cache is False or not return_dict:
-            return False
-        if torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters):
-            return False
-        if not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)):
-            return False
-        if any(layer.local is not None or layer.timeline is not None for layer in cache.attending):
-            return False
-        return not _hooked(self.watched) and not _listens(cache)
 
     def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
         """As the model's own forward, for one new token per row."""
@@ -237,12 +257,11 @@ def _linear(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
     return _array(linear.weight), NOTHING if linear.bias is None else _array(linear.bias)
 
 
-def _hooked(modules) -> bool:
-    """Whether somebody's hook would not be called. Those of transformers serve outputs that no such step is
-    asked for, and of kvlab's own `_listens` and the layers' timelines tell."""
-    hooks = (hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values()))
-    made = (getattr(hook, "func", hook).__module__ for hook in hooks)
-    return not all(name.startswith(("kvlab.", "transformers.")) for name in made)
+def of_ours(hook) -> bool:
+    """Whether a hook may go uncalled: those of transformers serve outputs that no such step is asked for, and
+    of kvlab's own `_listens` and the layers' timelines tell."""
+    module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+    return module.startswith(("kvlab.", "transformers."))
 
 
 def _listens(cache) -> bool:
@@ -255,20 +274,21 @@ def _listens(cache) -> bool:
 def _difference(model, body: Body) -> float:
     """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
     layers see by a rule."""
-    if _hooked(body.watched):
-        raise Unsuited("a hook is on its blocks")
-    vocabulary = model.config.vocab_size
-    ids = torch.arange(7, 12)[None] % vocabulary
-    found = []
-    for forward in (type(model).forward.__get__(model), Forward(model, body)):
-        stepper = Stepper(model, KVCache(model))
-        with told() as rules:
-            stepper.feed(ids)
-        if any(rule.rule is not None or not rule.known for rule in rules):
-            raise Unsuited("its layers see by a rule of their own")
-        model.forward = forward
+    ids = torch.arange(7, 12)[None] % model.config.vocab_size
+    own, found = type(model).forward.__get__(model), []
+    before = vars(model).get("forward")
+    for step in (own, body.step):
+        model.forward = own
         try:
+            stepper = Stepper(model, KVCache(model))
+            with told() as rules:
+                stepper.feed(ids)
+            if any(rule.rule is not None or not rule.known for rule in rules):
+                raise Unsuited("its layers see by a rule of their own")
+            model.forward = step
             found.append(torch.cat([stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]))
         finally:
             del model.forward
+            if before is not None:
+                model.forward = before
     return float((found[0] - found[1]).abs().max() / found[0].abs().max())

@@ -19,7 +19,8 @@ class AdaKV(Keep):
     B. How many each head then holds is its share; where the other keep goes on evicting, each head goes on
     within its share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
 
-    of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own.
+    of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own, and so are
+    `chunk_length`, `every` (counted in the head that holds most) and `renumber`.
     safeguard: part of an even share that each head holds in any case (0.2 as in the paper's experiments).
     Deviation: the paper counts first, H * B tokens over all heads, and then mixes the counts with an even
     share, part by part; here the protected tokens are taken first, as in kvpress, so that the budget is met
@@ -32,14 +33,13 @@ class AdaKV(Keep):
         if not isinstance(of, Keep) or of.ragged or type(of).choose is not Keep.choose:
             raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
         check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
-        super().__init__(of.budget)
+        super().__init__(of.budget, chunk_length=of.chunk_length, every=of.every, renumber=of.renumber)
         self.of, self.safeguard = of, safeguard
 
     observes = property(lambda self: self.of.observes)
     last_queries = property(lambda self: self.of.last_queries)
     reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
-    reads_queries = property(lambda self: self.of.reads_queries)
 
     def start(self, layer) -> State:
         state = self.of.start(layer)
@@ -69,4 +69,6 @@ class AdaKV(Keep):
         safe = (self.safeguard * limits + 1e-6).long().view(-1, 1, 1)
         rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
         score = score.masked_fill((rank < safe) & (score > -torch.inf), torch.inf)
-        return own_heads(layer, counts([score], limits * score.shape[1])[0])
+        shares = own_heads(layer, counts([score], limits * score.shape[1])[0])
+        short = torch.tensor(layer.rows_held, device=score.device) <= limits  # nothing goes: heads stay even
+        return torch.where(short[:, None], limits[:, None], shares)

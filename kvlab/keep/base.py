@@ -126,14 +126,17 @@ class Keep(Policy):
             state.limits = state.longest = self.limits(layer)
             if state.shares is not None:
                 state.longest = state.shares.amax(-1).tolist()
-            state.goal = state.limits if self.every else None
         elif self.prompt_only:
             return None
         elif self.every:
             pairs = zip(layer.rows_held, state.goal, strict=True)
             now = [goal if held - goal >= self.every else max(held, goal) for held, goal in pairs]
-            state.limits = state.longest = now
+            state.longest = now
+            if state.shares is None:
+                state.limits = now
         slots = self._best(layer)
+        if layer.in_prompt:
+            state.goal = state.longest if self.every else None
         self.forget(state)
         return slots
 
@@ -154,14 +157,16 @@ class Keep(Policy):
         state, positions = layer.state, layer.slot_positions
         over = [held - limit for held, limit in zip(layer.rows_held, state.longest, strict=True)]
         even = state.shares is None
-        if even and max(over) <= 0:
+        if (even or (self.every and not layer.in_prompt)) and max(over) <= 0:
             return None
         score, slots = self.ranked(layer), positions.shape[2]
         if layer.in_prompt and even and (shares := self.shares(layer, score)) is not None:
             state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
         if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
-        limits = torch.tensor(state.limits, device=score.device)[:, None] if even else state.shares
+        limits = torch.tensor(state.longest, device=score.device)[:, None]
+        if not even:  # heads as far below the longest one as their shares are
+            limits = limits - state.shares.amax(-1, keepdim=True) + state.shares
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(state.longest)]
         rank = torch.arange(order.shape[-1], device=order.device)
         stays = (rank < limits[..., None]) & (positions.gather(2, order) >= 0)

@@ -53,7 +53,9 @@ class SnapKV(Keep):
     def score(self, layer) -> Tensor:
         positions, recent = layer.slot_positions, self.by_rule(layer)
         votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
-        pooled = max_pool1d(votes, self.kernel, stride=1, padding=self.kernel // 2)
+        order = (positions < 0).int().argsort(dim=-1, stable=True)  # a row's own tokens, side by side
+        pooled = max_pool1d(votes.gather(-1, order), self.kernel, stride=1, padding=self.kernel // 2)
+        pooled = torch.empty_like(pooled).scatter_(-1, order, pooled)
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(recent, self.window + 1 + positions, pooled)
 

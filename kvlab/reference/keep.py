@@ -80,8 +80,10 @@ def adakv(scores: list[list[float]], budget: int, safeguard: float) -> list[int]
     """AdaKV (Feng et al. 2024, section 3.2): tokens that each KV head of a layer holds, budget on average.
 
     scores: by head, of every token; the newest token of every head stays, and so do the best safeguard *
-    budget of each; the others compete.
+    budget of each; the others compete. Where nothing has to go yet, every head may hold the budget.
     """
+    if len(scores[0]) <= budget:
+        return [budget] * len(scores)
     newest = len(scores[0]) - 1
     held = []
     for mine in scores:

@@ -8,7 +8,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from tiny import EACH, NEUTRAL, left_padded, prompt, tiny
+from tiny import EACH, NEUTRAL, VOCABULARY, left_padded, prompt, tiny
+from torch import nn
+from torch.nn.utils import parametrize
 
 import kvlab
 from kvlab.engine import compiled, engine_of
@@ -18,22 +20,27 @@ from kvlab.measure.timeline import record
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def pair(family="llama", steps=(), **changes):
-    """A model, and a copy of it that decodes by the compiled engine; steps that try it are not counted."""
+def pair(family="llama", **changes):
+    """A model, and a copy of it that decodes by the compiled engine."""
     eager = tiny(family, **changes)
-    both = eager, compiled(copy.deepcopy(eager))
-    if steps:
-        steps.clear()
-    return both
+    return eager, compiled(copy.deepcopy(eager))
 
 
 @pytest.fixture()
 def steps(monkeypatch):
-    """A list that grows by one entry for every pass of the compiled body."""
-    from kvlab.engine.compiled import Body
+    """A list that grows by one entry for every pass of the compiled body, but for those that try it."""
+    module = inspect.getmodule(compiled_of)
+    made, step, difference = [], module.Body.step, module._difference
+    monkeypatch.setattr(module.Body, "step", lambda self, **given: made.append(given) or step(self, **given))
 
-    made, step = [], Body.step
-    monkeypatch.setattr(Body, "step", lambda self, **given: made.append(given) or step(self, **given))
+    def tried(*given):
+        count = len(made)
+        try:
+            return difference(*given)
+        finally:
+            del made[count:]
+
+    monkeypatch.setattr(module, "_difference", tried)
     return made
 
 
@@ -52,7 +59,7 @@ def decoded(model, spec, prompts, count=6):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_eagers(family, steps):
-    eager, fast = pair(family, steps)
+    eager, fast = pair(family)
     assert (engine_of(eager), engine_of(fast)) == ("eager", "compiled")
     for prompts in ([prompt(12)], [prompt(12), prompt(12, seed=3)]):
         found, expected = (decoded(model, "full", prompts) for model in (fast, eager))
@@ -64,7 +71,7 @@ def test_logits_are_eagers(family, steps):
 def test_every_method_works_through_it_also_in_a_padded_batch(spec, steps):
     """Codes and choices are made of numbers that differ in their last digit, so of what gives something up a
     code may be another one."""
-    eager, fast = pair(steps=steps)
+    eager, fast = pair()
     prompts = [prompt(23, seed=1), prompt(14, seed=2)]
     found, expected = (decoded(model, spec, prompts) for model in (fast, eager))
     limit = 1e-4 if spec in NEUTRAL else 0.02
@@ -86,7 +93,7 @@ def test_a_padded_row_is_as_it_is_alone():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generate_says_the_same(beams, steps):
-    eager, fast = pair(steps=steps)
+    eager, fast = pair()
     how = {"max_new_tokens": 12, "num_beams": beams, "do_sample": False, "eos_token_id": None}
     said = [
         model.generate(prompt(9), past_key_values=kvlab.make_cache(model, "full"), **how)
@@ -119,7 +126,7 @@ def test_a_long_run_a_crop_and_a_copy(monkeypatch):
 
 
 def test_weights_are_held_once_and_read_where_they_are(steps):
-    eager, fast = pair(steps=steps)
+    eager, fast = pair()
     body, layer = fast.forward.body, fast.model.layers[1]
     assert all(
         any(np.shares_memory(array, weight.detach().numpy()) for weight in fast.parameters())
@@ -135,13 +142,112 @@ def test_weights_are_held_once_and_read_where_they_are(steps):
     assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
     assert len(steps) == 8 and fast.forward.body is not body and layer is fast.model.layers[1]
     fast.double()
-    decoded(fast, "full", [prompt(12)])
+    with pytest.warns(UserWarning, match="decodes with the eager engine: it compiles models in fp32"):
+        decoded(fast, "full", [prompt(12)])
     assert len(steps) == 8, "fp64 is not compiled"
 
 
+def turned(module, given, out):
+    """A hook that turns what a module gives round."""
+    if hasattr(out, "last_hidden_state"):
+        out.last_hidden_state = -out.last_hidden_state
+        return out
+    return tuple(-x for x in out) if isinstance(out, tuple) else -out
+
+
+def halved(model):
+    given = {name: weight.clone() for name, weight in model.state_dict().items()}
+    given["model.layers.1.mlp.down_proj.weight"] *= 0.5
+    model.load_state_dict(given, assign=True)
+
+
+def another(linear):
+    """As an adapter puts one in the place of a linear layer."""
+    new = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None)
+    new.weight.data = linear.weight.data.flip(0)
+    return new
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def put(path, name, make):
+    """A change that puts `make(old)` in the place of an attribute."""
+
+    def change(model):
+        owner = model.get_submodule(path)
+        setattr(owner, name, make(getattr(owner, name)))
+
+    return change
+
+
+def forward_of(model):
+    mlp = model.model.layers[1].mlp
+    own = mlp.forward
+    mlp.forward = lambda x: 2 * own(x)
+
+
+def transposed(model):
+    weight = model.model.layers[1].self_attn.o_proj.weight
+    weight.data = weight.data.t()
+
+
+def parametrized(model):
+    parametrize.register_parametrization(model.model.layers[1].mlp.down_proj, "weight", Doubled())
+
+
+LAYER = "model.layers.1"
+CHANGES = {  # what is done to a model whose steps are compiled -> by which engine the next ones go
+    "assigned weights": (halved, "compiled"),
+    "another linear layer": (put(f"{LAYER}.mlp", "gate_proj", another), "compiled"),
+    "another head": (put("", "lm_head", another), "compiled"),
+    "another embedding": (lambda m: m.resize_token_embeddings(VOCABULARY + 3), "compiled"),
+    "transposed weights": (transposed, "eager"),
+    "another scaling": (put(f"{LAYER}.self_attn", "scaling", lambda x: 3 * x), "compiled"),
+    "another eps in one": (put("model.norm", "variance_epsilon", lambda x: 0.04), "eager"),
+    "other frequencies": (lambda m: m.model.rotary_emb.inv_freq.mul_(0.5), "compiled"),
+    "parametrized": (parametrized, "eager"),
+    "another activation": (put(f"{LAYER}.mlp", "act_fn", lambda _: nn.GELU()), "eager"),
+    "a module's forward": (forward_of, "eager"),
+    "hidden states asked for": (lambda m: setattr(m.config, "output_hidden_states", True), "eager"),
+    **{
+        f"hook on {path}": (
+            lambda m, path=path: m.get_submodule(path).register_forward_hook(turned),
+            "eager",
+        )
+        for path in (
+            f"{LAYER}.mlp", f"{LAYER}.self_attn.q_proj", f"{LAYER}.input_layernorm", "lm_head", "model.norm",
+            "model.embed_tokens", "model.rotary_emb", LAYER, "model",
+        )
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_step_computes_with_what_the_model_is_now(change, steps):
+    """Amid a text: the prompt and some steps are already there."""
+    alter, engine = CHANGES[change]
+    models, found = [copy.deepcopy(model) for model in pair()], []
+    for model in models:
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+        stepper.feed(prompt(12))
+        stepper.feed(prompt(1))
+        with torch.no_grad(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            alter(model)
+            found.append(torch.stack([stepper.feed(prompt(1, seed=step), last=True) for step in range(4)]))
+    lines = [str(one.message) for one in said]
+    assert (found[0] - found[1]).abs().max() <= 1e-4 * found[0].abs().max()
+    assert engine_of(models[1]) == engine
+    assert len(steps) == (5 if engine == "compiled" else 1)
+    assert len(lines) == (engine == "eager") and all("\n" not in line for line in lines), "one line, once"
+
+
 def test_two_models_in_one_process_and_a_copy_of_one(steps):
-    _, first = pair(steps=steps)
-    _, second = pair("llama", steps, num_hidden_layers=2)
+    _, first = pair()
+    _, second = pair("llama", num_hidden_layers=2)
     twin = copy.deepcopy(first)
     with torch.no_grad():
         twin.model.layers[0].mlp.up_proj.weight.mul_(3)
@@ -156,7 +262,7 @@ def test_two_models_in_one_process_and_a_copy_of_one(steps):
 
 
 def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
-    _, fast = pair(steps=steps)
+    _, fast = pair()
     stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
     stepper.feed(prompt(5))
     stepper.feed(prompt(2))
@@ -166,7 +272,8 @@ def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
         fast(prompt(1), past_key_values=cache, output_hidden_states=True)
         fast(inputs_embeds=torch.randn(1, 1, 32), past_key_values=cache)
         hook = fast.model.layers[0].self_attn.register_forward_hook(lambda *_: None)
-        fast(prompt(1), past_key_values=cache)
+        with pytest.warns(UserWarning, match="eager engine: a hook is on a module of it"):
+            fast(prompt(1), past_key_values=cache)
         hook.remove()
     decoded(fast, "full", [prompt(6, seed=seed) for seed in range(5)], count=0)  # then two rows: two steps
     assert len(steps) == 2

@@ -7,7 +7,7 @@ from reference.test_keep import by_keydiff, by_sinks
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import KeyDiff, Sinks
+from kvlab.keep import AdaKV, KeyDiff, Sinks
 from kvlab.methods import METHODS
 from kvlab.reference import attention, keep
 
@@ -107,7 +107,33 @@ def test_what_compresses_now_and_then_holds_so_many_more_at_most(name):
     assert len(counts) > 3
 
 
-@pytest.mark.parametrize("spec", ["sinks:budget=9,renumber=true", "h2o:budget=0.4,renumber=true,every=3"])
+@pytest.mark.parametrize("name", TAKE)
+def test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone(name):
+    """After passes of several tokens, when a shorter row has empty slots between old tokens and new ones."""
+    model, spec = tiny("llama", dtype=torch.float64), f"{name}:budget=0.4,every=3,chunk=2"
+    spec += ",window=4" if "window" in METHODS[name].parameters else ""
+    prompts = [prompt(size, seed=size) for size in (28, 17, 22)]
+    ids, mask = left_padded(prompts)
+    together = kvlab.make_cache(model, spec)
+    both = kvlab.Stepper(model, together)
+    both.feed(ids, mask)
+    single = [kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in prompts]
+    for one, ids in zip(single, prompts, strict=True):
+        one.feed(ids)
+    for at, count in enumerate((18, 2, 5, 1, 7)):
+        new = prompt(count, rows=3, seed=at)
+        both.feed(new)
+        for row, one in enumerate(single):
+            one.feed(new[row : row + 1])
+            for mine, alone in zip(together.layers, one.cache.layers, strict=True):
+                held = [[p for p in head if p >= 0] for head in mine.positions[row].tolist()]
+                assert held == alone.positions[0].tolist(), f"row {row} after {count} tokens"
+
+
+@pytest.mark.parametrize("spec", [
+    "sinks:budget=9,renumber=true", "h2o:budget=0.4,renumber=true,every=3",
+    pytest.param({"keep": AdaKV(KeyDiff(0.4, renumber=True, every=3))}, id="adakv"),
+])  # fmt: skip
 def test_renumbered_attention_is_its_definition(spec):
     """Queries and keys rotated for their places in the cache give the same outputs."""
     run, frequencies = Driven(spec), [10000.0 ** (-2 * i / 20) for i in range(10)]

@@ -287,6 +287,7 @@ ADAPTIVE = {
     "adakv:of=keydiff,budget=0.3,safeguard=1": by_keydiff(0.3),
     "adakv:budget=20": by_adakv(20, *snapkv_score(16, 5)),
     "adakv:budget=7": by_snapkv(7, 16, 5),  # less than the window: the same for all heads
+    "adakv:of=h2o,budget=9": by_adakv(9, *h2o_score(9, 0.5)),  # more than one of the prompts
     "adakv:of=h2o,budget=0.4,safeguard=0.5": by_adakv(0.4, *h2o_score(0.4, 0.5), safeguard=0.5),
 }
 

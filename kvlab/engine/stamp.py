@@ -1,0 +1,82 @@
+"""Stamp: what a model is made of at one moment, so that every step can tell whether it still is."""
+
+from __future__ import annotations
+
+import operator
+from itertools import chain
+
+import torch
+from torch.nn.modules import module as of_all
+
+NAMED = ("_parameters", "_buffers", "_modules")  # what a module holds by name
+HOOKED = ("_forward_pre_hooks", "_forward_hooks")
+
+
+class Stamp:
+    """A model's modules, weights, hooks and numbers as they are now.
+
+    Everything is read once, into flat lists of the dictionaries in which torch keeps it, so that a comparison
+    is a few passes over them. What is held keeps no model alive.
+    """
+
+    def __init__(self, model):
+        inside = [module for module in model.modules() if module is not model]
+        weights = [vars(module)[name] for module in (model, *inside) for name in NAMED[:2]]
+        modules = [vars(module)[name] for module in (model, *inside) for name in NAMED[2:]]
+        hooks = [vars(module)[name] for module in inside for name in HOOKED]
+        hooks += [of_all._global_forward_pre_hooks, of_all._global_forward_hooks]
+        self.weights, self.modules, self.hooks = map(_Entries, (weights, modules, hooks))
+        self.inside, self.kinds = inside, [type(module) for module in inside]
+        self.forwards = [(kind, kind.forward) for kind in dict.fromkeys((type(model), *self.kinds))]
+        self.config = model.config
+        self.attributes = [vars(module) for module in (*inside, self.config)]
+        self.were = [dict(each) for each in self.attributes]
+        self.parameters = list(model.parameters())
+        self.places = _places(self.parameters)
+        self.buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+
+    @property
+    def hooking(self) -> list:
+        """The hooks that are called below the model itself."""
+        return self.hooks.found
+
+    def same_parts(self, model) -> bool:
+        """Whether the model computes with the same modules and numbers, whatever its weights and hooks."""
+        try:
+            return (
+                model.config is self.config
+                and self.modules.same()
+                and self.attributes == self.were
+                and [*map(type, self.inside)] == self.kinds
+                and all(kind.forward is forward for kind, forward in self.forwards)
+                and all(torch.equal(*pair) for pair in self.buffers)
+            )
+        except (RuntimeError, ValueError):  # an attribute is another tensor now, or array
+            return False
+
+    def same_weights(self) -> bool:
+        """Whether every parameter is the one it was, in the place where it was."""
+        return self.weights.same() and _places(self.parameters) == self.places
+
+    def same(self, model) -> bool:
+        """Whether nothing has changed but numbers within parameters."""
+        return self.hooks.same() and self.same_weights() and self.same_parts(model)
+
+
+class _Entries:
+    """What some dictionaries hold, by identity: equal numbers in another tensor are another tensor."""
+
+    def __init__(self, tables: list[dict]):
+        self.tables = tables
+        self.found = self.now()
+
+    def now(self) -> list:
+        return [*chain.from_iterable(map(operator.methodcaller("values"), self.tables))]
+
+    def same(self) -> bool:
+        now = self.now()
+        return len(now) == len(self.found) and all(map(operator.is_, now, self.found))
+
+
+def _places(parameters) -> list:
+    return [(each.data_ptr(), each.stride()) for each in parameters]
