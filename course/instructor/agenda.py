@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 
+from course.editions import learner
 from course.quiz import questions
 
 PAGE = Path(__file__).resolve().with_name("agenda.md")
@@ -236,14 +237,18 @@ class Section:
 
 
 def sections(notebook) -> list[Section]:
-    """The sections of a chapter, its title and *At a glance* as the first."""
+    """The sections of a chapter, its title and *At a glance* as the first.
+
+    Cells are counted in the learner edition, whose questions have cells that the solved notebook lacks; the
+    minutes are those of the solved one.
+    """
     found, number = [Section("Title and at a glance")], 0
-    for cell in notebook.cells:
-        if "instructor" in cell.metadata.get("tags", []):
-            continue
-        if cell.cell_type == "code":
+    solved = {cell.id: cell for cell in notebook.cells}
+    for shown in learner(notebook).cells:
+        cell = solved.get(shown.id)  # None: a cell for an answer, which the hands at *Predict* pay for
+        if shown.cell_type == "code":
             number += 1
-            found[-1].minutes += code_minutes(cell)
+            found[-1].minutes += code_minutes(cell) if cell else 0.0
             found[-1].cells += (number,)
             continue
         for part in re.split(r"(?m)^(?=## )", cell.source):
@@ -376,10 +381,11 @@ Counted in the chapters as they are: `python -m course.instructor.agenda`
 makes this page, and a test compares.
 
 **How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 from the
-top (the numbers that Jupyter shows after *Restart Kernel and Run All Cells*), 5 minutes. A section or
-exercise that is not named stays for home: run its cells when you pass them, and say nothing, since later
-cells use what they define. *Late?* names what to leave out first, and the minutes it saves; never leave out
-*Predict* or *When it does not help*.
+top of a learner's notebook (the numbers that Jupyter shows there after *Restart Kernel and Run All Cells*),
+5 minutes. The solved notebooks lack the cells in which learners answer *Predict* and *Quiz*: there all later
+numbers are lower. A section or exercise that is not named stays for home: run its cells when you pass them,
+and say nothing, since later cells use what they define. *Late?* names what to leave out first, and the
+minutes it saves; never leave out *Predict* or *When it does not help*.
 
 **The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
 figure, two for the hands at *Predict*, a fifth more for questions. An exercise takes the minutes it states,
