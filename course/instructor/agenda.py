@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 
 from course.editions import learner
+from course.kit.pack import scores
 from course.quiz import questions
 
 PAGE = Path(__file__).resolve().with_name("agenda.md")
@@ -57,6 +58,7 @@ class Pause:
 
 
 DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
+DOCTOR_ALL = replace(DOCTOR, what=DOCTOR.what.replace("--check", "--all --check"))  # where methods are scored
 AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
 BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
 
@@ -125,7 +127,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "9:00",
             "18:00",
             (
-                DOCTOR,
+                DOCTOR_ALL,
                 START,
                 LOOP,
                 BREAK,
@@ -363,6 +365,13 @@ def untaught(sessions: list[tuple]) -> list[int]:
     return [question.number for question in questions() if question.chapter not in taught]
 
 
+def scoring(sessions: list[tuple]) -> list[int]:
+    """The chapters of an agenda that need lm-eval, which a kit brings on request."""
+    paths = {int(path.name[:2]): path for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}
+    taught = sorted({i.number for _, _, items in sessions for i in items if isinstance(i, Chapter)})
+    return [number for number in taught if scores(nbformat.read(paths[number], as_version=4))]
+
+
 def time(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02}"
 
@@ -406,6 +415,12 @@ def page() -> str:
             parts.append(
                 f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
                 "`class.csv`; their chapters are not taught.\n"
+            )
+        if needing := scoring(sessions):
+            parts.append(
+                f"The set-up: chapter {' and '.join(map(str, needing))} needs lm-eval, 140 MB more. Learners "
+                "start at home with `sh start.sh --all` (Windows: `start.bat --all`), a stick is filled with "
+                "`sh start.sh --stick --all`, and the check in the room is `sh start.sh --all --check`.\n"
             )
         for index, (start, end, items) in enumerate(sessions, 1):
             rows = session(start, items, chapters, titles)

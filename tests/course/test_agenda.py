@@ -81,6 +81,28 @@ def test_an_agenda_says_which_questions_it_does_not_teach():
     assert "strike 1, 5, 6 and 10 from the printed sheet" in page and "strike 10 from" in page
 
 
+@pytest.mark.parametrize("name", agenda.AGENDAS)
+def test_an_agenda_whose_chapters_score_methods_prescribes_a_set_up_that_can(name):
+    page = agenda.PAGE.read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
+    first = agenda.AGENDAS[name][0][2][0]
+    if needing := agenda.scoring(agenda.AGENDAS[name]):
+        assert f"The set-up: chapter {needing[0]}" in page and "`sh start.sh --stick --all`" in page
+        assert first is agenda.DOCTOR_ALL and "`sh start.sh --all --check` on every machine" in page
+    else:
+        assert first is agenda.DOCTOR and "--all" not in page
+
+
+def test_one_day_scores_and_the_paper_says_what_that_needs():
+    assert agenda.scoring(agenda.AGENDAS["One day"]) == [8]
+    room = (agenda.PAGE.parent / "room.md").read_text()
+    for words in (
+        "`sh start.sh --all` (Windows",
+        "`sh start.sh --all --check`",
+        "`sh start.sh --stick --all`",
+    ):
+        assert words in room
+
+
 @pytest.mark.parametrize("start, end, items", SESSIONS)
 def test_nobody_sits_longer_than_95_minutes_and_no_chapter_runs_longer_than_61(start, end, items):
     sat, rests = 0, {pause.what for pause in (agenda.BREAK, agenda.STRETCH, agenda.STAND)}
