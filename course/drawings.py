@@ -309,9 +309,9 @@ def after() -> Drawing:
     d = Drawing(
         320,
         "A map: columns say what a method gives up, bits of all tokens, tokens for good, time on the link, "
-        "or nothing, because the model was made that way; rows say when it must know the question. Methods "
-        "that give up tokens stand in two rows: H2O, SnapKV and TOVA go by the queries they have seen, KVzip, "
-        "KeyDiff and LagKV need none. Top-k, InfiniGen and Quest ask at every step.",
+        "or nothing, because the model was made that way; rows say when it must know the question. H2O, "
+        "SnapKV and TOVA give up tokens by the queries they have seen; KVzip, KeyDiff and LagKV need none. "
+        "Top-k, InfiniGen and Quest ask at every step.",
     )
     columns = ("bits", "tokens, for good", "time on the link", "nothing")
     rows = ("never", "when the prompt ends", "at every step")

@@ -1,7 +1,8 @@
 """Measure what the chapters show of SmolLM2-135M: `python -m course smollm2 [STUDY ...]`, minutes each.
 
 Each study returns a caption, the names of its columns, and its rows. They are written to
-course/teaching/smollm2.json, with the model's revision, after each study.
+course/teaching/smollm2.json, with the model's revision, after each study. In a workshop's kit they are only
+shown: what is installed there stays as it came.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from eval.tasks.corpus import prose
 from kvlab import attention
 from kvlab.arithmetic import count_flops, kv_bytes_per_token
 from kvlab.bill import data as bill_data
+from kvlab.doctor import kit_folder
 from kvlab.measure.studies import read, similarity
 from kvlab.models import ModelShape, calibration_ids
 
-from .teaching.smollm2 import STORED
+from .teaching.smollm2 import STORED, drawn
 
 NEEDLES = 12
 BUDGET = 0.2
@@ -239,7 +241,7 @@ def _perplexity(model, ids, method: str, first: int) -> tuple[float, float]:
 
 
 def measure(names: list[str]) -> None:
-    """Measure studies by name (default: all), and store each as soon as it is there.
+    """Measure studies by name (default: all); show each, and store it, as soon as it is there.
 
     ValueError for an unknown name.
     """
@@ -259,5 +261,6 @@ def measure(names: list[str]) -> None:
         studies[name] = {"caption": caption, "columns": columns, "rows": rows, "made": today}
         ordered = {study: studies[study] for study in STUDIES if study in studies}
         made = {"model": "SmolLM2-135M-Instruct", "revision": revision, "studies": ordered}
-        STORED.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{name}: {caption}", *rows, sep="\n  ", flush=True)
+        if kit_folder() is None:
+            STORED.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{name}: {caption}\n{drawn(columns, rows)}", flush=True)

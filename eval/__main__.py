@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from kvlab.doctor import on_request
+
 from .accuracy.measurement import Accuracy
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
@@ -215,6 +217,10 @@ def main(words: list[str] | None = None) -> int:
             return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
         return ended(2, f"error: {one_line(error)}")
+    except ModuleNotFoundError as error:
+        if not (line := on_request((error.name or "").partition(".")[0].replace("_", "-"))):
+            raise
+        return ended(2, f"error: {line}")
     except OSError as error:
         drop_rest()
         what = "standard output: " if error.errno in OUTPUT and not error.filename else ""

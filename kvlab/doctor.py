@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
@@ -30,7 +31,9 @@ Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
 
 PACKAGES = ("transformers", "lm-eval", "datasets", "numpy")
-TAUGHT_WITH = ("transformers", "numpy", "matplotlib", "onnxruntime", "jupyterlab")
+TAUGHT_WITH = ("transformers", "numpy", "matplotlib", "onnxruntime", "jupyterlab", "lm-eval")
+ON_REQUEST = ("lm-eval", "datasets")  # what a workshop's kit installs when it is asked to
+START = "start.bat" if os.name == "nt" else "sh start.sh"  # how a kit is started
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
@@ -39,6 +42,19 @@ TAUGHT_MEMORY = 3 * 2**29  # bytes; a browser's tab, JupyterLab and the kernel o
 NEEDED_DISK = 0.5e9  # bytes, once the environment is there: notebooks, compiled kernels, what a browser keeps
 PORTS = range(8888, 8898)  # JupyterLab takes the first that is free
 PROMPT = "Once upon a time"
+
+
+def kit_folder() -> Path | None:
+    """The folder of the workshop's kit that this Python belongs to; None where it belongs to none."""
+    folder = Path(sys.prefix).parent
+    return folder if (folder / "setup" / "start.py").is_file() else None
+
+
+def on_request(name: str) -> str:
+    """One line for a package that this kit would install when asked to; "" for others, and outside a kit."""
+    if name not in ON_REQUEST or kit_folder() is None:
+        return ""
+    return f"{name} is not installed: chapter 8 scores with it; `{START} --all` adds it (140 MB)"
 
 
 def ranges() -> dict[str, Requirement]:
@@ -75,10 +91,23 @@ def check_package(name: str) -> Result:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
+        if line := on_request(name):
+            return None, line
         return False, f"{name} is not installed: {REPAIR}"
     if wanted and not wanted.specifier.contains(version, prereleases=True):
         return False, f"{name} {version} is outside {allowed}: {REPAIR}"
     return True, f"{name} {version}" + (f" (allowed: {allowed})" if allowed else "")
+
+
+def check_kernels() -> Result:
+    """Whether packed caches are attended to by compiled kernels, or in plain torch."""
+    try:
+        return True, f"kernels: numba {metadata.version('numba')} compiles them"
+    except metadata.PackageNotFoundError:
+        text = "kernels: none, for numba is not installed; packed caches are decoded in plain torch, slower"
+        if kit_folder():
+            return True, f"{text} (a workshop's kit leaves it out)"
+        return False, f"{text}: {REPAIR}"
 
 
 def check_torch() -> Result:
@@ -207,18 +236,30 @@ def check_stick(folder: str | os.PathLike = ".") -> Result:
             "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
             "(to fill it: run `sh start.sh --stick` in the unpacked folder kvlab-learner, and carry that one)"
         )
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
-    command += ["--quiet", "--disable-pip-version-check", "--find-links", str(wheels)]
-    command += ["-c", str(setup / "constraints.txt"), "-r", str(setup / "requirements-torch.txt")]
-    command += ["-r", str(setup / "requirements.txt")]
-    asked = subprocess.run(command, capture_output=True, text=True)
     size = sum(path.stat().st_size for path in wheels.iterdir())
     text = f"offline set-up: setup/wheels, {size / 1e6:.0f} MB"
-    if asked.returncode:
-        lines = [line for line in asked.stderr.splitlines() if "No matching distribution" in line] or [""]
-        missing = lines[-1].rpartition(" for ")[2] or "something"
+    if missing := lacking(setup, "requirements-torch.txt", "requirements.txt"):
         return False, f"{text}, lacks {missing}: run `sh start.sh --stick` on such a machine, with a network"
-    return True, f"{text}, has all that such a machine needs"
+    if lacking(setup, "requirements-torch.txt", "requirements.txt", "requirements-all.txt"):
+        return None, (
+            f"{text}, has all that such a machine needs, but not what chapter 8 scores with: for a day that "
+            "teaches it, run `sh start.sh --stick --all` on such a machine, with a network"
+        )
+    return True, f"{text}, has all that such a machine needs, chapter 8 included"
+
+
+def lacking(setup: Path, *names: str) -> str:
+    """What setup/wheels lacks of these lists of requirements, as pip names it; "" where it has all."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
+    command += ["--quiet", "--disable-pip-version-check", "--find-links", str(setup / "wheels")]
+    command += ["-c", str(setup / "constraints.txt")]
+    for name in names:
+        command += ["-r", str(setup / name)]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if not asked.returncode:
+        return ""
+    lines = [line for line in asked.stderr.splitlines() if "No matching distribution" in line] or [""]
+    return lines[-1].rpartition(" for ")[2] or "something"
 
 
 def check_model() -> Result:
@@ -241,7 +282,9 @@ def check_model() -> Result:
             f"{text}, but its weights give NaN: the checkpoint is damaged, clone again "
             "(in a workshop's kit: start again, which mends it)"
         )
-    trace = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), max_new_tokens=1)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="kvlab decodes quantized caches without")  # `check_kernels`
+        trace = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), max_new_tokens=1)
     token = int(trace.tokens[0, 0])
     greedy = int(logits[0, -1].argmax())
     if token != greedy:
@@ -275,6 +318,7 @@ def checks(results: str | os.PathLike = "results") -> list[Check]:
         ("kvlab", check_kvlab),
         ("torch", check_torch),
         *packages,
+        ("kernels", check_kernels),
         ("threads", check_threads),
         ("device", check_device),
         ("memory bandwidth", check_bandwidth),
@@ -292,6 +336,7 @@ def workshop(kit: str | os.PathLike = "") -> list[Check]:
         ("kvlab", check_kvlab),
         ("torch", check_torch),
         *packages,
+        ("kernels", check_kernels),
         ("threads", check_threads),
         ("device", check_device),
         ("free memory", check_taught_memory),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 import types
+import warnings
 from importlib import metadata
 
 import pytest
@@ -71,6 +73,67 @@ def test_package_missing():
     assert "kvlab-without is not installed" in failed(doctor.check_package("kvlab-without"))
 
 
+@pytest.fixture
+def kit(tmp_path, monkeypatch):
+    """A workshop's kit, to whose environment this Python seems to belong."""
+    (tmp_path / "setup").mkdir()
+    (tmp_path / "setup" / "start.py").touch()
+    monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path / ".venv"))
+    return tmp_path
+
+
+def without(monkeypatch, *names):
+    """As if these packages were not installed."""
+    plain = metadata.version
+
+    def version(name):
+        if name in names:
+            raise metadata.PackageNotFoundError(name)
+        return plain(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_what_a_kit_brings_on_request_is_no_damage_there(kit, monkeypatch):
+    assert doctor.kit_folder() == kit
+    without(monkeypatch, "lm-eval", "numpy", "numba")
+    for check in (lambda: doctor.check_package("lm-eval"), doctor.check_kernels):
+        ok, text = check()
+        assert ok is not False and "delete .venv" not in text and "pip install" not in text
+    assert "--all` adds it" in doctor.check_package("lm-eval")[1]
+    assert "numpy is not installed: run" in failed(doctor.check_package("numpy"))
+
+
+def test_outside_a_kit_what_is_missing_is_damage(monkeypatch):
+    assert doctor.kit_folder() is None
+    without(monkeypatch, "lm-eval", "numba")
+    assert "lm-eval is not installed: run" in failed(doctor.check_package("lm-eval"))
+    assert "numba is not installed" in failed(doctor.check_kernels())
+
+
+def test_a_run_that_needs_what_a_kit_brings_on_request_ends_in_one_line(kit, monkeypatch, capsys):
+    from eval import __main__ as run
+
+    def work(*_):
+        raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval.api")
+
+    without(monkeypatch, "lm-eval")
+    monkeypatch.setattr(run, "work", work)
+    assert run.main(["accuracy"]) == 2
+    assert capsys.readouterr().err == f"error: {doctor.on_request('lm-eval')}\n"
+    monkeypatch.setattr(doctor, "kit_folder", lambda: None)
+    with pytest.raises(ModuleNotFoundError):  # elsewhere the environment is broken: all of it is shown
+        run.main(["accuracy"])
+
+
+def test_without_numba_the_model_decodes_and_no_bare_warning_is_shown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        assert doctor.check_model()[0]
+    assert not [str(one.message) for one in shown if "kernels" in str(one.message)]
+
+
 def test_package_without_a_range():
     ok, text = doctor.check_package("pip")
     assert ok
@@ -126,7 +189,7 @@ def test_a_classroom_is_checked(capsys, tmp_path):
     text = capsys.readouterr().out
     for line in ("[ok] jupyterlab 4.", "[ok] onnxruntime ", "GiB", "[ok] free disk: ", "[ok] port 88"):
         assert line in text
-    assert "offline" not in text and "lm-eval" not in text
+    assert "offline" not in text and "[ok] lm-eval 0." in text
     names = [name for name, _ in doctor.workshop(tmp_path)]
     assert names[-1] == "offline set-up"
 
@@ -159,6 +222,10 @@ def test_a_stick_is_asked_for_everything(tmp_path):
     text = failed(doctor.check_stick(tmp_path))
     assert "setup/wheels, 0 MB, lacks kvlab-without==1.0: run" in text
     (tmp_path / "setup" / "requirements.txt").write_text("")
+    (tmp_path / "setup" / "requirements-all.txt").write_text("kvlab-without==1.0")
+    ok, text = doctor.check_stick(tmp_path)
+    assert ok is None and "not what chapter 8 scores with" in text and "--stick --all" in text
+    (tmp_path / "setup" / "requirements-all.txt").write_text("")
     assert doctor.check_stick(tmp_path)[0]
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import nbformat
 
+from course.editions import learner
+from course.kit.pack import scores
 from course.quiz import questions
 
 PAGE = Path(__file__).resolve().with_name("agenda.md")
@@ -56,6 +58,7 @@ class Pause:
 
 
 DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
+DOCTOR_ALL = replace(DOCTOR, what=DOCTOR.what.replace("--check", "--all --check"))  # where methods are scored
 AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
 BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
 
@@ -124,7 +127,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "9:00",
             "18:00",
             (
-                DOCTOR,
+                DOCTOR_ALL,
                 START,
                 LOOP,
                 BREAK,
@@ -236,14 +239,18 @@ class Section:
 
 
 def sections(notebook) -> list[Section]:
-    """The sections of a chapter, its title and *At a glance* as the first."""
+    """The sections of a chapter, its title and *At a glance* as the first.
+
+    Cells are counted in the learner edition, whose questions have cells that the solved notebook lacks; the
+    minutes are those of the solved one.
+    """
     found, number = [Section("Title and at a glance")], 0
-    for cell in notebook.cells:
-        if "instructor" in cell.metadata.get("tags", []):
-            continue
-        if cell.cell_type == "code":
+    solved = {cell.id: cell for cell in notebook.cells}
+    for shown in learner(notebook).cells:
+        cell = solved.get(shown.id)  # None: a cell for an answer, which the hands at *Predict* pay for
+        if shown.cell_type == "code":
             number += 1
-            found[-1].minutes += code_minutes(cell)
+            found[-1].minutes += code_minutes(cell) if cell else 0.0
             found[-1].cells += (number,)
             continue
         for part in re.split(r"(?m)^(?=## )", cell.source):
@@ -358,6 +365,13 @@ def untaught(sessions: list[tuple]) -> list[int]:
     return [question.number for question in questions() if question.chapter not in taught]
 
 
+def scoring(sessions: list[tuple]) -> list[int]:
+    """The chapters of an agenda that need lm-eval, which a kit brings on request."""
+    paths = {int(path.name[:2]): path for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))}
+    taught = sorted({i.number for _, _, items in sessions for i in items if isinstance(i, Chapter)})
+    return [number for number in taught if scores(nbformat.read(paths[number], as_version=4))]
+
+
 def time(minutes: int) -> str:
     return f"{minutes // 60}:{minutes % 60:02}"
 
@@ -376,10 +390,11 @@ Counted in the chapters as they are: `python -m course.instructor.agenda`
 makes this page, and a test compares.
 
 **How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 from the
-top (the numbers that Jupyter shows after *Restart Kernel and Run All Cells*), 5 minutes. A section or
-exercise that is not named stays for home: run its cells when you pass them, and say nothing, since later
-cells use what they define. *Late?* names what to leave out first, and the minutes it saves; never leave out
-*Predict* or *When it does not help*.
+top of a learner's notebook (the numbers that Jupyter shows there after *Restart Kernel and Run All Cells*),
+5 minutes. The solved notebooks lack the cells in which learners answer *Predict* and *Quiz*: there all later
+numbers are lower. A section or exercise that is not named stays for home: run its cells when you pass them,
+and say nothing, since later cells use what they define. *Late?* names what to leave out first, and the
+minutes it saves; never leave out *Predict* or *When it does not help*.
 
 **The clock.** {WORDS} words and {LINES} lines of code in a minute, half a minute to run a cell, one for each
 figure, two for the hands at *Predict*, a fifth more for questions. An exercise takes the minutes it states,
@@ -400,6 +415,12 @@ def page() -> str:
             parts.append(
                 f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
                 "`class.csv`; their chapters are not taught.\n"
+            )
+        if needing := scoring(sessions):
+            parts.append(
+                f"The set-up: chapter {' and '.join(map(str, needing))} needs lm-eval, 140 MB more. Learners "
+                "start at home with `sh start.sh --all` (Windows: `start.bat --all`), a stick is filled with "
+                "`sh start.sh --stick --all`, and the check in the room is `sh start.sh --all --check`.\n"
             )
         for index, (start, end, items) in enumerate(sessions, 1):
             rows = session(start, items, chapters, titles)

@@ -29,6 +29,8 @@ import nbformat
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from kvlab.doctor import ON_REQUEST
+
 from .. import editions, slides
 from ..page.build import built
 from ..text import SETUP
@@ -38,8 +40,9 @@ ROOT = HERE.parents[1]
 CPU = "https://download.pytorch.org/whl/cpu"
 # What learners get when they ask: lm-eval and its data, 140 MB, with which chapter 8 alone scores methods.
 # What they do without: numba, 64 MB, makes packed caches faster (kvlab decodes them in plain torch then).
-ON_REQUEST = ("lm-eval", "datasets")
+# What comes beside kvlab's own dependencies: gguf, 0.1 MB, with which `kvlab fetch smollm2` reads that model.
 LEFT_OUT = (*ON_REQUEST, "numba")
+BESIDE = "gguf"
 SCORES = re.compile(r"^from eval\.(?:accuracy|core|report)\b", re.M)  # a notebook that needs lm-eval
 BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
@@ -112,13 +115,19 @@ def requirements(on_request: bool = False) -> list[str]:
     """What learners install beside kvlab, or on request, in the versions that were tested."""
     pinned = [line.split("==") for line in _lines("constraints.txt")]
     pins = {canonicalize_name(name): pin for name, pin in pinned}
-    wanted = [Requirement(line) for line in _project()["dependencies"]]
+    lines = _project()["dependencies"] + _project()["optional-dependencies"][BESIDE]
+    wanted = [Requirement(line) for line in lines]
     found = []
     for one in wanted:
         name = canonicalize_name(one.name)
         if (name in ON_REQUEST) if on_request else (name not in LEFT_OUT):
             found.append(f"{name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}=={pins[name]}")
     return found
+
+
+def scores(book) -> bool:
+    """Whether a notebook needs lm-eval, which a kit brings on request."""
+    return any(cell.cell_type == "code" and SCORES.search(cell.source) for cell in book.cells)
 
 
 def torch_requirements() -> list[str]:
@@ -205,7 +214,7 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
     folder.mkdir()
     for name, book in books.items():
         made = change(book)
-        needs = ', "lm_eval"' if any(SCORES.search(cell.source) for cell in book.cells) else ""
+        needs = ', "lm_eval"' if scores(book) else ""
         for cell in made.cells:
             if cell.cell_type == "markdown":
                 cell.source = READ.sub(r"](../source/\1", cell.source).replace(

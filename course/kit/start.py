@@ -3,6 +3,7 @@
     python setup/start.py              set up (once, minutes), then open JupyterLab
     python setup/start.py --set-up     set up only
     python setup/start.py --check      set up, then check the machine and the stick
+    python setup/start.py --shell      a command line in which `kvlab` and `python -m eval` are there
     python setup/start.py --stick      download what this kind of machine needs into setup/wheels, to carry it
     python setup/start.py --all        also what chapter 8 scores with: lm-eval, 140 MB more
     python setup/start.py --cuda       set up with the CUDA build of PyTorch (Linux, several GB)
@@ -25,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[1]
 NEEDED = 2.5e9  # bytes of disk: the environment (1.6 GB) and what pip unpacks on the way
 LONGEST = 205  # characters of the longest path in the environment
 WINDOWS_PATH = 259  # characters, where long paths are not enabled
-OPTIONS = ("--set-up", "--check", "--stick", "--all", "--cuda")
+OPTIONS = ("--set-up", "--check", "--shell", "--stick", "--all", "--cuda")
 NAMES = (
     "version.txt", "constraints.txt", "requirements-torch.txt", "requirements.txt", "requirements-all.txt",
 )  # fmt: skip
@@ -187,8 +188,9 @@ def digest(setup: Path, cuda: bool) -> str:
     return found.hexdigest()
 
 
-def set_up(folder: Path, cuda: bool) -> Path:
-    """The Python of the environment in `folder`, which is made where it is not there or not finished."""
+def set_up(folder: Path, cuda: bool) -> tuple:
+    """The Python of the environment in `folder`, which is made where it is not there or not finished; and
+    whether anything was installed."""
     setup, environment = folder / "setup", folder / ".venv"
     python = environment / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     stamp = environment / "kit.txt"
@@ -197,7 +199,7 @@ def set_up(folder: Path, cuda: bool) -> Path:
     if works and stamp.exists() and stamp.read_text() == wanted:
         damaged = subprocess.run([str(python), "-c", DAMAGE], capture_output=True).returncode
         if not damaged:
-            return python
+            return python, False
         print("Files of the installation are missing or changed: it is mended.", flush=True)
         works = damaged == 3
     if line := trouble(folder):
@@ -223,8 +225,7 @@ def set_up(folder: Path, cuda: bool) -> Path:
     settings.mkdir(parents=True, exist_ok=True)
     (settings / "overrides.json").write_text(json.dumps(QUIET), encoding="utf-8")
     stamp.write_text(wanted)
-    subprocess.run([str(python), "-m", "kvlab.cli", "doctor", "--workshop"], cwd=str(folder))
-    return python
+    return python, True
 
 
 def add_all(folder: Path, python: Path) -> None:
@@ -253,6 +254,25 @@ def fill_stick(folder: Path, cuda: bool, everything: bool) -> None:
     print(f"setup/wheels holds {size / 1e6:.0f} MB: this folder now sets up such machines without a network.")
 
 
+def surroundings(python: Path) -> dict:
+    """What programs of the kit find around them: its commands on the path, and no wish for a network.
+
+    The kit leaves numba out, which kvlab's check says; no command says it again in the middle of its output.
+    """
+    path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
+    quiet = "ignore:kvlab decodes quantized caches without"
+    return {**os.environ, "PATH": path, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": quiet}
+
+
+def command_line(folder: Path, python: Path) -> int:
+    """Open the machine's own command line in the kit's folder; 0 when it is left."""
+    default = "cmd.exe" if os.name == "nt" else "/bin/sh"
+    shell = os.environ.get("COMSPEC" if os.name == "nt" else "SHELL", default)
+    print("The course's command line, such as `kvlab doctor`. To leave it: exit", flush=True)
+    subprocess.run([shell], cwd=str(folder), env=surroundings(python))
+    return 0
+
+
 def main(arguments: list) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")
@@ -264,12 +284,16 @@ def main(arguments: list) -> int:
     if "--stick" in arguments:
         fill_stick(FOLDER, "--cuda" in arguments, "--all" in arguments)
         return 0
-    python = set_up(FOLDER, "--cuda" in arguments)
+    python, new = set_up(FOLDER, "--cuda" in arguments)
     if "--all" in arguments:
         add_all(FOLDER, python)
+    check = [str(python), "-m", "kvlab.cli", "doctor", "--workshop"]
     if "--check" in arguments:
-        checks = [str(python), "-m", "kvlab.cli", "doctor", "--workshop", str(FOLDER)]
-        return subprocess.run(checks, cwd=str(FOLDER)).returncode
+        return subprocess.run([*check, str(FOLDER)], cwd=str(FOLDER), env=surroundings(python)).returncode
+    if new:
+        subprocess.run(check, cwd=str(FOLDER), env=surroundings(python))
+    if "--shell" in arguments:
+        return command_line(FOLDER, python)
     if "--set-up" in arguments:
         print("Ready. Start again without --set-up to open the course.")
         return 0
@@ -278,11 +302,10 @@ def main(arguments: list) -> int:
         "JupyterLab opens in your browser. To end it: close the tab, then press Ctrl and C here, twice.",
         flush=True,
     )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     command = [str(python), "-m", "jupyter", "lab", "--log-level=WARN", f"--ServerApp.root_dir={FOLDER}"]
     command += [f"--LabApp.default_url=/lab/tree/{first}", "--LabApp.extension_manager=readonly"]
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # in a container
-    return subprocess.run(command, cwd=str(FOLDER), env=environment).returncode
+    return subprocess.run(command, cwd=str(FOLDER), env=surroundings(python)).returncode
 
 
 if __name__ == "__main__":

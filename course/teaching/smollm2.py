@@ -9,6 +9,8 @@ import json
 from functools import cache
 from pathlib import Path
 
+from kvlab.doctor import kit_folder
+
 STORED = Path(__file__).with_name("smollm2.json")
 
 
@@ -29,16 +31,23 @@ def rows(name: str) -> list[list]:
 def show(name: str) -> None:
     """Print one study as a table, with what it was measured on and how to measure it here."""
     table, study = rows(name), stored()["studies"][name]
-    text = [[_said(value) for value in row] for row in (study["columns"], *table)]
-    wide = [max(map(len, column)) for column in zip(*text, strict=True)]
-    print(f"{stored()['model']}, {study['caption']}")
-    for line in text:
-        cells = [value.rjust(width) for value, width in zip(line, wide, strict=True)]
-        print("  ".join([line[0].ljust(wide[0]), *cells[1:]]).rstrip())
+    print(f"{stored()['model']}, {study['caption']}\n{drawn(study['columns'], table)}")
+    here = "Here, on the course's command line (START.md)" if kit_folder() else "Here"
     print(
-        f"(Stored: revision {stored()['revision']}, {study['made']}. Here: kvlab fetch smollm2,"
+        f"(Stored: revision {stored()['revision']}, {study['made']}. {here}: kvlab fetch smollm2,"
         f" then python -m course smollm2 {name})"
     )
+
+
+def drawn(columns: list[str], rows: list[list]) -> str:
+    """A table of text, the first column to the left and the others to the right."""
+    text = [[_said(value) for value in row] for row in (columns, *rows)]
+    wide = [max(map(len, column)) for column in zip(*text, strict=True)]
+    lines = []
+    for line in text:
+        cells = [value.rjust(width) for value, width in zip(line, wide, strict=True)]
+        lines.append("  ".join([line[0].ljust(wide[0]), *cells[1:]]).rstrip())
+    return "\n".join(lines)
 
 
 def _said(value) -> str:

@@ -53,11 +53,54 @@ def test_the_printed_parts_of_a_row_make_up_its_minutes():
         assert all(int(saved) in printed for saved in re.findall(r"−(\d+)", late)), late
 
 
+@pytest.mark.parametrize("path", sorted(agenda.NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
+def test_the_cells_are_where_the_learner_finds_them(path):
+    """Counted here by another way, in the notebook that learners are handed; the page is read, not made."""
+    book = editions.learner(nbformat.read(path, as_version=4))
+    title, heading, number, there = editions.title(book), "Title and at a glance", 0, {}
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            number += 1
+            there.setdefault(heading, []).append(number)
+        elif headings := re.findall(r"(?m)^## (?!At a glance)(.*?)(?: \(.*)?$", cell.source):
+            heading = headings[-1]
+    wrong = []
+    for line in agenda.PAGE.read_text().splitlines():
+        if f"**{title}" in line:
+            told = line.split("**: ")[1].split(" | ")[0].split(" · ")
+            for said, first, last in re.findall(r"(?m)^(.+?) \[(\d+)(?:–(\d+))?\] \d+$", "\n".join(told)):
+                if [int(first), int(last or first)] != [there[said][0], there[said][-1]]:
+                    wrong.append((said, first, last, there[said]))
+    assert wrong == []
+
+
 def test_an_agenda_says_which_questions_it_does_not_teach():
     assert agenda.untaught(agenda.AGENDAS["Half a day"]) == [1, 5, 6, 10]
     assert agenda.untaught(agenda.AGENDAS["One day"]) == []
     page = agenda.PAGE.read_text()
     assert "strike 1, 5, 6 and 10 from the printed sheet" in page and "strike 10 from" in page
+
+
+@pytest.mark.parametrize("name", agenda.AGENDAS)
+def test_an_agenda_whose_chapters_score_methods_prescribes_a_set_up_that_can(name):
+    page = agenda.PAGE.read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
+    first = agenda.AGENDAS[name][0][2][0]
+    if needing := agenda.scoring(agenda.AGENDAS[name]):
+        assert f"The set-up: chapter {needing[0]}" in page and "`sh start.sh --stick --all`" in page
+        assert first is agenda.DOCTOR_ALL and "`sh start.sh --all --check` on every machine" in page
+    else:
+        assert first is agenda.DOCTOR and "--all" not in page
+
+
+def test_one_day_scores_and_the_paper_says_what_that_needs():
+    assert agenda.scoring(agenda.AGENDAS["One day"]) == [8]
+    room = (agenda.PAGE.parent / "room.md").read_text()
+    for words in (
+        "`sh start.sh --all` (Windows",
+        "`sh start.sh --all --check`",
+        "`sh start.sh --stick --all`",
+    ):
+        assert words in room
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)

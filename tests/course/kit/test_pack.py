@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from course import editions
 from course.kit import pack
-from course.teaching import check, kit
+from course.teaching import check, kit, smollm2
 from course.teaching.check.key import FOLD
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -212,6 +212,32 @@ def test_only_the_chapter_that_scores_needs_the_harness(kits):
     needing = [name for name, data in kits[0].items() if name.endswith(".ipynb") and b"lm_eval" in data]
     assert [Path(name).stem[:2] for name in needing] == ["08"]
     assert pack.requirements(on_request=True)[1].startswith("lm-eval[hf]==")
+
+
+def test_a_chapter_names_no_command_that_a_kit_does_not_explain(tmp_path, monkeypatch, capsys):
+    """They are on the kit's own command line alone, and START.md says where that is."""
+    commands = r"(?:kvlab (?:doctor|fetch|methods|bill)|python -m (?:eval|course))\b"
+    named = {
+        path.stem
+        for path in CHAPTERS
+        for cell in editions.learner(nbformat.read(path, 4)).cells
+        if re.search(commands, cell.source)
+    }
+    start = (ROOT / "course" / "kit" / "START.md").read_text(encoding="utf-8")
+    assert named and re.search(commands, start)
+    assert "sh start.sh --shell" in start and "start.bat --shell" in start
+    shown = next(iter(smollm2.stored()["studies"]))
+    smollm2.show(shown)
+    assert "START.md" not in capsys.readouterr().out
+    (tmp_path / "setup").mkdir()
+    (tmp_path / "setup" / "start.py").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path / ".venv"))
+    smollm2.show(shown)
+    assert "Here, on the course's command line (START.md): kvlab fetch smollm2" in capsys.readouterr().out
+
+
+def test_what_fetching_a_model_needs_is_in_every_kit():
+    assert "gguf" in [Requirement(line).name for line in pack.requirements()]
 
 
 def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_imports():

@@ -155,7 +155,7 @@ def test_what_pip_says_becomes_one_line(start, said, told):
 
 
 def test_an_unknown_option_names_the_known(start):
-    with pytest.raises(SystemExit, match=r"--setup\? There are --set-up, --check, --stick"):
+    with pytest.raises(SystemExit, match=r"--setup\? There are --set-up, --check, --shell"):
         start.main(["--setup"])
 
 
@@ -237,7 +237,7 @@ def test_in_a_container_jupyterlab_is_told_that_root_is_meant(start, setup, monk
     (setup.parent / "notebooks" / "00_start_here.ipynb").touch()
     ran = []
     monkeypatch.setattr(start.os, "geteuid", lambda: user)
-    monkeypatch.setattr(start, "set_up", lambda folder, cuda: Path("python"))
+    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (Path("python"), False))
     monkeypatch.setattr(
         start.subprocess,
         "run",
@@ -246,6 +246,41 @@ def test_in_a_container_jupyterlab_is_told_that_root_is_meant(start, setup, monk
     assert start.main([]) == 0
     (command,) = ran
     assert ("--allow-root" in command) is allowed and f"--ServerApp.root_dir={setup.parent}" in command
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the shell is cmd there")
+def test_the_command_line_of_a_kit_finds_its_commands(start, setup, monkeypatch, capfd):
+    """What chapters tell learners to type: also where an older kvlab and no numba are."""
+    tools = setup.parent / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "kvlab"):
+        (tools / name).write_text('#!/bin/sh\necho "this is $(basename "$0") $*; $PYTHONWARNINGS"\n')
+        (tools / name).chmod(0o755)
+    other = setup.parent / "other"
+    other.mkdir()
+    shutil.copy(shutil.which("false"), other / "kvlab")
+    (setup.parent / "shell").write_text("#!/bin/sh\nkvlab doctor\npython -m eval\nexit 3\n")
+    (setup.parent / "shell").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{other}{os.pathsep}{PLAIN}")
+    monkeypatch.setenv("SHELL", str(setup.parent / "shell"))
+    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (tools / "python", False))
+    assert start.main(["--shell"]) == 0
+    shown = capfd.readouterr().out
+    assert "this is kvlab doctor; ignore:kvlab decodes" in shown and "this is python -m eval;" in shown
+
+
+def test_jupyterlab_has_the_commands_too(start, setup, monkeypatch):
+    (setup.parent / "notebooks").mkdir()
+    (setup.parent / "notebooks" / "00_start_here.ipynb").touch()
+    python, seen = setup.parent / ".venv" / "bin" / "python", []
+    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (python, False))
+    monkeypatch.setattr(
+        start.subprocess,
+        "run",
+        lambda command, **how: seen.append(how["env"]) or types.SimpleNamespace(returncode=0),
+    )
+    start.main([])
+    assert seen[0]["PATH"].startswith(str(python.parent) + os.pathsep)
 
 
 def test_another_wheel_is_another_set_up(start, tmp_path):

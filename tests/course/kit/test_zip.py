@@ -58,6 +58,7 @@ def kit(tmp_path_factory):
     assert (
         "4 of 4" in set_up.stdout and "[ok] workshop model" in set_up.stdout and "[!!]" not in set_up.stdout
     )
+    assert "Warning" not in set_up.stdout + set_up.stderr and ".py:" not in set_up.stdout + set_up.stderr
     return made
 
 
@@ -102,6 +103,33 @@ def test_a_notebook_of_another_kit_says_what_to_do(kit, tmp_path):
 def test_the_chapter_that_scores_says_what_it_needs(kit):
     (line,) = run(kit, kit / "notebooks" / "08_compare.ipynb")["ended"]
     assert "This chapter needs lm_eval" in line and "start.sh --all" in line
+
+
+def test_what_chapters_tell_learners_to_type_works_on_the_command_line_of_the_kit(kit):
+    """Typed as they stand there; what needs --all says so in one line."""
+    told = typed(
+        kit,
+        "kvlab doctor",
+        "kvlab fetch smollm3",
+        "python -m course smollm2 nothing",
+        "python -m eval accuracy --methods full --limit 1",
+        "python -c 'import gguf'",
+    )
+    assert "not found" not in told and "Traceback" not in told and "No module named" not in told
+    assert "[!!]" not in told and "Warning" not in told and "did you mean smollm2?" in told
+    assert "no study is called 'nothing'" in told
+    assert "error: lm-eval is not installed: chapter 8 scores with it; `sh start.sh --all`" in told
+    assert "[??] lm-eval is not installed" in shell(kit, "--check").stdout
+
+
+def typed(kit, *lines):
+    """What the command line of a kit says to these lines, on both streams."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    ran = subprocess.run(
+        ["/bin/sh", str(kit / "start.sh"), "--shell"], input="\n".join(lines) + "\n", text=True, cwd="/",
+        env=clean | {"SHELL": "/bin/sh"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    return ran.stdout
 
 
 def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
