@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu reproduce bench lint format clean venv
+.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton reproduce bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -112,6 +112,24 @@ $(RAY)/.ready: requirements-ray.txt | $(READY)
 	$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(RAY)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/kvlab.pth"
 	$(RAY)/bin/pip install --quiet --disable-pip-version-check -r requirements-ray.txt
+	touch $@
+
+# Triton's wheel (190 MB) needs nothing of what torch's CUDA build brings, as long as its kernels are interpreted.
+TRITON := .triton
+
+test-triton: $(READY) ## interpret the Triton kernels and try `make gpu` in small, on the CPU (needs pip's index)
+ifeq ($(shell uname -sm),Linux x86_64)
+	$(MAKE) --no-print-directory $(TRITON)/.ready
+	rm -rf build/gpu-dry
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR):$(CURDIR)/$(TRITON) $(PY) -m pytest -n 2 --dist loadfile tests/kernels/test_gpu.py \
+	  tests/kernels/test_cache.py tests/place/test_cuda.py tests/oracles/test_quantize_kernel.py tests/eval/gpu
+	HF_HUB_OFFLINE=1 PYTHONPATH=$(CURDIR):$(CURDIR)/$(TRITON) $(PY) -m eval gpu --dry --out build/gpu-dry
+else
+	@echo "Triton has wheels for Linux on x86-64 alone: on $$(uname -sm) its kernels are not tried."
+endif
+
+$(TRITON)/.ready: requirements-triton.txt | $(READY)
+	$(PIP) install -q --disable-pip-version-check --no-deps --upgrade --target $(TRITON) -r requirements-triton.txt
 	touch $@
 
 gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=--dry: in small, on the CPU)

@@ -39,7 +39,7 @@ class Slots:
         self.device = device
         before = self.lengths or [0] * len(counts)
         if real is not None or self.moved is not None:
-            self._append_positions(before, real, tokens)
+            self._append_positions(len(before), real, tokens)
         held = self.rows_held or [0] * len(counts)
         self.lengths = [old + new for old, new in zip(before, counts, strict=True)]
         self.rows_held = [old + new for old, new in zip(held, counts, strict=True)]
@@ -52,13 +52,14 @@ class Slots:
         self.seen += 1
         self.count += 1
 
-    def _append_positions(self, before: list[int], real: Tensor | None, tokens: int) -> None:
+    def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:
         if self.moved is None:  # until now, slot j held token j
             self.moved = torch.arange(self.count, device=self.device, dtype=torch.int32)
-            self.moved = self.moved.expand(len(before), 1, -1)
-        start = torch.tensor(before, device=self.device, dtype=torch.int32).view(-1, 1)
+            self.moved = self.moved.expand(batch, 1, -1)
+        # The newest token of a row never goes; `lengths` says the same, but a copy of it to a GPU would wait.
+        start = self.moved[:, 0].amax(-1, keepdim=True) + 1 if self.moved.shape[2] else 0
         if real is None:
-            new = start + torch.arange(tokens, device=self.device, dtype=torch.int32)
+            new = start + torch.arange(tokens, device=self.device, dtype=torch.int32).expand(batch, -1)
         else:
             new = (start + real.cumsum(-1, dtype=torch.int32) - 1).masked_fill(~real, -1)
         new = new.unsqueeze(1).expand(-1, self.moved.shape[1], -1)

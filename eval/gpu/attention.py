@@ -71,7 +71,12 @@ def measure(bench, shape: str, tokens: int, batch: int, flex: bool, forms: list[
     held = bench.shrunk(rows_that_fit, lambda rows: rows * one + spare, f"{shape}, {tokens} tokens: batch")
     copies = copies_of(bench, held * one, held * kv_heads * dim * tokens)
     calls = contestants(bench, (heads, kv_heads, dim), tokens, held, copies, flex, forms)
-    rows = timed(bench, calls, copies, {"shape": shape, "tokens": tokens, "batch": held})
+    about = {"shape": shape, "tokens": tokens, "batch": held}
+    rows = timed(bench, calls, copies, about)
+    if not any(name.startswith("kvlab") for name in calls):
+        rows += [
+            {"kernel": f"kvlab {name}", **about, "left_out": "triton is not installed"} for name in forms
+        ]
     return {"rows": rows, "line": line(rows)}
 
 

@@ -139,6 +139,8 @@ class Gpu(Measurement):
                 begun = time.perf_counter()
                 try:
                     found = self._worker.ask(unit, min(limit, left))
+                    if not found["rows"]:
+                        raise Failed("; ".join(["nothing was measured", *found["notes"]]))
                     yield (
                         cell,
                         {"device": self._found["device"]} | found | {"seconds": time.perf_counter() - begun},
@@ -216,6 +218,15 @@ class Gpu(Measurement):
         show.line(
             f"everything is in {self.folder / FILE}; python -m eval gpu --report shows what is in docs/"
         )
+        if wrong := self.wrong():
+            raise Failed(f"{len(wrong)} parts hold rows that are not right: {', '.join(wrong)}")
+
+    def wrong(self) -> list[str]:
+        """The parts that hold a comparison which came out wrong."""
+        units = json.loads((self.folder / FILE).read_text(encoding="utf-8"))["units"]
+        return [
+            name for name, unit in units.items() if any(row.get("right") is False for row in unit["rows"])
+        ]
 
 
 def print_line(line: str) -> None:

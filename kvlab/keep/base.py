@@ -174,6 +174,14 @@ class Keep(Policy):
         return chosen.masked_fill(chosen == slots, -1)
 
 
+def by_row(numbers: list[int], like: Tensor) -> Tensor | int:
+    """A number for each row, `[batch, 1, 1]`, to compare with `like`; one for all where rows agree, which
+    brings nothing to the device."""
+    if len(set(numbers)) == 1:
+        return numbers[0]
+    return torch.tensor(numbers, device=like.device).view(-1, 1, 1)
+
+
 def prompts(layer) -> list[int]:
     """Tokens that a fraction is of: each row's prompt, or the window where that is shorter."""
     return [min(tokens, layer.local or tokens) for tokens in layer.lengths]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..policy import check_number
-from .base import Keep
+from .base import Keep, by_row
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class H2O(Keep):
     def by_rule(self, layer) -> Tensor:
         positions = layer.slot_positions
         window = [max(1, int(limit * self.recent)) for limit in layer.state.limits]
-        oldest_recent = torch.tensor(layer.lengths) - torch.tensor(window)
-        return positions >= oldest_recent.to(positions.device).view(-1, 1, 1)
+        newest = positions.amax(-1, keepdim=True)
+        return positions > newest - by_row(window, positions)
 
     def score(self, layer) -> Tensor:
         return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)

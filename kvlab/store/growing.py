@@ -11,6 +11,7 @@ from torch import Tensor
 from ..policy import Policy, State, check_whole, gather_slots, with_room
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
+from .late import Late
 
 LEAST_ROOM = 16  # slots
 
@@ -73,12 +74,13 @@ class GrowingState(State):
     `Exact`); exact: first tokens as they are.
 
     replaced: values that were stored as the largest one, because they could not be stored. copies: tokens
-    that were copied into longer buffers.
+    that were copied into longer buffers. late: what refuses K, and V, of a single token on a GPU.
     """
 
     per_slot = ("keys", "values")
     per_row = ("fixed_keys", "fixed_values", "begun")
     states = ("exact",)
+    shared = ("late",)
     max_length = -1  # tokens that it can ever hold: no limit
     filled = 0
     in_place = True  # whether a kernel may write the next token into slot `filled`
@@ -87,6 +89,7 @@ class GrowingState(State):
         super().__init__(policy)
         self.tight = False  # no room is made once a token has gone: one goes for every one that comes
         self.format, self.value_format = policy.format, policy.values
+        self.late = Late(), Late()
         self.fixed_keys = self.fixed_values = ()
         self.begun = None
         self.exact = ExactSinks(policy, policy.sinks) if policy.sinks else None
@@ -123,9 +126,9 @@ class GrowingState(State):
     def encode(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Parts, Parts]:
         """New tokens in their stored form, as `add` takes them. ValueError for what cannot be stored."""
         self.dtype = keys.dtype
-        with naming("keys"):
+        with naming("keys"), self.late[0].open():
             coded, self.fixed_keys = self._encode(self.format, keys, real, self.fixed_keys)
-        with naming("values"):
+        with naming("values"), self.late[1].open():
             coded_values, self.fixed_values = self._encode(self.value_format, values, real, self.fixed_values)
         if (self.fixed_keys or self.fixed_values) and not all(self.begun or [False]):
             seen = [True] * len(keys) if real is None else real.any(-1).tolist()

@@ -7,12 +7,14 @@ bytes (`pack`); and back: `unpack`, `Int.dequantize`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from ..policy import check_one_of, check_whole
 from .exact import Exact, Parts
+from .late import later
 
 AXES = ("group", "token", "channel", "tensor")
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
@@ -250,12 +252,20 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
 def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor, int]:
     """x and 0 where all values are finite and at most `largest`. Otherwise, by `nonfinite`: "refuse" raises a
     ValueError that names the first KV head (dimension 1 of x) that cannot be stored; "clip" returns x with
-    infinity, NaN and what is too large as `largest`, and how many there were."""
+    infinity, NaN and what is too large as `largest`, and how many there were. A single token on a GPU may be
+    refused one token later (see `Late`)."""
     bad = ~(x.abs() <= largest)
+    if nonfinite == "refuse" and later(bad, lambda: refuse(name, x, bad, largest)):
+        return x, 0
     if not bad.any():
         return x, 0
     if nonfinite == "clip":
         return x.nan_to_num(nan=largest).clamp(-largest, largest), int(bad.sum())
+    refuse(name, x, bad, largest)
+
+
+def refuse(name: str, x: Tensor, bad: Tensor, largest: float) -> NoReturn:
+    """The ValueError of values of x of which some are `bad`."""
     head = int(bad.any(3).any(2).any(0).nonzero()[0])
     finite = abs(x[bad][0].item()) < float("inf")
     what = f"a value above {largest:.6g}" if finite else "NaN or infinity"

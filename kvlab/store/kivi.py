@@ -100,9 +100,9 @@ class KiviState(GrowingState):
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
         batch, tokens = keys.shape[0], keys.shape[2]
         self.dtype = keys.dtype
-        with naming("keys"):
+        with naming("keys"), self.late[0].open():
             keys = self._admitted(self.format, keys)
-        with naming("values"):
+        with naming("values"), self.late[1].open():
             values = self._admitted(self.value_format, values)
         if self.window is None:
             self.prompt = tokens

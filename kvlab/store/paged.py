@@ -107,11 +107,12 @@ class Paged(Growing):
 
 
 class PagedState(GrowingState):
-    """table `[batch, blocks]`: the blocks of every row in the pool, held from where it is set until it is set
-    again, so that forks and copies need no code for it."""
+    """rows: a list of each row's blocks in the pool, held from where it is set until it is set again, so that
+    forks and copies need no code for it; table `[batch, blocks]`: the same on the device, where the host
+    never reads it."""
 
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
-    per_row = ("table", *GrowingState.per_row)
+    per_row = ("rows", "table", *GrowingState.per_row)
     kernel_ready = in_place = False
     spare_bytes = 0  # a pool is one for all layers
 
@@ -121,15 +122,23 @@ class PagedState(GrowingState):
         self.layer, self.layers, self.evicts = layer.order, layer.shape.layers, layer.evicts
 
     def __setattr__(self, name: str, value) -> None:
-        if name == "table":
-            old = vars(self).get("table")
-            self.pool.hold([] if value is None else value.flatten().tolist())
-            self.pool.release([] if old is None else old.flatten().tolist())
+        if name == "rows":
+            old = vars(self).get("rows")
+            self.pool.hold([block for row in value or () for block in row])
+            self.pool.release([block for row in old or () for block in row])
         super().__setattr__(name, value)
 
     def __del__(self):
-        if vars(self).get("table") is not None:
-            self.table = None
+        if vars(self).get("rows") is not None:
+            self.rows = None
+
+    def hold(self, rows: list[list[int]] | None, device: torch.device | None = None) -> None:
+        """Hold these blocks and no others."""
+        self.rows, self.table = rows, None
+        if rows is not None:
+            table = torch.tensor(rows)
+            pinned = table.pin_memory() if device.type == "cuda" else table
+            self.table = pinned.to(device, non_blocking=True)
 
     @property
     def pool(self) -> BlockPool:
@@ -154,7 +163,7 @@ class PagedState(GrowingState):
 
     def contents(self) -> dict:  # by hand: block numbers mean nothing in another pool
         found = super().contents()
-        del found["table"], found["used"]
+        del found["rows"], found["table"], found["used"]
         return found | {"tokens": None if self.table is None else self.parts()}
 
     def refill(self, contents: dict) -> None:
@@ -174,7 +183,7 @@ class PagedState(GrowingState):
         whole_prompt = self.used == 0 and self.layer == 0 and not self.evicts
         self.pool.require(need * self.layers if whole_prompt else need, parts)
         if wanted or copied:
-            self.table = self._longer(batch, wanted, copied, same).to(parts[0].device)
+            self.hold(self._longer(batch, wanted, copied, same), parts[0].device)
         slots = torch.arange(self.used, self.used + tokens, device=parts[0].device)
         where, offset = self.table[:, slots // block].flatten(), (slots % block).repeat(batch)
         for pooled, part in zip(self.pool.parts, parts, strict=True):
@@ -185,16 +194,16 @@ class PagedState(GrowingState):
         """Rows whose last block is held by others too, so that writing into it needs a copy; the last holder
         in this batch keeps the block when nobody else does."""
         left, copied = Counter(), []
-        for row, block in enumerate(self.table[:, -1].tolist()):
+        for row, block in enumerate(blocks[-1] for blocks in self.rows):
             if self.pool.counts[block] - left[block] > 1:
                 left[block] += 1
                 copied.append(row)
         return copied
 
-    def _longer(self, batch: int, wanted: int, copied: list[int], same: dict) -> Tensor:
-        """The table with so many new blocks in every row, and with own copies of some rows' last ones; same:
+    def _longer(self, batch: int, wanted: int, copied: list[int], same: dict) -> list[list[int]]:
+        """The rows with so many new blocks in every row, and with own copies of some rows' last ones; same:
         see `_same_blocks`. `require` has been asked."""
-        rows = [[] for _ in range(batch)] if self.table is None else self.table.tolist()
+        rows = [[] for _ in range(batch)] if self.rows is None else [list(row) for row in self.rows]
         for row in copied:
             old, rows[row][-1] = rows[row][-1], self.pool.free.pop()
             for part in self.pool.parts:
@@ -202,7 +211,7 @@ class PagedState(GrowingState):
         for row, index in product(range(batch), range(wanted)):
             owner = same.get((row, index))
             rows[row].append(self.pool.free.pop() if owner is None else rows[owner][index])
-        return torch.tensor(rows)
+        return rows
 
     def parts(self) -> tuple[Parts, Parts]:
         return self._gathered(self.keys), self._gathered(self.values)
@@ -217,14 +226,16 @@ class PagedState(GrowingState):
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: what stays is written into new blocks
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
-        self.table, self.used = None, 0
+        self.hold(None)
+        self.used = 0
         self.add(keys, values)
 
     def crop(self, length: int) -> None:  # by hand: a block is given back when all its tokens are gone
         self.used = min(self.used, max(0, length))
         kept = -(-self.used // self.pool.block)
         if self.table is not None:
-            self.table = self.table[:, :kept].clone() if kept else None
+            device = self.table.device
+            self.hold([row[:kept] for row in self.rows] if kept else None, device)
 
 
 def _same_blocks(parts: Parts, block: int) -> dict[tuple[int, int], int]:

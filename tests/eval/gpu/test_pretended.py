@@ -196,7 +196,7 @@ def test_the_link(bench):
 def test_throughput_and_waits(bench, monkeypatch):
     given = {"model": "small-opt", "method": "h2o", "prompt": 16, "new": 16, "largest": 2}
     assert throughput.measure(bench, **given)["rows"][-1]["peak_bytes"] == 4000
-    monkeypatch.setitem(right.WHEN_DRY, "methods", ("full", "infinigen"))
+    monkeypatch.setitem(right.WHEN_DRY, "waits", ("full", "infinigen"))
     rows = right.waits(bench, small=True)
     assert [row["waits"] for row in rows] == [0, 0] and rows[0]["right"] and rows[1]["right"] is None
 
