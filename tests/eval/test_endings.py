@@ -297,7 +297,10 @@ def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):
     lines = done.stderr.splitlines()
     (place,) = short.glob("kvlab-*")
     assert lines[0] == f"kvlab: {NOWHERE}/.cache cannot be written; caches go to {place}"
-    assert [line.split(" on ")[0] for line in lines[1:]] == ["1/2 full", "2/2 sinks:budget=0.5"]
+    ended = [
+        line.split(" on ")[0] for line in lines[1:] if not line.startswith("0/2")
+    ]  # a slow machine waits
+    assert ended == ["1/2 full", "2/2 sinks:budget=0.5"]
     assert "report:" in done.stdout
     assert {path.name for path in here.iterdir()} == {"kvlab", "course", "eval", "lm_eval.py"}
     shutil.rmtree(short)
