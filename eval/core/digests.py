@@ -23,7 +23,7 @@ from .modules import OURS, ROOT, Root, bare, called, chains, named_by, reached, 
 
 CALIBRATION = ROOT / "kvlab" / "workshop" / "calibration.txt"
 SMALL = 64 * 2**20  # bytes: files above this are known by name, size and time, not by content
-PLAIN = (int, float, str, bytes, bool, tuple, type(None))  # values whose text says what they are
+LITERALS = (int, float, str, bytes, bool, tuple, type(None))  # values whose text says what they are
 
 
 def digest(paths: Iterable[Path | str]) -> str:
@@ -149,7 +149,7 @@ def _entry(policies) -> tuple[list[str], list[str]]:
             value = known[name]
             if inspect.ismodule(value):
                 names += [f"{value.__name__}.{end}" for end in used.get(name, ())]
-            elif isinstance(value, PLAIN):
+            elif isinstance(value, LITERALS):
                 texts.append(f"{name} = {value!r}")
             elif not (inspect.isclass(value) or inspect.isfunction(value)):
                 continue

@@ -21,7 +21,7 @@ LOG = "errors.log"  # full tracebacks, in the output folder
 SILENT = 20.0  # seconds without a line after which a run without a terminal says where it is
 
 
-class Plain(Console):
+class Verbatim(Console):
     """A console on which names and paths appear as they are: no markup, no emoji codes, no highlights."""
 
     def __init__(self, **how):
@@ -38,7 +38,7 @@ class Show:
 
     def __init__(self, out: Path, log: str | None = None):
         self.out, self.log = out, log or str(out / LOG)
-        self.console = Plain(stderr=True)
+        self.console = Verbatim(stderr=True)
 
     def line(self, text: str) -> None:
         try:

@@ -17,7 +17,7 @@ from ..core.digests import method_digest
 from ..core.errors import Problem
 from ..core.files import write_file
 from ..core.results import RUN, Store
-from ..core.show import Plain
+from ..core.show import Verbatim
 from . import rows
 from .page import draw, render
 from .tables import boards, tabled
@@ -51,7 +51,7 @@ def write(store: Store, wanted: Iterable = (), console: Console | None = None) -
     write_file(page, render(found, figures, store))
     told = rows.rows(found)
     files = rows.write(told, store.out / "accuracy") if told else []
-    console = console or Plain()
+    console = console or Verbatim()
     for board in found:
         print_tables(board, console)
     console.print(f"report: {store.home.at(page.name)}", soft_wrap=True, markup=False)

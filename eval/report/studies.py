@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ..core.files import write_json
-from ..core.show import Plain
+from ..core.show import Verbatim
 from ..studies.attention import HEAD_DIM, HEADS
 
 ENGINES = {  # columns of the study static-graph: {title: what is shown of a row}
@@ -63,7 +63,7 @@ def write_attention(cells: list[dict | None], out: Path) -> None:
     cells = [cell for cell in cells if cell]
     rows = [row | {"machine": cell["machine"]} for cell in cells for row in cell["rows"]]
     write_json(out / "attention.json", rows)
-    console = Plain()
+    console = Verbatim()
     console.print(attention_table(rows))
     for first in rows[:1]:
         console.print(
