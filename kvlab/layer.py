@@ -69,19 +69,24 @@ class Layer(Held):
         return out
 
     def _step_at_once(self, query: Tensor, visibility: Visibility, scaling: float) -> Tensor | None:
-        """A decode step in which nothing but appending and attending happens (see `Fused`); None where this
-        is no such step."""
+        """A decode step that one call of a kernel appends and attends (see `Fused`), with what the keep does
+        besides; None where this is no such step."""
         watched = self.on_read is not None or self.timeline is not None or self.hears is not None
         if watched or query.shape[2] != 1 or visibility.rule is not None or not visibility.known:
             return None
         if visibility.real(len(self.lengths), 1, self.seen)[0] is not None:
             return None
         self._busy = True
-        out = self.fused.call(self.store, query, *self._pending, scaling)
+        received = self.unfilled(self.slots + 1) if self.observes else None
+        there = self.table.there(1)
+        out = self.fused.call(self.store, query, *self._pending, scaling, there, received)
         if out is not None:
             self._pending, self.moved_bytes = None, 0
             self.table.advance()
-            if self.given.scaling != scaling:
+            if not self.settled:
+                self.given = Recorded(query, None, None, visibility, scaling)
+                self.end_pass(received)
+            elif self.given.scaling != scaling:
                 self.given = replace(self.given, scaling=scaling)
         self._busy = False
         return out
@@ -125,9 +130,12 @@ class Layer(Held):
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
         renumber = self.evicts and self.keep.policy.renumber
-        plain = given.softcap is None and given.sinks is None and not observes and not renumber
-        if plain and fits(held, query):
-            out, received = attend_packed(query, held, given.scaling, allowed), None
+        plain = given.softcap is None and given.sinks is None and not renumber
+        if plain and fits(held, query, observes):
+            received = self.unfilled(held.length) if observes else None
+            out = attend_packed(query, held, given.scaling, allowed, received)
+            if observes and asked is not None:
+                received.masked_fill_(~self.counted(asked)[..., None], 0.0)
         else:
             keys, values = held.read(query.device)
             keys = self.renumbered(keys) if renumber else keys
@@ -149,6 +157,10 @@ class Layer(Held):
         if self.fetched is not None:
             old, new = (gather_slots(at, self.fetched) for at in (old, new))
         return rotation.move(keys, old, new)
+
+    def unfilled(self, slots: int) -> Tensor:
+        """Room for what a step's kernel says that so many slots received."""
+        return torch.empty(len(self.lengths), self.kv_heads, slots)
 
     def counted(self, asked: Tensor | None) -> Tensor:
         """Which of a step's queries the keep observes, `[batch, queries]`; asked: see `Slots.visible`."""
@@ -181,10 +193,15 @@ class Layer(Held):
     def _ended(self) -> None:
         """Of what was given its numbers stay, and as long as the prompt is open what a vote needs."""
         given, self._busy, self.fetched = self.given, False, None
-        if self.settled and not self.place.on_host and self.table.moved is None and given.query is not None:
-            self.fused = Fused.of(self.store, given.query)
+        self._fuse()
         votes = (given.visibility, given.sinks) if self.held_back else (None, None)
         self.given = Recorded(None, None, None, votes[0], given.scaling, given.softcap, votes[1])
+
+    def _fuse(self) -> None:
+        """See how the next steps can go in one call, if they can, after a pass that did not."""
+        plain = self.local is None and not (self.evicts and self.keep.policy.renumber)
+        if self.fused is None and plain and not (self.in_prompt or self.place.on_host):
+            self.fused = None if self.given.query is None else Fused.of(self.store, self.given.query)
 
     def _evict(self) -> None:
         """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
@@ -205,6 +222,8 @@ class Layer(Held):
                 self.scored = scored(slots, keep.by_rule(view))
             self._let_go(slots, self.keep.longest)
         self.in_prompt = False
+        if self.settled and self.store.in_place:
+            self.store.tight = False
 
     def note_queries(self) -> None:
         """The pass's last queries are held until the prompt has ended."""
@@ -226,16 +245,21 @@ class Layer(Held):
 
     def _let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
-        self.fused = None
+        self._fuse()
         self.place.flush(self)
         self.table.keep(slots, limits)
-        for part in (self.keep, self.store, self.place):
-            part.keep_slots(slots)
+        self.keep.keep_slots(slots)
+        if self.fused is None or not self.fused.close_up(self.store, slots):
+            self.fused = None
+            self.store.keep_slots(slots)
+        self.place.keep_slots(slots)
 
     @property
     def settled(self) -> bool:
         """Whether the prompt has ended, and nothing of what is held goes any more, or is chosen from."""
-        return not (self.in_prompt or self.evicts or self.local is not None)
+        if self.in_prompt or self.local is not None:
+            return False
+        return not self.evicts or self.keep.on_top or self._policies[0].prompt_only
 
     @property
     def observes(self) -> bool:

@@ -241,6 +241,8 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
     the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
     """
     batch, heads, count = slots.shape
+    if tensor.dim() == 3:
+        return tensor.expand(batch, heads, -1).gather(2, slots.clamp(min=0))
     flat, index = slot_index(tensor.expand(batch, heads, *tensor.shape[2:]), slots)
     return flat.index_select(0, index).unflatten(0, (batch, heads, count))
 

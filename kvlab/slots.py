@@ -48,9 +48,21 @@ class Slots:
 
     def advance(self) -> None:
         """One more token in every row, each in its next slot."""
+        if self.moved is not None:
+            new = torch.tensor(self.lengths, dtype=torch.int32, device=self.moved.device).view(-1, 1, 1)
+            self.moved = torch.cat([self.moved, new.expand(-1, self.moved.shape[1], -1)], dim=2)
         self.lengths, self.rows_held = ([n + 1 for n in some] for some in (self.lengths, self.rows_held))
         self.seen += 1
         self.count += 1
+
+    def there(self, new: int) -> Tensor | None:
+        """In which slots a token is, bool `[batch, 1 or kv_heads, slots + new]`, `new` more tokens in every
+        row included; None: in all."""
+        if self.moved is None or min(self.rows_held) == self.count:
+            return None
+        there = self.moved.new_ones((*self.moved.shape[:2], self.count + new), dtype=torch.bool)
+        there[..., : self.count] = self.moved >= 0
+        return there
 
     def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:
         if self.moved is None:  # until now, slot j held token j

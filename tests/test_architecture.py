@@ -22,6 +22,7 @@ EXCEPTIONS = {
     "kvlab": "so `import kvlab` leaves the cache to the first who names it",
 }
 LATE = {
+    "kvlab.kernels.closing": "numba",
     "kvlab.kernels.cpu": "numba",
     "kvlab.kernels.gpu": "triton",
     "kvlab.engine.block": "numba",

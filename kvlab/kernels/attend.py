@@ -19,6 +19,7 @@ from ..store.float8 import Float8
 from ..store.int import Int
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
+UNWATCHED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
 NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
 EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
@@ -30,18 +31,19 @@ def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = Non
     return attend(query, keys, values, scaling, allowed)[0]
 
 
-def fits(store, query: Tensor) -> bool:
-    """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds.
+def fits(store, query: Tensor, watched: bool = False) -> bool:
+    """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds, and
+    (watched) say what every token received.
 
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
     fp32 or bf16, or, with an fp32 query, symmetric int8 or int4 with a scale per group of channels, or 8-bit
     floats without scale. Smaller heads gain nothing. On a GPU it can where triton is there, for what
-    `gpu.supports`.
+    `gpu.supports`, as long as nobody watches.
     """
     if query.shape[2] != 1 or not store.kernel_ready:
         return False
     if on_gpu(query):
-        return _fits_gpu(store, query)
+        return not watched and _fits_gpu(store, query)
     if query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
         return False
     if query.dtype != (kept_as(store) or torch.float32) or layout(store, query.shape[3]) is None:
@@ -49,12 +51,15 @@ def fits(store, query: Tensor) -> bool:
     return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
 
 
-def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None = None) -> Tensor:
+def attend_packed(
+    query: Tensor, store, scaling: float, allowed: Tensor | None = None, received: Tensor | None = None
+) -> Tensor:
     """Softmax attention of one query per row over K and V as they are stored.
 
     query `[batch, heads, 1, head_dim]` -> same; allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None.
-    Only where `fits`. Equal to `reference` to 1e-5 relative. On more than one thread the splits are shared
-    out; the result does not change by that.
+    received: None, or fp32 `[batch, kv_heads, tokens]` to be filled with what `attention.attend` returns
+    under that name. Only where `fits`. Equal to `reference` to 1e-5 relative. On more than one thread the
+    splits are shared out; the result does not change by that.
     """
     if on_gpu(query):
         count_kernel(4 * query.numel() * store.length)
@@ -63,7 +68,7 @@ def attend_packed(query: Tensor, store, scaling: float, allowed: Tensor | None =
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
     held = *arrays(store.keys), *arrays(store.values)
     turned = store.format.turn(query)
-    out = run(kernel_for(store, query.shape), turned, scaling, nothing(held), held, mask, count)
+    out = run(kernel_for(store, query.shape), turned, scaling, nothing(held), held, mask, count, received)
     return store.value_format.turn_back(out)
 
 
@@ -74,10 +79,13 @@ def kernel_for(store, query_shape: tuple[int, ...]):
     return cpu.compiled(*layout(store, query_shape[3]), query_shape[1] > store.keys[0].shape[1])
 
 
-def run(kernel, query: Tensor, scaling: float, new, held, mask, count: int) -> Tensor | None:
+def run(
+    kernel, query: Tensor, scaling: float, new, held, mask, count: int, received: Tensor | None = None
+) -> Tensor | None:
     """Call the kernel, on as many threads as torch has: the output, or None where it refuses the new token.
 
-    new, held, mask: numpy arrays, see `cpu.compiled`; count: tokens held, the new one included.
+    new, held, mask: numpy arrays, see `cpu.compiled`; count: tokens held, the new one included; received: see
+    `attend_packed`.
     """
     from . import cpu
 
@@ -86,20 +94,24 @@ def run(kernel, query: Tensor, scaling: float, new, held, mask, count: int) -> T
     items, share = batch * kv_heads * splits, heads // kv_heads
     out = torch.empty(batch, heads, 1, head_dim)
     parts, merged = np.empty((items, share, head_dim + 2), np.float32), out.view(-1, share, head_dim).numpy()
+    watched = UNWATCHED
+    if received is not None:
+        noted = np.empty((batch * kv_heads, share, count), np.float32)
+        watched = noted, received.view(-1, count).numpy()
     given = query.float().contiguous().numpy(), np.float32(scaling)
     threads = min(torch.get_num_threads(), items)
     if threads == 1:
-        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged):
+        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *watched):
             return None
     else:
-        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged):
+        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged, *watched):
             return None
         cuts = [items * thread // threads for thread in range(threads + 1)]
-        rest = *nothing(held), *held, mask, count
-        jobs = [_pool().submit(kernel, *given, *rest, *cut, parts, merged) for cut in pairwise(cuts)]
+        rest, filled = (*nothing(held), *held, mask, count), (parts, merged, *watched)
+        jobs = [_pool().submit(kernel, *given, *rest, *cut, *filled) for cut in pairwise(cuts)]
         for job in jobs:
             job.result()
-        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged)
+        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged, *watched)
     count_kernel(4 * query.numel() * count)
     return out.to(query.dtype)
 

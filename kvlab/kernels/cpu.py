@@ -4,7 +4,8 @@ Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SP
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
 numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
 int4. A group's scale is applied after its dot product. Where several query heads share a KV head, its codes
-are widened once for all of them, a block at a time.
+are widened once for all of them, a block at a time. Where a keep watches, scores are noted besides; they
+become the weights that tokens received when the largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
 may be longer than the `count` tokens in use. The layouts, and the bits that are written, are those of
@@ -23,6 +24,7 @@ INT8, INT4, E4M3, E5M2, F32, BF16 = range(6)  # kinds of codes; bf16 as its bits
 BLOCK = 128  # tokens whose scores are held at a time
 SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
+LEAST = np.float32(-87.0)  # e to this is the least that `_exp` can tell from nothing
 LANES, SIDES = 16, 8  # of K: codes of a piece where they divide it, pieces side by side at most
 FAST = {
     "reassoc",
@@ -231,9 +233,14 @@ def _widen(kind, head_dim, group, piece, codes, scales, row):
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def merge(parts, out):
+def merge(parts, out, scores, received):
     """Bring the splits of every head to one common largest score and add them up: parts `[heads of all rows,
-    splits, heads per KV head, head_dim + 2]` -> out `[KV heads of all rows, heads per KV head, head_dim]`."""
+    splits, heads per KV head, head_dim + 2]` -> out `[KV heads of all rows, heads per KV head, head_dim]`.
+
+    scores `[KV heads of all rows, heads per KV head, count]` -> received `[KV heads of all rows, count]`: the
+    softmax weight of every token, mean over the heads of its group; what no query may see, and what is below
+    the smallest fp32, is 0. Empty ones: nobody asks.
+    """
     heads, splits, share, width = parts.shape
     head_dim = width - 2
     for h in range(heads):
@@ -250,6 +257,11 @@ def merge(parts, out):
                     out[h, s, j] += parts[h, i, s, j] * shrink
             for j in range(head_dim):
                 out[h, s, j] /= weight
+            share_of_one = np.float32(1.0) / (weight * np.float32(share))
+            for t in range(received.shape[1]):
+                x = scores[h, s, t] - most
+                mine = np.float32(0.0) if x < LEAST else _exp(x) * share_of_one
+                received[h, t] = mine if s == 0 else received[h, t] + mine
 
 
 def pieces(kind: int, head_dim: int, group: int) -> tuple[int, int, int]:
@@ -273,10 +285,12 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
 
     kernel(query `[batch, heads, 1, head_dim]` fp32, scaling, new_keys and new_values `[batch, kv_heads, 1,
     head_dim]` (or empty: no token is new), keys, key_scales, values, value_scales, allowed bool `[batch, 1 or
-    kv_heads, count]` (or empty: all), count, first, last, parts, out): writes the new token into slot
-    count - 1, works through splits first..last-1, and writes each one's `[group of heads, head_dim + 2]`
-    (weighted sum of V, sum of weights, largest score) into parts `[splits, heads per KV head, head_dim + 2]`;
-    where these are all splits, it merges them into out `[KV heads of all rows, heads per KV head, head_dim]`.
+    kv_heads, count]` (or empty: all), count, first, last, parts, out, noted, received): writes the new token
+    into slot count - 1, works through splits first..last-1, and writes each one's `[group of heads,
+    head_dim + 2]` (weighted sum of V, sum of weights, largest score) into parts `[splits, heads per KV head,
+    head_dim + 2]`; where these are all splits, it merges them into out `[KV heads of all rows, heads per KV
+    head, head_dim]`. noted and received: the scores of these splits, and what `merge` makes of them; empty
+    where nobody asks what tokens received.
     Returns False, and has done nothing that counts, where the format refuses the new token.
     """
     piece, short, sides = pieces(kind, head_dim, group)
@@ -285,7 +299,7 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
 
     @njit(nogil=True, fastmath=FAST, cache=True)
     def kernel(query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
-               first, last, parts, out):  # fmt: skip
+               first, last, parts, out, noted, received):  # fmt: skip
         batch, kv_heads = keys.shape[:2]
         share = query.shape[1] // kv_heads
         splits = (count + SPLIT - 1) // SPLIT
@@ -333,6 +347,9 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                             score = FLOOR
                         mine[t] = score
                         highest = max(highest, score)
+                    if noted.shape[2]:
+                        for t in range(size):
+                            noted[b * kv_heads + h, s, at + t] = mine[t]
                     if highest > most[s]:
                         shrink = _exp(most[s] - highest)
                         weight[s] *= shrink
@@ -363,7 +380,7 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                 parts[item, s, head_dim] = weight[s]
                 parts[item, s, head_dim + 1] = most[s]
         if first == 0 and last == batch * kv_heads * splits:
-            merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), out)
+            merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), out, noted, received)
         return True
 
     return kernel

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..store.growing import LEAST_ROOM
 from .attend import ALL, arrays, fits, kept_as, kernel_for, run
 
 
 class Fused:
-    """The step of a layer in which nothing else happens: its K and V lie on the CPU in one buffer, every slot
-    holds a token that every query sees, and the keep neither watches nor chooses.
+    """The step of a layer whose K and V lie on the CPU in one buffer, where every query sees all that is
+    held: the kernel appends, attends and, where the keep watches, says what every token received.
 
     Made when such a layer has come through a pass, and good as long as its buffers are these and have a free
     slot: what else a step could ask has been asked. heads: query heads.
@@ -23,6 +24,7 @@ class Fused:
         self.dtype = kept_as(store) or torch.float32
         self.kernel = kernel_for(store, self.asked)
         self.buffers, self.held = store.keys, (*arrays(store.keys), *arrays(store.values))
+        self.rows = None  # the bytes of the buffers, once something goes
 
     @classmethod
     def of(cls, store, query: Tensor) -> Fused | None:
@@ -33,10 +35,16 @@ class Fused:
         one = query[:, :, -1:].detach()
         return cls(store, query.shape[1], query.shape[3]) if fits(store, one) else None
 
-    def call(self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float) -> Tensor | None:
+    def call(
+        self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
+        there: Tensor | None = None, received: Tensor | None = None,
+    ) -> Tensor | None:  # fmt: skip
         """The output `[batch, heads, 1, head_dim]` of a step with these K and V `[batch, kv_heads, 1,
         head_dim]`, one new token per row; None, and nothing has changed, where another way must be taken: a
-        full buffer, other shapes, a token that the format refuses."""
+        full buffer, other shapes, a token that the format refuses.
+
+        there: bool `[batch, 1 or kv_heads, slots]`, in which of them, the new one included, a token is (None:
+        in all); received: see `attend_packed`."""
         if query.shape != self.asked or keys.shape != self.new or values.shape != self.new:
             return None
         if query.dtype != self.dtype or keys.dtype != self.dtype or query.requires_grad:
@@ -44,10 +52,30 @@ class Fused:
         if store.keys is not self.buffers or store.filled == self.held[0].shape[2]:
             return None
         new = tuple(_bits(x.contiguous()).numpy() for x in (keys, values))
-        out = run(self.kernel, query, scaling, new, self.held, ALL, store.filled + 1)
+        mask = ALL if there is None else there.numpy()
+        out = run(self.kernel, query, scaling, new, self.held, mask, store.filled + 1, received)
         if out is not None:
             store.filled += 1
         return out
+
+    def close_up(self, store, slots: Tensor) -> bool:
+        """As `store.keep_slots`, within the buffers; False, and nothing has changed, where they are others,
+        or so much would be left empty that shorter ones are due."""
+        from . import closing
+
+        count = slots.shape[2]
+        spare = self.held[0].shape[2] - count
+        if store.keys is not self.buffers or not (store.keeps_room or spare <= max(LEAST_ROOM, count // 8)):
+            return False
+        moved = slots.contiguous().numpy()
+        if not closing.in_order(moved):
+            return False
+        if self.rows is None:
+            self.rows = [closing.bytes_of(part) for part in (*store.keys, *store.values)]
+        for part in self.rows:
+            closing.close_up(part, moved)
+        store.filled = count
+        return True
 
 
 def _bits(x: Tensor) -> Tensor:

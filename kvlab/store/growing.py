@@ -22,8 +22,8 @@ class Growing(Policy):
 
     The prompt fills its buffer; a later token is written into the next free slot. Where none is free, all
     that is held is copied into a buffer with room for an eighth more (16 slots at least): a long text is
-    copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. Where a keep
-    lets tokens go, no room is made.
+    copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. As long as a
+    keep lets tokens go at every step, there is room for the token that comes, at most.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
     (default: as K). sinks: so many first tokens of every row are held in full precision besides.
@@ -87,7 +87,7 @@ class GrowingState(State):
 
     def __init__(self, policy: Growing):
         super().__init__(policy)
-        self.tight = False  # no room is made once a token has gone: one goes for every one that comes
+        self.tight = False  # once tokens go, room is made for those that come: as many go again
         self.format, self.value_format = policy.format, policy.values
         self.late = Late(), Late()
         self.fixed_keys = self.fixed_values = ()

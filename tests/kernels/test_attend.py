@@ -11,6 +11,7 @@ from tiny import started
 from eval.__main__ import main
 from eval.studies import attention, measurements
 from kvlab import kernels
+from kvlab.attention import attend
 from kvlab.store import Exact, Float8, Growing, Int, Static
 
 HEAD = 32
@@ -39,6 +40,18 @@ def close(store, query, allowed=None):
     expected = kernels.reference(query.double(), _double(store), 0.2, allowed)
     assert found.shape == query.shape
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    received = torch.full((*store.keys[0].shape[:2], store.length), torch.nan)
+    assert kernels.fits(store, query, watched=True)
+    assert torch.equal(found, kernels.attend_packed(query, store, 0.2, allowed, received))
+    told(store, query, allowed, received)
+
+
+def told(store, query, allowed, received):
+    """What tokens received is what decode-then-attend says, and nothing at all where none is seen."""
+    keys, values = _double(store).read(query.device)
+    counted = torch.ones(len(query), 1, dtype=torch.bool)
+    _, expected = attend(query.double(), keys, values, 0.2, allowed, counted)
+    assert (received - expected).abs().max() <= 1e-6 and not received[expected == 0].any()
 
 
 def _double(store):
@@ -75,9 +88,11 @@ def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
     torch.manual_seed(0)
     store, query = filled(Int(8), 9001, batch=1), torch.randn(1, 2, 1, HEAD)
     close(store, query)
-    one = kernels.attend_packed(query, store, 0.2)
+    given, said = torch.empty(2, 1, 2, 9001)
+    one = kernels.attend_packed(query, store, 0.2, None, given)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    assert torch.equal(one, kernels.attend_packed(query, store, 0.2))
+    assert torch.equal(one, kernels.attend_packed(query, store, 0.2, None, said))
+    assert torch.equal(given, said)
 
 
 def test_large_scores_do_not_overflow():

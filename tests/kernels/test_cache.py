@@ -13,7 +13,8 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 import kvlab.layer
 from kvlab.arithmetic import count_flops
-from kvlab.keep import H2O, Sinks
+from kvlab.keep import H2O, TOVA, Sinks
+from kvlab.kernels import Fused
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
@@ -31,6 +32,10 @@ FITTING = {
     "rotated topk": {"store": Rotated(Int(8), True), "place": Host(TopK(9))},
     "static": {"store": Static(40, Int(8))},
     "sinks": {"store": Int(8), "keep": Sinks(9)},
+    "h2o": {"keep": H2O(9)},
+    "h2o fp8": {"store": Float8(), "keep": H2O(9)},
+    "tova": {"store": Int(4), "keep": TOVA(9)},
+    "h2o fetched": {"store": Int(8), "keep": H2O(9), "place": Host(TopK(4))},
     "topk": {"store": Int(8), "place": Host(TopK(9))},
     "host": {"place": Host(TopK(9))},
     "offload": {"store": Roomy(Int(4)), "place": Host(link=Link())},
@@ -38,7 +43,7 @@ FITTING = {
 }
 OTHERS = {
     "int2": {"store": Int(2)},
-    "h2o": {"store": Int(8), "keep": H2O(9)},
+    "renumbered keys": {"keep": Sinks(9, renumber=True)},
     "exact sinks": {"store": Growing(Int(8), sinks=2)},
 }
 
@@ -50,10 +55,24 @@ def llama(kv_heads: int = 2):
 
 @pytest.fixture()
 def calls(monkeypatch):
-    """A list that grows by one entry for every call of a kernel."""
-    made, attend = [], kvlab.layer.attend_packed
+    """A list that grows by one entry for every layer's step through a kernel, in one call with its append or
+    not."""
+    made, attend, call = [], kvlab.layer.attend_packed, Fused.call
+
+    def counted(self, store, *args):
+        out = call(self, store, *args)
+        if out is not None:
+            made.append(store)
+        return out
+
     monkeypatch.setattr(kvlab.layer, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
+    monkeypatch.setattr(Fused, "call", counted)
     return made
+
+
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    monkeypatch.setattr(Fused, "of", lambda *_: None)
 
 
 def decoded(model, answers, prompts, fork=None):
@@ -74,7 +93,7 @@ def test_logits_are_those_without_kernels(name, fork, calls, monkeypatch):
     fork = None if fork is None else torch.tensor(fork)
     found = decoded(model, FITTING[name], prompts, fork)
     assert len(calls) == 5 * model.config.num_hidden_layers
-    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    without_kernels(monkeypatch)
     expected = decoded(model, FITTING[name], prompts, fork)
     assert (found - expected).norm() < 0.02 * expected.norm()
     assert len(calls) == 5 * model.config.num_hidden_layers
@@ -86,7 +105,7 @@ def test_the_flops_of_a_step_are_those_without_kernels(calls, monkeypatch):
         stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
         stepper.feed(prompt(23))
         counts.append(count_flops(lambda: stepper.feed(prompt(1))))  # noqa: B023
-        monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+        without_kernels(monkeypatch)
     assert counts[0] == counts[1] and len(calls) == model.config.num_hidden_layers
 
 
@@ -105,7 +124,7 @@ def test_every_format_is_read_by_a_kernel_or_goes_without(form, calls, monkeypat
     assert form.kernel_ready or not calls
     if not calls:
         return
-    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    without_kernels(monkeypatch)
     expected = decoded(llama(), {"store": form}, [prompt(23)])
     assert (found - expected).norm() < 0.02 * expected.norm()
 
@@ -139,7 +158,7 @@ def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monke
     model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
     found = decoded(model, FITTING[name], prompts)
     assert len(calls) == 5 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
-    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    without_kernels(monkeypatch)
     expected = decoded(model, FITTING[name], prompts)
     assert (found - expected).norm() < 0.02 * expected.norm()
 
@@ -162,5 +181,5 @@ def test_a_kernel_that_is_wrong_on_this_gpu_is_named_and_not_used_again(
     with pytest.warns(UserWarning, match=says) as warned:
         found = decoded(model, FITTING["int8"], prompts)
     assert len(warned) == len(calls) == 1
-    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    without_kernels(monkeypatch)
     assert torch.equal(found, decoded(model, FITTING["int8"], prompts))

@@ -16,7 +16,7 @@ import torch
 from tiny import started
 
 import kvlab.kernels
-from kvlab import kernels
+from kvlab import attention, kernels
 from kvlab.kernels import attend, cpu
 from kvlab.store import Float8, Growing, Int
 
@@ -109,6 +109,11 @@ def agree(store, query, allowed=None):
     found = kernels.attend_packed(query, store, 0.2, allowed)
     expected = kernels.reference(query.double(), double, 0.2, allowed)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    received = torch.full((*store.keys[0].shape[:2], store.length), torch.nan)
+    assert torch.equal(found, kernels.attend_packed(query, store, 0.2, allowed, received))
+    counted = torch.ones(len(query), 1, dtype=torch.bool)
+    _, expected = attention.attend(query.double(), *double.read(query.device), 0.2, allowed, counted)
+    assert (received - expected).abs().max() <= 1e-6 and not received[expected == 0].any()
 
 
 def mask(batch: int, heads: int, tokens: int) -> torch.Tensor:
@@ -192,8 +197,12 @@ def test_compiled_it_writes_nothing_around_its_results(name):
     query, out = torch.randn(1, 1, 1, head_dim), torch.empty(1, 1, head_dim)
     kernel = attend.kernel_for(store, query.shape)
     given = query.numpy(), np.float32(1.0), *attend.nothing(held), *held, attend.ALL
-    kernel(*given, 5, 0, 1, parts, out.numpy())
-    assert (around[:band] == 77).all() and (around[-band:] == 77).all() and (parts != 77).all()
+    said = torch.full((2 * band + 5,), 77.0)
+    watched = np.empty((1, 1, 5), np.float32), said[band:-band].view(1, 5).numpy()
+    kernel(*given, 5, 0, 1, parts, out.numpy(), *watched)
+    for outside in (around, said):
+        assert (outside[:band] == 77).all() and (outside[-band:] == 77).all()
+    assert (parts != 77).all() and (said[band:-band] <= 1).all()
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

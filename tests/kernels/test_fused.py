@@ -160,13 +160,15 @@ def fed(cache, model, mask=None, rows=1):
 
 def test_what_is_no_such_step_goes_as_before(steps):
     model = llama()
-    for answers in ({"keep": Sinks(9)}, {"store": Int(2)}, {"store": Paged(64)}, {"place": Host()}):
+    turned = Sinks(9, renumber=True)
+    for answers in ({"keep": turned}, {"store": Int(2)}, {"store": Paged(64)}, {"place": Host()}):
         fed(kvlab.KVCache(model, **answers), model)
     fed(kvlab.make_cache(model, "kivi4"), model)
     ids, mask = left_padded([prompt(20, seed=1), prompt(11, seed=2)])
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "int8"))
-    stepper.feed(ids, mask)
-    stepper.feed(prompt(1, 2))
+    for spec in ("int8", "h2o:budget=9"):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        stepper.feed(ids, mask)
+        stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]))  # a token that is padding
     watched = kvlab.make_cache(model, "full")
     for layer in watched.layers:
         layer.on_read = lambda *_: None
@@ -178,6 +180,41 @@ def test_what_is_no_such_step_goes_as_before(steps):
     double = copy.deepcopy(llama()).double()
     fed(kvlab.make_cache(double, "full"), double)
     assert not steps
+
+
+KEEPS = (
+    "h2o:budget=9", "h2o:budget=0.3,every=7", "tova:budget=9", "sinks:budget=9", "snapkv:budget=9,window=3",
+    "keynorm:budget=9,every=3", "expected:budget=9,every=3", "kvzip:budget=9,over=head", "full",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("store", [None, Int(8), lambda: Static(70)], ids=["full", "int8", "static"])
+@pytest.mark.parametrize("spec", KEEPS)
+@torch.no_grad()
+def test_a_keep_holds_the_same_with_and_without(spec, store, steps, monkeypatch):
+    """Positions, numbers held, and logits to the bit: rows with padding, one that ends, forks, and on top."""
+    model, found = llama(), []
+    for without in (False, True):
+        if without:
+            monkeypatch.setattr(Fused, "of", lambda *_: None)
+        keep = kvlab.make_cache(model, spec).layers[0].keep.policy
+        cache = kvlab.KVCache(model, keep=keep, store=store() if callable(store) else store)
+        stepper, count = kvlab.Stepper(model, cache), len(steps)
+        ids, mask = left_padded([prompt(33, seed=1), prompt(14, seed=2), prompt(21, seed=3)])
+        seen = [stepper.feed(ids, mask, last=True)]
+        for step in range(24):
+            real = torch.tensor([[1], [1], [step < 18]]) if step in (18, 19) else None
+            if step == 12:
+                stepper.fork(torch.tensor([2, 0, 0]))
+            if step == 21:
+                cache.hold()
+            seen.append(stepper.feed(prompt(1, 3, seed=step), real, last=True))
+            for layer in cache.layers:
+                held = layer.positions >= 0
+                seen += [layer.positions, *(part[held] for part in layer.store.read(torch.device("cpu")))]
+        found.append(seen)
+        assert (len(steps) - count >= 4 * 10) is not without
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("spec", ["full", "int8", "int4", "fp8"])

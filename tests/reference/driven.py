@@ -85,17 +85,19 @@ class Seen:
 
 class Driven:
     """method: a spec, or the parts of a `KVCache`. sizes: prompt lengths of a left-padded batch. passes: new
-    tokens of every later pass. After `run`, `seen[pass][layer]`."""
+    tokens of every later pass. noted: what a pass attends to is noted by `on_read`; without it, it is what
+    was held before, and its own tokens, and a step may go in one call. After `run`, `seen[pass][layer]`."""
 
     def __init__(
         self, method="full", sizes=(33, 7), passes=(1,) * STEPS, *, head_dim=20, layers=1, window=None,
-        family="llama", group=GROUP, seed=0,
+        family="llama", group=GROUP, seed=0, noted=True,
     ):  # fmt: skip
         self.model = model_of(layers, head_dim, family, group)
         made = kvlab.make_cache(self.model, method) if isinstance(method, str) else None
         self.cache = made or kvlab.KVCache(self.model, **method)
         for layer in self.cache.layers:
             layer.local = window
+        self.noted = noted
         self.sizes, self.passes, self.window, self.scaling = sizes, passes, window, head_dim**-0.5
         self.longest, self.norms = max(sizes), set()
         tokens, generator = self.longest + sum(passes), torch.Generator().manual_seed(seed)
@@ -141,7 +143,14 @@ class Driven:
                 positions = positions.gather(2, slots.clamp(min=0)).masked_fill(slots < 0, -1)
             attended.append(_lists(positions))
 
-        layer.on_read = note
+        if self.noted:
+            layer.on_read = note
+        elif layer.lengths:
+            own = range(new.start - self.longest, new.stop - self.longest)
+            attended.append([
+                [[*head, *(size + at for at in own)] for head in row]
+                for row, size in zip(_lists(layer.positions), self.sizes, strict=True)
+            ])  # fmt: skip
         tensors = (x[layer.index][:, :, new] for x in (self.keys, self.values, self.query))
         keys, values, query = tensors
         layer.update(keys, values)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from reference.driven import STEPS, Driven, check, keep_all
 
 from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
+from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
 
@@ -361,6 +362,39 @@ def test_other_head_dimensions(spec, head_dim):
     check(Driven(spec, (29, 29, 15), head_dim=head_dim, seed=1).run(), OTHERS[spec])
 
 
+STEPWISE = {  # budgets that no power of two divides
+    **OTHERS,
+    "h2o:budget=11,recent=0.3": by_h2o(11, 0.3),
+    "h2o:budget=0.13,recent=0": by_h2o(0.13, 0),
+    "tova:budget=0.3": by_tova(0.3),
+    "sinks:budget=3,sinks=4": by_sinks(3, 4),
+    "full": keep_all,
+}
+
+
+@pytest.mark.parametrize("sizes", [(33, 7), (31,)], ids=["padded", "one row"])
+@pytest.mark.parametrize("spec", STEPWISE)
+def test_steps_that_go_in_one_call(spec, sizes, monkeypatch):
+    """The kernel appends, attends and says what tokens received; what goes is closed up in its buffer."""
+    went, call = [], Fused.call
+    monkeypatch.setattr(Fused, "call", lambda *args: went.append(call(*args)) or went[-1])
+    run = Driven(spec, sizes, head_dim=32, seed=3, noted=False).run()
+    assert sum(out is not None for out in went) >= STEPS - 4
+    check(run, STEPWISE[spec])
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=13", "tova:budget=13", "sinks:budget=13"])
+def test_what_goes_copies_nothing_but_what_moves(spec):
+    """One buffer serves from the first step to the last, with room for the token that comes."""
+    run = Driven(spec, (33, 30), head_dim=32, noted=False)
+    buffers = []
+    run.run(lambda step, layer: buffers.append(layer.store.keys[0]))
+    assert all(one is buffers[1] for one in buffers[1:])
+    assert buffers[0].shape[2] == 13 and buffers[1].shape[2] == 14
+    assert run.cache.stats().spare_bytes == 2 * 2 * 2 * 32 * 4  # of a slot: rows, heads, K and V
+    assert run.cache.layers[0].store.copies == 13
+
+
 @pytest.mark.parametrize("layers", [1, 3])
 def test_pyramidkv(layers):
     run = Driven("pyramidkv:budget=0.4,window=3,kernel=3,beta=5", (37, 12), layers=layers).run()
@@ -416,10 +450,10 @@ TIED = {
 @pytest.mark.parametrize("spec", TIED)
 def test_ties_go_to_the_older_token(spec):
     """Keys of zeros: every query gives all tokens that it sees the same."""
-    run = Driven(spec)
-    for keys in run.keys:
-        keys.zero_()
-    check(run.run(), TIED[spec])
+    for made in (Driven(spec), Driven(spec, head_dim=32, noted=False)):
+        for keys in made.keys:
+            keys.zero_()
+        check(made.run(), TIED[spec])
 
 
 def test_definitions_by_hand():
