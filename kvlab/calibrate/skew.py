@@ -82,7 +82,9 @@ def _read(file: Path | None, model) -> list[Tensor] | None:
     except Exception:  # not there, or damaged: made again
         return None
     attending = sum(hasattr(layer, "keys") for layer in layers_of(model))
-    return matrices if len(matrices) == attending else None
+    if len(matrices) != attending:
+        return None
+    return [matrix.to(model.device) for matrix in matrices]  # once: a step that copies them waits for it
 
 
 def _write(file: Path | None, matrices: list[Tensor]) -> None:

@@ -211,6 +211,18 @@ def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     assert skew(model, prompt(40).tolist()) is not first
 
 
+def test_skewing_from_a_file_lies_where_the_model_does(tmp_path):
+    """Once, when it is read: InfiniGen would copy it to the device in every layer of every step."""
+    import copy
+    from importlib import import_module
+
+    module, model = import_module("kvlab.calibrate.skew"), copy.deepcopy(tiny("llama"))
+    file = tmp_path / "skew.pt"
+    module._write(file, module._calibrate(model, prompt(40)))
+    assert {matrix.device.type for matrix in module._read(file, model)} == {"cpu"}
+    assert {matrix.device.type for matrix in module._read(file, model.to("meta"))} == {"meta"}
+
+
 def test_the_skewing_of_a_larger_model_is_found_again(monkeypatch, tmp_path):
     monkeypatch.setattr("kvlab.calibrate.skew.SMALL", 0)
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))

@@ -118,7 +118,9 @@ def bench(monkeypatch):
     }  # fmt: skip
     for name, stand_in in patched.items():
         monkeypatch.setattr(torch.Tensor, name, stand_in)
-    empty = torch.empty
+    with torch.device("cpu"):
+        empty = torch.empty
+        empty(1)  # torch remembers which functions a device applies to: not the stand-in
     monkeypatch.setattr(torch, "empty", lambda *given, pin_memory=False, **more: empty(*given, **more))
     made = Bench(dry=False)
     made.device = torch.device("cpu")
