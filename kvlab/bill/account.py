@@ -22,7 +22,8 @@ from ..store import Kivi, Paged, Static, buffer_of
 class Account:
     """One row of tokens, all layers. Bytes held on the device (of what a host sends: one layer at a time) and
     on the host, moved over the link and read by the device in a step; operations of a step's attention.
-    pages: what is on the host stays on the device as long as it fits there."""
+    pages: what is on the host stays on the device as long as it fits there. most: what is moved hangs on the
+    text, and all that the budget allows is counted; everything else is the least."""
 
     device: float = 0.0
     host: float = 0.0
@@ -30,6 +31,7 @@ class Account:
     read: float = 0.0
     operations: float = 0.0
     pages: bool = False
+    most: bool = False
 
 
 def policies(spec: Spec) -> dict:
@@ -62,7 +64,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
         return _padded(spec, model, tokens)
     keep, store, place = made["keep"], made["store"], made["place"]
     store.suits(keep, place)
-    kinds = model["kinds"]
+    kinds, fetch = model["kinds"], getattr(place, "fetch", None)
     total = {"device": 0.0, "host": 0.0, "moved": 0.0, "read": 0.0, "operations": 0.0}
     largest, order, known, last = 0.0, 0, {}, {}
     attending = sum(kinds[letter]["heads"] > 0 for letter in model["layers"])
@@ -76,8 +78,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
         if not kind["heads"]:
             continue
         limit = _limit(keep, kind, tokens, order, attending)
-        fetch = getattr(place, "fetch", None)
-        whole = not isinstance(fetch, TopK) or fetch.whole(order)
+        whole = fetches_whole(fetch, order)
         mine = store.of(order, attending)
         key = letter, limit, whole, mine
         if key not in known:
@@ -87,7 +88,8 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
             total[name] += part[name]
         largest, order = max(largest, part["staged"]), order + 1
     total["device"] += largest
-    return Account(**total, pages=isinstance(fetch, OnDemand))
+    most = isinstance(fetch, TopK) and type(fetch) not in (TopK, Quest)
+    return Account(**total, pages=isinstance(fetch, OnDemand), most=most)
 
 
 def bytes_per_token(model: dict, token: int) -> float:
@@ -139,8 +141,8 @@ def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int
             budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
             attended = held if budget is None else min(budget, held)
             if isinstance(fetch, Quest):
-                attended = held if budget is None else min(fetch.pages(budget) * fetch.page, held)
-                partial = -(-held // fetch.page) * kind["heads"] * 2 * kind["key"] * 2
+                attended = held if budget is None else smallest_pages(fetch, budget, held, tokens)
+                partial = -(-tokens // fetch.page) * kind["heads"] * 2 * kind["key"] * 2
             if isinstance(fetch, InfiniGen):
                 partial = held * kind["heads"] * max(1, round(fetch.ratio * kind["key"])) * 2
         staged, read = size(attended), size(attended) + partial
@@ -179,6 +181,25 @@ def _shadow(kind, held: int, place: ShadowKV) -> dict[str, float]:
         "operations": 2 * kind["scores"] * (made + held - offered) + 2 * made * heads * rank * key,
         "staged": staged,
     }  # fmt: skip
+
+
+def fetches_whole(fetch, order: int) -> bool:
+    """Whether a step needs all of the layer: nobody guesses for the first one."""
+    return not isinstance(fetch, TopK) or fetch.whole(order) or (fetch.speculates and order == 0)
+
+
+def smallest_pages(fetch: Quest, budget: int, held: int, tokens: int) -> int:
+    """Tokens that a step fetches at least, if the last `held` of `tokens` are on the host: smallest pages.
+
+    The first page may have lost tokens to a window; the last one is not full, and its newest token is on the
+    device already.
+    """
+    page, first = fetch.page, tokens - held
+    there, count = tokens // page - first // page + 1, fetch.pages(budget)
+    if count >= there:
+        return held
+    ends = page - first % page, tokens % page
+    return sum(ends) + (count - 2) * page
 
 
 def _padded(spec: Spec, model: dict, tokens: int) -> Account:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import math
+import operator
+import reprlib
 from dataclasses import dataclass
+from os import PathLike
 
 from ..arithmetic import cost_per_million, step_floor
-from ..methods import METHODS
-from ..policy import check_number
-from ..spec import Spec, parse
+from ..methods import METHODS, nearest
+from ..spec import Spec, name_of, parse
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named
 from .show import html, text
+
+MOST = {"context": 10**9, "users": 10**6, "price": 10**6}  # what is more is a slip of the hand
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Line:
 
     users, tokens: most users at this context, longest context of these users (None: no limit is known, since
     the host's memory is none of the bill's). step: seconds per token of one user. floors: seconds by what a
-    step is bound by. cost: of a million tokens. first: what runs out first. refused: why kvlab refuses the
+    step is bound by. cost: of a million tokens. first: what runs out first. budget: of a method that has one.
+    at_most: what it fetches hangs on the text; all of its budget is counted. refused: why kvlab refuses the
     method on this model; then the rest is empty.
     """
 
@@ -34,6 +38,8 @@ class Line:
     floors: dict[str, float] | None = None
     cost: float | None = None
     first: str = ""
+    budget: float | int | None = None
+    at_most: bool = False
     refused: str | None = None
 
 
@@ -55,8 +61,13 @@ class Bill:
     lines: list[Line]
 
     def __getitem__(self, method: str) -> Line:
-        """The line of a method, as it was written."""
-        return next(line for line in self.lines if line.method == method)
+        """The line of a method, as it was written. KeyError, naming the nearest, where it has none."""
+        lines = {line.method: line for line in self.lines}
+        if method not in lines:
+            near = [line for line in lines if name_of(line) == method]
+            told = f", did you mean {near[0]}?" if near else nearest(str(method), lines)
+            raise KeyError(f"{method!r} is not in this bill{told}")
+        return lines[method]
 
     def __str__(self) -> str:
         return text(self)
@@ -68,7 +79,7 @@ class Bill:
 
 
 def bill(
-    model: str,
+    model: str | PathLike,
     device: str,
     context: int | None = None,
     users: int = 1,
@@ -80,18 +91,16 @@ def bill(
     model: a name in models.json, a folder with a config.json, or that file. device: a name in devices.json.
     context: tokens of every user (default: what the model was trained for). users: rows held at once. price:
     of the device per hour. methods: specs such as "h2o:budget=0.1" (default: every named method).
-    Everything is a bound: no activations, no fragmentation, no launch and no kernel is charged, so nothing
-    real is quicker or smaller. ValueError, one line, for what is unknown or does not fit.
+    Everything is a lower bound: no activations, no fragmentation, no launch and no kernel is charged, so
+    nothing real is quicker or smaller, but for lines that are `at_most`: of these all that the budget allows
+    is charged, and a step may move less. ValueError, one line, for what is unknown or does not fit.
     """
     name, model = model_named(model)
     device, figures = device_named(device)
     context = _context(name, model, context)
-    if isinstance(users, bool) or not isinstance(users, int) or users < 1:
-        raise ValueError(f"users={users!r}: expected a whole number of at least 1")
-    if price is not None:
-        check_number("price", price, lambda price: 0 <= price < math.inf, "an amount per hour, 0 or more")
-    methods = [methods] if isinstance(methods, str) else METHODS if methods is None else methods
-    specs = [parse(spec) for spec in methods]
+    users = _whole("users", users)
+    price = None if price is None else _amount(price)
+    specs = _specs(methods)
     made = [policies(spec) for spec in specs]
     size = weights(model)
     if size > figures["memory"]:
@@ -117,11 +126,46 @@ def _context(name: str, model: dict, context: int | None) -> int:
         if known is None:
             raise ValueError(f"context: {name} does not say what it was trained for, so name one")
         return known
-    if isinstance(context, bool) or not isinstance(context, int) or context < 1:
-        raise ValueError(f"context={context!r}: expected a whole number of tokens, at least 1")
+    context = _whole("context", context)
     if known is not None and context > known:
         raise ValueError(f"context={context}: {name} was trained for {known:,} tokens")
     return context
+
+
+def _whole(name: str, value) -> int:
+    """A whole number, numpy's too."""
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if not 1 <= count <= MOST[name]:
+        raise ValueError(f"{name}={reprlib.repr(value)}: expected a whole number from 1 to {MOST[name]:,}")
+    return count
+
+
+def _amount(price) -> float:
+    try:
+        amount = -1.0 if isinstance(price, bool | str) else float(price)
+    except (TypeError, ValueError, OverflowError):
+        amount = -1.0
+    if not 0 <= amount <= MOST["price"]:
+        expected = f"an amount per hour from 0 to {MOST['price']:,}"
+        raise ValueError(f"price={reprlib.repr(price)}: expected {expected}")
+    return amount
+
+
+def _specs(methods) -> list[Spec]:
+    if methods is None:
+        methods = METHODS
+    elif isinstance(methods, str | Spec):
+        methods = [methods]
+    try:
+        methods = list(methods)
+    except TypeError:
+        methods = []
+    if not methods or not all(isinstance(spec, str | Spec) for spec in methods):
+        raise ValueError("methods: expected specs such as ['full', 'h2o:budget=0.1']")
+    return [parse(spec) for spec in methods]
 
 
 def _line(spec: Spec, made: dict, model: dict, device: dict, context: int, users: int, price) -> Line:
@@ -132,9 +176,10 @@ def _line(spec: Spec, made: dict, model: dict, device: dict, context: int, users
     left = device["memory"] - weights(model)
     fit = int(left // row.device) if row.device else None
     if row.pages and users * row.host <= left:  # unified memory: all of it stays on the device
-        row = Account(row.host, 0.0, 0.0, row.read, row.operations)
+        row = Account(row.host, read=row.read, operations=row.operations)
     served = users if fit is None else min(users, fit)
     line = {
+        "budget": spec.parameters.get("budget", spec.method.parameters.get("budget")), "at_most": row.most,
         "device_bytes": users * row.device, "host_bytes": users * row.host, "moved_bytes": users * row.moved,
         "users": fit, "tokens": _tokens(spec, made, model, left, users),
     }  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import os
 from pathlib import Path
 
 from ..arithmetic import Machine
@@ -20,21 +21,26 @@ def table(name: str) -> dict:
     return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def model_named(name: str) -> tuple[str, dict]:
+def model_named(name: str | os.PathLike) -> tuple[str, dict]:
     """(Name, entry as `describe` returns it) of a released model, a folder with a config.json, or that file.
 
     The organisation may be left out. ValueError, naming the nearest, for anything else.
     """
-    known, path = table("models")["models"], Path(name)
+    name, known = _text("model", name), table("models")["models"]
+    path = Path(name)
     asked = name.strip().lower()
     for key, entry in known.items():
         if asked in (key.lower(), key.split("/")[1].lower()):
             return key, entry
-    if path.is_dir() and not (path / "config.json").exists():
+    try:
+        there, folder = path.exists(), path.is_dir()
+    except (OSError, ValueError):  # no path at all
+        there = folder = False
+    if folder and not (path / "config.json").exists():
         raise ValueError(f"model={name!r}: this folder has no config.json")
-    if path.exists():
+    if there:
         return _described(path)
-    raise ValueError(f"model={name!r} is no folder and not known{_nearest(name, known)}")
+    raise ValueError(f"model={name[:100]!r} is no folder and not known{_nearest(name, known)}")
 
 
 def _described(path: Path) -> tuple[str, dict]:
@@ -56,7 +62,7 @@ def _described(path: Path) -> tuple[str, dict]:
 
 def device_named(name: str) -> tuple[str, dict]:
     """(Name, entry) of a device, upper or lower case. ValueError, naming the nearest, for another."""
-    known = table("devices")["devices"]
+    name, known = _text("device", name), table("devices")["devices"]
     for key, entry in known.items():
         if name.strip().lower() == key.lower():
             return key, entry
@@ -68,9 +74,20 @@ def machine(device: dict) -> Machine:
     return Machine(device["flops"], device["bandwidth"], device["link"])
 
 
+def _text(parameter: str, name) -> str:
+    """A name as it was given. ValueError for anything else."""
+    if not isinstance(name, str | os.PathLike) or not str(name).strip():
+        known = table(f"{parameter}s")[f"{parameter}s"]
+        raise ValueError(f"{parameter}={name!r}: expected a name; known: {', '.join(known)}")
+    return os.fspath(name)
+
+
 def _nearest(name: str, known) -> str:
-    """The three nearest names, else all of them."""
+    """The names that begin or go on with this one, else the three nearest, else all of them."""
     lower = {part.lower(): key for key in known for part in (key.split("/")[-1], key)}
+    having = list(dict.fromkeys(key for part, key in lower.items() if name and name.lower() in part))[:3]
+    if having:
+        return f", did you mean {' or '.join(having)}?"
     near = difflib.get_close_matches(name.lower(), lower, n=4, cutoff=0.4)
     some = list(dict.fromkeys(lower[part] for part in near))[:3]
     return f", did you mean {' or '.join(some)}?" if some else f"; known: {', '.join(known)}"

@@ -6,6 +6,7 @@ what transformers would allocate: grouped and shared heads, windows, latents, in
 
 from __future__ import annotations
 
+import copy
 import re
 
 import torch
@@ -26,7 +27,7 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
     """
     from transformers import AutoModelForCausalLM, DynamicCache
 
-    text = config.get_text_config(decoder=True)
+    text = copy.deepcopy(config.get_text_config(decoder=True))  # OPTIONS are written into what makes a model
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(text, dtype=torch.bfloat16, **OPTIONS)

@@ -65,10 +65,10 @@ def html(bill) -> str:
 
 def header(bill) -> list[str]:
     """What stands above the table: one line each."""
-    users = f"{bill.users} user{'s' if bill.users > 1 else ''}"
+    users, tokens = counted(bill.users, "user"), counted(bill.context, "token")
     left = bill.memory - bill.weights_bytes
     lines = [
-        f"{bill.model} on {bill.device}: {users} of {bill.context:,} tokens",
+        f"{bill.model} on {bill.device}: {users} of {tokens}",
         f"weights {size(bill.weights_bytes)} of {size(bill.memory)}; {size(left)} are left for caches",
         f"prefill of one user's context: at least {seconds(bill.prefill)}"
         + ("" if bill.prefill_cost is None else f", {money(bill.prefill_cost)} per million tokens"),
@@ -84,12 +84,30 @@ def columns(bill) -> list[str]:
 
 
 def notes(bill) -> list[str]:
-    """What stands below the table: which formula makes each column (`kvlab/arithmetic.py` has them)."""
-    all_users = "the user" if bill.users == 1 else f"all {bill.users} users"
+    """What stands below the table."""
+    budgets: dict[float | int, list[str]] = {}
+    for line in bill.lines:
+        if line.budget is not None and "budget=" not in line.method and line.refused is None:
+            budgets.setdefault(line.budget, []).append(line.method)
+    most = [line.method for line in bill.lines if line.at_most]
+    all_users = "the user" if bill.users == 1 else f"all {bill.users:,} users"
+    return explained(all_users, bill.price is not None, budgets, most)
+
+
+def explained(
+    all_users: str, priced: bool, budgets: dict[float | int, list[str]], most: list[str]
+) -> list[str]:
+    """How the columns are made (`kvlab/arithmetic.py` has the formulas). budgets: methods that a table has at
+    each budget without saying so; most: those whose moved bytes are no lower bound."""
+    but = (
+        f", but for {', '.join(most)}: what is fetched hangs on the text, so all of the budget is counted, "
+        "and a step may move less"
+    )
     notes = [
-        "Bounds, from sizes and data sheets: nothing real is smaller or quicker.",
+        f"Lower bounds, from sizes and data sheets: nothing real is smaller or quicker{but if most else ''}.",
+        *(f"budget {share(budget)}: {', '.join(methods)}" for budget, methods in budgets.items()),
         f"cache of {all_users}: tokens held * KV heads * (key + value numbers) * bits / 8, over the layers; "
-        "of what a host sends, one layer at a time is on the device",
+        "of what a host sends, one layer at a time is on the device; the host's own memory is not charged",
         "users fit: memory left / one user's cache on the device (any: nothing of it is there)",
         f"tokens fit: the longest context for {all_users} by the same rule, at most what the model was "
         "trained for",
@@ -98,7 +116,16 @@ def notes(bill) -> list[str]:
         "cost per 1M: price per hour * seconds / 3600 * 1e6 / tokens, of tokens decoded",
         "first to run out: memory, where fewer fit than were asked for; else what the ms are made of",
     ]
-    return [note for note in notes if bill.price is not None or not note.startswith("cost")]
+    return [note for note in notes if priced or not note.startswith("cost")]
+
+
+def share(budget: float | int) -> str:
+    """A budget in words."""
+    return f"{budget:,} tokens" if isinstance(budget, int) else f"{100 * budget:g} % of the tokens"
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def cells(bill, line) -> list[str]:
@@ -119,7 +146,7 @@ def cells(bill, line) -> list[str]:
 
 def size(value: float) -> str:
     """Bytes in decimal units, three digits: 16.1 GB."""
-    for unit, least in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, least in (("EB", 1e18), ("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= 0.9995 * least:
             return f"{number(value / least)} {unit}"
     return f"{value:.0f} B"
@@ -131,11 +158,15 @@ def seconds(value: float) -> str:
 
 def money(value: float) -> str:
     """An amount in whatever currency the price was in."""
+    if value >= 1e4:
+        return f"{value:,.0f}" if value < 1e6 else f"{value:.2g}"
     return f"{value:,.2f}" if value >= 0.1 or value == 0 else f"{value:.2g}"
 
 
 def number(value: float) -> str:
-    """Three digits: 0.0123, 1.23, 12.3, 123, 1,234."""
+    """Three digits: 0.0123, 1.23, 12.3, 123, 1,234; 1.2e+07 from there on."""
+    if value >= 1e7:
+        return f"{value:.2g}"
     if value >= 99.95:
         return f"{value:,.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.0995 else f"{value:.2g}"

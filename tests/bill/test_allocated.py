@@ -6,7 +6,7 @@ import pytest
 import torch
 from billed import MODELS, held, shaped
 from families.models import FAMILIES, build
-from tiny import EACH, prompt, tiny
+from tiny import EACH, LOSSY, prompt, tiny
 from transformers import DynamicCache
 
 import kvlab
@@ -18,6 +18,7 @@ from kvlab.arithmetic import (
 from kvlab.bill.account import bytes_per_token, prefill_operations, weights
 from kvlab.bill.describe import describe
 from kvlab.layer import states_of
+from kvlab.spec import parse
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "deepseek_v2", "gemma3n", "deepseek_v32"])
@@ -100,17 +101,70 @@ def test_bytes_that_kvlab_allocates(spec, window):
     if spec.startswith("paged"):  # the layers share a pool
         pool = cache.layers[0].store.pool
         found = pool.used * pool.block_bytes
-    assert found == pytest.approx(row.host or row.device, rel=1e-9)
+    if not cache.layers[0].place.policy.on_host:
+        assert (found, 0) == (pytest.approx(row.device, rel=1e-9), row.host)
+        return
+    assert found == pytest.approx(row.host, rel=1e-9)
+    assert row.device == pytest.approx(index_bytes(cache) + fetched(model, cache), rel=1e-9)
 
 
-@pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=9", "offload+h2o:budget=0.4"])
-def test_bytes_that_kvlab_moves(spec):
-    model = tiny("llama", dtype=torch.bfloat16)
+def index_bytes(cache) -> int:
+    """Bytes in 16 bits of what stays on the device beside a host: what tokens are chosen by, what keys are
+    made of. No numbers of columns or slots, no spare room."""
+    states = [
+        getattr(layer.place, "fetch", layer.place) for layer in cache.layers if layer.place.policy.on_host
+    ]
+    held = [[s.partial_keys] if hasattr(s, "partial") else s.tensors() for s in states]
+    return 2 * sum(x.numel() for tensors in held for x in tensors if x.is_floating_point())
+
+
+def fetched(model, cache) -> int:
+    """Bytes that the largest layer fetches in the coming step."""
+    with torch.no_grad():
+        model(prompt(1), past_key_values=cache)
+    return max(layer.place.fetched_bytes for layer in cache.layers)
+
+
+# Where all of the budget is fetched: nothing is far below the best score.
+MOVING = [
+    "offload", "offload+int4", "offload+h2o:budget=0.4", "uvm",
+    "topk:budget=9", "topk:budget=9,full_layers=3",
+    "infinigen:budget=9,alpha=inf", "infinigen:budget=0.5,alpha=inf,full_layers=1",
+    "infinigen+int4:budget=9,alpha=inf,full_layers=0", "quest:budget=1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("spec", MOVING)
+def test_bytes_that_kvlab_moves(spec, window):
+    model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
     cache = kvlab.make_cache(model, spec)
     with torch.no_grad():
         model(prompt(30), past_key_values=cache)
         model(prompt(1), past_key_values=cache)
     assert cache.stats().moved_bytes == pytest.approx(held(spec, describe(model.config), 30).moved, rel=1e-9)
+
+
+@pytest.mark.parametrize("window", [None, 25])
+@pytest.mark.parametrize("spec", [spec for spec in LOSSY if parse(spec).method.family == "host"])
+def test_nothing_moves_less_than_its_bill_but_what_says_so(spec, window):
+    """At every length, whatever the text: a lower bound, or, where a line is `at_most`, the upper one."""
+    spec = re.sub("[:,]link=[^,]*", "", spec)
+    model = tiny("mistral", dtype=torch.bfloat16, sliding_window=window)
+    shape = describe(model.config)
+    for tokens in range(2, 60, 3):
+        cache = kvlab.make_cache(model, spec)
+        with torch.no_grad():
+            model(prompt(tokens, seed=tokens), past_key_values=cache)
+            model(prompt(1), past_key_values=cache)
+        row, moved = held(spec, shape, tokens), cache.stats().moved_bytes
+        if row.most:
+            least, most = row.moved / 9, held(spec, shape, tokens + 1).moved
+        else:
+            pages = getattr(cache.layers[0].place.policy.fetch, "page", None) or 0
+            slots = sum(layer.kv_heads * layer.store.bytes_per_slot for layer in cache.layers)
+            least, most = row.moved, row.moved + (1 + 2 * pages) * slots
+        assert least * (1 - 1e-9) <= moved <= most * (1 + 1e-9), tokens
 
 
 # Against the source texts.

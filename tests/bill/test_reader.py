@@ -3,7 +3,9 @@
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
 from billed import DEVICES, MODELS
 from tiny import tiny
@@ -12,6 +14,7 @@ import kvlab
 from kvlab.bill.account import seen, weights
 from kvlab.cli import main
 from kvlab.methods import METHODS
+from kvlab.spec import parse
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -65,6 +68,38 @@ def test_names_are_read_kindly():
     bill = kvlab.bill("llama-3.1-8b", "rtx 4090", 100, methods=["full"])
     assert (bill.model, bill.device) == ("meta-llama/Llama-3.1-8B", "RTX 4090")
     assert seen({"window": 8}, 20) == 7
+    bill = kvlab.bill("llama-3.1-8b", "l4", np.int64(100), users=np.int32(4), price=np.float32(0.5))
+    assert (bill.context, bill.users, bill.price) == (100, 4, 0.5)
+    assert "1 user of 1 token\n" in str(kvlab.bill("llama-3.1-8b", "l4", 1, methods="full"))
+
+
+def test_a_method_that_is_not_in_the_bill_is_told():
+    bill = kvlab.bill("llama-3.1-8b", "l4", 100, methods=["full", "h2o:budget=0.5"])
+    with pytest.raises(KeyError, match=r"'h2o' is not in this bill, did you mean h2o:budget=0\.5\?"):
+        bill["h2o"]
+
+
+def test_the_most_that_can_be_asked_for_fits_its_table():
+    given = {"context": 131_072, "users": 10**6, "price": 1e6}
+    printed = str(kvlab.bill("Llama-3.1-8B", "H200", **given))
+    assert max(map(len, printed.splitlines())) <= 80 and "…" not in printed and "inf " not in printed
+    assert all(head in printed for head in ("cache on", "cost per", "first to"))
+
+
+def test_budgets_are_said_and_what_is_no_lower_bound():
+    """Every method that has a budget and does not name it, once, where it has one and is not refused."""
+    given = [*METHODS, "h2o:budget=0.5", "topk:budget=9", "infinigen:alpha=inf"]
+    bill = kvlab.bill("Llama-3.1-8B", "H200", 4096, methods=given)
+    for page in (str(bill), bill._repr_html_()):
+        said = " ".join(page.split())
+        named = said.partition("budget 20 % of the tokens: ")[2].partition("<")[0].partition(" cache of")[0]
+        wanted = {name for name in METHODS if parse(name).method.parameters.get("budget") == 0.2}
+        assert set(named.split(", ")) == wanted | {"infinigen:alpha=inf"}
+        most = said.partition("nothing real is smaller or quicker, but for ")[2].partition(": what")[0]
+        assert most.split(", ") == ["infinigen", "infinigen+int4", "infinigen:alpha=inf"]
+    assert [line.budget for line in bill.lines[-3:]] == [0.5, 9, 0.2]
+    plain = kvlab.bill("Llama-3.1-8B", "H200", 4096, methods=["full", "quest:budget=0.1"])
+    assert "budget 20" not in str(plain) and "nothing real is smaller or quicker." in str(plain)
 
 
 GIVEN = {"model": "Llama-3.1-8B", "device": "H200"}
@@ -74,6 +109,23 @@ BAD = {
     "known: facebook/opt-13b, ": {"model": "zzzzzzzz"},
     "context=0: expected": {"context": 0},
     "context=1.5: expected": {"context": 1.5},
+    "context='9': expected": {"context": "9"},
+    "expected a whole number from 1 to 1,000,000,000": {"context": 10**400},
+    "expected a whole number from 1 to 1,000,000": {"users": 10**400},
+    "users=None: expected": {"users": None},
+    "price='2': expected": {"price": "2"},
+    "price=1e+308: expected": {"price": 1e308},
+    "expected an amount per hour from 0": {"price": 10**400},
+    "model=None: expected a name": {"model": None},
+    "model='': expected a name": {"model": ""},
+    "model='no/such' is no folder": {"model": Path("no/such")},
+    "is no folder and not known": {"model": "a" * 5000},
+    "device=None: expected a name; known: L4": {"device": None},
+    "device=' ': expected a name": {"device": " "},
+    "did you mean H100 80GB?": {"device": "h100"},
+    "methods: expected specs": {"methods": [None]},
+    "methods: expected specs such": {"methods": 5},
+    "methods: expected specs such as": {"methods": []},
     "was trained for 131,072 tokens": {"context": 131_073},
     "users=1.5: expected": {"users": 1.5},
     "users=0: expected": {"users": 0},
