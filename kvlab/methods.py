@@ -326,6 +326,8 @@ def _random(budget=0.2, seed=0):
 @method("adakv", CHOSEN, "Feng et al. 2024")
 def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
     """As another method, with one budget for all heads of a layer: some then hold more than others."""
+    if ":" in str(of):
+        raise ValueError(f"of={of}: expected a method's name without parameters of its own, as snapkv")
     scoring = find(str(of))
     policies = scoring.policies(budget=budget) if "budget" in scoring.parameters else {}
     if [*policies] != ["keep"]:

@@ -52,7 +52,7 @@ def parse(spec: str | Spec) -> Spec:
             raise ValueError(f"method {spec!r}: {key} is given twice")
         parameters[key] = _value(value)
         if not _representable(parameters[key], value):
-            raise ValueError(f"method {name!r}: {key}={value[:20]} is no number that can be used")
+            raise ValueError(f"method {spec[:60]!r}: {key}={value[:20]} is no number that can be used")
     return Spec(spec.strip(), method, parameters)
 
 

@@ -94,6 +94,13 @@ SPECS = {  # method -> the setting at which it gives nothing up
 }
 
 
+FORMATS = {  # of what rounds and holds some tokens or sides exact, the same
+    "int5": "int5:sinks=80",
+    "kvquant": "kvquant:sinks=80",
+    "mixed": "mixed:k=full,v=full",
+}
+
+
 def row(config, make_cache) -> dict[str, str]:
     """{method: "equal", or why not}, each made by `make_cache(model, spec)` for a twin of this configuration.
 
@@ -105,7 +112,7 @@ def row(config, make_cache) -> dict[str, str]:
     if why := refusal(twin) or differs(config):
         raise ValueError(f"{type(twin).__name__}: {why}")
     found = {}
-    for name, spec in SPECS.items():
+    for name, spec in (SPECS | FORMATS).items():
         if name != "recompute":
             found[name] = differs(config, lambda model, spec=spec: make_cache(model, spec)) or "equal"
     return found

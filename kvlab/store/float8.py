@@ -38,6 +38,8 @@ class Float8(Exact):
         check_one_of("nonfinite", self.nonfinite, NONFINITE)
         check_one_of("scale", self.scale, DTYPES)
         axis = "group" if self.axis is None and self.group is not None else self.axis
+        if axis is None and self.scale != "fp16":
+            raise ValueError(f"scale={self.scale!r}: there is none without axis= or group=")
         object.__setattr__(self, "scales", None if axis is None else Scales(axis, self.group, self.scale))
 
     @property

@@ -114,7 +114,6 @@ class PagedState(GrowingState):
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("rows", "table", *GrowingState.per_row)
     kernel_ready = in_place = False
-    spare_bytes = 0  # a pool is one for all layers
 
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)
@@ -147,6 +146,15 @@ class PagedState(GrowingState):
     @property
     def length(self) -> int:
         return self.used
+
+    @property
+    def spare_bytes(self) -> int:
+        """Summed over a cache's layers: blocks of the pool that only other caches hold, such as copies of
+        this one. A layer's own are all in its table."""
+        if self.table is None:
+            return 0
+        taken = self.pool.used if self.layer == 0 else 0
+        return (taken - len(self.table.unique())) * self.pool.block_bytes
 
     @property
     def keys(self) -> Parts | None:

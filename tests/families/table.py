@@ -12,7 +12,9 @@ import torch
 from transformers import DynamicCache
 
 import kvlab
-from kvlab.twin import SPECS
+from kvlab.place import Host, InfiniGen, Quest, Whole
+from kvlab.store import Growing, Int, Skipping
+from kvlab.twin import FORMATS, SPECS
 from kvlab.visibility import own_positions
 
 from .models import REFUSED, VOCABULARY, family, refused
@@ -21,6 +23,17 @@ FILE = Path(__file__).parents[2] / "docs" / "families.md"
 PROMPT, STEPS, PADDING = 20, 40, 6
 TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
+EXACT = {bits: Skipping(Growing(Int(bits)), [0, -1]) for bits in (4, 8)}  # all of two layers
+ROUNDED = {  # method -> the setting at which it gives nothing up, or policies where no text says it
+    "int5": FORMATS["int5"],
+    **{name: f"{name}:skip_layers=0+-1" for name in ("fp8", "nvfp4", "mxfp4", "turboquant")},
+    "kvquant": FORMATS["kvquant"],
+    "mixed": FORMATS["mixed"],
+    "offload+int4": {"store": EXACT[4], "place": Host(Whole())},
+    "infinigen+int4": {"store": EXACT[4], "place": Host(InfiniGen(1, math.inf, 1, 1))},
+    "quest+int8": {"store": EXACT[8], "place": Host(Quest(80, 1, 4))},
+}
+METHODS = SPECS | ROUNDED
 REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)
     "a": ("a sliding window cannot let single ones go", "writes keys in blocks of tokens, of which a sliding "
           "window cannot let single ones go"),
@@ -89,14 +102,15 @@ def own_logits(model, ids, mask) -> torch.Tensor:
     return torch.cat(found, 1)[mask.bool()]
 
 
-def find(name: str, methods=SPECS) -> Row:
+def find(name: str, methods=METHODS) -> Row:
     """One row of the table. AssertionError for a method that is neither equal nor refused with a reason."""
     own, (ids, mask), row = family(name), texts(), Row()
     expected = own_logits(own, ids, mask)
     ours = kvlab.prepare(copy.deepcopy(own))
     for method in methods:
         try:
-            cache = kvlab.make_cache(ours, SPECS[method])
+            how = METHODS[method]
+            cache = kvlab.make_cache(ours, how) if isinstance(how, str) else kvlab.KVCache(ours, **how)
         except ValueError as error:
             row.cells[method] = reason(error)
             continue
@@ -194,23 +208,50 @@ def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
     """docs/families.md."""
     reasons = " ".join(f"**{letter}**: the method {says}." for letter, (_, says) in REASONS.items())
     text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT, reasons=reasons)
-    methods = list(SPECS)
-    text += f"| family | {' | '.join(methods)} | in pieces | fault |\n|---|{'---|' * (len(methods) + 2)}\n"
+    text += columns(SPECS, "in pieces", "fault")
     for name, row in rows.items():
         what, off = row.fault
         shown = 10.0 ** math.floor(math.log10(off))
-        cells = " | ".join(row.cells[method] for method in methods)
-        text += f"| {name} | {cells} | {row.pieces} | {what}: over {shown:g} |\n"
+        text += cells(name, row, SPECS, row.pieces, f"{what}: over {shown:g}")
+    text += FORMS + columns(ROUNDED)
+    text += "".join(cells(name, row, ROUNDED) for name, row in rows.items())
     text += "\nRefused with every method that holds something:\n\n"
     text += "".join(f"- {name}: {letter}\n" for name, (_, letter) in refused.items())
     return text + TAIL
 
 
+def columns(methods, *more: str) -> str:
+    names = ["family", *methods, *more]
+    return f"| {' | '.join(names)} |\n|{'---|' * len(names)}\n"
+
+
+def cells(name: str, row: Row, methods, *more: str) -> str:
+    return f"| {' | '.join([name, *(row.cells[method] for method in methods), *more])} |\n"
+
+
+FORMS = """
+The other methods that round, on the same models. What is exact at these settings: the first 80 tokens, which
+are all (`sinks=80`: `int5`, `kvquant`), both layers (`skip_layers=0+-1`: `fp8`, `nvfp4`, `mxfp4`,
+`turboquant`, and the three pairs with a host, whose stores were made so by hand), both sides
+(`mixed:k=full,v=full`). A `=` thus says that what is around the numbers is right: positions, rows, windows,
+what is fetched, and, with `kvquant`, the way to keys before RoPE and back. What becomes of the numbers is the
+same on every family, and is held against its definition in `tests/store` and `tests/reference`.
+
+"""
+
 TAIL = """
-`fp8`, `offload+int4`, `infinigen+int4` and `quest+int8` round whatever they hold, so they have no such
-setting; they hold to their definition wherever `int8` and what fetches are equal. `padded` runs in a graph of
-its own, which knows layers that see its newest tokens, all of them, without soft caps and sink scores;
-others are refused.
+Which of these say more than that a model or a window has nothing for a method to work on:
+
+- **b**: what fetches by choice chooses by keys, and a host would hold the latent, of which keys are made
+  afterwards. `offload` and `uvm` do not choose; for them it has not been built.
+- **f**: the model forgets under transformers' own cache, too, so there is nothing right to be equal to.
+- **g**: `kvzip` has the prompt read twice, and a convolution or a recurrent state cannot read without going
+  on; what is held of a latent would have to be expanded for the second reading, which has not been built.
+- **h**: what undoes RoPE is defined by it; a model without it leaves no definition to be equal to. Under MLA
+  the rotated part stands beside the latent, where these methods do not look.
+
+`padded` runs in a graph of its own, which knows layers that see its newest tokens, all of them, without soft
+caps and sink scores; others are refused.
 
 A model that is not on this page is tried when a cache is made for it: its layers' kinds and masks first,
 then a random twin of its configuration class, made small, against its own cache. `kvlab doctor --model NAME`

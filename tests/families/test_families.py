@@ -13,9 +13,9 @@ from families.models import FAMILIES, HIDDEN, REFUSED, family, refused
 from families.table import (
     FAULT,
     FILE,
+    METHODS,
     PADDING,
     PROMPT,
-    SPECS,
     TOLERANCE,
     difference,
     find,
@@ -36,10 +36,10 @@ found = cache(find)  # a row is worked out once
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
     allowed = {"=", "b", "g", "h"} if name in LATENT else {"=", "a", "g", "h"}
-    assert set(row.cells.values()) <= allowed and list(row.cells) == list(SPECS)
+    assert set(row.cells.values()) <= allowed and list(row.cells) == list(METHODS)
     kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bgh"}
     assert kinds <= {"kivi"}
-    for letter, only in (("g", {"kvzip"}), ("h", {"expected", "shadowkv"})):
+    for letter, only in (("g", {"kvzip"}), ("h", {"expected", "shadowkv", "kvquant"})):
         assert {method for method, cell in row.cells.items() if cell == letter} <= only
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too
