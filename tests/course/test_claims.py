@@ -8,6 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from course.slides import TALK
+from course.teaching import smollm2
 from kvlab.arithmetic import SHAPES, decode_flops, prefill_flops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,3 +65,53 @@ def test_the_training_toward_alike_inputs_stands_beside_the_figure_that_it_flatt
     after = [cell for cell in cells if cell.get("id") == "alike" or cell.cell_type == "markdown"]
     beside = after[[cell.get("id") for cell in after].index("alike") + 1].source
     assert "*trained* toward it" in beside and "CARD.md" in beside
+
+
+def shown(chapter: str, cell: str) -> str:
+    """The sentence that a cell with a picture has stored."""
+    cells = nbformat.read(next((ROOT / "notebooks").glob(f"{chapter}_*.ipynb")), as_version=4).cells
+    outputs = next(one for one in cells if one.get("id") == cell).outputs
+    return " ".join(out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs)
+
+
+def test_what_is_said_of_the_front_is_what_its_picture_shows():
+    front = re.search(r"Not beaten on these questions: (.*?)\.", shown("08", "pareto"))[1]
+    assert front == "int4" and "int4 on 100% with 14% of the bytes" in shown("08", "pareto")
+    chapter, talk = told(ROOT / "notebooks/08_compare.ipynb"), told(TALK)
+    for text in (chapter, talk):
+        assert "no best method" not in text
+    assert "here it is four bits alone" in chapter and "four bits leave all others behind" in talk
+    late = {row[0]: row[2] for row in smollm2.rows("needle")}
+    assert (late["full"], late["int8"], late["full"] - late["int4"]) == (12, 12, 3)
+    assert "four bits miss three of twelve answers" in chapter
+    assert "four bits miss three answers of twelve" in talk
+
+
+def test_every_picture_of_the_talks_slide_on_infinigen_is_spoken_of():
+    """The recorded one speaks against the method, on the model that flatters it; the words say so."""
+    took = {
+        name: int(ms) for name, ms in re.findall(r"(\w+):budget=0.1 \d+ of (\d+) ms", shown("07", "recorded"))
+    }
+    assert took["infinigen"] > 2 * took["topk"]
+    talk = told(TALK)
+    assert "its step takes more than twice as long as top-k's" in talk and "first two layers" in talk
+    assert "Here InfiniGen loses: two of its eight layers" in told(ROOT / "notebooks/07_infinigen.ipynb")
+
+
+@pytest.mark.parametrize("path", [*CHAPTERS, *PROSE], ids=lambda path: path.name)
+def test_no_page_leads_to_a_cell_by_a_name_that_is_not_shown(path):
+    """Cells have names in the file, which Jupyter does not show."""
+    assert not re.search(r"\bcell \*[\w-]+\*", told(path))
+
+
+def test_a_paragraph_that_goes_on_with_and_stands_in_the_section_it_goes_on_from():
+    cells = nbformat.read(ROOT / "notebooks/02_kv_cache.ipynb", as_version=4).cells
+    text = "".join(cell.source + "\n\n" for cell in cells)
+    section = text.partition("## When it does not help")[2].partition("\n## ")[0]
+    assert "And where memory is short" in section
+
+
+def test_the_kernels_are_not_said_to_run_where_they_may_not():
+    """A kit leaves numba out."""
+    text = told(ROOT / "notebooks/04_quantization.ipynb")
+    assert "run through here" not in text and "A workshop's kit leaves numba out" in text

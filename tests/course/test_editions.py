@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import re
@@ -153,6 +154,21 @@ def test_a_learner_finds_no_solution_text(path):
         if editions.BEGIN in cell.source:
             hidden = cell.source.split(editions.BEGIN)[1].split("###")[0].strip()
             assert hidden and hidden not in everything
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
+def test_the_cell_for_an_answer_stands_in_the_section_that_asks(path):
+    """Below *Predict*, *Quiz* or another question, and not behind what comes after it."""
+    heading = ""
+    for before, cell in itertools.pairwise(editions.learner(nbformat.read(path, as_version=4)).cells):
+        if before.cell_type == "markdown":
+            heading = ([heading] + re.findall(r"(?m)^## (.*)$", before.source))[-1]
+        if "check.question(" in cell.source:
+            assert before.cell_type == "markdown", cell.source
+            asked = before.source.rpartition("\n## ")[2]  # of its last section
+            names = re.findall(r"(?m)^check\.question", cell.source)
+            assert heading not in ("On your own", "References"), heading
+            assert len(re.findall(r"(?m)^\*\*\d\.\*\*", asked)) == len(names) or len(names) == 1
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda p: p.stem)
