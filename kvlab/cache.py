@@ -21,6 +21,7 @@ from transformers.cache_utils import (
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
+from .merging import check_merges
 from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
@@ -134,12 +135,16 @@ class KVCache(Bound):
             raise ValueError(f"{type(model).__name__}: {why}")
         if keep.renumber and keep.evicts:
             rotations_of(model)  # refuses a model without them
+        if keep.merge and keep.evicts:
+            check_merges(store, place)
         theirs = layers_of(model)
         attending = [index for index, their in enumerate(theirs) if isinstance(their, ATTENDING)]
         shape, make = replace(shape, layers=len(attending)), Layer
         if is_latent(model):
             if place.on_host:
                 raise ValueError(f"{LATENT}: a host has nothing to fetch by")
+            if keep.merge and keep.evicts:
+                raise ValueError(f"{LATENT}: there are no keys to merge")
             rank, width = model.config.kv_lora_rank, model.config.qk_rope_head_dim
             shape, make = replace(shape, kv_heads=1, head_dim=rank, value_dim=width), LatentLayer
         layers = list(theirs)

@@ -12,6 +12,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 from .attention import Recorded, observed
 from .held import Held
 from .kernels import Fused, attend_packed, fits
+from .merging import merge
 from .models import rotations_of
 from .policy import View, gather_slots
 from .visibility import Visibility, own_positions
@@ -220,6 +221,8 @@ class Layer(Held):
         if slots is not None:
             if self.in_prompt:
                 self.scored = scored(slots, keep.by_rule(view))
+            if keep.merge:
+                merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
             self._let_go(slots, self.keep.longest)
         self.in_prompt = False
         if self.settled and self.store.in_place:

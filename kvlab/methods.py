@@ -90,8 +90,9 @@ def method(name: str, family: str = OWN, paper: str = ""):
 
 
 def keeping(policies):
-    """Decorator: a method that is a keep alone takes `chunk`, `every` and `renumber` besides (see `Keep`)."""
-    besides = {"chunk": 1, "every": None, "renumber": False}
+    """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber` and `merge` besides (see
+    `Keep`)."""
+    besides = {"chunk": 1, "every": None, "renumber": False, "merge": False}
 
     @functools.wraps(policies)
     def extended(**parameters):
@@ -259,6 +260,12 @@ def _sinks(budget=0.2, sinks=4):
 def _h2o(budget=0.2, recent=0.5):
     """The tokens that received most attention so far and recent ones; the rest is dropped."""
     return {"keep": H2O(budget, recent)}
+
+
+@method("d2o", CHOSEN, "Wan et al. 2024")
+def _d2o(budget=0.2, recent=0.5, every=None):
+    """As h2o, but what goes joins the kept token whose key is most like its own, if it is like enough."""
+    return {"keep": H2O(budget, recent, every=every, merge=True)}
 
 
 @method("snapkv", CHOSEN, "Li et al. 2024")

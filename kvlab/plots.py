@@ -39,6 +39,7 @@ STYLE = {
     "fp8": ("#5f8f00", "D", "-."),
     "sinks": (ORANGE, "P", "-"),
     "h2o": (VERMILLION, "h", "-"),
+    "d2o": (VERMILLION, "D", "--"),
     "topk": (PURPLE, "*", "-"),
     "infinigen": ("#9a4f96", "p", "--"),
     "infinigen+int4": ("#9a4f96", "v", ":"),

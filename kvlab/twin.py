@@ -73,6 +73,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "kivi4": "kivi4:recent=80",
     "sinks": "sinks:budget=1",
     "h2o": "h2o:budget=1",
+    "d2o": "d2o:budget=1",
     "snapkv": "snapkv:budget=1",
     "tova": "tova:budget=1",
     "pyramidkv": "pyramidkv:budget=1",

@@ -32,12 +32,14 @@ class Keep(Policy):
     that of the step alone.
     renumber: attend as if the tokens held were consecutive ones that end with the newest (Xiao et al. 2023,
     section 3.2): keys are rotated to these places when they are read, so models without RoPE are refused.
+    merge: what goes joins the kept token whose key is most like its own (`kvlab/merging.py`).
     """
 
     budget: float | int = 0.2
     chunk_length: int = field(default=1, kw_only=True, repr=False)
     every: int | None = field(default=None, kw_only=True, repr=False)
     renumber: bool = field(default=False, kw_only=True, repr=False)
+    merge: bool = field(default=False, kw_only=True, repr=False)
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
@@ -53,8 +55,9 @@ class Keep(Policy):
         check_whole("chunk", self.chunk_length, 1)
         if self.every is not None:
             check_whole("every", self.every, 1)
-        if not isinstance(self.renumber, bool):
-            raise ValueError(f"renumber={self.renumber!r}: expected true or false")
+        for name in ("renumber", "merge"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r}: expected true or false")
 
     @property
     def evicts(self) -> bool:
@@ -221,11 +224,12 @@ class KeepState(State):
 
     limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
     head that may hold most; goal: `limits`, where it compresses only now and then; shares `[batch,
-    kv_heads]`: where heads differ. last: see `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the
-    prompt, as long as it waits to be read again (`reread.py`).
+    kv_heads]`: where heads differ; threshold `[batch, kv_heads]`: see `merging.merge`. last: see
+    `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read
+    again (`reread.py`).
     """
 
-    per_row = ("limits", "longest", "goal", "shares", "ids", "real", "next")
+    per_row = ("limits", "longest", "goal", "shares", "threshold", "ids", "real", "next")
     states = ("last",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 

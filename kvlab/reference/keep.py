@@ -271,6 +271,31 @@ def renumbered(keys: Tensor, positions: list[int], frequencies: list[float]) -> 
     return torch.stack(found)
 
 
+def merge(keys: dict[int, Tensor], values: dict[int, Tensor], kept: list[int], threshold: float | None):
+    """D2O's merging (Wan et al. 2024, section 3.3, and the official code), one KV head: what the tokens that
+    stay become when all others go.
+
+    keys, values: position -> `[head_dim]`, of all that is there. threshold: after the last time, None before
+    the first. Returns (keys, values, threshold) of now; the same where nothing goes.
+    """
+    going = [token for token in sorted(keys) if token not in kept]
+    if not going:
+        return keys, values, threshold
+    cosine = lambda a, b: float(keys[a] @ keys[b] / keys[a].norm() / keys[b].norm())
+    nearest = {token: max(kept, key=lambda other: cosine(token, other)) for token in going}
+    likeness = {token: cosine(token, nearest[token]) for token in going}
+    mean = sum(likeness.values()) / len(going)
+    threshold = mean if threshold is None else 0.5 * threshold + 0.5 * mean
+    found = []
+    for held in (keys, values):
+        merged = {}
+        for other in kept:
+            joining = [t for t in going if nearest[t] == other and likeness[t] >= threshold]
+            merged[other] = (held[other] + sum(likeness[t] * held[t] for t in joining)) / (1 + len(joining))
+        found.append(merged)
+    return *found, threshold
+
+
 def pool(last: dict[int, int], count: dict[int, int], policy: str, capacity: int) -> list[int]:
     """InfiniGen's pool (Lee et al. 2024, section 4.4): victims leave from the older half, worst first.
 

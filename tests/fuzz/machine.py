@@ -56,6 +56,7 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "mixed": "mixed:k=int8,v=turboquant",
     "sinks": "sinks:budget=0.5,sinks=3",
     "h2o": "h2o:budget=0.5",
+    "d2o": "d2o:budget=0.5",
     "snapkv": "snapkv:budget=0.5,window=3",
     "tova": "tova:budget=0.5",
     "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",

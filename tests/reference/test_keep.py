@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference.driven import STEPS, Driven, check, keep_all
 
+from kvlab import merging
 from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
 from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
@@ -492,3 +493,58 @@ def test_causal_attention_is_torchs(tokens, head_dim, window):
     total = attention.received(query[None], keys, 0.5, window=window)
     scores = (query @ keys.T * 0.5).masked_fill(~mask, -torch.inf)
     assert torch.allclose(total, scores.softmax(-1).sum(0), atol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim, group", [(20, 3), (14, 1)])
+@pytest.mark.parametrize("method, follow", [
+    ("d2o:budget=0.4", by_h2o(0.4, 0.5)), ("d2o:budget=7,recent=0.3", by_h2o(7, 0.3)),
+    ("keydiff:budget=0.4,merge=true", by_keydiff(0.4)),
+])  # fmt: skip
+def test_what_stays_has_taken_up_what_went(method, follow, head_dim, group, monkeypatch):
+    """Sets, outputs, merged keys and values and the threshold after every pass, for two rows of 33 and 9."""
+    monkeypatch.setattr(merging, "BLOCK", 5)
+    held_now = []
+
+    def after(step, layer):
+        held_now.append((layer.positions, *layer.store.read("cpu"), layer.keep.threshold))
+
+    run = Driven(method, (33, 9), (1,) * 6 + (4,) + (1,) * 9, head_dim=head_dim, group=group).run(after)
+    merged = 0
+    for index, row in enumerate(run.rows()):
+        choose, held = follow(row), [[] for _ in row.keys]
+        thresholds = [None] * len(held)
+        for step, new in run.positions_of(index):
+            attended = [[*mine, *new] for mine in held]
+            expected, found = row.out(new, attended), run.seen[step][0]
+            assert torch.allclose(found.out[index, :, -len(new) :], expected, atol=1e-5), step
+            held = choose(new, attended, attended)
+            assert found.kept[index] == held
+            positions, keys, values, threshold = held_now[step]
+            for head, mine in enumerate(held):
+                there = {
+                    t: (row.keys[head, t].double(), row.values[head, t].double()) for t in attended[head]
+                }
+                parts = ({t: pair[part] for t, pair in there.items()} for part in (0, 1))
+                *pair, thresholds[head] = keep.merge(*parts, mine, thresholds[head])
+                merged += sum(not torch.equal(pair[0][token], there[token][0]) for token in mine)
+                for token in mine:
+                    row.keys[head, token], row.values[head, token] = pair[0][token], pair[1][token]
+                    slot = positions[index, head].tolist().index(token)
+                    assert torch.allclose(keys[index, head, slot], row.keys[head, token], atol=1e-5)
+                    assert torch.allclose(values[index, head, slot], row.values[head, token], atol=1e-5)
+                if thresholds[head] is not None:
+                    assert float(threshold[index, head]) == pytest.approx(thresholds[head], abs=1e-5)
+    assert merged > 5
+
+
+def test_merging_by_hand():
+    """Of three that go, two are like enough; both join the first token."""
+    keys = {0: [1.0, 0.0], 1: [0.0, 2.0], 2: [3.0, 0.0], 3: [4.0, 3.0], 4: [-1.0, -1.0]}
+    keys = {token: torch.tensor(key) for token, key in keys.items()}
+    values = {token: torch.tensor([10.0**token]) for token in keys}
+    found, merged, threshold = keep.merge(keys, values, [0, 1], None)
+    assert threshold == pytest.approx((1 + 0.8 - 0.5**0.5) / 3)
+    assert found[0].tolist() == pytest.approx([(1 + 3 + 0.8 * 4) / 3, 0.8 * 3 / 3])
+    assert merged[0].tolist() == pytest.approx([(1 + 100 + 800) / 3]) and merged[1].tolist() == [10.0]
+    assert keep.merge(keys, values, [0, 1], 0.9)[2] == pytest.approx((0.9 + threshold) / 2)
+    assert keep.merge(keys, values, [*keys], 0.3) == (keys, values, 0.3)

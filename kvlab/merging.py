@@ -1,0 +1,79 @@
+"""Merging: what is let go joins the kept token whose key is most like its own (D2O, Wan et al. 2024, arXiv
+2406.13035)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, one_hot
+
+from .policy import gather_slots
+from .store.exact import Exact
+from .store.growing import Growing
+from .store.static import Static
+
+BLOCK = 256  # tokens compared with all kept ones at a time
+
+
+def check_merges(store, place) -> None:
+    """ValueError for a store or a place in which a token that stays cannot be written anew."""
+    exact = isinstance(store, Growing) and {type(store.format), type(store.values)} == {Exact}
+    if place.on_host or type(store) not in (Growing, Static) or not exact or store.sinks:
+        raise ValueError("merge writes tokens anew: they must be on the device, as they are, in one buffer")
+
+
+def merge(layer, slots: Tensor) -> None:
+    """Before a layer lets go everything but `slots` `[batch, kv_heads, n]` (-1: nothing), merge what goes.
+
+    A token that goes looks for the kept token of its KV head whose key makes the largest cosine c with its
+    own. Where c is at least the head's threshold, its key and value, times c, join those of that token: what
+    stays becomes the mean of itself and of all that join it. Otherwise the token is lost. The threshold of
+    a head is the mean of c over all that go at once; from the second time on half of that and half of what it
+    was. Keys are taken after RoPE. Nothing is drawn at random, and rows and heads do not ask each other.
+
+    Writes to `layer.store`, and to `layer.keep.threshold` `[batch, kv_heads]`.
+    """
+    keys, values = layer.store.read(slots.device)  # [batch, kv_heads, slots, head_dim]
+    going = layer.slot_positions >= 0
+    index = slots.where(slots >= 0, layer.slots)
+    kept = torch.zeros(*slots.shape[:2], layer.slots + 1, dtype=torch.bool, device=slots.device)
+    going &= ~kept.scatter_(2, index, True)[..., : layer.slots]
+    order = going.int().argsort(dim=-1, descending=True, stable=True)[..., : int(going.sum(-1).max())]
+    there = going.gather(-1, order)
+    wide = torch.promote_types(keys.dtype, torch.float32)
+    likeness, nearest = _nearest(keys.to(wide), order, slots)
+    threshold = _threshold(layer.keep.threshold, likeness, there)
+    weights = likeness * (there & (likeness >= threshold[..., None]))
+    joins = (weights != 0).to(wide)
+    total = [gather_slots(x, slots).to(wide) for x in (keys, values)]
+    count = torch.ones_like(total[0][..., :1])
+    for start in range(0, order.shape[2], BLOCK):
+        part = slice(start, start + BLOCK)
+        onto = one_hot(nearest[..., part], slots.shape[2]).to(wide).transpose(2, 3)  # [batch, h, n, block]
+        count += onto @ joins[..., part, None]
+        for x, held in zip(total, (keys, values), strict=True):
+            x += onto @ (weights[..., part, None] * gather_slots(held, order[..., part]).to(wide))
+    row, head, place = (slots >= 0).nonzero(as_tuple=True)
+    where = row, head, slots[row, head, place]
+    for (buffer,), x in zip((layer.store.keys, layer.store.values), total, strict=True):
+        buffer[where] = (x / count)[row, head, place].to(buffer.dtype)
+    layer.keep.threshold = threshold
+
+
+def _nearest(keys: Tensor, order: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the tokens in slots `order` `[batch, kv_heads, m]`: the largest cosine of their key with that of a
+    kept token, and which of the kept ones that is."""
+    units = normalize(keys, dim=-1)
+    kept, found = gather_slots(units, slots).transpose(2, 3), []
+    for start in range(0, order.shape[2], BLOCK):
+        cosines = gather_slots(units, order[..., start : start + BLOCK]) @ kept
+        found.append(cosines.masked_fill((slots < 0)[:, :, None], -torch.inf).max(-1))
+    return torch.cat([x.values for x in found], -1), torch.cat([x.indices for x in found], -1)
+
+
+def _threshold(before: Tensor | None, likeness: Tensor, there: Tensor) -> Tensor:
+    """The threshold `[batch, kv_heads]` of what goes now; NaN where nothing has gone yet."""
+    mean = (likeness * there).sum(-1) / there.sum(-1)  # NaN where nothing goes
+    if before is None:
+        return mean
+    return torch.where(before.isnan(), mean, torch.where(mean.isnan(), before, (before + mean) / 2))
