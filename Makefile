@@ -71,8 +71,8 @@ workshop: $(READY) ## write what learners and instructors are handed: two zips
 test-kit: $(READY) ## set up the learner's zip in an empty folder, and run a chapter in it (needs pip's index)
 	KVLAB_KIT=1 $(PY) -m pytest tests/course/kit/test_zip.py
 
-slides: $(READY) ## write the slides of every chapter
-	$(PY) -m course slides --out build/slides
+slides: $(READY) ## write the slides of every chapter and of the talk (PDF=1: print them, too)
+	$(PY) -m course slides $(if $(PDF),--pdf) --out build/slides
 
 page: $(READY) ## write the live page, one HTML file that runs the workshop model in a browser
 	HF_HUB_OFFLINE=1 $(PY) -m course.page.build

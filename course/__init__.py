@@ -6,7 +6,7 @@ python -m course run notebooks/*.ipynb                          run and store th
 python -m course try                                            run the learner editions, nothing answered
 python -m course lab                                            the learner edition in lab/, to work in
 python -m course workshop                                       the zips for learners and instructors
-python -m course slides                                         build/slides, one page a chapter
+python -m course slides [--pdf]                                 build/slides, one page a chapter
 python -m course drawings                                       what each chapter opens with, as SVG
 python -m course smollm2                                        what the chapters show of SmolLM2, measured
 python -m course site                                           the sources of the static site

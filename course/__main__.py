@@ -38,8 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
     one = verbs.add_parser("smollm2", help="measure what the chapters show of SmolLM2")
     one.add_argument("studies", nargs="*")
     verbs.add_parser("drawings", help="draw the pictures that chapters open with, into notebooks/drawings")
-    one = verbs.add_parser("slides", help="write the slides of every chapter that has tagged cells")
+    one = verbs.add_parser("slides", help="write the slides of every chapter and of the talk")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
+    one.add_argument("--pdf", action="store_true", help="print them, too (needs Chromium or Chrome)")
     one = verbs.add_parser("answers", help="tabulate a class's answers to the quiz, and draw them")
     one.add_argument("answers", type=Path, metavar="CSV")
     one.add_argument("--out", type=Path, default=Path("answers.png"))
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif given.verb == "slides":
             from . import slides
 
-            print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out), sep="\n")
+            print(*slides.write(sorted(NOTEBOOKS.glob("*.ipynb")), given.out, printed=given.pdf), sep="\n")
         elif given.verb == "smollm2":
             from . import smollm2
 

@@ -201,6 +201,7 @@ class Pages:
             notebook = nbformat.read(path, as_version=4)
             notebook.cells = [c for c in notebook.cells if "instructor" not in c.metadata.get("tags", [])]
             for cell in notebook.cells:
+                cell.metadata.pop("slides", None)  # with what the speaker says
                 if cell.cell_type == "markdown":
                     cell.source = self._markdown(cell.source, name)
                 else:

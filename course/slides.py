@@ -1,128 +1,316 @@
-"""Slides of a chapter and of the talk: the cells tagged `slide` and `subslide`, as one HTML file, offline.
+"""Slides of a chapter and of the talk: what cells say of theirs in their metadata, as one HTML file, offline.
 
-nbconvert makes the sections; reveal.js 6 (MIT, its licence beside it in course/reveal) shows them. The title
-cell is the first slide. A picture comes with the slide whose section it stands in. What code prints
-or draws is shown without the code.
+A cell tagged `slide` has one entry or more in its metadata `slides`. An entry gives what is said; what is
+shown comes from the cell: its drawing, formula, choices or task, a stored picture, some lines of what it
+printed. So a picture that the chapter draws anew is new on its slide, too. As text (course/text.py):
+
+    ```{slide}
+    title: The price of a token          in Markdown; a picture without `words` shows its own sentence
+    show: output 1-3                     title, drawing, formula N, picture N, output LINES, code LINES,
+                                         table, vote, exercise, point; nothing where words are enough
+    words: Kept, not computed.           Markdown; each `words` is a paragraph
+    choice: 1. all of it                 in the place of the cell's own choices, where those are long
+    answer: 2. It stays.                 the choice that is right, marked in a second step, and why
+    minutes: 2                           to speak; an exercise takes what its heading says
+    say: What the speaker says.          only in the speaker's window (key s)
+    wrong: "all": what to reply.         an answer to expect; for a vote, those in the cell's folds come first
+    live: method=h2o&budget=20           the live page with these choices, linked
+    ```
+
+reveal.js 6 (MIT, its licence beside it in course/reveal) turns the pages; slides.js has the speaker's window
+and the countdown of exercises.
 """
 
 from __future__ import annotations
 
 import base64
-import copy
 import re
+import shutil
+import textwrap
+from dataclasses import dataclass, replace
+from html import escape
 from pathlib import Path
 
+import jinja2
 import nbformat
-from nbconvert import SlidesExporter
+from nbconvert.filters import markdown2html
 
+from . import pdf
 from .editions import DRAWINGS, title
 from .mathml import formulas
+from .page.build import built
+from .site import in_columns, squeeze
+from .teaching.check.key import FOLDS
 
 HERE = Path(__file__).resolve().parent
 TALK = HERE / "instructor" / "talk.md"
+WIDE, HIGH = 1280, 720  # pixels of a slide
+COLUMNS = 79  # characters of 24 pixels that stand side by side on a slide
+TALL = 1.6  # a picture less wide than this, in its heights, has its words beside it
+FIELDS = ("title", "show", "words", "choice", "answer", "minutes", "say", "wrong", "live")
+CHOICE = re.compile(r"(?m)^(?:- )?(\d|[a-e])\. (.+)$")
+EXERCISE = re.compile(r"(?m)^## (Exercise.*?) \((\d+) minutes")
+FOLD = re.compile(r"<details><summary>(\d\. .*?)</summary>(.*?)</details>", re.S)
 
 
-def slides(notebook):
-    """A notebook of the slides alone, each cell with the metadata nbconvert reads; formulas as MathML."""
-    made = copy.deepcopy(notebook)
-    cells, open = [], False  # open: is the section of a slide still running?
-    for number, cell in enumerate(made.cells):
-        tags = cell.metadata.get("tags", [])
-        kind = "slide" if number == 0 else next((tag for tag in ("slide", "subslide") if tag in tags), None)
-        heading = cell.cell_type == "markdown" and cell.source.startswith("#")
-        open = kind is not None or (open and not heading)
-        if kind is None and not (open and pictures(cell)):
-            continue
-        kind = kind or "subslide"  # a picture of the slide's section
-        if cell.cell_type == "code":
-            cell.metadata["transient"] = {"remove_source": True}
-        if cell.cell_type == "markdown":
-            cell.source = formulas(with_drawings(claim(cell.source) if number == 0 else cell.source))
-        cell.metadata["slideshow"] = {"slide_type": kind}
-        cells.append(cell)
-    made.cells = cells
-    made.metadata["title"] = title(notebook)
+@dataclass(frozen=True)
+class Slide:
+    """One slide.
+
+    kind: the first word of `show`; `tall picture` where words find room beside it. title, words, shown and
+    notes are HTML; shown is what comes from the cell. minutes: to speak; timer: to work, 0 where nobody
+    works. live: choices of the live page, or nothing.
+    """
+
+    kind: str
+    title: str
+    words: str = ""
+    shown: str = ""
+    notes: str = ""
+    minutes: int = 1
+    timer: int = 0
+    live: str = ""
+
+
+def deck(notebook) -> list[Slide]:
+    """The slides of a chapter, in the order of its cells; ValueError for an entry that says too little or too
+    much."""
+    made = []
+    for cell in notebook.cells:
+        for given in cell.metadata.get("slides", []):
+            try:
+                made.append(slide(cell, given))
+            except ValueError as error:
+                raise ValueError(
+                    f"{title(notebook)}, cell {cell.id}, {given.get('title')!r}: {error}"
+                ) from error
     return made
 
 
-def claim(source: str) -> str:
-    """Of a chapter's first cell what a title slide has room for: the title, the claim, the drawing."""
-    blocks = source.split("\n\n")
-    return "\n\n".join(block for block in blocks if block.startswith(("#", "**", "![")))
+def slide(cell, given: dict) -> Slide:
+    """The slide that one entry of a cell's metadata describes."""
+    if unknown := sorted(set(given) - set(FIELDS)):
+        raise ValueError(f"unknown {', '.join(unknown)}; a slide has {', '.join(FIELDS)}")
+    kind, _, which = given.get("show", "").partition(" ")
+    if kind not in SHOWS:
+        raise ValueError(f"show={kind!r}: expected one of {', '.join(filter(None, SHOWS))}")
+    heading, words, timer = given.get("title", ""), given.get("words", []), 0
+    if kind == "exercise":
+        task = EXERCISE.search(cell.source)
+        if task is None:
+            raise ValueError("the cell has no heading `## Exercise ... (N minutes`")
+        heading, timer = heading or task[1], int(task[2])
+    if kind == "title":
+        heading = cell.source.splitlines()[0].removeprefix("# ")
+    if kind == "picture":
+        about = pictures(cell)[int(which or 1) - 1][1]
+        words = words or [about["alt"]]
+    return Slide(
+        kind="tall picture"
+        if kind == "picture" and about["width"] < TALL * about["height"]
+        else kind or "words",
+        title=inline(heading),
+        words=html(words),
+        shown=SHOWS[kind](cell, which, given),
+        notes=notes(cell, given),
+        minutes=given.get("minutes", 1),
+        timer=timer,
+        live=given.get("live", ""),
+    )
 
 
-def with_drawings(source: str) -> str:
-    """Markdown with the course's drawings inside it, since slides are one file."""
-
-    def inside(found):
-        data = base64.b64encode((DRAWINGS / found[1]).read_bytes()).decode()
-        return f"](data:image/svg+xml;base64,{data})"
-
-    return re.sub(r"\]\(drawings/([\w.]+)\)", inside, source)
+def html(paragraphs: list[str]) -> str:
+    """Markdown paragraphs as HTML, formulas as MathML."""
+    return markdown2html(formulas("\n\n".join(paragraphs))).strip()
 
 
-def pictures(cell) -> list:
-    """The outputs of a cell that are pictures."""
-    return [out for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+def inline(text: str) -> str:
+    """One line of Markdown as HTML, without a paragraph around it."""
+    return re.sub(r"^<p>|</p>$", "", html([re.sub(r"^(\d+)\. ", r"\1\. ", text)]))  # 3. is no list here
 
 
-def order(text: str) -> list[tuple[int, str, int]]:
-    """(chapter, title of the slide, minutes) of every slide that a talk names, in its order."""
-    named = re.findall(r"(?m)^## \d+\. Chapter (\d+): (.+) \((\d+) minutes?\)$", text)
-    return [(int(chapter), heading, int(minutes)) for chapter, heading, minutes in named]
+def notes(cell, given: dict) -> str:
+    """What the speaker's window shows: what to say, and answers to expect."""
+    right = given.get("answer", "").partition(".")[0]
+    folds = FOLD.findall(cell.source) if given.get("show") == "vote" else []
+    expected = [f"“{what}” {' '.join(why.split())}" for what, why in folds if what.partition(".")[0] != right]
+    expected = [text.replace(" Run the next cell.", "") for text in expected] + given.get("wrong", [])
+    listed = "".join(f"<li>{inline(text)}</li>" for text in expected)
+    return html([given.get("say", "")]) + (
+        f"<h2>Wrong answers to expect</h2><ul>{listed}</ul>" if listed else ""
+    )
 
 
-def talk(notebooks: list, text: str):
-    """A notebook of the slides that a talk names, in its order, each with its pictures; ValueError where
-    there is none of that title."""
-    chapters = {int(title(notebook).partition(".")[0]): slides(notebook) for notebook in notebooks}
-    made, cells = None, []
-    for chapter, heading, _ in order(text):
-        made, group = made or copy.deepcopy(chapters[chapter]), []
-        for cell in chapters[chapter].cells:
-            opens = cell.metadata["slideshow"]["slide_type"] == "slide"
-            if opens and group:
-                break
-            if group or (opens and cell.source.splitlines()[0].lstrip("# ") == heading):
-                group.append(copy.deepcopy(cell))
-        if not group:
-            raise ValueError(f"chapter {chapter} has no slide {heading!r}")
-        if not cells:  # the first slide opens the talk, not a chapter
-            said = re.search(r"(?m)^\*(.+?)\*", text) or re.match(r"# (.+)", text)
-            group[0].source = "\n".join([f"# {said[1]}", *group[0].source.splitlines()[1:]])
-        cells += group
-    for number, cell in enumerate(cells):
-        cell.id = f"talk{number}"
-    made.cells, made.metadata["title"] = cells, re.match(r"# (.+)", text)[1]
-    return made
+def _nothing(cell, which: str, given: dict) -> str:
+    return ""
 
 
-def page(notebook) -> str:
-    """The page of a chapter's slides."""
-    return html(slides(notebook))
+def _drawing(cell, which: str, given: dict) -> str:
+    """The drawing that the cell's Markdown names, inside the page."""
+    found = re.search(r"!\[(.+?)\]\(drawings/([\w.]+)\)", cell.source, re.S)
+    if found is None:
+        raise ValueError("the cell has no drawing")
+    return _image("svg+xml", base64.b64encode((DRAWINGS / found[2]).read_bytes()).decode(), found[1])
 
 
-def html(made) -> str:
-    """A notebook of slides as one page of HTML."""
-    exporter = SlidesExporter(template_file=str(HERE / "slides.html.j2"))
-    exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    own = {name: (HERE / "reveal" / name).read_text(encoding="utf-8") for name in ("reveal.js", "reveal.css")}
-    return exporter.from_notebook_node(made, {"vendored": own})[0]
+def _image(kind: str, data: str, alt: str) -> str:
+    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(alt)}">'
 
 
-def write(paths: list[Path], out: Path) -> list[Path]:
-    """Write the slides of every chapter that has tagged cells, and of the talk if all its chapters are among
-    them; returns the files."""
+def pictures(cell) -> list[tuple[str, dict]]:
+    """The pictures that a cell has drawn: (data, {alt, width, height}); ValueError where there is none."""
+    drawn = [out for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
+    if not drawn:
+        raise ValueError("the cell has drawn no picture")
+    return [(out.data["image/png"].replace("\n", ""), out.metadata["image/png"]) for out in drawn]
+
+
+def _picture(cell, which: str, given: dict) -> str:
+    data, about = pictures(cell)[int(which or 1) - 1]
+    return _image("png", data, about["alt"])
+
+
+def _formula(cell, which: str, given: dict) -> str:
+    """The cell's n-th displayed formula; of a cell without any, its n-th other one."""
+    found = re.findall(r"\$\$(.+?)\$\$", cell.source, re.S) or re.findall(r"\$([^$]+)\$", cell.source)
+    if len(found) < int(which or 1):
+        raise ValueError(f"the cell has {len(found)} formulas")
+    parts = re.split(r",?\s*\\qquad\s*|,?\s*\\quad\s*", found[int(which or 1) - 1].strip())
+    return formulas("\n\n".join(f"$${part.rstrip(' .,')}$$" for part in parts))
+
+
+def lines(text: str, which: str) -> list[str]:
+    """Lines of a text by their numbers from 1, `1-3,6`; all of them where none is named."""
+    rows = text.rstrip("\n").split("\n")
+    if not which:
+        return rows
+    ends = [[int(end) for end in part.split("-")] for part in which.split(",")]
+    numbers = [n for end in ends for n in range(end[0], end[-1] + 1)]
+    if max(numbers) > len(rows):
+        raise ValueError(f"lines {which}: there are {len(rows)}")
+    return [rows[n - 1] for n in numbers]
+
+
+def _pre(rows: list[str]) -> str:
+    """Lines in a fixed width, as large as their longest and their number allow."""
+    indent = min((len(row) - len(row.lstrip()) for row in rows if row.strip()), default=0)
+    rows = [row[indent:].rstrip() for row in rows]
+    longest = max(map(len, rows))
+    if longest > COLUMNS:
+        raise ValueError(f"a line of {longest} characters, and {COLUMNS} find room: {max(rows, key=len)!r}")
+    size = min(44, int(24 * COLUMNS / longest), int(400 / 1.4 / len(rows)))
+    return f'<pre style="font-size: {max(24, size)}px">{escape(chr(10).join(rows))}</pre>'
+
+
+def _output(cell, which: str, given: dict) -> str:
+    """Lines of what the cell has printed; its tables are drawn together, its sentences broken."""
+    printed = "".join(out.text for out in cell.get("outputs", []) if out.output_type == "stream")
+    rows = squeeze("\n".join(lines(printed, which))).split("\n")
+    return _pre(
+        [part for row in rows for part in ([row] if in_columns(row) else textwrap.wrap(row, COLUMNS))]
+    )
+
+
+def _code(cell, which: str, given: dict) -> str:
+    return _pre(lines(cell.source, which))
+
+
+def _table(cell, which: str, given: dict) -> str:
+    """The cell's table, as HTML."""
+    rows = re.findall(r"(?m)^\|.*\|$", cell.source)
+    if not rows:
+        raise ValueError("the cell has no table")
+    return markdown2html(formulas("\n".join(rows)))
+
+
+def _choices(cell, which: str, given: dict) -> str:
+    """The choices; the one that is right is marked in a second step, with the reason."""
+    found = CHOICE.findall("\n".join(given["choice"]) if "choice" in given else FOLDS.sub("", cell.source))
+    right, _, because = given.get("answer", "").partition(". ")
+    if right and right not in [label for label, _ in found]:
+        raise ValueError(f"answer={right!r} is none of the choices {', '.join(label for label, _ in found)}")
+    items = []
+    for label, text in found:
+        mark = '<span class="mark fragment" data-fragment-index="0">✓</span>' if label == right else ""
+        items.append(f"<li><b>{label}</b><span>{inline(text)}</span>{mark}</li>")
+    told = f'<p class="because fragment" data-fragment-index="0">{inline(because)}</p>' if right else ""
+    return f'<ul class="choices">{"".join(items)}</ul>{told}' if items else ""
+
+
+def _vote(cell, which: str, given: dict) -> str:
+    if "answer" not in given:
+        raise ValueError("a vote needs the `answer`")
+    return _choices(cell, which, given)
+
+
+def _exercise(cell, which: str, given: dict) -> str:
+    """The choices of an exercise that has some."""
+    return _choices(cell, which, given) if "choice" in given else ""
+
+
+SHOWS = {
+    "": _nothing, "title": _nothing, "drawing": _drawing, "formula": _formula, "picture": _picture,
+    "output": _output, "code": _code, "table": _table, "vote": _vote, "exercise": _exercise,
+    "point": _nothing,
+}  # fmt: skip
+
+
+def order(text: str) -> list[tuple[int, list[str], int, str]]:
+    """(chapter, titles of the slides, minutes, what is said) of every part of a talk that has slides."""
+    parts = re.findall(r"(?ms)^## \d+\. Chapter (\d+): (.+?) \((\d+) minutes?\)$\n+(.*?)(?=^## |\Z)", text)
+    return [
+        (int(chapter), titles.split(" + "), int(minutes), said) for chapter, titles, minutes, said in parts
+    ]
+
+
+def talk(notebooks: list, text: str) -> list[Slide]:
+    """The slides that a talk names, in its order; ValueError where there is none of that title."""
+    chapters = {int(title(notebook).partition(".")[0]): deck(notebook) for notebook in notebooks}
+    made = []
+    for chapter, titles, minutes, said in order(text):
+        for number, named in enumerate(titles):
+            found = [one for one in chapters[chapter] if one.title == inline(named)]
+            if not found:
+                raise ValueError(f"chapter {chapter} has no slide {named!r}")
+            told = html([said]) if number == 0 else f"<p>Still: {escape(titles[0])}</p>"
+            made.append(replace(found[0], notes=told, minutes=minutes if number == 0 else 0))
+    opening = re.search(r"(?m)^\*(.+?)\*", text) or re.match(r"# (.+)", text)
+    heading = html([re.match(r"# (.+)", text)[1]])
+    return [
+        replace(made[0], title=inline(opening[1]), words=heading),
+        *made[1:],
+    ]  # opens the talk, not a chapter
+
+
+def page(made: list[Slide], name: str, live: str = "page.html", paper: bool = False) -> str:
+    """A deck as one page of HTML. live: where the live page lies, seen from it. paper: to be printed, each
+    slide on a sheet, a vote on two."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(HERE), autoescape=True)
+    own = {path: (HERE / path).read_text(encoding="utf-8") for path in (
+        "reveal/reveal.js", "reveal/reveal.css", "slides.js",
+    )}  # fmt: skip
+    template = environment.get_template("slides.html.j2")
+    return template.render(slides=made, name=name, live=live, paper=paper, own=own, wide=WIDE, high=HIGH)
+
+
+def write(paths: list[Path], out: Path, live: str | None = None, printed: bool = False) -> list[Path]:
+    """Write the slides of every chapter that has some, and of the talk if all its chapters are among them;
+    returns the files. live: where the live page lies, seen from there; by default a copy is put beside them.
+    printed: as PDF, too."""
     out.mkdir(parents=True, exist_ok=True)
-    made, notebooks = [], [nbformat.read(path, as_version=4) for path in paths]
-    for path, notebook in zip(paths, notebooks):
-        if len(slides(notebook).cells) < 2:
-            continue
-        made.append(out / f"{path.stem}.html")
-        made[-1].write_text(page(notebook), encoding="utf-8")
+    if live is None:
+        shutil.copy(built(), out)
+    notebooks = [nbformat.read(path, as_version=4) for path in paths]
+    decks = {path.stem: (title(book), deck(book)) for path, book in zip(paths, notebooks)}
     text = TALK.read_text(encoding="utf-8")
-    there = {int(title(notebook).partition(".")[0]) for notebook in notebooks}
-    if {chapter for chapter, *_ in order(text)} <= there:
-        made.append(out / "talk.html")
-        made[-1].write_text(html(talk(notebooks, text)), encoding="utf-8")
+    if {chapter for chapter, *_ in order(text)} <= {int(title(book).partition(".")[0]) for book in notebooks}:
+        decks["talk"] = re.match(r"# (.+)", text)[1], talk(notebooks, text)
+    made = []
+    for stem, (name, slides) in decks.items():
+        if not slides:
+            continue
+        made.append(out / f"{stem}.html")
+        made[-1].write_text(page(slides, name, live or "page.html"), encoding="utf-8")
+        if printed:
+            made.append(pdf.write(page(slides, name, paper=True), out / f"{stem}.pdf"))
     return made

@@ -10,12 +10,16 @@
     ```{code} #reveal nbval-ignore-output
     print("a code cell")
     ```
+    ```{slide}
+    title: What the cell above shows
+    ```
     ```{setup}
     ```
 
 `+++` starts a Markdown cell, so does the text after a code cell. The head becomes the notebook's metadata
-`course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. Cells without a name are
-called c00, c01, ... Outputs are not part of the text.
+`course`. `{setup}` stands for the cell `SETUP`, the same in every chapter. `{slide}` is a slide of the cell
+before it (course/slides.py says what one has; a long line goes on after two blanks). Cells without a name
+are called c00, c01, ... Outputs are not part of the text.
 
 Why not jupytext: its formats (tried: MyST and percent of 1.19.6) carry tags and, when told to, the metadata
 `course`, but no cell ids, so a chapter written as text could not name its cells.
@@ -24,6 +28,7 @@ Why not jupytext: its formats (tried: MyST and percent of 1.19.6) carry tags and
 from __future__ import annotations
 
 import re
+import textwrap
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -39,7 +44,8 @@ warnings.filterwarnings("ignore", message="IProgress not found")  # nor widgets
 if importlib.util.find_spec("kvlab") is None:
     source = os.environ.get("KVLAB_SOURCE", "..")
     %pip install -q {source}"""
-FENCE = re.compile(r"```\{(code|setup)\}\s*(.*)")
+FENCE = re.compile(r"```\{(code|setup|slide)\}\s*(.*)")
+SEVERAL = ("words", "choice", "wrong")  # what a slide may say more than once
 
 
 def to_notebook(text: str) -> nbformat.NotebookNode:
@@ -51,7 +57,9 @@ def to_notebook(text: str) -> nbformat.NotebookNode:
         source = "\n".join(lines).strip("\n") if kind == "code" else "\n".join(lines).strip()
         if kind == "setup":
             source = SETUP
-        if source:
+        if kind == "slide":
+            _give_slide(cells, lines)
+        elif source:
             cells.append(_cell(kind, words, source, len(cells)))
 
     for line in body.splitlines():
@@ -86,7 +94,9 @@ def to_text(notebook: nbformat.NotebookNode) -> str:
     after_markdown = False
     for cell in notebook.cells:
         named = [] if re.fullmatch(r"c\d+", cell.id) else [f"#{cell.id}"]
-        words = " ".join(named + [t for t in cell.metadata.get("tags", []) if t != "setup"])
+        slides = cell.metadata.get("slides", [])
+        left = ("setup", "slide") if slides else ("setup",)
+        words = " ".join(named + [t for t in cell.metadata.get("tags", []) if t not in left])
         if cell.cell_type == "markdown":
             if after_markdown or words:
                 parts.append(f"+++ {words}".rstrip())
@@ -95,6 +105,8 @@ def to_text(notebook: nbformat.NotebookNode) -> str:
             parts += [f"```{{setup}} {words}".rstrip(), "```"]
         else:
             parts += [f"```{{code}} {words}".rstrip(), cell.source, "```"]
+        for slide in slides:
+            parts += ["```{slide}", *_slide_lines(slide), "```"]
         after_markdown = cell.cell_type == "markdown"
     return "\n".join(parts) + "\n"
 
@@ -117,6 +129,30 @@ def _cell(kind: str, words: str, source: str, count: int):
     make = new_markdown_cell if kind == "markdown" else new_code_cell
     metadata = {"tags": tags} if tags else {}
     return make(source, id=names[0] if names else f"c{count:02}", metadata=metadata)
+
+
+def _give_slide(cells: list, lines: list[str]) -> None:
+    """Give the last cell the slide that these lines describe. ValueError for a line without a key."""
+    slide = {}
+    for line in re.sub(r"\n  +", " ", "\n".join(lines)).splitlines():
+        key, colon, value = line.partition(": ")
+        if not colon or not cells:
+            raise ValueError(f"a slide comes after its cell and has lines `key: value`, not {line!r}")
+        if key in SEVERAL:
+            slide.setdefault(key, []).append(value.strip())
+        else:
+            slide[key] = int(value) if key == "minutes" else value.strip()
+    tags = cells[-1].metadata.setdefault("tags", [])
+    cells[-1].metadata["tags"] = [*tags, *(["slide"] if "slide" not in tags else [])]
+    cells[-1].metadata.setdefault("slides", []).append(slide)
+
+
+def _slide_lines(slide: dict) -> list[str]:
+    """The lines that describe a slide, long ones broken."""
+    pairs = [(key, value) for key, held in slide.items() for value in (held if key in SEVERAL else [held])]
+    told = (f"{key}: {value}" for key, value in pairs)
+    wrap = textwrap.TextWrapper(110, subsequent_indent="  ", break_on_hyphens=False)
+    return [part for line in told for part in wrap.wrap(line)]
 
 
 def _head(text: str) -> tuple[dict, str]:

@@ -8,20 +8,12 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import shutil
 import subprocess
 import time
 from pathlib import Path
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 KEYS = {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9, "Enter": 13,
-        "Home": 36, "End": 35}  # fmt: skip
-
-
-def find() -> str | None:
-    """The installed Chromium or Chrome; the variable KVLAB_BROWSER names another one."""
-    return os.environ.get("KVLAB_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+        "Home": 36, "End": 35, "s": 83, "t": 84}  # fmt: skip
 
 
 class Browser:

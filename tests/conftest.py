@@ -79,7 +79,9 @@ def no_network():
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     """The installed Chromium, headless (see browser.py); skips where there is none."""
-    from browser import Browser, find
+    from browser import Browser
+
+    from course.pdf import find
 
     program = find()
     if program is None:

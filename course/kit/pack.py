@@ -106,7 +106,7 @@ def write(paths: list[Path], out: Path) -> list[Path]:
             ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", editions.instructor),
         ):  # fmt: skip
             _edition(instructor / name, books, change, version)
-        slides.write(paths, instructor / "slides")
+        slides.write(paths, instructor / "slides", live="../page.html")
         _for_instructors(instructor)
         return [*made, _zip(instructor, out)]
 

@@ -109,6 +109,8 @@ def test_the_way_through_text_keeps_every_cell():
     for book in BOOKS.values():
         again = text.to_notebook(text.to_text(book))
         assert [(c.cell_type, c.source) for c in again.cells] == [(c.cell_type, c.source) for c in book.cells]
+        slides = [[c.metadata.get("slides") for c in cells] for cells in (again.cells, book.cells)]
+        assert slides[0] == slides[1]
 
 
 def test_a_changed_number_is_noticed(tmp_path):

@@ -1,7 +1,8 @@
-"""Slides hold the tagged cells and their pictures, and show without a network."""
+"""Slides show what cells hold, are read from the back of a room, and need no network."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,40 +10,156 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from course import slides
+from course import editions, pdf, slides
 
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9]*.ipynb"))
+BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
+DECKS = {name: slides.deck(book) for name, book in BOOKS.items()}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+NUMBER = re.compile(r"\d[\d,.]*\d|\d")
+MEASURE = (Path(__file__).parent / "measure_slides.js").read_text()
 
 
-def chapter():
-    picture = lambda: [new_output("display_data", {"image/png": PIXEL}, metadata={"image/png": {"alt": "x"}})]
-    tagged = lambda text, tag: new_markdown_cell(text, metadata={"tags": [tag]})
-    return new_notebook(
-        cells=[
-            new_markdown_cell("# 3. Title\n\nA claim."),
-            new_code_cell("early = 1", outputs=picture()),
-            tagged("## First\n\nThe formula $n^2$.", "slide"),
-            new_code_cell("secret_code()", outputs=picture()),
-            new_code_cell("no_picture()"),
-            tagged("More.", "subslide"),
-            new_markdown_cell("## Not a slide"),
-            new_code_cell("late()", outputs=picture()),
-        ]
+def cell(kind, source, *given, **more):
+    """A cell with slides."""
+    make = {"markdown": new_markdown_cell, "code": new_code_cell}[kind]
+    return make(source, metadata={"tags": ["slide"], "slides": list(given)} if given else {}, **more)
+
+
+def chapter(*cells):
+    return new_notebook(cells=[cell("markdown", "# 3. Title\n\nA claim.", {"show": "title"}), *cells])
+
+
+def one(kind, source, given, **more):
+    return slides.deck(chapter(cell(kind, source, given, **more)))[1]
+
+
+VOTE = """## Predict
+
+How many?
+
+1. about $n$
+2. about $n^2$
+
+<details><summary>1. about n</summary>That is once. Run the next cell.</details>
+<details><summary>2. about n²</summary>Yes. Run the next cell.</details>"""
+
+
+def test_what_is_shown_comes_from_the_cell():
+    picture = new_output(
+        "display_data",
+        {"image/png": PIXEL},
+        metadata={"image/png": {"alt": "All fit.", "width": 9, "height": 3}},
     )
+    made = one("code", "secret_code()", {"show": "picture", "title": "T"}, outputs=[picture])
+    assert (
+        PIXEL in made.shown and made.words == "<p>All fit.</p>" and "secret" not in slides.page([made], "x")
+    )
+    made = one("markdown", "Then $n$.\n\n$$a^2 .$$ $$b^2$$", {"show": "formula 2", "title": "T"})
+    assert "<msup>" in made.shown and "<mi>b</mi>" in made.shown and "<mi>a</mi>" not in made.shown
+    printed = [new_output("stream", text="a   1\nb   2\nc   3\n")]
+    assert ">a  1\nc  3<" in one("code", "x", {"show": "output 1,3", "title": "T"}, outputs=printed).shown
+    assert ">two()\nthree()<" in one("code", "if one:\n    two()\n    three()", {"show": "code 2-3"}).shown
+    assert slides.deck(chapter())[0].title == "3. Title"
 
 
-def test_tagged_cells_and_their_pictures_become_slides():
-    made = slides.slides(chapter())
-    kinds = [(cell.metadata["slideshow"]["slide_type"], cell.source[:8]) for cell in made.cells]
-    assert kinds == [("slide", "# 3. Tit"), ("subslide", "early = "), ("slide", "## First"),
-                     ("subslide", "secret_c"), ("subslide", "More.")]  # fmt: skip
-    assert "<msup>" in made.cells[2].source
+def test_a_vote_shows_its_answer_in_a_second_step_and_tells_the_speaker_what_the_others_think():
+    made = one(
+        "markdown", VOTE, {"show": "vote", "title": "T", "answer": "2. A square.", "wrong": ["Zero: no."]}
+    )
+    assert made.shown.count("<li>") == 2 and "details" not in made.shown
+    right = made.shown.split("<li>")[2]
+    assert 'class="mark fragment"' in right and 'class="because fragment"' in right and "A square." in right
+    assert "That is once." in made.notes and "Zero: no." in made.notes
+    assert "Yes." not in made.notes and "Run the next" not in made.notes
+    asked, answered = slides.page([made], "x", paper=True).split("<section")[1:]
+    assert 'class="asked"' in asked and 'class="answered"' in answered
 
 
-def test_a_page_shows_pictures_without_their_code_and_needs_nothing_else():
-    html = slides.page(chapter())
-    assert "3. Title: slides" in html and "secret_code" not in html and PIXEL in html
+def test_an_exercise_has_its_name_and_its_minutes():
+    made = one("markdown", "## Exercise 2: a bug (15 minutes, difficulty 2)", {"show": "exercise"})
+    assert (made.title, made.timer) == ("Exercise 2: a bug", 15)
+
+
+@pytest.mark.parametrize(
+    "kind, source, given, said",
+    [
+        ("code", "x", {"title": "T", "show": "picture"}, "has drawn no picture"),
+        ("code", "x", {"title": "T", "show": "code 2"}, "lines 2: there are 1"),
+        ("code", "x" * 90, {"title": "T", "show": "code"}, "a line of 90 characters, and 79 find room"),
+        ("markdown", "x", {"title": "T", "show": "drawing"}, "has no drawing"),
+        ("markdown", "x", {"title": "T", "show": "formula"}, "has 0 formulas"),
+        ("markdown", "x", {"title": "T", "show": "table"}, "has no table"),
+        ("markdown", VOTE, {"title": "T", "show": "vote"}, "needs the `answer`"),
+        ("markdown", VOTE, {"title": "T", "show": "vote", "answer": "3. x"}, "none of the choices 1, 2"),
+        ("markdown", "x", {"show": "exercise"}, "no heading `## Exercise"),
+        ("markdown", "x", {"show": "film"}, "show='film': expected one of title, drawing"),
+        ("markdown", "x", {"colour": "red"}, "unknown colour"),
+    ],
+)
+def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, given, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as error:
+        one(kind, source, given)
+    assert "3. Title, cell " in str(error.value)
+
+
+@pytest.mark.parametrize("name", DECKS)
+def test_a_deck_has_what_a_lesson_needs(name):
+    book, deck = BOOKS[name], DECKS[name]
+    kinds = [made.kind for made in deck]
+    assert 12 <= len(deck) <= 20
+    assert kinds[:2] == ["title", "drawing"] and kinds[-1] == "point"
+    assert "vote" in kinds and sum("picture" in kind for kind in kinds) >= 2
+    exercises = sum(cell.source.count("## Exercise") for cell in book.cells if cell.cell_type == "markdown")
+    assert kinds.count("exercise") == exercises
+    if exercises > 1:  # chapter 0 has one exercise and no formula
+        assert "formula" in kinds
+    teach, practise = editions.minutes(book)
+    assert 0.5 * teach <= sum(made.minutes for made in deck) <= teach
+    assert sum(made.timer for made in deck) == practise
+    assert all(len(made.notes) > 60 for made in deck)
+    assert sum("Wrong answers" in made.notes for made in deck) >= 6
+    assert len({made.title for made in deck}) == len(deck)
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_cells_with_slides_are_those_that_are_tagged(name):
+    for cell in BOOKS[name].cells:
+        tags = cell.metadata.get("tags", [])
+        assert ("slide" in tags) == bool(cell.metadata.get("slides")) and "subslide" not in tags, cell.id
+        assert not (cell.metadata.get("slides") and "instructor" in tags), cell.id
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_no_number_on_a_slide_is_made_up(name):
+    """Each of two digits or more stands in the chapter: in its text, or in what its cells have stored."""
+    book = BOOKS[name]
+    stored = [json.dumps(out.get("text", "") or [m.get("alt") for m in out.get("metadata", {}).values()])
+              for cell in book.cells for out in cell.get("outputs", [])]  # fmt: skip
+    everything = "\n".join([cell.source for cell in book.cells] + stored).replace(",", "")
+    known = {number.rstrip(".") for number in NUMBER.findall(everything)}
+    for cell in book.cells:
+        for given in cell.metadata.get("slides", []):
+            told = [given[key] for key in ("title", "answer", "say") if key in given]
+            told += [line for key in ("words", "choice", "wrong") for line in given.get(key, [])]
+            for number in NUMBER.findall(" ".join(told).replace(",", "")):
+                assert len(number) == 1 or number.rstrip(".") in known, (cell.id, number, told)
+
+
+def test_learners_do_not_get_what_the_speaker_knows():
+    for book in BOOKS.values():
+        made = editions.learner(book)
+        assert not any(cell.metadata for cell in made.cells)
+        handed = nbformat.writes(made)
+        for cell in book.cells:
+            for given in cell.metadata.get("slides", []):
+                assert all(
+                    json.dumps(said)[1:-1] not in handed for said in [given["say"], *given.get("wrong", [])]
+                )
+
+
+def test_a_page_needs_nothing_else():
+    html = slides.page(DECKS[CHAPTERS[0].stem], "x")
     outside = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="([^"]{1,60})', html)
     assert all(address.startswith("data:") for address in outside)
 
@@ -59,42 +176,119 @@ def test_the_talk_takes_twenty_minutes_and_what_is_said_fits_them():
         assert 0.6 * minutes <= spoken <= minutes + 0.1, heading
 
 
-def test_the_talk_has_the_slides_that_it_names_with_their_pictures():
-    books = [nbformat.read(path, as_version=4) for path in CHAPTERS]
+def test_the_talk_has_the_slides_that_it_names_and_what_to_say():
     text = slides.TALK.read_text()
-    made = slides.talk(books, text)
-    first = [c.source.splitlines()[0].lstrip("# ") for c in made.cells
-             if c.metadata["slideshow"]["slide_type"] == "slide"]  # fmt: skip
-    assert first[0] == "What does a cache still hold?"  # and no chapter's title
-    assert first[1:] == [heading for _, heading, _ in slides.order(text)][1:]
-    assert sum(bool(slides.pictures(cell)) for cell in made.cells) >= 7
-    assert len({cell.id for cell in made.cells}) == len(made.cells)
+    made = slides.talk(list(BOOKS.values()), text)
+    named = [title for _, titles, _, _ in slides.order(text) for title in titles]
+    assert [slide.title for slide in made][1:] == named[1:]
+    assert made[0].title == "What does a cache still hold?"  # and no chapter's title
+    assert sum("picture" in slide.kind for slide in made) >= 7
+    assert sum(slide.minutes for slide in made) == 18  # two more for questions
+    assert "causal" in made[3].notes and "A square" not in made[4].notes
     with pytest.raises(ValueError, match="chapter 3 has no slide 'First!'"):
-        slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First! (1 minute)\n")
-    assert [c.id for c in slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First (1 minute)\n").cells] == [
-        "talk0", "talk1", "talk2",
-    ]  # fmt: skip
+        slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First! (1 minute)\n\nSay.")
 
 
-def test_the_talk_in_a_browser(tmp_path, browser):
-    page = slides.write(CHAPTERS, tmp_path)[-1]
-    assert page.name == "talk.html"
-    browser.size(1280, 760)
+def test_pdf_says_in_one_line_that_no_browser_is_installed(tmp_path, monkeypatch):
+    monkeypatch.delenv("KVLAB_BROWSER", raising=False)
+    monkeypatch.setattr(pdf.shutil, "which", lambda name: None)
+    with pytest.raises(
+        ValueError, match="none is installed: install one, or name its program in KVLAB_BROWSER"
+    ):
+        pdf.write("<p>x</p>", tmp_path / "x.pdf")
+
+
+def test_a_pdf_has_a_sheet_for_each_slide_and_two_for_a_vote(tmp_path, browser):
+    name = CHAPTERS[2].stem
+    made = pdf.write(slides.page(DECKS[name], "x", paper=True), tmp_path / "x.pdf").read_bytes()
+    asked = sum("fragment" in slide.shown for slide in DECKS[name])
+    assert len(re.findall(rb"/Type\s*/Page\b", made)) == len(DECKS[name]) + asked
+    assert set(re.findall(rb"/MediaBox\s*\[([^\]]*)\]", made)) == {
+        b"0 0 960 540"
+    }  # points: 1280 x 720 pixels
+
+
+@pytest.mark.parametrize("name", [*DECKS, "talk"])
+def test_every_slide_is_read_from_the_back_of_a_room(name, tmp_path, browser):
+    """Measured at 1280 x 720: 24 pixels and more, at most 40 words, nothing scrolls, nothing is cut."""
+    deck = DECKS[name] if name in DECKS else slides.talk(list(BOOKS.values()), slides.TALK.read_text())
+    page = tmp_path / f"{name}.html"
+    page.write_text(slides.page(deck, name))
+    browser.size(slides.WIDE, slides.HIGH)
     browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
-    assert browser.run("Reveal.getHorizontalSlides().length") == len(slides.order(slides.TALK.read_text()))
-    assert browser.errors == []
-
-
-@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
-def test_the_slides_of_a_chapter_in_a_browser(path, tmp_path, browser):
-    if not slides.write([path], tmp_path):
-        pytest.skip("no cell of this chapter is tagged as a slide")
-    page = tmp_path / f"{path.stem}.html"
-    browser.size(1280, 760)
-    browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
-    expected = len(slides.slides(nbformat.read(path, as_version=4)).cells)
-    assert browser.run("Reveal.getTotalSlides()") == expected
-    browser.press("ArrowRight")
-    assert browser.run("Reveal.getIndices().h") == 1
+    found = browser.run(MEASURE)
+    assert len(found) == len(deck)
+    for slide in found:
+        assert slide["smallest"] >= 24 and slide["words"] <= 40 and slide["cut"] == [], slide
     assert browser.errors == []
     assert [x for x in browser.requests if not x.startswith("data:")] == [page.as_uri()]
+
+
+def test_the_measure_sees_what_is_small_long_or_cut(tmp_path, browser):
+    page = tmp_path / "bad.html"
+    bad = [
+        slides.Slide("words", "T", words="<p style='font-size: 20px'>small</p>"),
+        slides.Slide("words", "T", words="<p>word " * 20 + "two words " * 15),
+        slides.Slide("output", "T", shown="<pre style='font-size: 30px'>" + "x" * 90 + "</pre>"),
+        slides.Slide("output", "T", shown="<pre>" + "x\n" * 40 + "</pre>"),
+        slides.Slide("words", "T", words="<p>good</p>"),
+    ]
+    page.write_text(slides.page(bad, "bad"))
+    browser.size(slides.WIDE, slides.HIGH)
+    browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
+    small, long, wide, high, good = browser.run(MEASURE)
+    assert small["smallest"] == 20 and long["words"] == 51 and wide["cut"] and high["cut"]
+    assert good["smallest"] >= 24 and good["words"] == 2 and good["cut"] == []
+
+
+def test_keys_open_the_speakers_window_and_start_the_countdown(tmp_path, browser):
+    deck = DECKS[CHAPTERS[2].stem]
+    page = tmp_path / "deck.html"
+    page.write_text(slides.page(deck, "deck"))
+    browser.size(slides.WIDE, slides.HIGH)
+    at = next(number for number, slide in enumerate(deck) if slide.kind == "exercise")
+    browser.open(f"{page.as_uri()}#/{at}", "window.Reveal && Reveal.isReady()")
+    browser.press("s")
+    told = browser.run("speaker.document.body.innerText")
+    assert f"Slide {at + 1} of {len(deck)}" in told and "Wrong answers to expect" in told
+    assert f"{deck[at].timer} to work" in told
+    browser.press("ArrowRight")
+    assert f"Slide {at + 2} of" in browser.run("speaker.document.body.innerText")
+    browser.press("ArrowLeft")
+    timer = "document.querySelector('section.present .timer')"
+    assert f"{deck[at].timer}:00" in browser.run(f"{timer}.innerText")
+    browser.press("t")
+    browser._wait(lambda: f"{deck[at].timer - 1}:5" in browser.run(f"{timer}.innerText"))
+    assert "Pause" in browser.run(f"{timer}.innerText")
+    browser.press("t")
+    calm = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    browser.call("Emulation.setEmulatedMedia", features=calm)
+    browser._wait(lambda: f"{deck[at].timer} min" in browser.run(f"{timer}.innerText"))
+    assert browser.run(f"getComputedStyle({timer}.querySelector('progress')).display") == "none"
+    browser.run("speaker.close()")
+    assert browser.errors == []
+
+
+def test_a_vote_in_a_browser_shows_its_answer_with_the_next_key(tmp_path, browser):
+    deck = DECKS[CHAPTERS[2].stem]
+    page = tmp_path / "deck.html"
+    page.write_text(slides.page(deck, "deck"))
+    browser.size(390, 844)  # a phone: the slide is small, and nothing stands beside the page
+    at = next(number for number, slide in enumerate(deck) if slide.kind == "vote")
+    browser.open(f"{page.as_uri()}#/{at}", "window.Reveal && Reveal.isReady()")
+    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
+    seen = "getComputedStyle(document.querySelector('section.present .because')).visibility"
+    assert browser.run(seen) == "hidden"
+    browser.press("ArrowRight")
+    browser._wait(lambda: browser.run(seen) == "visible")
+    assert browser.run("Reveal.getIndices().h") == at
+
+
+def test_decks_are_written_with_the_live_page_beside_them(tmp_path):
+    made = slides.write(CHAPTERS[:1], tmp_path)
+    assert [path.name for path in made] == [
+        f"{CHAPTERS[0].stem}.html"
+    ]  # and no talk, which needs all chapters
+    assert (tmp_path / "page.html").exists() and 'href="page.html#method=full"' in made[0].read_text()
+    slides.write(CHAPTERS[:1], tmp_path / "kit", live="../page.html")
+    assert not (tmp_path / "kit" / "page.html").exists()

@@ -29,6 +29,15 @@ print("```")
 
 print(2)
 ```
+```{slide}
+title: What it shows
+show: output 1
+words: One line.
+words: Another line, which is so long that it has to be broken when it is printed, since nobody can read what
+  goes on for ever.
+minutes: 2
+wrong: "two": no.
+```
 The end.
 """
 
@@ -43,13 +52,17 @@ def test_a_text_becomes_the_cells_it_describes():
         ("markdown", "c01", []),
         ("markdown", "predict", ["instructor", "slide"]),
         ("code", "c03", ["setup"]),
-        ("code", "reveal", ["nbval-ignore-output"]),
+        ("code", "reveal", ["nbval-ignore-output", "slide"]),
         ("markdown", "c05", []),
     ]
     assert notebook.cells[0].source.endswith("not_a_cell = True\n```")
     assert notebook.cells[3].source == text.SETUP
     assert notebook.cells[4].source == 'print("```")\n\nprint(2)'
     assert all(cell.outputs == [] for cell in notebook.cells if cell.cell_type == "code")
+    (slide,) = notebook.cells[4].metadata["slides"]
+    assert (slide["title"], slide["show"], slide["minutes"]) == ("What it shows", "output 1", 2)
+    assert slide["words"][0] == "One line." and slide["words"][1].endswith("what goes on for ever.")
+    assert slide["wrong"] == ['"two": no.']
 
 
 def test_the_way_there_and_back_changes_nothing():
@@ -71,7 +84,11 @@ def test_outputs_stay_when_only_prose_changes():
 
 @pytest.mark.parametrize(
     "wrong, message",
-    [("```{code}\nprint(1)\n", "no closing"), ("+++ #a\nx\n+++ #a\ny\n", "two cells are called a")],
+    [
+        ("```{code}\nprint(1)\n", "no closing"),
+        ("+++ #a\nx\n+++ #a\ny\n", "two cells are called a"),
+        ("x\n```{slide}\ntitle\n```\n", "lines `key: value`, not 'title'"),
+    ],
 )
 def test_a_text_that_is_no_notebook_is_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

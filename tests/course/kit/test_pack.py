@@ -49,6 +49,12 @@ def sentences(text: str) -> list[str]:
     return [one for one in re.split(r"(?<=[.:;?]) ", plain(text)) if len(one) > 25]
 
 
+def spoken(cell) -> str:
+    """What a cell's slides tell the speaker alone: what to say, and wrong answers to expect."""
+    given = cell.metadata.get("slides", [])
+    return "\n".join(line for slide in given for line in [slide["say"], *slide.get("wrong", [])])
+
+
 def secrets() -> dict[str, str]:
     """Line -> where it stands: solutions, hints, answers, checks, and what is meant for instructors."""
     found = {}
@@ -63,6 +69,7 @@ def secrets() -> dict[str, str]:
                 lines = [line for line in lines if len(line) > 12 and line not in given]
             if "instructor" in cell.metadata.get("tags", []):
                 lines += sentences(cell.source)
+            lines += sentences(spoken(cell))
             for _, folded in FOLD.findall(cell.source):
                 lines += [line for line in sentences(folded) if line != "Run the next cell."]
             found |= {line: f"{path.name} {cell.id}" for line in lines if line not in shown}
@@ -86,7 +93,7 @@ def test_learners_are_handed_no_answer(kits):
         if name.endswith((".safetensors", ".whl")):  # numbers; and the wheel, whose files are here too
             continue
         if name.endswith(".ipynb"):
-            text = "\n".join(cell.source for cell in nbformat.reads(data.decode(), 4).cells)
+            text = "\n".join(cell.source + spoken(cell) for cell in nbformat.reads(data.decode(), 4).cells)
         else:
             text = data.decode(errors="ignore")
         text = plain(text)
@@ -100,7 +107,7 @@ def test_learners_are_handed_no_answer(kits):
 def test_a_line_of_a_solution_would_be_found(kits):
     """The search sees what it must: in the instructor's zip the same lines stand in the clear."""
     solved = "\n".join(
-        cell.source
+        f"{cell.source}\n{spoken(cell)}"
         for name, data in kits[1].items()
         if name.endswith(".ipynb") and "/instructor/" in name
         for cell in nbformat.reads(data.decode(), 4).cells
@@ -142,8 +149,12 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
     for edition in ("learner", "solution", "instructor"):
         for path in CHAPTERS:
             assert f"kvlab-instructor/{edition}/{path.name}" in inside
-    for name in ("TEACH.md", "instructor_guide.md", "kvlab-learner.zip", "slides/"):
+    for name in ("TEACH.md", "instructor_guide.md", "kvlab-learner.zip", "slides/talk.html"):
         assert any(found.startswith(f"kvlab-instructor/{name}") for found in inside)
+    for path in CHAPTERS:  # the live page lies once in the zip, above the slides
+        assert f"kvlab-instructor/slides/{path.stem}.html" in inside
+    assert b'href="../page.html#' in inside[f"kvlab-instructor/slides/{CHAPTERS[0].stem}.html"]
+    assert "kvlab-instructor/slides/page.html" not in inside
 
 
 @pytest.mark.slow
