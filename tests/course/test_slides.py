@@ -14,7 +14,7 @@ from course import editions, pdf, slides
 
 CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9]*.ipynb"))
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
-DECKS = {name: slides.deck(book) for name, book in BOOKS.items()}
+DECKS = {name: deck for name, book in BOOKS.items() if (deck := slides.deck(book))}
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 MEASURE = (Path(__file__).parent / "measure_slides.js").read_text()
@@ -101,6 +101,10 @@ def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, giv
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         one(kind, source, given)
     assert "3. Title, cell " in str(error.value)
+
+
+def test_the_chapters_up_to_the_decision_have_slides():
+    assert [name[:2] for name in DECKS][:9] == [f"{number:02}" for number in range(9)]
 
 
 @pytest.mark.parametrize("name", DECKS)
