@@ -17,6 +17,7 @@ import importlib.util
 import torch
 
 import kvlab
+from kvlab.spec import name_of
 from kvlab.store import Float8, Int, Static
 
 from . import models
@@ -252,6 +253,6 @@ def beside(rows: dict, key: str) -> None:
             bits = BITS.get(name, 16)
             fastest[bits] = min(ms, fastest.get(bits, ms))
     for name, row in rows.items():
-        base = fastest.get(BITS.get(name.split(":")[0], 16))
+        base = fastest.get(BITS.get(name_of(name), 16))
         if base is not None and key in row and name not in THEIRS:
             row[f"{key[:-3]}_times_theirs"] = row[key] / base

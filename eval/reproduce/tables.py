@@ -32,6 +32,13 @@ def filled(text: str) -> str:
     return MARKED.sub(table, text)
 
 
+def label(method: str) -> str:
+    """A method as a table names it: its text without the budget, which stands above the table."""
+    name, _, rest = method.partition(":")
+    more = ",".join(part for part in rest.split(",") if part and not part.startswith("budget="))
+    return f"{name}:{more}" if more else name
+
+
 def study(name: str) -> list[dict]:
     """A study's collected rows; none where it has not been collected."""
     file = ROOT / "docs" / "results" / f"{name}.json"
@@ -49,10 +56,10 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
         return MISSING
-    at = {(row["protocol"], row["task"], row["method"].partition(":")[0]): row for row in rows}
+    at = {(row["protocol"], row["task"], label(row["method"])): row for row in rows}
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
     there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
-    methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
+    methods = list(dict.fromkeys(label(row["method"]) for row in rows))
     head = ["method", *(f"{t}, {p}" for p, t in there), "bytes held", "moved per step"]
     body = []
     for method in methods:
@@ -129,7 +136,7 @@ def beside(budget: str, *tasks: str) -> str:
     """The workshop model beside SmolLM2, methods by tasks and protocols, at one budget."""
     named = {"workshop": study("toy"), "SmolLM2": study("passages")}
     at = {
-        (model, row["protocol"], row["task"], row["method"].partition(":")[0]): row
+        (model, row["protocol"], row["task"], label(row["method"])): row
         for model, rows in named.items()
         for row in rows
         if row["budget"] in (None, float(budget))
@@ -153,8 +160,8 @@ def perplexity(name: str = "perplexity") -> str:
     if not rows:
         return MISSING
     models = list(dict.fromkeys(row["model"] for row in rows))
-    at = {(row["model"], row["method"].partition(":")[0]): row for row in rows}
-    methods = list(dict.fromkeys(row["method"].partition(":")[0] for row in rows))
+    at = {(row["model"], label(row["method"])): row for row in rows}
+    methods = list(dict.fromkeys(label(row["method"]) for row in rows))
     body = []
     for method in methods:
         line = [f"`{method}`"]

@@ -36,7 +36,7 @@ class Exact(Policy):
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
         """(x without values that cannot be stored, how many were replaced); or a ValueError that names the
-        first KV head. A format that works with the numbers returns them in fp32 (`scales.admit`)."""
+        first KV head. A format that works with the numbers returns them in fp32 (`int.admit`)."""
         return x, 0
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
