@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from .keep import (
     H2O,
+    RKV,
     TOVA,
     AdaKV,
     ExpectedAttention,
@@ -92,7 +93,9 @@ def method(name: str, family: str = OWN, paper: str = ""):
 def keeping(policies):
     """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber` and `merge` besides (see
     `Keep`)."""
+    own = inspect.signature(policies)
     besides = {"chunk": 1, "every": None, "renumber": False, "merge": False}
+    besides = {name: value for name, value in besides.items() if name not in own.parameters}
 
     @functools.wraps(policies)
     def extended(**parameters):
@@ -100,7 +103,6 @@ def keeping(policies):
         given["chunk_length"] = given.pop("chunk")
         return {"keep": dataclasses.replace(policies(**parameters)["keep"], **given)}
 
-    own = inspect.signature(policies)
     more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in besides.items()]
     extended.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
     return extended
@@ -321,6 +323,13 @@ def _lagkv(budget=0.2, lag=0.25, sinks=4):
 def _expected(budget=0.2, future=512, sinks=4):
     """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
     return {"keep": ExpectedAttention(budget, future, sinks)}
+
+
+@method("rkv", CHOSEN, "Cai et al. 2025")
+@keeping
+def _rkv(budget=0.2, window=8, kernel=7, share=0.07, every=128):
+    """What the last queries look at and later tokens do not say again, compressed while decoding as well."""
+    return {"keep": RKV(budget, window, kernel, share, every=every)}
 
 
 @method("random", CHOSEN)

@@ -92,6 +92,10 @@ SETTINGS = {
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4", "keynorm:budget=0.4,merge=true,renumber=true"]),
     "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
     "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
+    "rkv": (
+        ["rkv:budget=1"],
+        ["rkv:budget=0.4,window=3,every=4", "rkv:budget=6,window=2,kernel=3"],
+    ),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
     "offload+int4": ([], ["offload+int4:link=1e9", "offload+int4:rotate=true"]),
