@@ -413,9 +413,9 @@ def _infinigen_int4(
 
 
 @method("quest", HOST, "Tang et al. 2024")
-def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
+def _quest(budget=0.2, page=16, full_layers=2, digest="bounds", missed=False, link=None):
     """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
-    return _hosted(Quest(budget, full_layers, page), link, missed=missed)
+    return _hosted(Quest(budget, full_layers, page, digest), link, missed=missed)
 
 
 @method("quest+int8", HOST, "Tang et al. 2024")

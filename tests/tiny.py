@@ -123,7 +123,11 @@ SETTINGS = {
     "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
     "quest": (
         ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
-        ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
+        [
+            "quest:budget=0.4,page=3,full_layers=1",
+            "quest:budget=9,page=2,full_layers=0,link=1e9",
+            "quest:budget=0.4,page=3,digest=centre",
+        ],
     ),
     "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
     "shadowkv": (
