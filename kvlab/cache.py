@@ -143,8 +143,8 @@ class KVCache(Bound):
         if is_latent(model):
             if place.on_host:
                 raise ValueError(f"{LATENT}: a host has nothing to fetch by")
-            if keep.merge and keep.evicts:
-                raise ValueError(f"{LATENT}: there are no keys to merge")
+            if keep.merge:
+                raise ValueError("latents are cached: there are no keys to merge")
             rank, width = model.config.kv_lora_rank, model.config.qk_rope_head_dim
             shape, make = replace(shape, kv_heads=1, head_dim=rank, value_dim=width), LatentLayer
         layers = list(theirs)

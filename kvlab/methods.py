@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from .keep import (
     H2O,
+    RKV,
     TOVA,
     AdaKV,
     ExpectedAttention,
@@ -92,7 +93,9 @@ def method(name: str, family: str = OWN, paper: str = ""):
 def keeping(policies):
     """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber` and `merge` besides (see
     `Keep`)."""
+    own = inspect.signature(policies)
     besides = {"chunk": 1, "every": None, "renumber": False, "merge": False}
+    besides = {name: value for name, value in besides.items() if name not in own.parameters}
 
     @functools.wraps(policies)
     def extended(**parameters):
@@ -100,7 +103,6 @@ def keeping(policies):
         given["chunk_length"] = given.pop("chunk")
         return {"keep": dataclasses.replace(policies(**parameters)["keep"], **given)}
 
-    own = inspect.signature(policies)
     more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in besides.items()]
     extended.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
     return extended
@@ -323,6 +325,13 @@ def _expected(budget=0.2, future=512, sinks=4):
     return {"keep": ExpectedAttention(budget, future, sinks)}
 
 
+@method("rkv", CHOSEN, "Cai et al. 2025")
+@keeping
+def _rkv(budget=0.2, window=8, kernel=7, share=0.07, every=128):
+    """What the last queries look at and later tokens do not say again, compressed while decoding as well."""
+    return {"keep": RKV(budget, window, kernel, share, every=every)}
+
+
 @method("random", CHOSEN)
 @keeping
 def _random(budget=0.2, seed=0):
@@ -404,9 +413,9 @@ def _infinigen_int4(
 
 
 @method("quest", HOST, "Tang et al. 2024")
-def _quest(budget=0.2, page=16, full_layers=2, missed=False, link=None):
+def _quest(budget=0.2, page=16, full_layers=2, digest="bounds", missed=False, link=None):
     """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
-    return _hosted(Quest(budget, full_layers, page), link, missed=missed)
+    return _hosted(Quest(budget, full_layers, page, digest), link, missed=missed)
 
 
 @method("quest+int8", HOST, "Tang et al. 2024")

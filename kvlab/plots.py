@@ -55,6 +55,7 @@ STYLE = {
     "keynorm": ("#882255", "<", "--"),
     "lagkv": ("#882255", ">", "-."),
     "expected": ("#332288", "d", "-"),
+    "rkv": ("#332288", "X", "--"),
     "random": (GREY, "x", ":"),
     "offload": (SKY, "o", "-"),
     "offload+int4": (SKY, "v", "--"),

@@ -83,6 +83,7 @@ SPECS = {  # method -> the setting at which it gives nothing up
     "keynorm": "keynorm:budget=1",
     "lagkv": "lagkv:budget=1",
     "expected": "expected:budget=1",
+    "rkv": "rkv:budget=1",
     "random": "random:budget=1",
     "offload": "offload",
     "offload+h2o": "offload+h2o:budget=1",

@@ -92,6 +92,10 @@ SETTINGS = {
     "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4", "keynorm:budget=0.4,merge=true,renumber=true"]),
     "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
     "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
+    "rkv": (
+        ["rkv:budget=1"],
+        ["rkv:budget=0.4,window=3,every=4", "rkv:budget=6,window=2,kernel=3"],
+    ),
     "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
     "offload": (["offload", "offload:link=1e9"], []),
     "offload+int4": ([], ["offload+int4:link=1e9", "offload+int4:rotate=true"]),
@@ -119,7 +123,11 @@ SETTINGS = {
     "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
     "quest": (
         ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
-        ["quest:budget=0.4,page=3,full_layers=1", "quest:budget=9,page=2,full_layers=0,link=1e9"],
+        [
+            "quest:budget=0.4,page=3,full_layers=1",
+            "quest:budget=9,page=2,full_layers=0,link=1e9",
+            "quest:budget=0.4,page=3,digest=centre",
+        ],
     ),
     "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
     "shadowkv": (

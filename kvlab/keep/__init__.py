@@ -11,11 +11,12 @@ from .lagkv import LagKV
 from .pool import Pool
 from .pyramidkv import PyramidKV
 from .random import Random
+from .rkv import RKV
 from .sinks import Sinks
 from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "TOVA", "AdaKV", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff", "KeyNorm", "LagKV",
-    "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+    "H2O", "RKV", "TOVA", "AdaKV", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff", "KeyNorm",
+    "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
 ]  # fmt: skip

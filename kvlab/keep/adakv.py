@@ -30,7 +30,8 @@ class AdaKV(Keep):
     ragged = True
 
     def __init__(self, of: Keep, safeguard: float = 0.2):
-        if not isinstance(of, Keep) or of.ragged or type(of).choose is not Keep.choose:
+        scores = isinstance(of, Keep) and not of.ragged and type(of).choose is Keep.choose
+        if not scores or of.merge:
             raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
         check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
         super().__init__(of.budget, chunk_length=of.chunk_length, every=of.every, renumber=of.renumber)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import capped, group_importance
-from ..policy import State, check_whole, resolve_budget
+from ..policy import State, check_one_of, check_whole, resolve_budget
 from .topk import TopK, most_important
 
 FEWEST = 3  # pages that a step fetches at least, as in the official code
@@ -25,18 +25,26 @@ class Quest(TopK):
     attended. What a keep or a window lets go of a page still counts in its bounds.
 
     budget: tokens fetched at most per step and head, rounded down to pages (see `TopK`; 1: everything). page:
-    tokens. full_layers: first layers that fetch everything (2 in the paper).
+    tokens. full_layers: first layers that fetch everything (2 in the paper). digest: `bounds`, or `centre`:
+    instead of the smallest and the largest value of a channel, the middle between them minus and plus the
+    mean distance of the page's keys from it. That bounds nothing, but one key far out no longer speaks for
+    the whole page (ArkVale, Chen et al. 2024, NeurIPS, with pages of 32 tokens; without its pages that are
+    always there, the first two and the last two).
     Deviation: the paper ranks pages for every query head; here the heads of a group fetch together what has
     the largest weight, the mean over these heads of the softmax over pages of their scaled bounds
     (`attention.group_importance`; Yuan et al. 2025, arXiv 2502.11089, equation 10, sum likewise).
-    State: `low` and `high`, the bounds, `[batch, kv_heads, pages, head_dim]` each, in the keys' own dtype.
+    State: `low` and `high`, the bounds, `[batch, kv_heads, pages, head_dim]` each, in the keys' own dtype;
+    with `centre` also `open` `[batch, kv_heads, page, head_dim]` and `open_at` `[batch, page]`, the keys of a
+    row's last page while it fills, and their positions (-1: none).
     """
 
     full_layers: int = 2
     page: int = 16
+    digest: str = "bounds"
 
     def __post_init__(self):
         super().__post_init__()
+        check_one_of("digest", self.digest, ("bounds", "centre"))
         check_whole("page", self.page, 1)
 
     def start(self, layer) -> State:
@@ -51,11 +59,11 @@ class Quest(TopK):
     def append(self, layer, keys: Tensor) -> None:
         if self.whole(layer.index):
             return
-        first = layer.slots - keys.shape[2]
+        first, note = layer.slots - keys.shape[2], self._centre if self.digest == "centre" else self._bound
         if first and layer.state.low is None:  # after a crop, what is left is read again
             left, _ = layer.store.read(keys.device)
-            self._bound(layer, left[:, :, :first], 0)
-        self._bound(layer, keys, first)
+            note(layer, left[:, :, :first], 0)
+        note(layer, keys, first)
 
     def _bound(self, layer, keys: Tensor, first: int) -> None:
         """Keys `[batch, kv_heads, tokens, head_dim]` in the slots from `first` on join their pages."""
@@ -71,6 +79,34 @@ class Quest(TopK):
                 bounds = room if bounds is None else torch.cat([bounds, room], dim=2)
             bounds.scatter_reduce_(2, pages, keys.masked_fill(padding, nothing), how)
             setattr(state, name, bounds)
+
+    def _centre(self, layer, keys: Tensor, first: int) -> None:
+        """As `_bound`, for the digest `centre`: pages that get tokens are made anew from all of theirs."""
+        state, count = layer.state, -(-max(layer.lengths) // self.page)
+        at = layer.slot_positions[:, 0, first : first + keys.shape[2]].long()  # [batch, tokens]
+        if state.open is not None:
+            keys, at = torch.cat([state.open, keys], 2), torch.cat([state.open_at, at], 1)
+        batch, heads, _, width = keys.shape
+        real, wide = (at >= 0)[:, None, :, None], keys.to(torch.promote_types(keys.dtype, torch.float32))
+        pages = (at.clamp(min=0) // self.page)[:, None, :, None].expand(-1, heads, -1, width)
+        none = wide.new_zeros(batch, heads, count, width)
+        held = none.scatter_add(2, pages, real.expand_as(wide).to(wide.dtype))
+        ends = (
+            none.scatter_reduce(2, pages, wide.masked_fill(~real, end), how, include_self=False)
+            for how, end in (("amin", torch.inf), ("amax", -torch.inf))
+        )
+        middle = (sum(ends) / 2).masked_fill(held == 0, 0.0)
+        away = (wide - middle.gather(2, pages)).abs() * real
+        spread = none.scatter_add(2, pages, away) / held.clamp(min=1)
+        for name, digest in (("low", middle - spread), ("high", middle + spread)):
+            old = none[:, :, :0] if getattr(state, name) is None else getattr(state, name)
+            before = torch.cat([old, none[:, :, old.shape[2] :]], 2)
+            setattr(state, name, torch.where(held > 0, digest, before).to(keys.dtype))
+        newest = at.argsort(dim=1)[:, -self.page :]
+        begun = (at.amax(1, keepdim=True) + 1) // self.page * self.page
+        state.open_at = at.gather(1, newest)
+        state.open_at = state.open_at.masked_fill(state.open_at < begun, -1)
+        state.open = keys.gather(2, newest[:, None, :, None].expand(-1, heads, -1, width))
 
     def select(self, layer, query: Tensor) -> Tensor | None:
         if self.whole(layer.index) or self.budget == 1 or layer.slots < 2:
@@ -120,8 +156,8 @@ def slots_of_pages(layer, pages: int, page: int, device: torch.device) -> Tensor
 class QuestState(State):
     """See `Quest`. Pages do not follow slots: after a crop they are bounded again."""
 
-    per_row = ("low", "high")
+    per_row = ("low", "high", "open", "open_at")
 
     def crop(self, length: int) -> None:
         super().crop(length)
-        self.low = self.high = None
+        self.low = self.high = self.open = self.open_at = None

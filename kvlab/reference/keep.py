@@ -271,6 +271,34 @@ def renumbered(keys: Tensor, positions: list[int], frequencies: list[float]) -> 
     return torch.stack(found)
 
 
+def rkv(queries: Tensor, keys: Tensor, budget: int, scaling: float, kernel: int, share: float) -> list[int]:
+    """R-KV (Cai et al. 2025, section 3, and the official code), one KV head, each time that it compresses.
+
+    queries `[group, window, head_dim]`: the last ones; keys `[tokens, head_dim]` of all that is held. The
+    last `window` tokens stay; of the others those that these queries look at, and that are not said again.
+    """
+    tokens, window, reach = len(keys), min(queries.shape[1], len(keys)), kernel // 2
+    first = tokens - window
+    newest = list(range(max(first, tokens - budget), tokens))
+    if first == 0:
+        return newest
+    scores = torch.stack([keys[:first] @ queries[:, at].T * scaling for at in range(queries.shape[1])])
+    looked = scores.amax(2).softmax(1).mean(0).tolist()  # [queries, tokens, group] -> [tokens]
+    pooled = [max(looked[max(0, token - reach) : token + reach + 1]) for token in range(first)]
+    units = [key / key.norm() for key in keys]
+    said = [0.0] * tokens
+    for token in range(tokens):
+        cosines = [0.0 if other == token else float(units[token] @ units[other]) for other in range(tokens)]
+        alike = [other for other in range(tokens) if cosines[other] > 0.5]
+        if alike:
+            cosines[alike[-1]] = 0.0  # the latest is spared
+        said = [sum(pair) for pair in zip(said, cosines, strict=True)]
+    again = (torch.tensor(said, dtype=torch.float64) / tokens).softmax(0).tolist()
+    worth = [share * pooled[token] - (1 - share) * again[token] for token in range(first)]
+    best = sorted(range(first), key=lambda token: (-worth[token], token))
+    return sorted([*best[: max(0, budget - len(newest))], *newest])
+
+
 def merge(keys: dict[int, Tensor], values: dict[int, Tensor], kept: list[int], threshold: float | None):
     """D2O's merging (Wan et al. 2024, section 3.3, and the official code), one KV head: what the tokens that
     stay become when all others go.

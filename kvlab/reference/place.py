@@ -32,13 +32,23 @@ def page_bound(query: Tensor, keys: Tensor) -> float:
     return sum(max(q * min(channel), q * max(channel)) for q, channel in channels)
 
 
-def pages(queries: Tensor, keys: list[Tensor], scaling: float, count: int) -> list[int]:
+def page_estimate(query: Tensor, keys: Tensor) -> float:
+    """ArkVale (Chen et al. 2024): what a query `[head_dim]` is guessed to score at most in a page whose keys
+    are `[tokens, head_dim]`: its bound, if every channel went from the middle of its smallest and its largest
+    value as far as the keys are away from it in the mean."""
+    middle = (keys.min(0).values + keys.max(0).values) / 2
+    spread = sum((key - middle).abs() for key in keys) / len(keys)
+    return page_bound(query, torch.stack([middle - spread, middle + spread]))
+
+
+def pages(queries: Tensor, keys: list[Tensor], scaling: float, count: int, bound=page_bound) -> list[int]:
     """Quest: the pages that one KV head fetches: the weight of a page in a query head is the softmax over
     pages of their scaled bounds, and the pages with the largest mean over the group's heads are fetched.
 
-    queries `[group, head_dim]`; keys: of every page, `[tokens, head_dim]`.
+    queries `[group, head_dim]`; keys: of every page, `[tokens, head_dim]`; bound: `page_bound` or
+    `page_estimate`.
     """
-    bounds = torch.tensor([[page_bound(query, page) * scaling for page in keys] for query in queries])
+    bounds = torch.tensor([[bound(query, page) * scaling for page in keys] for query in queries])
     return best(bounds.softmax(-1).mean(0), count)
 
 

@@ -48,6 +48,7 @@ REASONS = {  # the closed list: letter -> (how its one line is known, what the p
           "and values"),
     "h": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
           "latent"),
+    "i": ("there are no keys", "compares or merges keys, where latents are cached"),
 }  # fmt: skip
 
 

@@ -35,11 +35,11 @@ found = cache(find)  # a row is worked out once
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
-    allowed = {"=", "b", "g", "h"} if name in LATENT else {"=", "a", "g", "h"}
+    allowed = {"=", "b", "g", "h", "i"} if name in LATENT else {"=", "a", "g", "h"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(METHODS)
-    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bgh"}
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bghi"}
     assert kinds <= {"kivi"}
-    for letter, only in (("g", {"kvzip"}), ("h", {"expected", "shadowkv", "kvquant"})):
+    for letter, only in (("g", {"kvzip"}), ("h", {"expected", "shadowkv", "kvquant"}), ("i", {"d2o", "rkv"})):
         assert {method for method, cell in row.cells.items() if cell == letter} <= only
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too

@@ -66,6 +66,7 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "keynorm": "keynorm:budget=0.5",
     "lagkv": "lagkv:budget=0.5,lag=0.3,sinks=2",
     "expected": "expected:budget=0.5,sinks=2,future=9",
+    "rkv": "rkv:budget=0.5,window=3,every=3",
     "random": "random:budget=0.5",
     "offload": "offload:link=1e10",
     "offload+int4": "offload+int4:link=1e10",

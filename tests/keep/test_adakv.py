@@ -29,7 +29,7 @@ def scoring() -> list[str]:
 def test_what_scores_is_taken_and_what_does_more_is_not():
     found = scoring()
     assert {"sinks", "h2o", "snapkv", "tova", "pyramidkv", "keydiff", "keynorm", "random"} <= set(found)
-    assert not {"full", "int4", "paged", "topk", "offload+h2o", "adakv", "kvzip"} & set(found)
+    assert not {"full", "int4", "paged", "topk", "offload+h2o", "adakv", "kvzip", "d2o"} & set(found)
 
 
 @pytest.mark.parametrize("name", scoring())

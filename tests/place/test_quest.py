@@ -51,7 +51,34 @@ def test_the_bounds_are_those_of_the_keys(sides):
                     assert torch.equal(state.high[row, head, page], part.amax(0))
 
 
-@pytest.mark.parametrize("spec", ["quest:page=3,budget=0.3", "quest:page=4,budget=9,link=1e9"])
+def test_the_centres_are_those_of_the_keys():
+    """The middle of the ends minus and plus the mean distance from it, where one key is far out."""
+    query = torch.tensor([[[[1.0, -1]]]])
+    keys = torch.tensor([[0.0, 1], [0, 1], [0, 3], [8, 3]])
+    assert place.page_estimate(query[0, 0, 0], keys) == pytest.approx(4 + 4 - (2 - 1))
+    assert place.page_bound(query[0, 0, 0], keys) == 8 - 1
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(31), prompt(12, seed=1)])
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "quest:page=4,full_layers=1,digest=centre"))
+    stepper.feed(ids, mask, chunk=9)
+    for step in range(6):
+        stepper.feed(prompt(1, rows=2, seed=step))
+    for layer in stepper.cache.layers[1:]:
+        keys, state = layer.store.read(torch.device("cpu"))[0], layer.place.fetch
+        for row in range(2):
+            for head in range(2):
+                own = keys[row, head, layer.positions[row, head] >= 0]
+                for page, part in enumerate(own.split(4)):
+                    middle = (part.amin(0) + part.amax(0)) / 2
+                    spread = (part - middle).abs().mean(0)
+                    assert torch.allclose(state.low[row, head, page], middle - spread, atol=1e-5)
+                    assert torch.allclose(state.high[row, head, page], middle + spread, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["quest:page=3,budget=0.3", "quest:page=4,budget=9,link=1e9", "quest:page=3,budget=9,digest=centre"],
+)
 def test_a_crop_into_a_page(spec):
     """What is left is bounded again, so that a cropped cache goes on as a fresh one."""
     model, ids = tiny("llama"), prompt(40, rows=2)
@@ -155,6 +182,8 @@ def test_bad_input():
     for page in (0, 1.5, True):
         with pytest.raises(ValueError, match=f"page={page}: expected a whole number of at least 1 tokens"):
             Quest(page=page)
+    with pytest.raises(ValueError, match="digest='mean': expected one of bounds, centre"):
+        kvlab.make_cache(model, "quest:digest=mean")
     with pytest.raises(ValueError, match="page=129: expected at most the model's context, 128 tokens"):
         kvlab.make_cache(model, "quest:page=129")
     with pytest.raises(ValueError, match="budget=0: expected a fraction"):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference.driven import STEPS, Driven, check, keep_all
 
 from kvlab import merging
-from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
+from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV, rkv
 from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
@@ -493,6 +493,44 @@ def test_causal_attention_is_torchs(tokens, head_dim, window):
     total = attention.received(query[None], keys, 0.5, window=window)
     scores = (query @ keys.T * 0.5).masked_fill(~mask, -torch.inf)
     assert torch.allclose(total, scores.softmax(-1).sum(0), atol=1e-5)
+
+
+def by_rkv(budget, every, window, kernel, share=0.07):
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+
+        def follow(new, present, attended):
+            if len(present[0]) - limit < (1 if new[0] == 0 else every):
+                return present
+            last = slice(max(0, new[-1] + 1 - window), new[-1] + 1)
+            return [
+                [
+                    mine[i]
+                    for i in keep.rkv(
+                        row.query[row.group(head), last].double(), row.keys[head, mine].double(), limit,
+                        row.scaling, kernel, share,
+                    )
+                ]
+                for head, mine in enumerate(present)
+            ]  # fmt: skip
+
+        return follow
+
+    return start
+
+
+@pytest.mark.parametrize("head_dim, group", [(20, 3), (14, 1)])
+@pytest.mark.parametrize(
+    "parameters", [(0.4, 4, 3, 5), (9, 1, 4, 3, 0.5), (6, 7, 8, 1, 0.0), (12, 9, 2, 7, 1.0)]
+)
+def test_rkv(parameters, head_dim, group, monkeypatch):
+    """A budget below the window as well, keys that are alike, and blocks of 7 keys."""
+    monkeypatch.setattr(rkv, "QUERY_BLOCK", 7)
+    budget, every, window, kernel, *share = parameters
+    spec = f"rkv:budget={budget},every={every},window={window},kernel={kernel},share={(*share, 0.07)[0]}"
+    run = Driven(spec, (33, 11), MIXED, head_dim=head_dim, group=group)
+    run.keys[0][:, :, 1::3] += 2 * run.keys[0][:, :, :1]  # a third of all point the same way
+    check(run.run(), by_rkv(*parameters))
 
 
 @pytest.mark.parametrize("head_dim, group", [(20, 3), (14, 1)])

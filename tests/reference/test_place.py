@@ -76,7 +76,7 @@ def by_infinigen(matrices, budget, alpha, ratio, variant="paper", everybody=None
     return start
 
 
-def by_quest(budget, page):
+def by_quest(budget, page, bound=place.page_bound):
     """Pages of all tokens seen, of which those that hold one still are ranked."""
 
     def start(row):
@@ -86,7 +86,7 @@ def by_quest(budget, page):
             for head, past in enumerate(held):
                 here = sorted({token // page for token in [*past, at]})
                 keys = [row.keys[head, first * page : min(at + 1, (first + 1) * page)] for first in here]
-                pages = place.pages(row.query[row.group(head), at].double(), keys, row.scaling, count)
+                pages = place.pages(row.query[row.group(head), at].double(), keys, row.scaling, count, bound)
                 chosen = {here[i] for i in pages}
                 found.append([token for token in past if token // page in chosen])
             return found
@@ -121,6 +121,18 @@ def test_quest(budget, page, head_dim, link):
     run = Driven(spec, (33, 7), MIXED, layers=2, head_dim=head_dim).run()
     check(run, keep_all, layer=0)
     check(run, keep_all, by_quest(budget, page), layer=1)
+
+
+@pytest.mark.parametrize("group, head_dim", [(3, 20), (1, 14)])
+def test_quest_by_centres(group, head_dim):
+    """Pages that fill token by token and five at once, of two rows that begin elsewhere."""
+    spec = "quest:budget=12,page=4,full_layers=0,digest=centre"
+    run = Driven(spec, (33, 7), MIXED, group=group, head_dim=head_dim).run()
+    check(run, keep_all, by_quest(12, 4, place.page_estimate))
+    other = Driven(
+        "quest:budget=12,page=4,full_layers=0", (33, 7), MIXED, group=group, head_dim=head_dim
+    ).run()
+    assert any(a[0].attended != b[0].attended for a, b in zip(run.seen, other.seen, strict=True))
 
 
 def test_quest_where_every_head_has_its_own_keys():

@@ -1,0 +1,113 @@
+"""R-KV: drop what later tokens say again, every so many tokens (Cai et al. 2025, arXiv 2505.24133)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool1d, normalize
+
+from ..attention import QUERY_BLOCK, capped
+from ..models.shape import is_latent
+from ..policy import check_number, check_whole
+from .base import Keep, KeepState, LastQueries
+
+ALIKE = 0.5  # cosine above which a key says again what another one said
+
+
+@dataclass(frozen=True)
+class RKV(Keep):
+    """Of a long output, hold what the last queries look at and what is not said again: reasoning repeats.
+
+    Definition: a token's importance is the softmax weight that the last `window` queries give it among the
+    tokens before them, of scores that are the largest in the group, mean over these queries, then the largest
+    within `kernel` neighbours. Its redundancy is the softmax, over all tokens, of the mean cosine of its key
+    with all keys, where every key spares the latest one that it is alike with (cosine above 0.5). The tokens
+    with the largest share * importance - (1 - share) * redundancy stay, and the last `window`.
+
+    budget: tokens held (see `Keep`), plus up to `every` that have come since. window: queries that vote, and
+    that stay. kernel: an odd number of tokens. share: of importance (0.07 in the official code, 0.1 in the
+    paper).
+    Deviations: the prompt is compressed as well; a key that is alike with none spares none, where the
+    official code has it spare the first token. The paper's claim is about outputs of thousands of tokens of
+    reasoning models; nothing that kvlab measures has such outputs, so none of it is shown here.
+    ValueError for models that cache latents.
+    State: `recent`, the last queries.
+    """
+
+    window: int = 8
+    kernel: int = 7
+    share: float = 0.07
+    every: int | None = field(default=128, kw_only=True, repr=False)
+
+    reads_queries = True
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_whole("window", self.window, 1, "queries")
+        check_whole("kernel", self.kernel, 1)
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel}: expected an odd number of tokens")
+        check_number("share", self.share, lambda x: 0 <= x <= 1, "a part between 0 and 1")
+
+    @property
+    def last_queries(self) -> int:
+        return self.window
+
+    def start(self, layer) -> KeepState:
+        if is_latent(layer.model):
+            raise ValueError("latents are cached: there are no keys to compare")
+        return RKVState(self)
+
+    def note(self, layer, query: Tensor) -> None:
+        layer.state.recent.note(query, layer.slot_positions[:, 0, -query.shape[2] :])
+
+    def by_rule(self, layer) -> Tensor:
+        lengths = torch.tensor(layer.lengths, device=layer.slot_positions.device).view(-1, 1, 1)
+        return layer.slot_positions >= lengths - self.window
+
+    def score(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        keys = layer.store.read(positions.device)[0].float()  # [batch, kv_heads, slots, head_dim]
+        worth = self.share * self.importance(layer, keys) - (1 - self.share) * redundancy(keys, positions)
+        return torch.where(self.by_rule(layer), 1 + positions, worth)  # nothing else exceeds 1
+
+    def importance(self, layer, keys: Tensor) -> Tensor:
+        """What the last queries look at, `[batch, kv_heads, slots]`."""
+        positions, recent = layer.slot_positions, layer.state.recent
+        hidden, asked = self.by_rule(layer) | (positions < 0), recent.positions >= 0
+        grouped = recent.query.float().unflatten(1, (keys.shape[1], -1))  # [batch, h, group, window, d]
+        scores = capped(grouped @ keys[:, :, None].transpose(3, 4) * layer.scaling, layer.softcap).amax(2)
+        weights = scores.masked_fill(hidden[:, :, None], -torch.inf).softmax(-1) * asked[:, None, :, None]
+        mean = weights.sum(2) / asked.sum(1).clamp(min=1)[:, None, None]
+        mean = mean.masked_fill(hidden, 0.0)  # also where there is nothing before the window
+        order = (positions < 0).int().argsort(dim=-1, stable=True)  # neighbours have no empty slots between
+        pooled = max_pool1d(mean.gather(-1, order), self.kernel, stride=1, padding=self.kernel // 2)
+        return torch.empty_like(mean).scatter_(-1, order, pooled)
+
+
+def redundancy(keys: Tensor, positions: Tensor) -> Tensor:
+    """How much other keys `[batch, kv_heads, slots, head_dim]` say what each says, `[batch, kv_heads,
+    slots]`, adding up to 1; positions -1: there is none."""
+    real = positions >= 0
+    units = normalize(keys, dim=-1) * real[..., None]
+    total, slots = torch.zeros_like(units[..., 0]), torch.arange(keys.shape[2], device=keys.device)
+    for start in range(0, keys.shape[2], QUERY_BLOCK):
+        mine = slots[start : start + QUERY_BLOCK]
+        cosines = units[:, :, mine] @ units.transpose(2, 3)
+        cosines = cosines.masked_fill(mine[:, None] == slots, 0.0)
+        latest = (slots + 1).mul(cosines > ALIKE).amax(-1, keepdim=True) - 1  # -1: alike with none
+        total += cosines.masked_fill(slots == latest, 0.0).sum(2)
+    mean = total / real.sum(-1, keepdim=True)
+    return mean.masked_fill(~real, -torch.inf).softmax(-1)
+
+
+class RKVState(KeepState):
+    """See `RKV`."""
+
+    states = (*KeepState.states, "recent")
+
+    def __init__(self, policy: RKV):
+        super().__init__(policy)
+        self.recent = LastQueries(policy)
