@@ -14,6 +14,7 @@ class Countdown {
     this.bar = element.querySelector("progress");
     this.total = this.left = 60 * Number(element.dataset.minutes);
     this.until = null; // when it ends, while it runs
+    this.begun = false;
     this.button.addEventListener("click", () => {
       this.button.blur(); // or the space bar would press it again
       this.toggle();
@@ -22,6 +23,7 @@ class Countdown {
   }
 
   toggle() {
+    this.begun = true;
     if (this.until === null) {
       if (this.left <= 0) this.left = this.total;
       this.until = Date.now() + 1000 * this.left;
@@ -30,6 +32,7 @@ class Countdown {
       this.until = null;
     }
     this.show();
+    tell(); // the plan of the hour counts the exercises that were begun
   }
 
   tick() {
@@ -52,8 +55,8 @@ class Countdown {
 
 const countdowns = new Map([...document.querySelectorAll(".timer")].map((one) => [one, new Countdown(one)]));
 
-function current() {
-  return countdowns.get(Reveal.getCurrentSlide()?.querySelector(".timer"));
+function toggle() {
+  countdowns.get(Reveal.getCurrentSlide()?.querySelector(".timer"))?.toggle();
 }
 
 // The speaker's window: what to say, wrong answers to expect, minutes, and what comes next.
@@ -72,7 +75,7 @@ function open_speaker() {
   page.onkeydown = (event) => {
     if (["ArrowRight", "ArrowDown", "PageDown", " "].includes(event.key)) Reveal.next();
     else if (["ArrowLeft", "ArrowUp", "PageUp"].includes(event.key)) Reveal.prev();
-    else if (event.key === "t") current()?.toggle();
+    else if (event.key === "t") toggle();
     else return;
     event.preventDefault();
   };
@@ -82,7 +85,9 @@ function open_speaker() {
 function tell() {
   if (!speaker || speaker.closed) return;
   const all = Reveal.getHorizontalSlides(), here = Reveal.getIndices().h, slide = all[here];
-  const minutes = (some) => some.reduce((sum, one) => sum + Number(one.dataset.minutes) + Number(one.dataset.work), 0);
+  const begun = (one) => countdowns.get(one.querySelector(".timer"))?.begun; // a room does not do every exercise
+  const each = (one) => Number(one.dataset.minutes) + (begun(one) ? Number(one.dataset.work) : 0);
+  const minutes = (some) => some.reduce((sum, one) => sum + each(one), 0);
   const heading = (one) => one.querySelector("h1, h2")?.innerHTML ?? "";
   const by = clock(60 * minutes(all.slice(0, here + 1))), work = Number(slide.dataset.work);
   const own = `${slide.dataset.minutes} min to speak${work ? `, ${work} to work` : ""}`;
@@ -100,7 +105,7 @@ function now() {
 }
 
 Reveal.addKeyBinding({ keyCode: 83, key: "S", description: "Speaker's window" }, open_speaker);
-Reveal.addKeyBinding({ keyCode: 84, key: "T", description: "Start or pause the countdown" }, () => current()?.toggle());
+Reveal.addKeyBinding({ keyCode: 84, key: "T", description: "Start or pause the countdown" }, toggle);
 Reveal.on("slidechanged", tell);
 calm.addEventListener("change", () => countdowns.forEach((one) => one.show()));
 setInterval(() => {

@@ -261,7 +261,10 @@ def test_keys_open_the_speakers_window_and_start_the_countdown(tmp_path, browser
     browser.press("ArrowLeft")
     timer = "document.querySelector('section.present .timer')"
     assert f"{deck[at].timer}:00" in browser.run(f"{timer}.innerText")
+    done_by = "speaker.document.body.innerText.match(/done by (\\d+)/)[1]"
+    before = int(browser.run(done_by))
     browser.press("t")
+    assert int(browser.run(done_by)) == before + deck[at].timer  # an exercise counts once it was begun
     browser._wait(lambda: f"{deck[at].timer - 1}:5" in browser.run(f"{timer}.innerText"))
     assert "Pause" in browser.run(f"{timer}.innerText")
     browser.press("t")
