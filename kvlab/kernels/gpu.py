@@ -143,6 +143,12 @@ def supports(form, head_dim: int) -> bool:
     return not (small or scales.fixed) and getattr(form, "symmetric", True)
 
 
+def compiles(form, capability: tuple[int, int] | None) -> bool:
+    """Whether a GPU of this compute capability (None: interpreted) knows the format's numbers: Triton has
+    e4m3 from 8.9 on."""
+    return capability is None or getattr(form, "format", None) != "e4m3" or capability >= (8, 9)
+
+
 def attend(
     query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None
 ) -> Tensor:
