@@ -22,6 +22,15 @@ PACKAGES = (
     "optimum-quanto",
     "kvlab",
 )
+# Bytes per second of a lane and direction, by generation: transfers per second over the bits of a code.
+LANE = {
+    1: 0.25e9,
+    2: 0.5e9,
+    3: 8e9 / 8 * 128 / 130,
+    4: 16e9 / 8 * 128 / 130,
+    5: 32e9 / 8 * 128 / 130,
+    6: 7.56e9,
+}
 WITHOUT = {  # what a missing package costs
     "triton": "no Triton kernels: packed caches decode first, rows are not gathered by the device",
     "transformers": "no models: the stages right (methods), step, headline, throughput and accuracy fail",
@@ -62,7 +71,8 @@ def about(dry: bool) -> dict:
         "memory_bytes": card.total_memory,
         "processors": card.multi_processor_count,
         "cache_bytes": getattr(card, "L2_cache_size", None),
-        "driver": driver(),
+        "driver": asked("driver_version"),
+        "pcie": pcie(),
     }
     if (card.major, card.minor) < (8, 9):
         found["missing"].append(f"capability {found['capability']} has no fp8: its rows are left out")
@@ -83,11 +93,21 @@ def known() -> bool:
     return True
 
 
-def driver() -> str | None:
-    """The driver's version, as nvidia-smi says."""
+def asked(what: str) -> str | None:
+    """What nvidia-smi says of the first card; None where it says nothing."""
     try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return said.stdout.strip().split("\n")[0] or None
+
+
+def pcie() -> dict | None:
+    """Generation, lanes, and bytes per second in either direction of the widest link that card and slot agree
+    on; None where nobody knows."""
+    said = (asked("pcie.link.gen.max,pcie.link.width.max") or "").split(",")
+    if len(said) != 2 or not all(word.strip().isdigit() for word in said) or int(said[0]) not in LANE:
+        return None
+    generation, width = map(int, said)
+    return {"generation": generation, "lanes": width, "bandwidth": LANE[generation] * width}

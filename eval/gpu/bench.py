@@ -16,6 +16,7 @@ import psutil
 import torch
 
 SIDE_STREAM_CALLS = 3  # before a graph is captured: compilers and allocators do their work
+SEVERAL = 10  # replays of a graph between two events
 PART = 0.9  # of the free memory that may be asked for
 
 
@@ -42,6 +43,14 @@ class Bench:
         self.said.append(line)
         self._say(line)
 
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Of the GPU; None without one."""
+        if not self.on_gpu:
+            return None
+        card = torch.cuda.get_device_properties(0)
+        return card.major, card.minor
+
     # The clock.
 
     def sync(self) -> None:
@@ -65,6 +74,17 @@ class Bench:
         end.record()
         end.synchronize()
         return start.elapsed_time(end)
+
+    def replayed(self, call: Callable[[], object]) -> float:
+        """Milliseconds of one call, the mean of several that follow each other: from an idle device the first
+        one waits for its launch, the others find it queued."""
+        several = SEVERAL if self.on_gpu else 1
+
+        def calls() -> None:
+            for _ in range(several):
+                call()
+
+        return self.once(calls) / several
 
     def wall(self, call: Callable[[], object]) -> float:
         """Milliseconds of one call by the host's clock, from an idle device to an idle device."""

@@ -7,6 +7,7 @@ import statistics
 
 import torch
 
+from . import about
 from .bench import spread
 from .right import triton_there
 from .unit import FIRST, NEXT, Unit
@@ -51,9 +52,9 @@ def noise(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def copies(bench, sizes: list[int]) -> dict:
-    """Copies of pinned memory, either way and both at once, and of pageable memory; the largest one's speed
-    is what later fractions are of."""
-    found = []
+    """Copies of pinned memory, either way and both at once, and of pageable memory. fraction: of the largest
+    copy of its kind; of_pcie: of what the link's generation and lanes carry, where they are known."""
+    found, sheet = [], about.pcie() if bench.on_gpu else None
     inward, outward = streams(bench), streams(bench)
     for size in sizes:
         host, other, here, there = (
@@ -85,6 +86,9 @@ def copies(bench, sizes: list[int]) -> dict:
     largest = {row["copy"]: row["gbps"] for row in found if row["size"] == sizes[-1]}
     for row in found:
         row["fraction"] = row["gbps"] / largest[row["copy"]]
+        if sheet is not None:
+            ways = 2 if row["copy"] == "both at once" else 1
+            row["of_pcie"] = row["gbps"] * 1e9 / (ways * sheet["bandwidth"])
     line = ", ".join(f"{name} {gbps:.1f} GB/s" for name, gbps in largest.items())
     return {"rows": found, "line": line}
 

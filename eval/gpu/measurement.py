@@ -43,6 +43,12 @@ def minutes(text: str) -> float:
     return found
 
 
+def unpacking() -> float:
+    """Seconds since a pack's `run` was begun, which count; else 0."""
+    begun = os.environ.get("KVLAB_BEGUN", "")
+    return max(0.0, time.time() - float(begun)) if begun.isdigit() else 0.0
+
+
 @dataclass(kw_only=True)
 class Gpu(Measurement):
     """The units of the chosen stages. They are measured by rank, and within a rank in the order of the
@@ -76,7 +82,7 @@ class Gpu(Measurement):
         return self.pack is None and not self.report
 
     def check(self) -> None:
-        self._begun = time.monotonic()
+        self._begun = time.monotonic() - unpacking()
         for name in self.stages:
             if name not in STAGES:
                 raise Problem(f"--stages {name}: expected one of {', '.join(STAGES)}")
@@ -163,7 +169,7 @@ class Gpu(Measurement):
         folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
         parts = max(1, min(COMPILERS, cores() - 1))
         processes = precompile.started(folder, int(capability.replace(".", "")), parts)
-        until = time.monotonic() + COMPILING
+        until = min(time.monotonic() + COMPILING, self._begun + 60 * self.minutes - LAST)
         for process in processes:
             try:
                 process.wait(max(0.0, until - time.monotonic()))

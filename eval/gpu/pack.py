@@ -42,11 +42,15 @@ KERNELS = 1200.0  # seconds that compiling them may take
 RUN = """#!/usr/bin/env bash
 # Runs `python -m eval gpu` from this folder, with whatever Python and torch this machine has.
 # bash run [OPTIONS]; PYTHON=/path/to/python bash run. Results: ./gpu-results/gpu.json (or --out FOLDER).
+# What is compiled stays in $TMPDIR/kvlab-pack-* for the next run (KVLAB_SCRATCH names another folder).
 set -u
+export KVLAB_BEGUN="${KVLAB_BEGUN:-$(date +%s)}"
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python3}"
-scratch="$(mktemp -d "${TMPDIR:-/tmp}/kvlab-pack-XXXXXX")" || exit 2
-trap 'rm -rf "$scratch"' EXIT
+name="kvlab-pack-$(id -u)-$(printf %s "$here" | cksum | cut -d ' ' -f 1)"
+scratch="${KVLAB_SCRATCH:-${TMPDIR:-/tmp}/$name}"
+mkdir -p "$scratch" && [ -O "$scratch" ] && chmod 700 "$scratch" || {
+  echo "error: $scratch cannot be written; name another folder: KVLAB_SCRATCH=FOLDER bash run" >&2; exit 2; }
 export PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=1
 "$python" "$here/ready.py" "$here" "$scratch" || exit 2
 export PYTHONPATH="$scratch/kvlab:$scratch/site${PYTHONPATH:+:$PYTHONPATH}" TRITON_CACHE_DIR="$scratch/triton"
@@ -95,6 +99,8 @@ if importlib.util.find_spec("torch") is None:
     say(f"error: {sys.executable} has no torch; name another Python: PYTHON=/path/to/python bash run")
     sys.exit(1)
 say(f"Python {sys.version.split()[0]}, {sys.executable}")
+for old in (ours, site):  # of an earlier run; what was compiled stays
+    shutil.rmtree(old, ignore_errors=True)
 unpack((here / "site").glob("kvlab-*.whl"), ours)
 unpack((here / "site").glob("transformers-*.whl"))
 for line in (here / "modules.txt").read_text().split():

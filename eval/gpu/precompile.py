@@ -57,16 +57,19 @@ def compiled(folder: Path, capability: int = CAPABILITY, part: int = 0, parts: i
     JITFunction.run = run
     try:
         with torch.no_grad():
-            for call in calls()[part::parts]:
-                call()
+            for call in calls(divmod(capability, 10))[part::parts]:
+                try:
+                    call()
+                except Exception as error:  # the others are of use all the same
+                    print(f"not compiled: {type(error).__name__}: {str(error)[:200]}", file=sys.stderr)
     finally:
         JITFunction.run = launched
     return list(found.values())
 
 
-def calls() -> list:
-    """Every call of a kernel that the stages make, as far as it tells kernels apart; what is tuned for
-    first."""
+def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
+    """Every call of a kernel that the stages make on a GPU of this capability, as far as it tells kernels
+    apart; what is tuned for first."""
     import torch
 
     from kvlab.kernels import gpu
@@ -89,10 +92,13 @@ def calls() -> list:
         for name, (heads, kv_heads, dim) in attention.SHAPES.items()
         if name != "small"
         for make in attention.FORMS.values()
+        if gpu.compiles(make(), capability)
         for split in (64, 16)  # more splits are merged by a kernel that is compiled there
     ]
     found += [partial(gather, width) for width in (64, 128, 256)]
     for name, make in right.FORMS.items():
+        if not gpu.compiles(make(), capability):
+            continue
         for dtype, kind in right.DTYPES.items():
             if dtype == "fp16" and name not in right.PRESETS:
                 continue

@@ -24,15 +24,17 @@ HOW = """## How to run it
 
 ```
 python -m eval gpu                     # seven stages, at most nine minutes: results/gpu/gpu.json
-python -m eval gpu --minutes 25        # everything, also what is only nice to know
+python -m eval gpu --minutes 20        # everything, also what nine minutes have no room for
 python -m eval gpu --stages right link # some stages
 python -m eval gpu --dry               # all stages in small on a CPU, Triton interpreted
 python -m eval gpu --pack FOLDER       # for a machine without a network; there: bash FOLDER/run
 cp results/gpu/gpu.json docs/results/gpu/NAME.json && python -m eval gpu --report   # this page
 ```
 
-The most telling parts of every stage come first, in the order of the stages; then the rest in the same
-order. What is done is kept: the same command goes on where it was interrupted. A part that fails, hangs
+What goals hang on comes first, in the order of the stages; then what completes the tables, and by estimate
+both fit into nine minutes, compiling included. What does not is left out with a name: other models and
+lengths of the stages attention and step, transformers' compiled step, the sanitizer. What is done is
+kept: the same command goes on where it was interrupted. A part that fails, hangs
 or finds too little memory says so in one line and the next one follows; the traceback is in `gpu.json`.
 
 The pack holds kvlab, transformers' own wheel, and what that needs for Python 3.12, for a machine that
@@ -40,7 +42,8 @@ lacks it. It has what is installed where it is made: made beside a Triton of the
 machine has, it holds the compiled kernels too, and they start at once; else they are compiled there, by
 many processes. A model whose folder the variable `KVLAB_MODEL` names is taken along if it is small
 enough. SmolLM2-135M, 98 MB in 4 bits, is not: without one the built-in models stand in the stage
-accuracy.
+accuracy. What is compiled there stays in a folder under `$TMPDIR` for the next run. The minutes count from
+the moment that `run` is begun.
 
 | stage | question |
 |---|---|
@@ -62,7 +65,28 @@ that torch's profiler saw are in the row. A step replayed as a graph writes one 
 says what a step costs without launches, and is no decode loop. Models have random weights and caches
 random numbers; a method that chooses tokens by an attention that is nearly uniform chooses as many as its
 cap allows. The bandwidth under every fraction is that of a large copy on the device in the same process,
-bytes read and written counted.
+bytes read and written counted. The share of PCIe is of what the generation and the lanes that nvidia-smi
+names carry in one direction.
+
+### What there is no number for
+
+Triton kernels exist for symmetric int8, int4 and int2 with scales for single tokens or groups of their
+channels, and for fp8 (e5m2, and e4m3 from capability 8.9 on), at head dimensions that are multiples of 16, up
+to 256; between powers of two, as 80, 96 and 160 are, lanes are idle. There is none for KIVI, whose K has its
+scales per channel, nor for asymmetric integers and groups under 16 channels: these are decoded first, and
+then attended to. A step of a kvlab cache is not offered to torch.compile: its counts of tokens are numbers of Python's, and every step has others. Twelve steps of a
+small Llama (four layers, 96 tokens, torch 2.13 on two busy cores of an Intel Xeon, a backend that only
+counts, without numba, which Dynamo does not get through) compiled one graph with transformers' static cache,
+in the first step; with `static` twelve in the first one and two more in each of the next seven, which took
+five seconds each, until torch's limit of recompilations was reached and steps ran in pieces.
+What takes its place is a CUDA graph of the whole step; transformers' own compiled static cache stands beside
+it. A token that a quantized cache cannot store (NaN, infinity) is refused on a GPU when the next token
+comes, since asking at once would make every step wait; a captured step does not ask.
+
+These are suspicions that only a GPU can settle: whether copying all of K and V from pinned memory in one go
+is faster than either way of `CudaLink`, which would make FlexGen's baseline faster; what the first step after
+a prompt costs, in which host buffers are lengthened (it is not counted); and whether int8 kernels in fp32,
+which spill registers, are of use.
 """
 GOALS = (
     "int8 attention at least 1.8 times as fast as bf16 flash at 64k tokens, batch 1",
@@ -107,6 +131,7 @@ def page(machines: dict[str, dict], pictures: dict[str, list[str]] | None = None
         parts += [line for lines in (pictures or {}).values() for line in lines]
         parts += [part for make in STAGES for part in make(machines)]
         parts.append(failures(machines))
+        parts.append(left_out(machines))
     else:
         parts.append(goals({}))
     parts += [predicted(), HOW]
@@ -170,8 +195,9 @@ def foretold() -> list[str]:
     """What a roofline or the simulator says of GOALS, in their order, on the machine of the sheet."""
     rows = {(row["batch"], row["link_gbps"], row["system"]): row for row in predict.unseen()}
     slow, own = predict.PUBLISHED_LINK / 1e9, MACHINES[predict.SHEET].link / 1e9
-    offload, ours = rows[8, slow, "offload"], rows[8, slow, "infinigen"]
-    ideal = [rows[8, link, "infinigen"]["step_ms"] / rows[8, link, "full"]["step_ms"] for link in (slow, own)]
+    offload, ours = rows[PAPER, slow, "offload"], rows[PAPER, slow, "infinigen"]
+    steps = {key: row["step_ms"] for key, row in rows.items()}
+    ideal = [steps[PAPER, link, "infinigen"] / steps[PAPER, link, "full"] for link in (slow, own)]
     return [
         f"at most {16 / 8.125:.2f}, the ratio of the bytes", f"at most {16 / 4.125:.2f}, likewise", "–",
         number(offload["total_s"] / ours["total_s"]),
@@ -191,10 +217,9 @@ def reached_by(machine: dict) -> list[str]:
         row for row in bars
         if row["system"] == "infinigen" and row["prompt"] == 1920 and row["link"] == "throttled"
     ]  # fmt: skip
-    key = "best_times_theirs"
-    steps = [row for row in rows_of(machine, "step") if key in row and not row["offloads"]]
-    slower = {f"{row['method']} {row[key]:.2f}" for row in steps if row[key] > 1.05}
-    off = [abs(row["error"]) for row in bars if "error" in row]
+    ours = max(infinigen, key=lambda row: row["batch"], default={})  # the paper's batch, or what fitted
+    at_batch = "" if ours.get("batch", PAPER) == PAPER else f" at batch {ours['batch']}"
+    off = [abs(row[key]) for row in bars for key in ("error", "error_total") if key in row]
 
     def said(value, least: float | None = None, most: float | None = None, unit: str = "") -> str:
         if value is None:
@@ -208,11 +233,38 @@ def reached_by(machine: dict) -> list[str]:
         said(int8.get("speedup"), 1.8),
         said(int4.get("speedup"), 3.0),
         said(None if share is None else 100 * share, 70, unit=" %"),
-        said(max((row["faster"] for row in infinigen if "faster" in row), default=None), 5.28),
-        said(min((row["of_ideal"] for row in infinigen if "of_ideal" in row), default=None), most=1.3),
-        ("not measured" if not steps else "reached" if not slower else f"not by {', '.join(sorted(slower))}"),
+        said(ours.get("faster"), 5.28) + at_batch,
+        said(ours.get("of_ideal"), most=1.3) + at_batch,
+        steps_beside(rows_of(machine, "step")),
         said(max(off, default=None), most=20, unit=" %"),
     ]
+
+
+PAPER = 20  # rows of InfiniGen's experiment
+
+
+def steps_beside(rows: list[dict]) -> str:
+    """Whether every method that does not offload is at most 1.05 times as slow as the fastest of
+    transformers' caches of as many bits, over all parts of the stage; who could not be compared is named."""
+    fastest, slower, alone = {}, set(), set()
+    for row in rows:
+        if row["method"].startswith("hf-") and "best_ms" in row:
+            key = row["model"], row["tokens"], row["batch"], row["bits"]
+            fastest[key] = min(row["best_ms"], fastest.get(key, row["best_ms"]))
+    mine = [row for row in rows if not row["method"].startswith("hf-") and not row.get("offloads")]
+    for row in mine:
+        base = fastest.get((row["model"], row["tokens"], row["batch"], row["bits"]))
+        if base is None or "best_ms" not in row:
+            alone.add(row["method"])
+        elif row["best_ms"] > 1.05 * base:
+            slower.add(f"{row['method']} {row['best_ms'] / base:.2f}")
+    compared = {row["method"] for row in mine} - alone
+    if not compared:
+        return "not measured"
+    verdict = (
+        f"not by {', '.join(sorted(slower))}" if slower else "reached" if not alone else "reached by the rest"
+    )
+    return verdict + (f"; nothing to compare: {', '.join(sorted(alone))}" if alone else "")
 
 
 def right(machines) -> list[str]:
@@ -239,20 +291,12 @@ def attention(machines) -> list[str]:
         table = [
             [row["shape"], f"{row['tokens']:,}", row["batch"], row["kernel"],
              timed(row), timed(row, "eager_"),
-             number(row["gbps"]), f"{row['fraction']:.0%}", number(row["speedup"])]
+             number(row["gbps"]), f"{row['fraction']:.0%}", number(row["speedup"]),
+             number(row.get("of_torch"))]
             for row in rows
         ]  # fmt: skip
-        heads = [
-            "heads of",
-            "tokens",
-            "batch",
-            "kernel",
-            "ms",
-            "eager, ms",
-            "GB/s",
-            "of bandwidth",
-            "× flash",
-        ]
+        heads = ["heads of", "tokens", "batch", "kernel", "ms", "eager, ms", "GB/s", "of bandwidth",
+                 "× flash", "× torch's fastest"]  # fmt: skip
         parts += [f"{name}:\n", markdown(heads, table)] if table else []
     return ["## Attention\n", *parts] if parts else []
 
@@ -282,12 +326,12 @@ def link(machines) -> list[str]:
         table = [
             [next(str(row[key]) for key in ("copy", "overlap", "rows") if key in row),
              f"{size_of(row):,}", timed(row), number(row.get("gbps")),
-             f"{row['fraction']:.0%}" if "fraction" in row else number(row.get("value"))]
+             f"{row['fraction']:.0%}" if "fraction" in row else number(row.get("value")),
+             f"{row['of_pcie']:.0%}" if "of_pcie" in row else "–"]
             for row in rows_of(found, "link")
         ]  # fmt: skip
-        parts += (
-            [f"{name}:\n", markdown(["what", "bytes", "ms", "GB/s", "of the best"], table)] if table else []
-        )
+        heads = ["what", "bytes", "ms", "GB/s", "of the largest", "of PCIe"]
+        parts += [f"{name}:\n", markdown(heads, table)] if table else []
     return ["## The link\n", *parts] if parts else []
 
 
@@ -303,13 +347,13 @@ def headline(machines) -> list[str]:
         for row in rows_of(found, "headline"):
             if "step_ms" not in row:
                 continue
-            guess, error = row.get("predicted", {}).get("step_ms"), row.get("error")
+            guess = row.get("predicted", {}).get("step_ms")
             table.append([
                 f"{row['prompt']:,}", row["batch"], row["link"], f"`{row['system']}`",
-                number(row["prefill_s"]),
+                number(row["prefill_s"]) + ("*" if row.get("prefill_modelled") else ""),
                 timed({k.replace("step_ms", "ms"): v for k, v in row.items()}), number(row["total_s"]),
                 number(row.get("faster")), number(row.get("of_ideal")), number(guess),
-                "–" if error is None else f"{error:+.0f} %",
+                *("–" if row.get(key) is None else f"{row[key]:+.0f} %" for key in ("error", "error_total")),
             ])  # fmt: skip
             if "block" in row:
                 values = [number(value) for value in row["block"].values()]
@@ -317,13 +361,20 @@ def headline(machines) -> list[str]:
                     [f"{row['prompt']:,}", row["batch"], row["link"], f"`{row['system']}`", *values]
                 )
         heads = ["prompt", "batch", "link", "system", "prefill, s", "step, ms", "total, s", "× FlexGen",
-                 "of ideal", "predicted, ms", "error"]  # fmt: skip
+                 "of ideal", "predicted, ms", "error, step", "error, total"]  # fmt: skip
         if table:
             parts += [f"{name}:\n", markdown(heads, table)]
         if blocks:
             heads = ["prompt", "batch", "link", "system", *(f"{part}, ms" for part in PARTS)]
             parts += ["One layer by part, the device waited for at every cut:\n", markdown(heads, blocks)]
-    return ["## InfiniGen's experiment\n", *parts] if parts else []
+    return ["## InfiniGen's experiment\n", MODELLED, *parts] if parts else []
+
+
+MODELLED = """Two things in this table are modelled. `uvm` and `uvm+h2o` use no managed memory: pages are
+counted and carried by the link as everywhere in kvlab; they cost nothing but their bytes on the real link,
+which flatters them, and pay for their faults on the throttled one. A prompt's time with a star was not run
+again on the throttled link: it is that of the real one, longer by what 16 GB/s cannot hide.
+"""
 
 
 PARTS = ("project", "attention", "ffn", "selection", "stall")
@@ -373,7 +424,11 @@ def drawn(name: str, machine: dict, folder: Path) -> list[str]:
     from ..report.plots import save
 
     lines = []
-    rows = [row for row in rows_of(machine, "attention") if row["kernel"].startswith("kvlab") and "ms" in row]
+    rows = [
+        row
+        for row in rows_of(machine, "attention")
+        if row["kernel"].startswith("kvlab") and row.get("speedup")
+    ]
     groups = dict.fromkeys((row["shape"], row["batch"]) for row in rows)
     if groups:
         figure, columns = plots.canvas(3.4 * len(groups), 3.2, len(groups))
@@ -422,6 +477,25 @@ def failures(machines) -> str:
         for failure in found["failed"]
     ]
     return "## What failed\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def left_out(machines) -> str:
+    """What has no numbers, what became smaller, and what was not begun, by part of a run."""
+    lines = []
+    for name, found in machines.items():
+        for unit, made in found["units"].items():
+            rows = [row for row in made["rows"] if row.get("left_out")]
+            said = [f"{called(row)}: {row['left_out'][:160]}" for row in rows]
+            said += [note[:200] for note in made.get("notes", []) if "left out" not in note]
+            lines += [f"- {name}, {unit}: {line}" for line in dict.fromkeys(said)]
+        if found["left_out"]:
+            lines.append(f"- {name}, for want of time: {', '.join(found['left_out'])}")
+    return "## What was left out, or became smaller\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
+def called(row: dict) -> str:
+    """What a row is of."""
+    return next((f"`{row[key]}`" for key in ("method", "system", "kernel", "tool") if key in row), "a row")
 
 
 def predicted() -> str:

@@ -20,7 +20,7 @@ from kvlab.store import Float8, Int, late
 from kvlab.store.static import Static, StaticState
 
 from . import models
-from .unit import FIRST, LAST, Unit
+from .unit import FIRST, LAST, NEXT, Unit
 
 FORMS = {
     "int8": lambda: Int(8), "int8:group=32": lambda: Int(8, 32), "int4": lambda: Int(4),
@@ -57,23 +57,16 @@ WHEN_DRY = {"methods": METHODS[::3] + ("infinigen",), "waits": METHODS}
 
 def units(size: str) -> list[Unit]:
     if size == "real":
-        kernels = [("kernels", dtype, 15) for dtype in DTYPES]
-        parts = {
-            **{
-                f"{what}, {dtype}": ({"what": what, "dtype": dtype}, seconds)
-                for what, dtype, seconds in kernels
-            },
-            "methods": ({"what": "methods"}, 35),
-            "links": ({"what": "links"}, 12),
-            "waits": ({"what": "waits"}, 8),
-        }
+        parts = [("methods", 30, FIRST), ("links", 12, FIRST), ("waits", 6, FIRST), ("sanitizer", 90, LAST)]
+        kernels = [("bf16", 12, FIRST), ("fp32", 8, NEXT), ("fp16", 5, NEXT)]
+        small = {}
     else:
-        parts = {"kernels, fp32": ({"what": "kernels", "dtype": "fp32", "small": True}, 20)}
-        parts |= {what: ({"what": what, "small": True}, 20) for what in ("methods", "links", "waits")}
-    found = [Unit("right", name, FIRST, seconds, given) for name, (given, seconds) in parts.items()]
-    if size == "real":
-        found.append(Unit("right", "sanitizer", LAST, 60, {"what": "sanitizer"}))
-    return found
+        parts = [(what, 20, FIRST) for what in ("methods", "links", "waits")]
+        kernels, small = [("fp32", 20, FIRST)], {"small": True}
+    return [
+        Unit("right", f"kernels, {dtype}", rank, seconds, {"what": "kernels", "dtype": dtype} | small)
+        for dtype, seconds, rank in kernels
+    ] + [Unit("right", what, rank, seconds, {"what": what} | small) for what, seconds, rank in parts]
 
 
 def measure(bench, what: str, **given) -> dict:
@@ -135,6 +128,9 @@ def kernels(bench, dtype: str, small: bool = False) -> list[dict]:
             row = {"kernel": name, "dtype": dtype} | case
             if not gpu.supports(form, case["head_dim"]):
                 rows.append(row | {"left_out": "no kernel: decoded first"})
+                continue
+            if not gpu.compiles(form, bench.capability):
+                rows.append(row | {"left_out": f"capability {bench.capability[0]}.{bench.capability[1]}"})
                 continue
             try:
                 rows.append(row | compared(bench, gpu, form, case, torch_dtype, BOUNDS[dtype], number))
@@ -394,7 +390,7 @@ def sanitizer(bench) -> list[dict]:
     }  # so that every tensor has its own bounds
     done = subprocess.run(
         [*command, sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=110, env=environment, cwd=Path.cwd(),
+        capture_output=True, text=True, timeout=300, env=environment, cwd=Path.cwd(),
     )  # fmt: skip
     said = [line for line in (done.stdout + done.stderr).splitlines() if "=====" in line or "checked" in line]
     return [
@@ -402,17 +398,18 @@ def sanitizer(bench) -> list[dict]:
     ]
 
 
-def under_sanitizer() -> None:
-    """A few kernels, a gather and a linked decode, small, on the GPU."""
+def under_sanitizer(dry: bool = False) -> None:
+    """A few kernels, a gather, and offloading methods over a link with its streams, small, on the GPU."""
     from kvlab.kernels import gpu
 
     from .bench import Bench
 
-    bench = Bench(dry=False)
+    bench = Bench(dry)
     for name in ("int8", "int4:group=32", "fp8:e4m3"):
         case = {"head_dim": 128, "share": 4, "tokens": 77, "batch": 1, "mask": True, "static": True}
         if not compared(bench, gpu, FORMS[name](), case, torch.bfloat16, BOUNDS["bf16"], 0)["right"]:
             raise SystemExit(f"{name} is not right")
-    if not all(row["right"] for row in gathered(bench)):
-        raise SystemExit("the gather is not right")
+    for row in links(bench, small=True):
+        if not row["right"]:
+            raise SystemExit(f"a link is not right: {row}")
     print("checked")

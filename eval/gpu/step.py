@@ -3,10 +3,12 @@
 The caches hold random K and V of a stated length; every step appends a token, as decoding does. Eager steps
 are timed by the host's clock, from an idle device to an idle device, one of each method in turn. `graph_ms`
 is one step's kernels replayed from a CUDA graph: it writes the same slot each time, so it says what a step
-costs without launches and is no decode loop. `compiled_ms` is torch.compile of the model, in rows of their
-own. Bytes and `peak_bytes` are those of one cache alone. `times_theirs` is over the fastest of transformers'
-rows of the same precision in the same unit and the same way of launching (eager beside eager, graph beside
-graph, and the better of either, `best`).
+costs without launches and is no decode loop. `compiled_ms` is torch.compile of the model with transformers'
+static cache, in a unit of its own; a kvlab cache is not offered to torch.compile: its counts of tokens are
+numbers of Python's, which every step changes, so that every step would be compiled anew. Bytes and
+`peak_bytes` are those of one cache alone. `times_theirs` is over the fastest of transformers' rows of the
+same `bits` in the same unit and the same way of launching (eager beside eager, graph beside graph, and the
+best of all ways, `best`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from kvlab.store import Float8, Int, Static
 
 from . import models
 from .bench import out_of_memory, spread
-from .unit import FIRST, LAST, NEXT, Unit
+from .unit import FIRST, LAST, Unit
 
 METHODS = (
     "full", "static", "static-int8", "static-int4", "static-fp8", "paged", "int8", "int4", "int2:group=32",
@@ -30,6 +32,8 @@ METHODS = (
     "offload+int4", "offload+h2o", "uvm", "topk", "infinigen:budget=0.1",
 )  # fmt: skip
 THEIRS = ("hf-dynamic", "hf-static", "hf-quantized", "hf-quanto", "hf-hqq")
+COMPILED = "hf-static, compiled"
+WAYS = ("eager", "graph", "compiled")
 QUANTIZED = {
     "hf-quantized": {"backend": "fp8"},
     "hf-quanto": {"backend": "quanto", "nbits": 4},
@@ -38,17 +42,9 @@ QUANTIZED = {
 NEEDS = {"hf-quanto": "optimum", "hf-hqq": "hqq"}  # modules
 STEPS, WARM, SPARE = 9, 2, 64  # steps counted, before them, and tokens a preallocated buffer has room for
 BITS = {
-    "static-int8": 8,
-    "static-fp8": 8,
-    "static-int4": 4,
-    "int8": 8,
-    "fp8": 8,
-    "hf-quantized": 8,
-    "int4": 4,
-    "kivi4": 4,
-    "hf-quanto": 4,
-    "hf-hqq": 4,
-}
+    "static-int8": 8, "static-fp8": 8, "static-int4": 4, "int8": 8, "fp8": 8, "hf-quantized": 8, "int4": 4,
+    "kivi4": 4, "hf-quanto": 4, "hf-hqq": 4, "int2": 2, "kivi2": 2,
+}  # fmt: skip
 
 
 def units(size: str) -> list[Unit]:
@@ -62,34 +58,36 @@ def units(size: str) -> list[Unit]:
         return [Unit("step", "small-llama, 96 tokens, batch 2", FIRST, 10, given)]
     found = []
     for model, tokens, batch, rank, seconds in (
-        ("Llama-3-8B", 8192, 1, FIRST, 45), ("OPT-13B", 1920, 1, NEXT, 35),
-        ("Llama-3-8B", 2048, 16, NEXT, 35), ("Llama-3-8B", 32768, 1, LAST, 40),
+        ("Llama-3-8B", 8192, 1, FIRST, 50), ("OPT-13B", 1920, 1, LAST, 40),
+        ("Llama-3-8B", 2048, 16, LAST, 40), ("Llama-3-8B", 32768, 1, LAST, 45),
     ):  # fmt: skip
         given = {"model": model, "tokens": tokens, "batch": batch, "methods": list(METHODS)}
         found.append(Unit("step", f"{model}, {tokens} tokens, batch {batch}", rank, seconds, given))
-    compiled = {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "methods": ["static"], "compiled": True}
+    given = {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "methods": ["static"]}
+    compiled = given | {"theirs": ["hf-static", COMPILED]}
     found.append(Unit("step", "Llama-3-8B, 8192 tokens, batch 1, compiled", LAST, 110, compiled))
     return found
 
 
-def measure(bench, model: str, tokens: int, batch: int, methods: list[str], compiled: bool = False) -> dict:
+def measure(
+    bench, model: str, tokens: int, batch: int, methods: list[str], theirs: list[str] = THEIRS
+) -> dict:
     name, made = model, models.made(bench, model)
     batch = bench.shrunk(
         [batch >> step for step in range(batch.bit_length())],
         lambda rows: 4 * models.kv_bytes(name, tokens, rows), f"{name}, {tokens} tokens: batch",
     )  # fmt: skip
     about = {"model": name, "tokens": tokens, "batch": batch}
-    names = [*methods, *(THEIRS if not compiled else ("hf-static",))]
     rows, runs = {}, {}
     twin = models.theirs(made)
-    for method in names:
-        row = rows[method] = {"method": method, **about}
+    for method in (*methods, *theirs):
+        row = rows[method] = {"method": method, **about, "bits": bits(method)}
         if method in NEEDS and importlib.util.find_spec(NEEDS[method]) is None:
             rows[method] = row | {"left_out": f"{NEEDS[method]} is not installed"}
             continue
         try:
             before = bench.allocated()
-            runs[method] = run = Run(bench, name, twin, method, tokens, batch, compiled)
+            runs[method] = run = Run(bench, name, twin, method, tokens, batch)
             with bench.peak(before) as peak:  # of steps, not of filling the cache
                 for _ in range(WARM):
                     run.step()
@@ -102,7 +100,6 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], comp
             runs.pop(method)
             rows[method]["left_out"] = "no memory to hold it beside the others"
             bench.tidy()
-    key = "compiled" if compiled else "eager"
     for _ in range(STEPS + 1):
         for method, run in list(runs.items()):
             try:
@@ -111,24 +108,28 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], comp
                 runs.pop(method)
                 left_out(bench, rows, method, error)
     for method, run in runs.items():
-        rows[method] |= {f"{key}_{part}": value for part, value in spread(run.times[1:]).items()}
-    if bench.on_gpu and not compiled:
+        rows[method] |= {f"{run.way}_{part}": value for part, value in spread(run.times[1:]).items()}
+    if bench.on_gpu:
         graphs(bench, rows, runs)
     weights = models.weight_bytes(name)
     for row in rows.values():
-        best = min((row[f"{way}_ms"] for way in (key, "graph") if f"{way}_ms" in row), default=None)
+        best = min((row[f"{way}_ms"] for way in WAYS if f"{way}_ms" in row), default=None)
         if best:
             row["best_ms"] = best
             row["gbps"] = (weights + row["bytes"]) / best / 1e6
             row["fraction"] = row["gbps"] * 1e9 / bench.bandwidth
-    for way in (key, "graph", "best"):
+    for way in ("eager", "graph", "best"):
         beside(rows, f"{way}_ms")
-    ours = rows.get("static", {})
-    return {"rows": list(rows.values()), "line": line(ours, key)}
+    return {"rows": list(rows.values()), "line": line(rows.get("static", {}))}
 
 
-def line(row: dict, key: str) -> str:
-    said = [f"{way} {row[f'{way}_ms']:.2f} ms" for way in (key, "graph") if f"{way}_ms" in row]
+def bits(method: str) -> int:
+    """Bits of a number in a method's cache: what it is compared with has as many."""
+    return BITS.get(name_of(method), 16)
+
+
+def line(row: dict) -> str:
+    said = [f"{way} {row[f'{way}_ms']:.2f} ms" for way in WAYS if f"{way}_ms" in row]
     return f"static: {', '.join(said)}" if said else "static: left out"
 
 
@@ -145,18 +146,20 @@ def left_out(bench, rows: dict, method: str, error: Exception) -> None:
 class Run:
     """One method on one model: a cache that holds `tokens` tokens, and a step."""
 
-    def __init__(self, bench, name: str, twin, method: str, tokens: int, batch: int, compiled: bool):
+    def __init__(self, bench, name: str, twin, method: str, tokens: int, batch: int):
         self.times: list[float] = []
         self.ids = models.next_ids(bench, batch)
-        self.position, self.hf = tokens, method in THEIRS
+        self.position, self.hf = tokens, method in (*THEIRS, COMPILED)
+        self.way = "compiled" if method == COMPILED else "eager"
         model = twin if self.hf else models.for_method(bench, name, method)
         if self.hf:
             self.cache = their_cache(method, model, tokens, batch, bench)
         else:
             self.cache = ours_of(bench, model, method, tokens)
             models.fill(bench, model, self.cache, tokens, batch)
-        self.compiled = compiled
-        self.forward = torch.compile(model, mode="reduce-overhead", dynamic=False) if compiled else model
+        self.forward, self.llama = model, "Llama" in type(model).__name__
+        if self.way == "compiled":
+            self.forward = torch.compile(model, mode="reduce-overhead", dynamic=False)
 
     @property
     def offloads(self) -> bool:
@@ -165,9 +168,9 @@ class Run:
     @torch.no_grad()
     def step(self) -> None:
         positions = {}
-        if self.compiled:
+        if self.way == "compiled":
             torch.compiler.cudagraph_mark_step_begin()
-        if self.hf and hasattr(self.forward, "model") and "Llama" in type(self.forward).__name__:
+        if self.hf and self.llama:
             positions = {"position_ids": torch.full_like(self.ids[:1], self.position)}
         self.forward(self.ids, past_key_values=self.cache, use_cache=True, **positions)
         self.position += 1
@@ -209,7 +212,7 @@ def their_cache(name: str, model, tokens: int, batch: int, bench):
     shape = kvlab.models.ModelShape.of(model)
     size = (batch, shape.kv_heads, tokens, shape.head_dim)
     keys, values = (torch.randn(size, device=bench.device, dtype=model.dtype) for _ in "kv")
-    if name == "hf-static":
+    if name in ("hf-static", COMPILED):
         cache = StaticCache(config=model.config, max_cache_len=tokens + SPARE)
     elif name in QUANTIZED:
         cache = QuantizedCache(config=model.config, **QUANTIZED[name])
@@ -224,8 +227,9 @@ def graphs(bench, rows: dict, runs: dict) -> None:
     """One step of each as a CUDA graph, replayed in turn; who cannot be captured says why."""
     replays = {}
     for method, run in runs.items():
-        if run.offloads:
-            rows[method]["no_graph"] = "transfers run on threads of their own"
+        if run.offloads or run.way == "compiled":
+            threads = "transfers run on threads of their own"
+            rows[method]["no_graph"] = threads if run.offloads else "torch.compile captures its own"
             continue
         try:
             replays[method] = bench.captured(run.step)
@@ -247,12 +251,11 @@ def harmless(error: Exception) -> bool:
 def beside(rows: dict, key: str) -> None:
     """How many times as long as the fastest of transformers' caches of the same precision."""
     fastest: dict[int, float] = {}
-    for name in THEIRS:
+    for name in (*THEIRS, COMPILED):
         ms = rows.get(name, {}).get(key)
         if ms is not None:
-            bits = BITS.get(name, 16)
-            fastest[bits] = min(ms, fastest.get(bits, ms))
+            fastest[bits(name)] = min(ms, fastest.get(bits(name), ms))
     for name, row in rows.items():
-        base = fastest.get(BITS.get(name_of(name), 16))
-        if base is not None and key in row and name not in THEIRS:
+        base = fastest.get(bits(name))
+        if base is not None and key in row and not name.startswith("hf-"):
             row[f"{key[:-3]}_times_theirs"] = row[key] / base

@@ -19,9 +19,12 @@ from kvlab.spec import parse
 from . import models
 from .bench import out_of_memory
 from .step import their_cache
-from .unit import FIRST, NEXT, Unit
+from .unit import FIRST, LAST, NEXT, Unit
 
-METHODS = ("static", "h2o", "int8", "int4", "paged", "hf-dynamic", "sinks")
+METHODS = {
+    "static": FIRST, "h2o": FIRST, "int8": NEXT, "int4": NEXT, "paged": NEXT, "hf-dynamic": LAST,
+    "sinks": LAST,
+}  # fmt: skip
 STEPS = 3  # at each length
 LARGEST = 4096  # rows
 
@@ -34,10 +37,9 @@ def units(size: str) -> list[Unit]:
             for method in ("static", "h2o", "hf-dynamic")
         ]
     given = {"model": "OPT-6.7B", "prompt": 2048, "new": 2048, "largest": LARGEST}
-    ranks = {method: FIRST if method in METHODS[:2] else NEXT for method in METHODS}
     return [
-        Unit("throughput", f"OPT-6.7B, {method}", rank, 12, given | {"method": method})
-        for method, rank in ranks.items()
+        Unit("throughput", f"OPT-6.7B, {method}", rank, 13, given | {"method": method})
+        for method, rank in METHODS.items()
     ]
 
 

@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from importlib import import_module
 
@@ -23,6 +24,7 @@ START = 180.0  # seconds in which a process must have imported everything
 
 def serve(connection, dry: bool) -> None:
     """Answer `about` and units until None comes; ends by itself when the device is spoiled."""
+    threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TQDM_DISABLE"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -51,6 +53,13 @@ def serve(connection, dry: bool) -> None:
             connection.send((*answer, spoiled))
             if spoiled:
                 os._exit(1)  # whatever would still be given back would fail as well
+
+
+def end_with(parent) -> None:
+    """End this process, whatever it does, when the one that started it is gone: a GPU's memory is in use."""
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def measured(bench, unit) -> tuple[tuple, bool]:
@@ -85,12 +94,13 @@ class Worker:
         return self.machine
 
     def ask(self, unit, seconds: float) -> dict:
-        """Measure a unit in at most so many seconds; the process is ended where it takes longer. Raises
-        Failed."""
-        self._start()
+        """Measure a unit in at most so many seconds, with what starting a process takes; it is ended where it
+        takes longer. Raises Failed."""
+        end = time.monotonic() + seconds
+        self._start(min(START, seconds))
         with contextlib.suppress(OSError):  # a process that has ended says so below
             self.connection.send(unit)
-        return self._answer(seconds)
+        return self._answer(seconds, end)
 
     def stop(self) -> None:
         """End the process."""
@@ -104,7 +114,7 @@ class Worker:
         self.connection.close()
         self.process = None
 
-    def _start(self) -> None:
+    def _start(self, seconds: float = START) -> None:
         if self.process is not None:
             return
         context = multiprocessing.get_context("spawn")
@@ -113,10 +123,10 @@ class Worker:
         with ours_first():
             self.process.start()
         theirs.close()
-        self.machine = self._answer(START)
+        self.machine = self._answer(seconds)
 
-    def _answer(self, seconds: float) -> dict:
-        end = time.monotonic() + seconds
+    def _answer(self, seconds: float, end: float | None = None) -> dict:
+        end = time.monotonic() + seconds if end is None else end
         while True:
             try:
                 if not self.connection.poll(max(0.0, end - time.monotonic())):

@@ -50,32 +50,45 @@ def _attend_split(
     count, split, scaling, code_stride, scale_stride, kv_heads, allowed_stride, allowed_heads,
     BITS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
+    RUN: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score."""
+    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score.
+
+    RUN: neighbouring channels with one scale in one part of the bytes. LANES and CHANNELS are RUN and D, or
+    the next powers of two, whose last lanes hold zeros."""
     WIDTH: tl.constexpr = D * BITS // 8  # bytes of a token's codes
-    RUN: tl.constexpr = min(GROUP, WIDTH)  # neighbouring channels with one scale in one part of the bytes
     head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     keys, values = keys + head * code_stride, values + head * code_stride
     key_scales, value_scales = key_scales + head * scale_stride, value_scales + head * scale_stride
     allowed += (head // kv_heads * allowed_heads + head % kv_heads % allowed_heads) * allowed_stride
-    row, lane, channel = tl.arange(0, ROWS), tl.arange(0, RUN), tl.arange(0, D)
+    row, lane, channel = tl.arange(0, ROWS), tl.arange(0, LANES), tl.arange(0, CHANNELS)
+    asked, written = (row < SHARE)[:, None], (row < SHARE)[:, None]
+    if LANES != RUN:
+        asked = asked & (lane < RUN)[None, :]
+    if CHANNELS != D:
+        written = written & (channel < D)[None, :]
     query += head * SHARE * D + row[:, None] * D
 
     most = tl.full([ROWS], NOTHING, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, D], tl.float32)
+    total = tl.zeros([ROWS, CHANNELS], tl.float32)
     end = min(count, (part + 1) * split)
     for start in range(part * split, end, BLOCK):
         token = start + tl.arange(0, BLOCK)
         real = token < end
+        held, held_v = real[:, None], real[:, None]
+        if LANES != RUN:
+            held = held & (lane < RUN)[None, :]
+        if CHANNELS != D:
+            held_v = held_v & (channel < D)[None, :]
         # q . K: one product per run of channels, the scale applied to its sum
         scores = tl.zeros([ROWS, BLOCK], tl.float32)
         for run in tl.static_range(D // RUN):
-            q = tl.load(query + run * RUN + lane[None, :], mask=row[:, None] < SHARE, other=0.0)
-            code = tl.load(
-                keys + token[:, None] * WIDTH + run * RUN % WIDTH + lane[None, :], mask=real[:, None]
-            )
+            q = tl.load(query + run * RUN + lane[None, :], mask=asked, other=0.0)
+            code = tl.load(keys + token[:, None] * WIDTH + run * RUN % WIDTH + lane[None, :], mask=held)
             code = _numbers(code, run * RUN // WIDTH, BITS)
+            if LANES != RUN:
+                code = tl.where(held, code, 0.0)
             dot = tl.dot(q.to(DOT), tl.trans(code).to(DOT), input_precision="ieee")
             if SCALED:
                 scale = tl.load(key_scales + token * (D // GROUP) + run * RUN // GROUP, mask=real, other=0.0)
@@ -92,17 +105,17 @@ def _attend_split(
         weight = weight * shrink + tl.sum(p, 1)
         most = highest
         # p . V: both parts of a byte in one tile, scaled in registers, as every token has scales of its own
-        code = tl.load(values + token[:, None] * WIDTH + channel[None, :] % WIDTH, mask=real[:, None])
+        code = tl.load(values + token[:, None] * WIDTH + channel[None, :] % WIDTH, mask=held_v)
         v = _numbers(code, (channel // WIDTH)[None, :], BITS)
         if SCALED:
             at = token[:, None] * (D // GROUP) + channel[None, :] // GROUP
-            v *= tl.load(value_scales + at, mask=real[:, None], other=0.0).to(tl.float32)
-        v = tl.where(real[:, None], v, 0.0)
+            v *= tl.load(value_scales + at, mask=held_v, other=0.0).to(tl.float32)
+        v = tl.where(held_v, v, 0.0)
         summed = tl.dot(p.to(DOT), v.to(DOT), input_precision="ieee")
         total = total * shrink[:, None] + summed
 
     mine = (head * tl.num_programs(1) + part) * SHARE + row
-    tl.store(sums + mine[:, None] * D + channel[None, :], total, mask=row[:, None] < SHARE)
+    tl.store(sums + mine[:, None] * D + channel[None, :], total, mask=written)
     tl.store(weights + mine, weight, mask=row < SHARE)
     tl.store(largest + mine, most, mask=row < SHARE)
 
@@ -110,28 +123,35 @@ def _attend_split(
 @triton.jit(do_not_specialize=["splits"])
 def _merge(
     sums, weights, largest, out, splits,
-    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
+    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
     """The splits of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out `[heads, D]`."""
-    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, D)
+    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, CHANNELS)
     first = head // SHARE * splits * SHARE + head % SHARE
     every = tl.arange(0, SPLITS)
     most = tl.max(tl.load(largest + first + every * SHARE, mask=every < splits, other=NOTHING), 0)
-    total, weight = tl.zeros([D], tl.float32), 0.0
+    total, weight = tl.zeros([CHANNELS], tl.float32), 0.0
     for start in range(0, splits, CHUNK):
         part = start + tl.arange(0, CHUNK)
         at, real = first + part * SHARE, part < splits
         factor = tl.where(real, tl.exp(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
-        parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=real[:, None], other=0.0)
+        there = real[:, None]
+        if CHANNELS != D:
+            there = there & (channel < D)[None, :]
+        parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=there, other=0.0)
         total += tl.sum(factor[:, None] * parts, 0)
         weight += tl.sum(factor * tl.load(weights + at, mask=real, other=0.0), 0)
-    tl.store(out + head * D + channel, total / weight)
+    if CHANNELS != D:
+        tl.store(out + head * D + channel, total / weight, mask=channel < D)
+    else:
+        tl.store(out + head * D + channel, total / weight)
 
 
 def supports(form, head_dim: int) -> bool:
     """Whether these kernels read a format: symmetric integers of 2, 4 or 8 bits, or 8-bit floats, whose
-    scales, if any, belong to single tokens; head dimension and group are powers of two from 16 on."""
-    if not isinstance(form, Int | Float8) or head_dim & (head_dim - 1) or head_dim < 16:
+    scales, if any, belong to single tokens; head dimensions are multiples of 16, and 16 neighbouring channels
+    at least have one scale and lie in one part of the bytes (see `_run`)."""
+    if not isinstance(form, Int | Float8) or head_dim % 16 or head_dim > 256:
         return False
     scales, bits = form.scales, getattr(form, "bits", 8)
     if bits not in (2, 4, 8):
@@ -139,8 +159,19 @@ def supports(form, head_dim: int) -> bool:
     if scales is None:
         return True
     group = scales.group or head_dim
-    small = group & (group - 1) or min(group, head_dim * bits // 8) < 16
+    small = head_dim % group or _run(group, head_dim, bits) < 16
     return not (small or scales.fixed) and getattr(form, "symmetric", True)
+
+
+def _run(group: int, head_dim: int, bits: int) -> int:
+    """Neighbouring channels that share a scale and lie in one part of the bytes."""
+    return math.gcd(group, head_dim * bits // 8)
+
+
+def compiles(form, capability: tuple[int, int] | None) -> bool:
+    """Whether a GPU of this compute capability (None: interpreted) knows the format's numbers: Triton has
+    e4m3 from 8.9 on."""
+    return capability is None or getattr(form, "format", None) != "e4m3" or capability >= (8, 9)
 
 
 def attend(
@@ -175,18 +206,21 @@ def attend(
     sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
     # One by one, so that each begins where memory is aligned: else a kernel is compiled for every alignment.
     weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
+    group = head_dim // scales.shape[-1] if scaled else head_dim
+    run, channels = _run(group, head_dim, bits), triton.next_power_of_2(head_dim)
     mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
     _attend_split[(batch * kv_heads, splits)](
         query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
         count, split, scaling, codes.stride(1), scales.stride(1), kv_heads, count, mask.shape[1],
-        BITS=bits, D=head_dim, GROUP=head_dim // scales.shape[-1] if scaled else head_dim, SCALED=scaled,
-        MASKED=allowed is not None, SHARE=share, ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=block,
+        BITS=bits, D=head_dim, GROUP=group, SCALED=scaled, MASKED=allowed is not None, SHARE=share,
+        ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=block,
         DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
+        RUN=run, LANES=triton.next_power_of_2(run), CHANNELS=channels,
     )  # fmt: skip
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
     _merge[(batch * heads,)](
         sums, weights, largest, out, splits,
-        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=CHUNK,
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=CHUNK, CHANNELS=channels,
     )  # fmt: skip
     return out.to(query.dtype)
 

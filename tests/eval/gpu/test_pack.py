@@ -39,13 +39,22 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
     away = tmp_path / "away"
     away.mkdir()
-    plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHON": sys.executable}
+    (tmp_path / "tmp").mkdir()
+    own = {"PYTHON": sys.executable, "TMPDIR": str(tmp_path / "tmp")}
+    plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | own
     words = ["bash", str(folder / "run"), "--dry", "--stages", "link"]
     done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     found = json.loads((away / "gpu-results" / "gpu.json").read_text())
     assert list(found["units"]) == ["link:copies", "link:overlap", "link:rows"]
     assert found["machine"]["commit"] == (folder / "commit.txt").read_text().strip()
+    (scratch,) = (tmp_path / "tmp").iterdir()
+    assert scratch.name.startswith("kvlab-pack-") and (scratch / "kvlab" / "eval").is_dir()
+    (scratch / "triton").mkdir(exist_ok=True)
+    (scratch / "triton" / "kept").write_text("compiled")
+    (scratch / "kvlab" / "gone").write_text("of an older pack")
+    assert subprocess.run(words, cwd=away, env=plain, capture_output=True, timeout=280).returncode == 0
+    assert (scratch / "triton" / "kept").is_file() and not (scratch / "kvlab" / "gone").exists()
     without = plain | {"PYTHON": "/usr/bin/env python-that-is-not-there"}
     assert subprocess.run(words, cwd=away, env=without, capture_output=True).returncode == 2
 

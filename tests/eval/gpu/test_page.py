@@ -25,7 +25,8 @@ def example() -> dict:
     eager = {f"eager_{key}": value for key, value in ms.items()}
     kernel = {"shape": "Llama-3-8B", "tokens": 65536, "batch": 1, **ms, **eager, "gbps": 2500.0, "bytes": 1}
     bar = {
-        "system": "infinigen", "prompt": 1920, "batch": 8, "link": "throttled", "prefill_s": 0.8,
+        "system": "infinigen", "prompt": 1920, "batch": 20, "link": "throttled", "prefill_s": 0.8,
+        "prefill_modelled": True, "error_total": 12.0,
         "step_ms": 100.0, "step_ms_low": 99.0, "step_ms_high": 101.0, "total_s": 13.6, "faster": 5.5,
         "of_ideal": 4.5, "predicted": {"step_ms": 118.0}, "error": 18.0,
         "block": dict.fromkeys(headline.PARTS, 1.0),
@@ -41,13 +42,22 @@ def example() -> dict:
             kernel | {"kernel": "kvlab int4", "fraction": 0.4, "speedup": 2.5},
         ],
         "step:Llama": [
-            token | {"method": "static", "best_times_theirs": 1.02, "offloads": False},
-            token | {"method": "h2o", "best_times_theirs": 1.5, "offloads": False},
-            token | {"method": "topk", "best_times_theirs": 9.0, "offloads": True},
-            {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "method": "hf-hqq", "left_out": "no hqq"},
+            token | {"method": "static", "bits": 16, "best_ms": 10.2, "offloads": False},
+            token | {"method": "h2o", "bits": 16, "best_ms": 15.0, "offloads": False},
+            token | {"method": "topk", "bits": 16, "best_ms": 90.0, "offloads": True},
+            token | {"method": "hf-static", "bits": 16, "best_ms": 12.0, "offloads": False},
+            {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "method": "hf-hqq", "bits": 4,
+             "left_out": "no hqq"},
         ],
-        "link:copies": [{"copy": "to device", "size": 4096, **ms, "gbps": 20.0, "fraction": 0.5}],
-        "headline:2048": [bar],
+        "step:Llama, compiled": [
+            token | {"method": "hf-static, compiled", "bits": 16, "best_ms": 10.0, "offloads": False},
+        ],
+        "link:copies": [
+            {"copy": "to device", "size": 4096, **ms, "gbps": 20.0, "fraction": 0.5, "of_pcie": 0.32}
+        ],
+        "headline:2048": [
+            bar, {"system": "uvm", "prompt": 1920, "batch": 20, "left_out": "OutOfMemoryError: 90 GB"}
+        ],
         "throughput:h2o": [
             {"model": "OPT-6.7B", "method": "h2o", "batch": 4, "step_ms": 9.0, "tokens_per_s": 444.0,
              "bytes": 10**9}
@@ -58,6 +68,7 @@ def example() -> dict:
         ],
     }  # fmt: skip
     units = {name: {"rows": found, "notes": [], "seconds": 1.0} for name, found in rows.items()}
+    units["headline:2048"]["notes"] = ["OPT-13B, 1920 tokens: batch 20 needs 90.0 GB of 70.0: 10 instead"]
     about = {"device": "Card", "versions": {"torch": "2.11.0"}, "memory_bytes": 8 * 10**10, "missing": []}
     failed = [{"task": "gpu:link:rows", "line": "it took too long", "traceback": "..."}]
     return {"machine": about, "dry": False, "units": units, "failed": failed, "left_out": []}
@@ -85,6 +96,56 @@ def test_the_page_says_what_was_reached_and_sets_machines_side_by_side():
     ):
         assert f"## {head}\n" in text
     assert "two, link:rows: it took too long" in text and "one: 2 of 3 comparisons are right" in text
+
+
+def cell(text: str, goal: int) -> str:
+    """What the page says that one machine reached of a goal."""
+    return next(row for row in text.splitlines() if report.GOALS[goal] in row).split("|")[-2].strip()
+
+
+def test_nothing_is_called_reached_that_was_not_compared():
+    found = example()
+    step, rows = found["units"]["step:Llama"]["rows"], found["units"]["headline:2048"]["rows"]
+    del step[1]
+    assert cell(report.page({"one": found}), 5) == "reached"
+    del found["units"]["step:Llama, compiled"]
+    step[0]["best_ms"] = 12.5
+    assert cell(report.page({"one": found}), 5) == "reached"
+    base = {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "offloads": False}
+    step.append(base | {"method": "int4", "bits": 4, "best_ms": 1.0})
+    step.append(base | {"method": "full", "bits": 16, "left_out": "OutOfMemoryError"})
+    assert cell(report.page({"one": found}), 5) == "reached by the rest; nothing to compare: full, int4"
+    del step[:-2]
+    assert cell(report.page({"one": found}), 5) == "not measured"
+    rows.append(rows[0] | {"batch": 8, "faster": 9.0, "of_ideal": 1.1})
+    assert cell(report.page({"one": found}), 3) == "5.5: reached", "the paper's batch, not the best of all"
+    assert cell(report.page({"one": found}), 4) == "4.5: not reached"
+    del rows[0]
+    assert cell(report.page({"one": found}), 3) == "9: reached at batch 8"
+    rows[-1]["error_total"] = -35.0
+    assert cell(report.page({"one": found}), 6) == "35 %: not reached", "a bar is a whole run too"
+
+
+def test_the_page_says_what_is_modelled_and_what_is_missing():
+    text = report.page({"one": example()})
+    assert "`uvm` and `uvm+h2o` use no managed memory" in text and "| 0.8* |" in text
+    assert "| +18 % | +12 % |" in text and "| 32% |" in text
+    for line in (
+        "- one, headline:2048: `uvm`: OutOfMemoryError: 90 GB",
+        "- one, headline:2048: OPT-13B, 1920 tokens: batch 20 needs 90.0 GB of 70.0: 10 instead",
+        "- one, step:Llama: `hf-hqq`: no hqq",
+    ):
+        assert line in text
+
+
+def test_a_kernel_without_flash_beside_it_is_drawn_without_a_point(tmp_path):
+    """Below capability 8.0 flash attention is left out, and no ratio is known."""
+    found = example()
+    for row in found["units"]["attention:64k"]["rows"][1:]:
+        row["speedup"] = None
+    assert len(report.drawn("old", found, tmp_path)) == 2
+    found["units"]["attention:64k"]["rows"][0]["speedup"] = None
+    assert len(report.drawn("old", found, tmp_path)) == 1
 
 
 def test_until_a_gpu_has_run_the_page_says_so_first():

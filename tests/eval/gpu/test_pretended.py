@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eval.gpu import about, attention, headline, link, right, step, throughput
+from eval.gpu import about, attention, headline, link, precompile, right, step, throughput
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
 from eval.gpu.worker import measured
@@ -184,8 +184,10 @@ def test_a_step(bench):
 @needs_triton
 def test_attention(bench, monkeypatch):
     monkeypatch.setattr(attention, "REPEATS", 2)
-    given = {"shape": "small", "tokens": 96, "batch": 2, "flex": False, "forms": ["int8"]}
+    monkeypatch.setattr(attention, "flexible", lambda query, scale, share: lambda keys, values: query)
+    given = {"shape": "small", "tokens": 96, "batch": 2, "flex": True, "forms": ["int8"]}
     rows = {row["kernel"]: row for row in attention.measure(bench, **given)["rows"]}
+    assert rows["bf16 FlexAttention"]["of_torch"] <= 1 >= rows["bf16 flash"]["of_torch"]
     assert rows["kvlab int8"]["graph"] and rows["kvlab int8"]["speedup"] > 0
     assert rows["bf16 flash"]["copies"] > 1 and "runs" in rows["bf16 flash"]
 
@@ -246,3 +248,42 @@ def test_what_is_said_of_a_card(bench, monkeypatch):
     card = torch.cuda.get_device_properties(0)
     monkeypatch.setattr(card, "major", 8)
     assert any("capability 8.0 has no fp8" in line for line in about.about(dry=False)["missing"])
+    said = {"driver_version": "580.1", "pcie.link.gen.max,pcie.link.width.max": "5, 16"}
+    monkeypatch.setattr(about, "asked", said.get)
+    found = about.about(dry=False)
+    assert found["driver"] == "580.1" and found["pcie"]["bandwidth"] == pytest.approx(63e9, rel=1e-3)
+    rows = link.measure(bench, "copies", sizes=[4096, 8192])["rows"]
+    for row in rows:
+        ways = 2 if row["copy"] == "both at once" else 1
+        assert row["of_pcie"] == pytest.approx(row["gbps"] / 63 / ways, rel=1e-3)
+    said.clear()
+    assert about.pcie() is None and "of_pcie" not in link.measure(bench, "copies", sizes=[4096])["rows"][0]
+
+
+@needs_triton
+def test_a_card_without_e4m3_leaves_its_rows_out(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda.get_device_properties(0), "major", 8)
+    rows = right.kernels(bench, "fp32", small=True)
+    without = [row for row in rows if "e4m3" in row["kernel"]]
+    assert without and all(row["left_out"] == "capability 8.0" for row in without)
+    assert all(row["right"] for row in rows if "e4m3" not in row["kernel"])
+    assert not [call for call in precompile.calls((8, 0)) if "e4m3" in repr(call.args)]
+    given = {"shape": "small", "tokens": 96, "batch": 2, "flex": False, "forms": ["int8", "fp8:e4m3"]}
+    assert "kvlab fp8:e4m3" not in {row["kernel"] for row in attention.measure(bench, **given)["rows"]}
+
+
+def test_replays_follow_each_other_between_two_events(bench, monkeypatch):
+    calls, events = [], []
+    monkeypatch.setattr(Event, "record", lambda self: events.append(len(calls)) or setattr(self, "at", 0.0))
+    bench.replayed(lambda: calls.append(1))
+    assert len(calls) == 10 and events == [0, 10]
+
+
+@needs_triton
+def test_what_runs_under_the_sanitizer(monkeypatch, capsys):
+    asked = []
+    plain = right.links
+    monkeypatch.setattr(right, "LINKED", ("offload",))
+    monkeypatch.setattr(right, "links", lambda *given, **more: asked.append(1) or plain(*given, **more))
+    right.under_sanitizer(dry=True)
+    assert asked and capsys.readouterr().out == "checked\n"

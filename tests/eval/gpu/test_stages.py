@@ -48,6 +48,8 @@ def test_the_headline_sets_every_system_beside_flexgen_the_ideal_and_the_simulat
     for row in found["rows"][:-1]:
         assert row["predicted"]["step_ms"] > 0
         assert row["error"] == pytest.approx(100 * (row["predicted"]["step_ms"] / row["step_ms"] - 1))
+        assert row["error_total"] == pytest.approx(100 * (row["predicted"]["total_s"] / row["total_s"] - 1))
+        assert row["prefill_modelled"] == (row["link"] == "throttled" and row["system"] != "full")
         assert row["total_s"] == pytest.approx(row["prefill_s"] + 128 * row["step_ms"] / 1e3)
     by = {(row["system"], row["link"]): row for row in found["rows"][:-1]}
     assert by["offload", "real"]["faster"] == by["full", "real"]["of_ideal"] == 1
@@ -67,11 +69,23 @@ def test_a_throttled_link_is_as_slow_as_it_says():
 
 def test_accuracy_is_that_of_the_cpu_within_error(bench):
     given = {"name": "workshop", "documents": 2, "tokens": 16, "stories": 1}
-    (row,) = accuracy.measure(bench, **given, methods=["full"])["rows"]
+    (row,) = accuracy.measure(bench, **given, method="full")["rows"]
     assert row["right"] and row["loss"] == pytest.approx(row["loss_cpu"], rel=0.01)
     assert not accuracy.row("m", "full", (0.5, 2.0), (0.9, 2.0), 100)["right"]
     assert not accuracy.row("m", "full", (0.9, 2.1), (0.9, 2.0), 100)["right"]
     assert accuracy.row("m", "full", (0.86, 2.0), (0.9, 2.0), 100)["right"]
+
+
+def test_what_a_cpu_said_is_stored_for_these_weights_and_questions():
+    """A unit that had to ask the CPU first was ended before it had a row."""
+    for method in accuracy.METHODS:
+        right, loss = accuracy.stored("workshop", method, accuracy.GIVEN)
+        assert 0 < right <= 1 and 3 < loss < 5
+    assert accuracy.stored("workshop", "full", accuracy.GIVEN)[0] > 0.9
+    assert accuracy.stored("workshop", "full", accuracy.GIVEN | {"documents": 99}) is None
+    assert accuracy.stored("HuggingFaceTB/SmolLM2-135M", "full", accuracy.GIVEN) is None
+    units = accuracy.units("real")
+    assert len({unit.given["method"] for unit in units}) == len(accuracy.METHODS) and len(units) >= 12
 
 
 @needs_triton
@@ -187,7 +201,7 @@ def test_hooks_of_one_method_slow_no_other_down(bench):
 @pytest.mark.parametrize("method", ["full", "static", "static-int4", "h2o", "hf-dynamic", "hf-static"])
 def test_caches_are_filled_as_a_prompt_would(bench, method):
     made = models.made(bench, "small-llama")
-    run = step.Run(bench, "small-llama", models.theirs(made), method, 40, 2, compiled=False)
+    run = step.Run(bench, "small-llama", models.theirs(made), method, 40, 2)
     run.step()
     held = run.cache.get_seq_length() if run.hf else run.cache.stats().tokens_seen
     assert int(held) == 41
@@ -197,11 +211,31 @@ def test_caches_are_filled_as_a_prompt_would(bench, method):
 def test_the_fastest_of_the_same_precision_stands_beside():
     rows = {
         "full": {"eager_ms": 10.0}, "int4": {"eager_ms": 6.0}, "hf-dynamic": {"eager_ms": 8.0},
+        "int2:group=32": {"eager_ms": 6.0}, "kivi2": {"eager_ms": 6.0},
         "hf-static": {"eager_ms": 5.0}, "hf-hqq": {"eager_ms": 12.0},
     }  # fmt: skip
     step.beside(rows, "eager_ms")
     assert rows["full"]["eager_times_theirs"] == 2 and rows["int4"]["eager_times_theirs"] == 0.5
     assert "eager_times_theirs" not in rows["hf-dynamic"]
+    assert not {"int2:group=32", "kivi2"} & {name for name in rows if "eager_times_theirs" in rows[name]}, (
+        "transformers has no cache of two bits that they could be held against"
+    )
+    rows[step.COMPILED] = {"best_ms": 2.0}
+    rows["full"]["best_ms"] = 3.0
+    step.beside(rows, "best_ms")
+    assert rows["full"]["best_times_theirs"] == 1.5
+
+
+def test_only_their_own_cache_is_compiled(bench, monkeypatch):
+    """torch.compile would compile a step of ours anew each time (docs/gpu.md)."""
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda model, **how: compiled.append(model) or model)
+    (unit,) = (unit for unit in step.units("real") if "compiled" in unit.name)
+    given = unit.given | {"model": "small-llama", "tokens": 40}
+    rows = {row["method"]: row for row in step.measure(bench, **given)["rows"]}
+    assert len(compiled) == 1 and compiled[0].config._attn_implementation == "sdpa"
+    assert rows[step.COMPILED]["compiled_ms"] > 0 and "compiled_ms" not in rows["static"]
+    assert rows["static"]["best_times_theirs"] > 0
 
 
 # Too little memory.
