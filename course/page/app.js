@@ -9,14 +9,15 @@ document.documentElement.classList.toggle("embedded", window !== window.parent);
 const client = new Client();
 const ready = client.load(new URLSearchParams(location.hash.slice(1)).has("plain"));
 let state = fromHash(location.hash);
-let shown = null; // {run, full}: the run on the screen, and what the full cache says to the same prompt
+let shown = null; // {run, full, asked}: the run on the screen, what the full cache says to the same prompt, the state
+// that asked for it; null before the first answer, and where nothing could be read
 
 const picture = new Picture($("heads"), LAYERS, HEADS, chooseHead, pointAt);
 const tokens = new Tokens($("tokens"), (position) => {
   const out = state.evicted.includes(position);
   change({ evicted: out ? state.evicted.filter((p) => p !== position) : [...state.evicted, position] });
 });
-const tour = new Tour(change, factsOfTour);
+const tour = new Tour(change, factsOfTour, () => shown.run);
 const panel = new Panel(state.bill, (bill) => look({ bill }));
 
 // State to worker: one request at a time, the newest state when it is done.
@@ -54,22 +55,38 @@ const asked = ({ facts, question, method, budget, protocol, evicted }) => ({
 });
 const fulls = new Map(); // prompt -> what the full cache says
 
+const promptOf = ({ facts, question, protocol }) => [facts, question, protocol].join("\u0000");
+
 async function answer() {
   const now = { ...state };
   try {
     await ready;
     const { found: run, ms } = await client.ask("run", asked(now));
-    const prompt = [now.facts, now.question, now.protocol].join("\u0000");
-    if (!fulls.has(prompt)) {
+    if (!fulls.has(promptOf(now))) {
       const plain = now.method === "full" && !now.evicted.length;
-      fulls.set(prompt, plain ? run : (await client.ask("run", asked({ ...now, method: "full", evicted: [] }))).found);
+      fulls.set(promptOf(now), plain ? run : (await client.ask("run", asked({ ...now, method: "full", evicted: [] }))).found);
     }
-    shown = { run, full: fulls.get(prompt) };
-    status(`Answered in ${Math.round(ms)} ms.`);
+    const there = now.evicted.filter((position) => position < run.context), beyond = now.evicted.length - there.length;
+    if (beyond && now.evicted === state.evicted) {
+      state = { ...state, evicted: there };
+      history.replaceState(null, "", toHash(state));
+    }
+    shown = { run, full: fulls.get(promptOf(now)), asked: { ...now, evicted: there } };
+    status(`Answered in ${Math.round(ms)} ms.${beyond ? ` There is no token to evict at ${beyond} of the positions given.` : ""}`);
     draw();
   } catch (error) {
-    status(`This cannot be read: ${error.message}`);
+    nothing(error.message);
   }
+}
+
+/** There is no answer: none is left standing from before. */
+function nothing(why) {
+  shown = null;
+  status(`This cannot be read: ${why}`);
+  $("answer").textContent = "–";
+  $("verdict").textContent = $("bar").textContent = `This cannot be read: ${why}`;
+  $("likely").textContent = $("pointed").textContent = "";
+  $("found").hidden = $("looking").hidden = true;
 }
 
 function status(text) {
@@ -78,42 +95,44 @@ function status(text) {
 
 // What was found, to the eye.
 
-/** The step that says the answer's first word. */
-const firstWord = (run) => run.steps.length - run.answer.length;
+/** The step that says the answer's first token, and the one that says its word. */
+const firstStep = (run) => run.steps.length - run.answer.length;
+const wordStep = (run) => firstStep(run) + saidBy(run).at;
+const stepShown = (run) => Math.min(state.step ?? wordStep(run), run.steps.length - 1);
 
 function draw() {
   if (!shown) return;
-  const { run, full } = shown, at = Math.min(state.step ?? firstWord(run), run.steps.length - 1), step = run.steps[at];
+  $("found").hidden = $("looking").hidden = false;
+  const { run, full, asked } = shown, at = stepShown(run), step = run.steps[at];
   const one = state.layer !== null && state.head !== null && state.layer < LAYERS && state.head < HEADS;
   const rows = one ? [state.layer * HEADS + state.head] : Array.from({ length: LAYERS * HEADS }, (_, row) => row);
-  drawAnswer(run, full);
-  drawStep(run, full, at);
+  drawAnswer(run, full, asked);
+  drawStep(run, at);
   $("tokens-about").textContent = (one ? `As layer ${state.layer}, head ${state.head} has them. ` : "As all 64 heads together have them. ")
     + "Strong colour: many heads read it; a bar: attention from the newest token. Press a token to evict it from every head.";
-  tokens.draw(run, step, rows, state.evicted);
-  $("restore").hidden = state.evicted.length === 0;
+  tokens.draw(run, step, rows, asked.evicted);
+  $("restore").hidden = asked.evicted.length === 0;
   picture.draw(step, run.total, one ? state : null);
   $("heads").setAttribute("aria-label", described(run, step));
   $("link").href = toHash(state);
   legend(run.steps[0].moved > 0);
 }
 
-function drawAnswer(run, full) {
-  const [first, ...rest] = run.answer.map((_, n) => run.words[run.ids.length + n]);
-  const word = document.createElement("strong");
-  word.textContent = first.trim() || "⏎";
-  $("answer").replaceChildren(`${state.question} `, word, rest.join("").split(/\n|<\|end\|>/)[0]);
-  const same = run.answer[0] === full.answer[0], theirs = full.words[full.ids.length].trim();
-  $("verdict").textContent = state.method === "full" && !state.evicted.length ? "This is the full cache's answer."
-    : same ? "The same as the full cache says." : `The full cache says ${theirs}.`;
-  $("bar").textContent = `${state.question} ${word.textContent}. ${$("verdict").textContent}`;
-  const percent = (chance) => `${Math.round(100 * chance)} %`;
-  const { likely } = run.steps[firstWord(run)];
-  $("likely").textContent = `Likeliest first words: ${likely.map(([text, chance]) => `${text.trim() || "⏎"} ${percent(chance)}`).join(", ")}.`;
+function drawAnswer(run, full, { question, method, evicted }) {
+  const { before, word, after, whole } = saidBy(run), strong = document.createElement("strong");
+  strong.textContent = word;
+  $("answer").replaceChildren(`${question} ${before ? `${before} ` : ""}`, strong, after);
+  const theirs = saidBy(full);
+  $("verdict").textContent = method === "full" && !evicted.length ? "This is the full cache's answer."
+    : whole === theirs.whole ? "The same as the full cache says." : `The full cache says: ${question} ${theirs.whole}`;
+  $("bar").textContent = `${word}. ${$("verdict").textContent}`;
+  const percent = (chance) => `${Math.round(100 * chance)} %`, { likely } = run.steps[wordStep(run)];
+  $("likely").textContent = `Likeliest ${before ? `words after “${before}”` : "first words"}: `
+    + `${likely.map(([text, chance]) => `${text.trim() || "⏎"} ${percent(chance)}`).join(", ")}.`;
 }
 
-function drawStep(run, full, at) {
-  const step = run.steps[at], all = step.seen * LAYERS * HEADS * 256, after = at - firstWord(run);
+function drawStep(run, at) {
+  const step = run.steps[at], all = step.seen * LAYERS * HEADS * 256, after = at - firstStep(run);
   Object.assign($("step"), { max: run.steps.length - 1, value: at });
   const what = at === 0 ? `${run.context} tokens have been read` : after < 0 ? "the question has been read, but for its last token"
     : `“${run.words[step.seen - 1].trim() || "⏎"}” was fed, “${run.words[step.seen]?.trim() || "⏎"}” comes next`;
@@ -199,22 +218,45 @@ function chooseHead(layer, head) {
 
 function pointAt(layer, head, token) {
   if (!shown || token < 0) return;
-  const { run } = shown, step = run.steps[Math.min(state.step ?? firstWord(run), run.steps.length - 1)];
+  const { run } = shown, step = run.steps[stepShown(run)];
   if (token >= step.seen) return;
   const at = (layer * HEADS + head) * run.total + token, percent = Math.round(100 * step.weights[at]);
   $("pointed").textContent = `Layer ${layer}, head ${head}, “${run.words[token].trim() || "⏎"}”: ${SAID[step.states[at]]}, attention ${percent} %.`;
 }
 
-/** For the tour: where in the facts the answer stands, and the head that looks most at it. */
+let toured = {}; // {prompt, found}: the tour's facts, as long as the reader writes no others
+
+/** For the tour, what `lookedUp` finds. Where there is nothing to look up, the page's first facts take the place of
+ * the reader's: `replaced`. */
 async function factsOfTour() {
-  await busy;
-  await change({ method: "full", evicted: [], step: null });
-  const { run } = shown, step = run.steps[firstWord(run)], answer = run.ids.indexOf(run.answer[0]);
-  let best = 0;
-  for (let row = 0; row < LAYERS * HEADS; row++) {
-    if (step.weights[row * run.total + answer] > step.weights[best * run.total + answer]) best = row;
+  if (toured.prompt === promptOf(state)) return toured.found;
+  const plain = { method: "full", evicted: [], step: null, layer: null, head: null };
+  await change(plain);
+  let found = lookedUp();
+  if (!found) {
+    const { facts, question, protocol } = START;
+    await change({ ...plain, facts, question, protocol });
+    found = { ...lookedUp(), replaced: true };
   }
-  return { answer, reader: { layer: Math.floor(best / HEADS), head: best % HEADS } };
+  toured = { prompt: promptOf(state), found: { ...found, replaced: false } };
+  return found;
+}
+
+/** The full cache's answer: its word, the token that was fed before it, the positions of the word in the facts, and
+ * the head that looks most at one of them, by how much. Null where the facts do not have the word, or are few. */
+function lookedUp() {
+  if (!shown || shown.run.context < 20) return null;
+  const { run, asked } = shown, { word, ids } = saidBy(run), step = run.steps[wordStep(run)], starts = [];
+  for (let at = 0, length = 0; length < asked.facts.length && at < run.context; length += run.words[at++].length) {
+    if (ids.every((id, n) => run.ids[at + n] === id)) starts.push(at);
+  }
+  if (!starts.length || !/\p{L}/u.test(word)) return null;
+  const weight = (row) => Math.max(...starts.map((at) => step.weights[row * run.total + at]));
+  const best = Array.from({ length: LAYERS * HEADS }, (_, row) => row).reduce((a, b) => (weight(b) > weight(a) ? b : a));
+  return {
+    word, fed: run.words[step.seen - 1].trim(), places: starts.flatMap((at) => ids.map((_, n) => at + n)),
+    reader: { layer: Math.floor(best / HEADS), head: best % HEADS }, weight: weight(best),
+  };
 }
 
 radios($("methods"), "method", Object.fromEntries(Object.keys(told.methods).map((name) => [name, name])));
@@ -253,5 +295,5 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 ready.then(({ found, ms }) => {
   document.documentElement.dataset.simd = found.simd;
   status(`The model is ready (${(ms / 1000).toFixed(1)} s).`);
-}, (error) => status(`The model cannot run here: ${error.message}`));
+}, () => {});
 change({});

@@ -23,28 +23,44 @@ function stays(keep, kind, tokens, order, layers) {
 
 const divisor = (a, b) => (b ? divisor(b, a % b) : a);
 
-/** Bits per number where `held` tokens are held, with heads of this width. */
-function bitsOf(bits, held, width) {
-  if (Array.isArray(bits)) return bits[0] + bits[1] / width;
-  const written = Math.max(0, held - bits.recent);
-  if (!written) return 16;
-  const keys = bits.codes + (32 * Math.ceil(written / bits.group)) / written;
-  const values = bits.codes + 32 / divisor(bits.group, width);
-  return (((keys + values) / 2) * written + 16 * (held - written)) / held;
+/** Bits of one token's key and value in one head, where `held` tokens are held. */
+function slotBits(bits, kind, held) {
+  if (bits.codes === undefined) {
+    const found = bits[`${kind.heads},${kind.key},${kind.value}`];
+    if (typeof found === "string") throw new Error(found);
+    return found[0] + found[1] / held;
+  }
+  if (kind.window) throw new Error("blocks of keys cannot lose single tokens to a sliding window");
+  const written = Math.max(0, held - bits.recent), perBlock = 32 * Math.ceil(written / bits.group);
+  return ["key", "value"].reduce((sum, side) => {
+    if (!written) return sum + 16 * kind[side];
+    const keys = bits.codes + perBlock / written, values = bits.codes + 32 / divisor(bits.group, kind[side]);
+    return sum + (kind[side] * (((keys + values) / 2) * written + 16 * (held - written))) / held;
+  }, 0);
+}
+
+/** Tokens that a step fetches at least, if the last `held` of `tokens` are on the host: the smallest pages. */
+function smallestPages({ page, fewest }, budget, held, tokens) {
+  const first = tokens - held, there = Math.floor(tokens / page) - Math.floor(first / page) + 1;
+  const count = Math.max(fewest, Math.floor(budget / page));
+  return count >= there ? held : page - (first % page) + (tokens % page) + (count - 2) * page;
 }
 
 /** One layer that holds `held` of `tokens` tokens: bytes on device and host, moved, read, operations, and
  * `staged`, what a host sends it in a step. An Error where kvlab refuses the method. */
 function layerCost(recipe, kind, held, whole, tokens, context) {
-  const { bits, place, buffer } = recipe;
-  if (!Array.isArray(bits) && kind.window) throw new Error("blocks of keys cannot lose tokens to a sliding window");
-  const per = ["key", "value"].reduce((sum, side) => sum + kind[side] * bitsOf(bits, Math.max(held, 1), kind[side]), 0);
+  const { bits, place, buffer } = recipe, per = slotBits(bits, kind, Math.max(held, 1));
   const bytes = (slots) => (slots * kind.heads * per) / 8, index = held * kind.index * 2;
   const reads = Math.min(held, kind.reads || held);
   if (place) {
-    if (kind.latent) throw new Error("keys and values are made of a latent: a host has nothing to fetch by");
-    const attended = whole ? held : Math.min(resolved(place.budget, Math.min(tokens, kind.window || tokens)), held);
-    const partial = whole || !place.ratio ? 0 : held * kind.heads * Math.max(1, halfEvenWhole(place.ratio * kind.key)) * 2;
+    if (kind.latent) throw new Error("K and V are made of a latent after the cache: a host has nothing to fetch by");
+    let attended = held, partial = 0; // tokens; bytes of what a step chooses by
+    if (!whole) {
+      const budget = resolved(place.budget, Math.min(tokens, kind.window || tokens));
+      attended = place.page ? smallestPages(place, budget, held, tokens) : Math.min(budget, held);
+      if (place.page) partial = Math.ceil(tokens / place.page) * kind.heads * 2 * kind.key * 2;
+      if (place.ratio) partial = held * kind.heads * Math.max(1, halfEvenWhole(place.ratio * kind.key)) * 2;
+    }
     return {
       device: partial + index, host: bytes(held), moved: bytes(attended) + bytes(1),
       read: (whole ? bytes(reads) : bytes(attended) + partial) + index,
@@ -59,8 +75,21 @@ function layerCost(recipe, kind, held, whole, tokens, context) {
 /** Python's round: halves go to the even number. */
 const halfEvenWhole = (x) => (x % 1 === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));
 
+/** A static graph's buffers: (1 + spare) * (S - 1) rows in every layer, of which S - 1 are read. */
+function padded({ spare, bits }, model, tokens) {
+  const kinds = [...model.layers].map((letter) => model.kinds[letter]), rows = (model.context ?? tokens) - 1;
+  if (Object.values(model.kinds).some((kind) => kind.window || kind.index || kind.state || kind.shares || kind.latent)) {
+    throw new Error("a static graph knows full attention alone");
+  }
+  const read = kinds.reduce((sum, kind) => sum + (rows * kind.heads * (kind.key + kind.value) * bits) / 8, 0);
+  const operations = 2 * rows * kinds.reduce((sum, kind) => sum + kind.scores, 0);
+  return { device: (1 + spare) * read, host: 0, moved: 0, read, operations };
+}
+
 /** All layers of one row of `tokens` tokens. */
 function account(recipe, model, tokens) {
+  if (recipe.recompute) return { device: 0, host: 0, moved: 0, read: 0, operations: prefillOperations(model, tokens) };
+  if (recipe.padded) return padded(recipe.padded, model, tokens);
   const total = { device: 0, host: 0, moved: 0, read: 0, operations: 0 }, last = {}, known = new Map();
   const layers = [...model.layers], attending = layers.filter((letter) => model.kinds[letter].heads > 0).length;
   let largest = 0, order = 0;
@@ -141,6 +170,13 @@ function longest(recipe, model, left, users) {
   return low;
 }
 
+/** The recipe with another budget, if it has one. */
+function withBudget(recipe, budget) {
+  if (recipe.budget === null) return recipe;
+  const { keep, place } = recipe;
+  return { ...recipe, keep: keep && { ...keep, budget }, place: place?.budget === undefined ? place : { ...place, budget } };
+}
+
 /** One line of the bill: bytes of all users, users and tokens that fit (null: any), floors of seconds per token of
  * the users that fit, and what runs out first; or {refused}. */
 function billLine(recipe, model, device, context, users) {
@@ -158,7 +194,7 @@ function billLine(recipe, model, device, context, users) {
     users: fit, tokens: longest(recipe, model, left, users), seconds: null, served, first: "memory",
   };
   if (!served) return line;
-  const operations = served * (row.operations + 2 * (met(model) + parameters(model, "head")));
+  const others = recipe.recompute ? 0 : 2 * (met(model) + parameters(model, "head")), operations = served * (row.operations + others);
   const floors = {
     bandwidth: (stepWeights(model, served) + served * row.read) / device.bandwidth,
     link: (served * row.moved) / device.link, "FLOP/s": operations / device.flops,

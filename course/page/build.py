@@ -112,13 +112,15 @@ def vocabulary(tokenizer) -> dict:
 
 
 def told() -> dict:
-    """Words for facts (facts.js), the first ones that are shown, and the methods with their summaries."""
+    """Words for facts (facts.js), what stands between who is asked for and the name, the facts that are shown
+    first, and the methods with their summaries."""
     document = corpus.recall(random.Random(FIRST), facts=6)
     question = document.questions[0][0].removeprefix("\nQuestion: ")
     forms = corpus.WORDINGS["named"].facts + corpus.WORDINGS["called"].facts[:1]
+    leads = {form.partition("{key}")[2].partition("{value}")[0].rstrip() for form in forms} - {""}
     return {
         "names": words.NAMES, "colours": words.COLOURS, "animals": words.ANIMALS, "places": words.PLACES,
-        "forms": forms, "first": {"facts": document.context, "question": question},
+        "forms": forms, "leads": sorted(leads), "first": {"facts": document.context, "question": question},
         "methods": {name: METHODS[name].summary for name in SHOWN},
     }  # fmt: skip
 

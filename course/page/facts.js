@@ -2,7 +2,7 @@
 
 "use strict";
 
-const told = JSON.parse(carried("told")); // {names, colours, animals, places, forms, first}
+const told = JSON.parse(carried("told")); // {names, colours, animals, places, forms, leads, first, methods}
 const QUESTION = "\nQuestion: ";
 
 const pick = (list) => list[Math.floor(Math.random() * list.length)];
@@ -20,6 +20,22 @@ function freshFacts(count) {
   const said = (key, n) => pick(told.forms)
     .replace("{key}", key).replace("{value}", names[n]).replace("{place}", pick(told.places));
   return [...keys].map(said).join(" ");
+}
+
+/** What a run says: the tokens before its answer's word ("is called" of "is called Tessa"), the word, what follows
+ * on the same line; all of it in `whole`; at: how many tokens stand before the word; ids: the word's own. */
+function saidBy(run) {
+  const tokens = run.words.slice(run.ids.length);
+  let at = 0;
+  for (const lead of told.leads) {
+    const count = tokens.findIndex((_, n) => tokens.slice(0, n + 1).join("") === lead) + 1;
+    if (count < tokens.length) at = Math.max(at, count);
+  }
+  let end = at + 1;
+  while (end < tokens.length && /^[\p{L}\p{N}]/u.test(tokens[end])) end++;
+  const before = tokens.slice(0, at).join(""), word = tokens.slice(at, end).join("").trim() || "⏎";
+  const after = tokens.slice(end).join("").split(/\n|<\|end\|>/)[0];
+  return { before: before.trim(), word, after, whole: `${before} ${word}${after}`.trim(), at, ids: run.answer.slice(at, end) };
 }
 
 /** What a text tells of: "the brown dog", in the order of the text. */

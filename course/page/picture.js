@@ -26,16 +26,16 @@ function mixed([weak, strong], weight) {
 
 const shade = (pair, weight) => `rgb(${mixed(pair, weight).join()})`;
 
-const LINE = 7, GAP = 5, MARGIN = 62; // CSS pixels: of a head's line, between layers, for the layers' names
+const GAP = 5, MARGIN = 62; // CSS pixels: between layers, for the layers' names
 
 class Picture {
   /** choose(layer, head): the reader clicked a line; point(layer, head, token): the pointer is there. */
   constructor(canvas, layers, heads, choose, point) {
     Object.assign(this, { canvas, layers, heads });
     const there = (event) => {
-      const box = canvas.getBoundingClientRect(), y = event.clientY - box.top, x = event.clientX - box.left;
-      const layer = Math.min(layers - 1, Math.max(0, Math.floor(y / (heads * LINE + GAP))));
-      const head = Math.min(heads - 1, Math.max(0, Math.floor((y - layer * (heads * LINE + GAP)) / LINE)));
+      const { line } = this, box = canvas.getBoundingClientRect(), y = event.clientY - box.top, x = event.clientX - box.left;
+      const layer = Math.min(layers - 1, Math.max(0, Math.floor(y / (heads * line + GAP))));
+      const head = Math.min(heads - 1, Math.max(0, Math.floor((y - layer * (heads * line + GAP)) / line)));
       return [layer, head, Math.floor(((x - MARGIN) / (box.width - MARGIN)) * this.total)];
     };
     canvas.addEventListener("click", (event) => choose(...there(event)));
@@ -45,7 +45,8 @@ class Picture {
   /** step: one entry of a run's steps; chosen: {layer, head} or null; seen: tokens there are so far. */
   draw(step, total, chosen) {
     const { canvas, layers, heads } = this, { states, ink, strong } = colours();
-    const wide = canvas.clientWidth, high = layers * (heads * LINE + GAP) - GAP, fine = window.devicePixelRatio || 1;
+    const wide = canvas.clientWidth, line = (this.line = wide < 600 ? 6 : 7); // CSS pixels of a head's line
+    const high = layers * (heads * line + GAP) - GAP, fine = window.devicePixelRatio || 1;
     canvas.style.height = `${high}px`;
     canvas.width = Math.round(wide * fine);
     canvas.height = Math.round(high * fine);
@@ -55,17 +56,17 @@ class Picture {
     brush.imageSmoothingEnabled = false;
     brush.font = "13px system-ui, sans-serif";
     for (let layer = 0; layer < layers; layer++) {
-      const top = layer * (heads * LINE + GAP);
+      const top = layer * (heads * line + GAP);
       brush.fillStyle = ink;
-      brush.fillText(`layer ${layer}`, 0, top + (heads * LINE) / 2 + 4);
+      brush.fillText(`layer ${layer}`, 0, top + (heads * line) / 2 + 4);
       for (let head = 0; head < heads; head++) {
         const row = layer * heads + head;
-        brush.drawImage(lines, 0, row, total, 1, MARGIN, top + head * LINE, wide - MARGIN, LINE - 1);
+        brush.drawImage(lines, 0, row, total, 1, MARGIN, top + head * line, wide - MARGIN, line - 1);
       }
       if (chosen && chosen.layer === layer) {
         brush.strokeStyle = strong;
         brush.lineWidth = 2;
-        brush.strokeRect(MARGIN - 1, top + chosen.head * LINE - 1, wide - MARGIN, LINE + 1);
+        brush.strokeRect(MARGIN - 1, top + chosen.head * line - 1, wide - MARGIN, line + 1);
       }
     }
   }

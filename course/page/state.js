@@ -9,7 +9,7 @@ const PROTOCOLS = {
 
 const START = {
   facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "question-inside",
-  evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's first word
+  evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's word
   theme: null, // "light" or "dark"; null: as the reader's system is
   bill: {}, // of the bill's choices (see panel.js) those that are not as at the start
 };
@@ -19,13 +19,14 @@ function fromHash(hash) {
   const given = new URLSearchParams(hash.slice(1)), state = { ...START };
   if (given.has("facts")) state.facts = given.get("facts");
   if (given.has("question")) state.question = given.get("question");
-  if (given.get("method") in told.methods) state.method = given.get("method");
-  if (given.get("protocol") in PROTOCOLS) state.protocol = given.get("protocol");
+  if (Object.hasOwn(told.methods, given.get("method"))) state.method = given.get("method");
+  if (Object.hasOwn(PROTOCOLS, given.get("protocol"))) state.protocol = given.get("protocol");
   const percent = Math.round(Number(given.get("budget")) / 5) * 5;
   if (percent >= 5 && percent <= 100) state.budget = percent / 100;
   if (["light", "dark"].includes(given.get("theme"))) state.theme = given.get("theme");
   const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
-  state.evicted = (given.get("evicted") ?? "").split(",").map(whole).filter((position) => position !== null);
+  const evicted = (given.get("evicted") ?? "").split(",").map(whole).filter((position) => position !== null);
+  state.evicted = [...new Set(evicted)];
   for (const name of ["step", "layer", "head"]) state[name] = whole(given.get(name) ?? "");
   const charged = [...given].filter(([name]) => name.startsWith("bill-"));
   state.bill = Object.fromEntries(charged.map(([name, value]) => [name.slice("bill-".length), value]));
