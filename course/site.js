@@ -3,6 +3,16 @@
 // A result's excerpt is fetched from its page, which a browser forbids to pages that are files.
 DOCUMENTATION_OPTIONS.SHOW_SEARCH_SUMMARY = location.protocol !== "file:";
 
+// What scrolls inside its own box can be reached by the keyboard, too.
+function reach() {
+  for (const box of document.querySelectorAll("article pre")) {
+    if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+    else box.removeAttribute("tabindex");
+  }
+}
+addEventListener("load", reach);
+addEventListener("resize", reach);
+
 // The live page is dark when the page around it is; all else that its reader has chosen stays.
 addEventListener("DOMContentLoaded", () => {
   const live = document.querySelector("iframe.live"), page = document.documentElement;

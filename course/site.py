@@ -15,6 +15,7 @@ import posixpath
 import re
 import shutil
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 from urllib.parse import quote
@@ -117,15 +118,32 @@ def squeeze(text: str) -> str:
     return "\n".join(made) + "\n" * text.endswith("\n")
 
 
+def wrap(text: str, width: int) -> str:
+    """Printed text with its sentences broken at a width; the rows of tables stay as they are."""
+    made = []
+    for line in text.splitlines():
+        if in_columns(line) or len(line) <= width:
+            made.append(line)
+        else:
+            indent = " " * (len(line) - len(line.lstrip()))
+            made += textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+    return "\n".join(made) + "\n" * text.endswith("\n")
+
+
 def fit(cell) -> None:
-    """Draw the tables that a cell has printed together, and tell the style by tags how wide they and the code
-    are."""
+    """Draw together the tables that a cell has printed, break the sentences beside them at the tables' width,
+    and tell the style by tags how wide they and the code are."""
+    printed = [output for output in cell.outputs if output.output_type == "stream"]
     tables = []
-    for output in cell.outputs:
-        if output.output_type == "stream":
-            output.text = squeeze(output.text)
-            tables += filter(in_columns, output.text.splitlines())
+    for output in printed:
+        output.text = squeeze(output.text)
+        tables += filter(in_columns, output.text.splitlines())
     tags = [f"code-{columns(cell.source.splitlines())}", f"output-{columns(tables)}"]
+    if tables:
+        for output in printed:
+            output.text = wrap(output.text, max(STEPS[0], *map(len, tables)))
+    else:
+        tags.append("output-prose")
     cell.metadata["tags"] = cell.metadata.get("tags", []) + tags
 
 

@@ -28,6 +28,9 @@ greedy = Exercise(
             lambda x: x[:, -1].argmax(0)
         ),
         "that is the last row of the batch; the last token is in dimension 1": lambda x: x[-1].argmax(-1),
+        "those are all logits of the last row; asked for is one token for each row, from [:, -1]": (
+            lambda x: x[-1]
+        ),
         "you looked for the maximum along the tokens (dimension 1); the vocabulary is the last dimension": (
             lambda x: x.argmax(1)
         ),
@@ -81,6 +84,15 @@ decode_flops = Exercise(
     _decode_flops,
     _flop_cases,
     {
+        "12h² numbers are the weights of a layer, and each is multiplied and added: 24bh², not 12": (
+            lambda b, held, h, l, V: l * (12 * b * h**2 + 4 * b * held * h) + 2 * b * h * V
+        ),
+        "the brackets after l are missing: every layer has both terms, not the first one alone": (
+            lambda b, held, h, l, V: l * 24 * b * h**2 + 4 * b * held * h + 2 * b * h * V
+        ),
+        "the brackets after l end too late or are missing: the logits come once, the rest in every layer": (
+            lambda b, held, h, l, V: 24 * b * h**2 + l * 4 * b * held * h + 2 * b * h * V
+        ),
         "the attention term has lost its factor h: each of the held keys has h numbers": (
             lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * h + 4 * b * held) + 2 * b * h * V
         ),

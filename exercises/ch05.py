@@ -2,6 +2,7 @@
 
 import torch
 
+from course.teaching.check.answer import same_members
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. Sinks: which slots stay.
@@ -106,7 +107,7 @@ def _scores():
             (20, 8, 4, torch.linspace(0.2, 2, 20)),
             (9, 5, 2, torch.tensor([1.0] * 8 + [9.0])),
         )
-    ]
+    ] + [(torch.tensor([5.5, 0.1, 0.2, 4.5, 0.1, 0.3, 0.05]), 3, 2)]  # sums of many steps, larger than 1
 
 
 def _lightest(received, budget, recent):
@@ -137,9 +138,10 @@ def _newest_evicted(received, budget, recent):
     return heavy.tolist() + list(range(window, len(received) - 1))
 
 
-def _unsorted(received, budget, recent):
-    window = len(received) - recent
-    return received[:window].topk(budget - recent).indices.tolist() + list(range(window, len(received)))
+def _window_raised_by_one(received, budget, recent):
+    raised = received.clone()
+    raised[-recent:] += 1
+    return sorted(raised.topk(budget).indices.tolist())
 
 
 def _lightest_of_all(received, budget, recent):
@@ -216,7 +218,9 @@ heavy_hitters = Exercise(
             _window_may_be_heavy
         ),
         "the newest token is evicted: the window must end with the last slot": _newest_evicted,
-        "the slots are out of order: sort them by position": _unsorted,
+        "received is a sum and may be larger than 1: what lifts the window must be more than all of it": (
+            _window_raised_by_one
+        ),
         "you kept the tokens with the least attention, and chose them in the window, too": _lightest_of_all,
         "budget heavy ones and the window on top: the window is part of the budget": _window_on_top,
         "the token just before the window can never stay: the part before it ends at `window`": (
@@ -239,6 +243,7 @@ heavy_hitters = Exercise(
         "the first slots stay, whatever they received: those are sinks, not heavy hitters": _oldest_kept,
     },
     "heavy ones and recent ones, each within its share of the budget",
+    alike=same_members,
     holds="indices",
     given=_as_found,
     signs={

@@ -151,6 +151,9 @@ rehearse = Exercise(
         "the norm is missing: the layer multiplies W_q with the normed input": (
             lambda i, x, g, w: w[i] @ x[i - 1]
         ),
+        "only the gain is there: the norm first divides by the root of the mean square": (
+            lambda i, x, g, w: w[i] @ (x[i - 1] * g[i])
+        ),
         "the norm is missing, and W_q belongs to the layer before": lambda i, x, g, w: w[i - 1] @ x[i - 1],
         "the layer's own input is not known yet, and it is not normed": lambda i, x, g, w: w[i] @ x[i],
         "that is two layers early: use the input of the block before": (

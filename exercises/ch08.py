@@ -66,6 +66,14 @@ norm_score = Exercise(
     },
     "one score for each slot, the highest for the smallest key",
     alike=same_order,
+    signs={
+        "that is a mask; asked for is a score for each slot, by which the slots can be ordered": (
+            lambda r, keys: r.shape == keys.shape[:3] and set(r.unique().tolist()) <= {0, 1}
+        ),
+        "slots with different norms get the same score: do not round or cut off": (
+            lambda r, keys: r.shape == keys.shape[:3] and len(r.unique()) < r.numel()
+        ),
+    },
 )
 
 
@@ -159,7 +167,7 @@ pareto = Exercise(
         "being better in one of the two is not enough to beat a method: it must not be worse in the other": (
             _either
         ),
-        "a method that is as accurate with fewer bytes does beat another: compare with >= and <=": _strict,
+        "at least as accurate with at most as many bytes is enough to beat: compare with >= and <=": _strict,
         "fewer bytes are better: the comparison of the sizes is turned around": _large,
         "nothing is left: does every point beat itself here? Leave out equal points": _beats_itself,
         "less accurate is better here: the comparison of the accuracies is turned around": _inaccurate,

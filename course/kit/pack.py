@@ -48,6 +48,8 @@ BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 READ = re.compile(r"\]\(\.\./((?:kvlab|eval|docs)/[^)#]+)")  # a link out of notebooks/
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^)\s#]+)[^)\s]*\)")  # to a file
+OUT = re.compile(r'href="\.\./((?:kvlab|eval|docs)/[^"]+)"')  # a link out of the slides
 PAGE = re.compile(r"\[([^\]]+)\]\(([\w./-]+\.md)[^)]*\)")  # a link from a page to another one of the project
 FIRST_CELL = """\
 # Run this cell first. Where start.sh or start.bat set kvlab up it does nothing, elsewhere it installs it.
@@ -106,7 +108,13 @@ def write(paths: list[Path], out: Path) -> list[Path]:
             ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", editions.instructor),
         ):  # fmt: skip
             _edition(instructor / name, books, change, version)
+<<<<<<< HEAD
         slides.write(paths, instructor / "slides", live="../page.html")
+=======
+        for made_of in slides.write(paths, instructor / "slides"):
+            shown = made_of.read_text(encoding="utf-8").replace('href="page.html"', 'href="../page.html"')
+            made_of.write_text(OUT.sub(r'href="../source/\1"', shown), encoding="utf-8")
+>>>>>>> wt-kit
         _for_instructors(instructor)
         return [*made, _zip(instructor, out)]
 
@@ -207,6 +215,23 @@ def _frame(folder: Path, setup: Path, books: dict) -> None:
     for name in sorted({*wanted, *(str(p.relative_to(ROOT)) for p in (ROOT / "kvlab").rglob("*.py"))}):
         (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / "source" / name)
+    for page in sorted((folder / "source").rglob("*.md")):
+        _close(page, folder / "source")
+
+
+def _close(page: Path, source: Path) -> None:
+    """Bring a page's pictures into `source`; of its links to what a kit does not have, the words stay."""
+
+    def kept(link: re.Match) -> str:
+        sign, words, to = link.groups()
+        name = (page.parent / to).resolve().relative_to(source.resolve().parent)
+        here, there = source.parent / name, ROOT / name.relative_to(source.name)
+        if sign and there.is_file():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(there, here)
+        return link[0] if here.is_file() else words
+
+    page.write_text(LINK.sub(kept, page.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _edition(folder: Path, books: dict, change, version: str) -> None:

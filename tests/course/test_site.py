@@ -157,13 +157,26 @@ def test_a_printed_table_is_drawn_together_and_keeps_its_columns():
     assert site.squeeze("k = 2  right\n") == "k = 2  right\n" and site.squeeze("") == ""
 
 
+def test_a_sentence_beside_a_table_is_broken_at_its_width_and_the_table_is_not():
+    table = "name    1    22\nlong    333  4\n"
+    made = site.wrap(table + "  a sentence of words that goes on\n", 20)
+    assert made == table + "  a sentence of\n  words that goes on\n"
+    cell = nbformat.v4.new_code_cell("x")
+    cell.outputs = [nbformat.v4.new_output("stream", text="a sentence of words " * 9)]
+    site.fit(cell)
+    assert cell.metadata["tags"] == ["code-40", "output-40", "output-prose"]
+    assert cell.outputs[0].text == "a sentence of words " * 9
+
+
 def test_every_line_of_columns_has_a_rule_of_its_own_width():
     style = site.style()
     for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb"):
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "code":
                 site.fit(cell)
-                code, output = cell.metadata["tags"][-2:]
+                code, output = [
+                    tag for tag in cell.metadata["tags"] if re.fullmatch(r"(code|output)-\d+", tag)
+                ]
                 assert f".tag_{code} " in style and f".tag_{output} " in style
                 assert max(map(len, cell.source.splitlines())) <= int(code.removeprefix("code-"))
 
@@ -227,12 +240,24 @@ def axe():
 
 
 # Code, outputs and figures whose content is wider than their box, or whose box is wider than the article.
+# Code and tables (`pre`) scroll inside their own box, where the keyboard reaches them.
 TOO_WIDE = """
 [...document.querySelectorAll("article :is(pre, img, .cell_output, .cell_output *)")].filter(box => {
   const inside = box.closest("article").getBoundingClientRect(), own = box.getBoundingClientRect();
-  return own.width && (box.scrollWidth > box.clientWidth + 1 && getComputedStyle(box).display !== "inline"
+  const wide = box.scrollWidth > box.clientWidth + 1, pre = box.closest("pre");
+  const scrolls = pre && getComputedStyle(pre).overflowX === "auto" && pre.tabIndex === 0;
+  if (box !== pre && scrolls) return false;
+  return own.width && (wide && !scrolls && getComputedStyle(box).display !== "inline"
     || own.right > inside.right + 1);
 }).map(box => box.tagName + " " + box.textContent.slice(0, 60))"""
+# The size of the smallest letters of code and outputs, in px.
+SMALLEST = """
+Math.min(...[...document.querySelectorAll("article pre")].filter(box => box.getBoundingClientRect().width)
+  .map(box => parseFloat(getComputedStyle(box).fontSize)))"""
+# Outputs of sentences alone, which are wrapped: they never scroll.
+SCROLLED_PROSE = """
+[...document.querySelectorAll("article .tag_output-prose .cell_output pre")]
+  .filter(box => box.scrollWidth > box.clientWidth + 1).map(box => box.textContent.slice(0, 60))"""
 # The smallest contrast (WCAG 2.2) of text in outputs, code and tables with what lies behind it.
 CONTRAST = """
 (() => {
@@ -264,6 +289,8 @@ def test_every_output_of_every_chapter_is_on_the_site_and_fits(browser):
             browser.open(page.as_uri())
             shown += browser.run("document.querySelectorAll('.cell_output').length")
             assert browser.run(TOO_WIDE) == [], (page.name, width)
+            assert browser.run(SMALLEST) >= 9, (page.name, width)
+            assert browser.run(SCROLLED_PROSE) == [], (page.name, width)
         assert shown == stored > 118
 
 

@@ -26,6 +26,12 @@ def same(one, other, tolerance: float = 1e-5) -> bool:
     return type(one) is type(other) and (isinstance(one, Exception) or bool(one == other))
 
 
+def same_shape(one, other) -> bool:
+    """Tensors, or what holds numbers, of the same shape."""
+    one, other = plain(one), plain(other)
+    return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+
+
 def same_order(one, other) -> bool:
     """The same ranking along the last dimension, whatever the scores are."""
     one, other = plain(one), plain(other)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .answer import fits, run, same, untouched
+from .answer import fits, run, same, same_shape, untouched
 from .sentences import IN_PLACE, difference, kind, no_value, pattern, power, stopped
 
 EMPTY = inspect.Parameter.empty  # a check that was called without an answer
@@ -100,7 +101,7 @@ class Exercise:
             or self._one_of_several(given, wanted)
             or self._seen(answer, given, cases, wrong)
             or pattern(given, wanted)
-            or kind(self.holds, given)
+            or kind(self.holds, [g for g, w in zip(given, wanted) if same_shape(g, w)])
             or difference(cases, given, wanted, self._alike)
         )
 
@@ -182,6 +183,9 @@ class Choice:
             return Verdict(CORRECT if letter == self.right else INCORRECT, self.why[letter])
         if not letter:
             return Verdict(INCORRECT, f"the answer is empty: write one of {letters}")
+        copied = re.findall(rf"(?:^|[\s(])([{''.join(self.why)}])[.):](?=\s|$)", letter)
+        if len(copied) == 1 and letter.lstrip("(").startswith(copied[0]):  # with the proposal's own words
+            return Verdict(CORRECT if copied[0] == self.right else INCORRECT, self.why[copied[0]])
         words = letter.replace(",", " ").replace("/", " ").replace("+", " ").split()
         if len([word for word in words if word in self.why and len(word) == 1]) > 1:
             return Verdict(INCORRECT, f"{answer!r} names more than one proposal: choose one letter")

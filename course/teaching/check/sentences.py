@@ -57,6 +57,8 @@ _ADVICE = {
 
 
 _WORDS = {  # part of what Python or torch says -> advice
+    "torch.return_types.": "torch gives back two tensors here, values and indices: take the one you need "
+    "(.values or .indices)",
     "index k out of range": "topk is asked for more numbers than there are",
     "'range' and 'range'": "ranges cannot be added, lists can: list(range(...)) + list(range(...))",
     "'int' object is not iterable": "one number cannot be looked through: are there fewer dimensions?",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import io
+import posixpath
 import re
 import stat
 import zipfile
@@ -173,6 +174,28 @@ def test_the_pages_of_the_classroom_are_there_and_name_only_what_a_kit_has(kits)
             commands = re.findall(r"python -m [\w.]+(?: \w+)?|build/\S+", text)
             assert set(commands) <= {"python -m course answers"}, (name, commands)
     assert pack.CLASSROOM[1] in pages["kvlab-instructor/classroom/quiz.md"]
+
+
+@pytest.mark.slow
+def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
+    """Out of pages, of notebooks and of slides, pictures too."""
+    dead = []
+    for files in kits:
+        for name, data in files.items():
+            if name.endswith(".md"):
+                found = re.findall(r"\]\(([^)\s]+)\)", data.decode())
+            elif name.endswith(".ipynb"):
+                cells = nbformat.reads(data.decode(), 4).cells
+                text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+                found = re.findall(r"\]\(([^)\s]+)\)", text)
+            elif "/slides/" in name:
+                found = re.findall(r'(?:href|src)="([^"$]+)"', data.decode())  # $: a script's own
+            else:
+                continue
+            for link in (link for link in found if not re.match(r"[a-z]+:|#", link)):
+                if posixpath.normpath(f"{posixpath.dirname(name)}/{link.partition('#')[0]}") not in files:
+                    dead.append((name, link))
+    assert dead == []
 
 
 @pytest.mark.slow

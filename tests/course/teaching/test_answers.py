@@ -86,6 +86,9 @@ RIGHT = {
         "w = len(received) - recent\nheavy = torch.argsort(received[:w], descending=True)[: budget - recent]\n"
         "return torch.cat([heavy.sort().values, torch.arange(w, len(received))])",
         "r = received.clone()\nr[-recent:] = float('inf')\nreturn r.topk(budget).indices.sort().values",
+        "r = received.clone()\nr[-recent:] = float('inf')\nreturn r.topk(budget).indices",
+        "w = len(received) - recent\n"
+        "return received[:w].topk(budget - recent).indices.tolist() + list(range(w, len(received)))",
         "w = len(received) - recent\nbest = sorted(range(w), key=lambda i: -received[i])\n"
         "return sorted(best[: budget - recent] + list(range(w, len(received))))",
         "w = len(received) - recent\nheavy = np.argsort(-received.numpy()[:w])[: budget - recent]\n"
@@ -176,9 +179,13 @@ WRONG = {
         ("return logit[:, -1].argmax(-1)", "NameError"),
         ("return logits[:, -1].argmax(2)", "it stops with IndexError"),
         ("return logits", "unchanged"),
+        ("return logits[-1]", "all logits of the last row"),
+        ("return logits[0] + 0.5", "shape"),
         ("return logits[:, -1].argmax", "brackets"),
     ],
     "decode_flops": [
+        ("return l * (12 * b * h**2 + 4 * b * held * h) + 2 * b * h * V", "24bh², not 12"),
+        ("return l * 24 * b * h**2 + 4 * b * held * h + 2 * b * h * V", "brackets after l are missing"),
         ("return l * (24 * b * h**2 + 4 * b * h * held) + 2 * b * h * V * h", "logits term has a factor h too many"),
         ("return 24 * l * b * h * h + 4 * l * b * (h + held) + 2 * b * h * V", "lost its factor h"),
         ("return l * (24 * b * h * h + 4 * b * h + 4 * b * held * h) + 2 * b * h * V", "held counts the new token"),
@@ -238,6 +245,7 @@ WRONG = {
     "quantize": [
         ("return torch.round(x / (x.abs().amax() / (2 ** (bits - 1) - 1)))", "whole tensor"),
         ("return (x / (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1))).int()", "cut off"),
+        ("return torch.round(x / (x.abs().max(-1, keepdim=True) / (2 ** (bits - 1) - 1)))", "two tensors here"),
         ("x /= x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)\nreturn x.round()", "in place"),
         ("return torch.round(x / (x.abs().amax(-1) / (2 ** (bits - 1) - 1)))", "it stops with RuntimeError"),
         ("return x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)", "those are the scales"),
@@ -295,8 +303,9 @@ WRONG = {
          "return sorted(set(heavy.tolist()) | set(range(w, len(received))))", "lacks the first slots"),
         ("return list(range(len(received) - budget, len(received)))", "only the window is left"),
         ("received[-recent:] = 9e9\nreturn received.topk(budget).indices.sort().values", "in place"),
-        ("w = len(received) - recent\n"
-         "return received[:w].topk(budget - recent).indices.tolist() + list(range(w, len(received)))", "out of order"),
+        ("r = received.clone()\nr[-recent:] += 1\nreturn sorted(r.topk(budget).indices.tolist())", "larger than 1"),
+        ("r = received.clone()\nr[-recent:] += 100 * r.max()\nreturn r.topk(budget, largest=False).indices",
+         "recent slot is missing"),
         ("w = len(received) - recent\nh = received[:w].topk(budget - recent).indices.sort().values.float()\n"
          "return torch.cat([h, torch.arange(w, len(received)).float()])", "not floats"),
         ("w = len(received) - recent\nh = received[:w].topk(budget - recent).values\n"
@@ -343,6 +352,7 @@ WRONG = {
         ("return weights[layer - 1] @ norm(inputs[layer - 1], gains[layer])", "W_q belongs to the layer before"),
         ("return weights[layer] @ norm(inputs[layer], gains[layer])", "not known yet"),
         ("return weights[layer] @ inputs[layer - 1]", "norm is missing"),
+        ("return weights[layer] @ (inputs[layer - 1] * gains[layer])", "only the gain is there"),
         ("return norm(inputs[layer - 1], gains[layer]) @ weights[layer]", "transposed"),
         ("return weights[layer] * norm(inputs[layer - 1], gains[layer])", "element by element"),
         ("return weights[layer + 1] @ norm(inputs[layer - 1], gains[layer])", "it stops with IndexError"),
@@ -350,6 +360,10 @@ WRONG = {
     ],
     "norm_score": [
         ("return (keys**2).sum(-1)", "largest norm"),
+        ("n = keys.norm(dim=-1)\nreturn n < n.mean()", "that is a mask"),
+        ("n = keys.norm(dim=-1)\nreturn (n <= n.median()).float()", "that is a mask"),
+        ("return (-keys.norm(dim=-1)).round()", "do not round"),
+        ("return -keys.norm(dim=-1).int()", "do not round"),
         ("return 1 / keys.norm(dim=-2)", "each channel"),
         ("return -keys.sum(-1)", "cancel"),
         ("return -keys.norm(dim=-1, keepdim=True)", "no keepdim"),
@@ -442,7 +456,16 @@ def test_every_exercise_has_its_three_right_answers_and_its_table_of_eight_mista
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_choice_takes_its_letter_however_it_is_written(name):
     right = CHOICES[name].right
-    for written in (right, f" {right.upper()} ", f"({right})", f"{right}.", [right]):
+    words = ". a method and b the window, for a conversation about c or d"
+    for written in (
+        right,
+        f" {right.upper()} ",
+        f"({right})",
+        f"{right}.",
+        [right],
+        right + words,
+        f"{right}) a {words}",
+    ):
         assert CHOICES[name].verdict(written).state == CORRECT
 
 
