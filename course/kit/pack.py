@@ -108,13 +108,9 @@ def write(paths: list[Path], out: Path) -> list[Path]:
             ("learner", editions.learner), ("solution", copy.deepcopy), ("instructor", editions.instructor),
         ):  # fmt: skip
             _edition(instructor / name, books, change, version)
-<<<<<<< HEAD
-        slides.write(paths, instructor / "slides", live="../page.html")
-=======
-        for made_of in slides.write(paths, instructor / "slides"):
-            shown = made_of.read_text(encoding="utf-8").replace('href="page.html"', 'href="../page.html"')
+        for made_of in slides.write(paths, instructor / "slides", live="../page.html"):
+            shown = made_of.read_text(encoding="utf-8")
             made_of.write_text(OUT.sub(r'href="../source/\1"', shown), encoding="utf-8")
->>>>>>> wt-kit
         _for_instructors(instructor)
         return [*made, _zip(instructor, out)]
 
