@@ -75,8 +75,8 @@ channels, and for fp8 (e5m2, and e4m3 from capability 8.9 on), at head dimension
 to 256; between powers of two, as 80, 96 and 160 are, lanes are idle. There is none for KIVI, whose K has its
 scales per channel, nor for asymmetric integers and groups under 16 channels: these are decoded first, and
 then attended to. A step of a kvlab cache is not offered to torch.compile: its counts of tokens are numbers
-of Python's, and every step has others. Twelve steps of a small Llama (four layers, 96 tokens, torch 2.13 on two busy cores of an Intel Xeon, a backend that only
-counts, without numba, which Dynamo does not get through) compiled one graph with transformers' static cache,
+of Python's, and every step has others. Twelve steps of a small Llama (four layers, 96 tokens, torch 2.13 on
+two busy cores of an Intel Xeon, a backend that only counts, without numba, which Dynamo does not get through) compiled one graph with transformers' static cache,
 in the first step; with `static` twelve in the first one and two more in each of the next seven, which took
 five seconds each, until torch's limit of recompilations was reached and steps ran in pieces.
 What takes its place is a CUDA graph of the whole step; transformers' own compiled static cache stands beside
