@@ -186,6 +186,35 @@ def _dot(kind, head_dim, group, piece, sides, q, code, scales):
 
 
 @njit(inline="always", fastmath=FAST)
+def _dots(kind, channels, q, codes, scales, at, last, scores, t):
+    """Query times the K of four tokens, `at` and the next three, into scores t to t + 3; those beyond `last`
+    get its own. For formats with one scale for a token's vector, or none.
+
+    channels: head_dim, not known when this is compiled: a short loop of known length is unrolled before it
+    could be vectorized, and then is not.
+    """
+    width = channels // 2 if kind == INT4 else channels
+    t1, t2, t3 = min(at + 1, last), min(at + 2, last), min(at + 3, last)
+    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
+    for j in range(width):
+        a += q[j] * _value(kind, codes[at, j])
+        b += q[j] * _value(kind, codes[t1, j])
+        c += q[j] * _value(kind, codes[t2, j])
+        d += q[j] * _value(kind, codes[t3, j])
+        if kind == INT4:
+            a += q[width + j] * _upper(codes[at, j])
+            b += q[width + j] * _upper(codes[t1, j])
+            c += q[width + j] * _upper(codes[t2, j])
+            d += q[width + j] * _upper(codes[t3, j])
+    scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = a, b, c, d
+    if kind < E4M3:
+        scores[t] *= _half(scales[at, 0])
+        scores[t + 1] *= _half(scales[t1, 0])
+        scores[t + 2] *= _half(scales[t2, 0])
+        scores[t + 3] *= _half(scales[t3, 0])
+
+
+@njit(inline="always", fastmath=FAST)
 def _weight(kind, group, weight, scales, channel):
     """A token's weight times its scale for a channel."""
     return weight * _half(scales[channel // group]) if kind < E4M3 else weight
@@ -294,7 +323,6 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
     Returns False, and has done nothing that counts, where the format refuses the new token.
     """
     piece, short, sides = pieces(kind, head_dim, group)
-    _, wide_short, wide_sides = pieces(F32, head_dim, head_dim)
     widened = shared and kind != F32
 
     @njit(nogil=True, fastmath=FAST, cache=True)
@@ -302,7 +330,7 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                first, last, parts, out, noted, received):  # fmt: skip
         batch, kv_heads = keys.shape[:2]
         share = query.shape[1] // kv_heads
-        splits = (count + SPLIT - 1) // SPLIT
+        splits, channels = (count + SPLIT - 1) // SPLIT, query.shape[3]
         total = np.empty((share, head_dim), np.float32)
         if new_keys.shape[2]:
             for b in range(batch):
@@ -335,18 +363,23 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                     for t in range(size):
                         _widen(kind, head_dim, group, piece, k[at + t], ks[at + t], rows[t])
                 for s in range(share):
-                    highest = most[s]
                     mine, asked = scores[s], q[s]
+                    if widened:
+                        for t in range(0, size, 4):
+                            _dots(F32, channels, asked, rows, no_scales, t, size - 1, mine, t)
+                    elif kind >= E4M3 or group == head_dim:
+                        for t in range(0, size, 4):
+                            _dots(kind, channels, asked, k, ks, at + t, end - 1, mine, t)
+                    else:
+                        for t in range(size):
+                            mine[t] = _dot(kind, head_dim, group, short, sides, asked, k[at + t], ks[at + t])
+                    if allowed.shape[2]:
+                        for t in range(size):
+                            if not allowed[b, masked, at + t]:
+                                mine[t] = FLOOR
+                    highest = most[s]
                     for t in range(size):
-                        if widened:
-                            score = _dot(F32, head_dim, head_dim, wide_short, wide_sides, asked, rows[t],
-                                         no_scales[0])  # fmt: skip
-                        else:
-                            score = _dot(kind, head_dim, group, short, sides, asked, k[at + t], ks[at + t])
-                        if allowed.shape[2] and not allowed[b, masked, at + t]:
-                            score = FLOOR
-                        mine[t] = score
-                        highest = max(highest, score)
+                        highest = max(highest, mine[t])
                     if noted.shape[2]:
                         for t in range(size):
                             noted[b * kv_heads + h, s, at + t] = mine[t]
