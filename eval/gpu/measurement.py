@@ -26,7 +26,7 @@ from .worker import Worker
 STAGES = ("right", "attention", "step", "link", "headline", "throughput", "accuracy")
 MINUTES = 9.0
 LEAST, TIMES = 60.0, 4.0  # a unit may take so many seconds, or so many times what it should
-DRY_UNIT = 150.0  # seconds that a unit may take on a CPU
+DRY_UNIT = 300.0  # seconds that a unit may take on a CPU
 COMPILERS, COMPILING = 12, 60.0  # processes that compile at first, and for how long at most, seconds
 LAST = 5.0  # seconds before the end after which nothing is begun
 FILE = "gpu.json"

@@ -60,13 +60,14 @@ the moment that `run` is begun.
 All contestants of a table were timed in one process, one call of each in turn, from an idle device to an
 idle device; the median stands there, behind it the quarters below and above. Attention is timed in CUDA
 graphs that hold a call for each of several copies of K and V, together many times the device's cache, so
-that every call reads memory. Beside flash attention stands the faster of two forms of it; the kernels
-that torch's profiler saw are in the row. A step replayed as a graph writes one slot again and again: it
-says what a step costs without launches, and is no decode loop. Models have random weights and caches
-random numbers; a method that chooses tokens by an attention that is nearly uniform chooses as many as its
-cap allows. The bandwidth under every fraction is that of a large copy on the device in the same process,
-bytes read and written counted. The share of PCIe is of what the generation and the lanes that nvidia-smi
-names carry in one direction.
+that every call reads memory; ten replays follow each other, so that only the launch of the first one
+counts. Beside flash attention stands the faster of two forms of it; the fastest of all that torch has,
+its own choice and at 64k FlexAttention among it, has a column of its own. A step replayed as a graph
+writes one slot again and again: it says what a step costs without launches, and is no decode loop.
+Models have random weights and caches random numbers; a method that chooses tokens by an attention that
+is nearly uniform chooses as many as its cap allows. The bandwidth under every fraction is that of a
+large copy on the device in the same process, bytes read and written counted. The share of PCIe is of
+what the generation and the lanes that nvidia-smi names carry in one direction.
 
 ### What there is no number for
 
@@ -74,19 +75,25 @@ Triton kernels exist for symmetric int8, int4 and int2 with scales for single to
 channels, and for fp8 (e5m2, and e4m3 from capability 8.9 on), at head dimensions that are multiples of 16, up
 to 256; between powers of two, as 80, 96 and 160 are, lanes are idle. There is none for KIVI, whose K has its
 scales per channel, nor for asymmetric integers and groups under 16 channels: these are decoded first, and
-then attended to. A step of a kvlab cache is not offered to torch.compile: its counts of tokens are numbers
-of Python's, and every step has others. Twelve steps of a small Llama (four layers, 96 tokens, torch 2.13 on
-two busy cores of an Intel Xeon, a backend that only counts, without numba, which Dynamo does not get through) compiled one graph with transformers' static cache,
-in the first step; with `static` twelve in the first one and two more in each of the next seven, which took
-five seconds each, until torch's limit of recompilations was reached and steps ran in pieces.
-What takes its place is a CUDA graph of the whole step; transformers' own compiled static cache stands beside
-it. A token that a quantized cache cannot store (NaN, infinity) is refused on a GPU when the next token
+then attended to.
+
+A step of a kvlab cache is not offered to torch.compile: its counts of tokens are numbers of Python's,
+and every step has others. Twelve steps of a small Llama (four layers, 96 tokens, torch 2.13 on two busy
+cores of an Intel Xeon, a backend that only counts, without numba, which Dynamo does not get through)
+compiled one graph with transformers' static cache, in the first step; with `static` twelve in the first
+one and two more in each of the next seven, which took five seconds each, until torch's limit of
+recompilations was reached and steps ran in pieces. What takes its place is a CUDA graph of the whole
+step; transformers' own compiled static cache stands beside it.
+
+A token that a quantized cache cannot store (NaN, infinity) is refused on a GPU when the next token
 comes, since asking at once would make every step wait; a captured step does not ask.
 
 These are suspicions that only a GPU can settle: whether copying all of K and V from pinned memory in one go
 is faster than either way of `CudaLink`, which would make FlexGen's baseline faster; what the first step after
 a prompt costs, in which host buffers are lengthened (it is not counted); and whether int8 kernels in fp32,
-which spill registers, are of use.
+which spill registers, are of use. Pinned memory is held by torch's allocator until a run's process ends, and
+what the host has free is asked of the system, not of a container's limit: a limit far below the machine's
+memory may end the process at batch 20, and the next part follows.
 """
 GOALS = (
     "int8 attention at least 1.8 times as fast as bf16 flash at 64k tokens, batch 1",
