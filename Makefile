@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton reproduce bench lint format clean venv
+.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton reproduce bench lint format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -41,6 +41,16 @@ test: $(READY) ## run the tests with coverage, and the notebooks strictly
 ifneq ($(NOTEBOOKS),)
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval --nbval-current-env notebooks
 endif
+
+browser: $(READY) ## install a Chromium for the tests of pages, where there is none and apt can
+	@if $(PY) -c 'import sys; from course.pdf import find; sys.exit(find() is None)'; then \
+	  echo "A Chromium is there."; \
+	elif command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || command -v sudo >/dev/null; }; then \
+	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; \
+	else \
+	  echo "Install Chromium or Chrome, or name one: export KVLAB_BROWSER=/path/to/chrome" >&2; exit 1; \
+	fi
 
 SECONDS := 600
 fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600)

@@ -78,14 +78,16 @@ def no_network():
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
-    """The installed Chromium, headless (see browser.py); skips where there is none."""
+    """The installed Chromium, headless (see browser.py). Where there is none its tests skip, or fail if
+    KVLAB_NEED_BROWSER is set, as in CI."""
     from browser import Browser
 
     from course.pdf import find
 
     program = find()
     if program is None:
-        pytest.skip("no Chromium or Chrome is installed: pages are not looked at")
+        told = "no Chromium or Chrome is installed: pages are not looked at (make browser)"
+        pytest.fail(told) if os.environ.get("KVLAB_NEED_BROWSER") else pytest.skip(told)
     opened = Browser(program, tmp_path_factory.mktemp("profile"))
     yield opened
     opened.close()
