@@ -1,4 +1,4 @@
-"""Twelve one-line mistakes in the methods, each caught by the one test that is named beside it.
+"""One-line mistakes in the methods and engines, each caught by the one test that is named beside it.
 
 A mutant is made in place: the function's code is compiled from its source with the line changed, and the
 test runs in this process.
@@ -86,6 +86,66 @@ a fork does not hold its blocks
     - self.pool.hold(
     + list(
     store/test_paged.py::test_forks_share_until_one_writes
+
+adakv protects nobody's share
+    keep.adakv:AdaKV.shares
+    - (rank < safe)
+    + (rank < 0)
+    reference/test_keep.py::test_heads_of_different_lengths[adakv:of=keydiff,budget=0.3,safeguard=1-steps]
+
+kvzip meets a budget of one token less
+    keep.kvzip:KVzip.agree
+    - counts(ranked, sum(limits))
+    + counts(ranked, sum(limits) - 1)
+    keep/test_kvzip.py::test_the_budget_is_met_over_all_layers_and_heads
+
+snapkv's neighbours are slots
+    keep.snapkv:SnapKV.score
+    - (positions < 0).int()
+    + (positions < -1).int()
+    keep/test_parameters.py::test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone[snapkv]
+
+lagkv compares the last block with nothing
+    keep.lagkv:LagKV.cut
+    - // lag - 1)
+    + // lag)
+    reference/test_keep.py::test_kept_sets_and_outputs[lagkv:budget=0.4,lag=3,sinks=2-steps]
+
+expected attention varies twice as much
+    keep.expected:ExpectedAttention.score
+    - layer.scaling**2 / 2
+    + layer.scaling**2
+    reference/test_keep.py::test_kept_sets_and_outputs[expected:budget=0.3,future=40,sinks=2-steps]
+
+renumbered tokens end one too late
+    layer:Layer.renumbered
+    - keepdim=True) + order
+    + keepdim=True) + order + 1
+    keep/test_parameters.py::test_renumbered_attention_is_its_definition[sinks:budget=9,renumber=true]
+
+quest's bound is the least
+    place.quest:Quest.bounds
+    - state.high.transpose
+    + state.low.transpose
+    reference/test_place.py::test_quest_where_every_head_has_its_own_keys
+
+nvfp4 takes what errs more
+    store.float4:Float4.write
+    - < self._error
+    + > self._error
+    store/test_float4.py::test_four_over_six_takes_what_errs_less
+
+a step at once does not see its own token
+    kernels.fused:Fused.call
+    - ALL, store.filled + 1)
+    + ALL, store.filled)
+    kernels/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
+
+a compiled step goes on under a hook
+    engine.stamp:Stamp.same
+    - self.hooks.same() and
+    + True and
+    engine/test_compiled.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]
 """
 MUTANTS = {}
 for entry in TABLE.strip().split("\n\n"):
