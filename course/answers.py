@@ -43,7 +43,7 @@ def read(path: Path, asked: list[Question]) -> list[dict[str, str]]:
             reader.fieldnames = columns
             sheets = list(reader)
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: this is not text in UTF-8; save the table as CSV") from None
+        raise ValueError(f"{path}: this is not text in UTF-8; save the table as CSV in UTF-8") from None
     except csv.Error as error:
         raise ValueError(f"{path}: this is not a CSV file ({error})") from None
     known = {f"q{question.number}" for question in asked}
@@ -82,10 +82,10 @@ def read(path: Path, asked: list[Question]) -> list[dict[str, str]]:
 
 
 def _dialect(file):
-    """Commas, or the semicolons of many spreadsheets."""
+    """Commas, or the semicolons or tabs of many spreadsheets: what the first line has most of."""
     first = file.readline()
     file.seek(0)
-    return type("Found", (csv.excel,), {"delimiter": ";" if first.count(";") > first.count(",") else ","})
+    return type("Found", (csv.excel,), {"delimiter": max(",;\t", key=first.count)})
 
 
 def tabulate(sheets: list[dict[str, str]], asked: list[Question]) -> list[Line]:

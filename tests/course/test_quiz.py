@@ -151,7 +151,7 @@ def test_spreadsheets_write_semicolons_capitals_and_a_mark_at_the_start(csv_file
             "line 5: Ada has answered 'pre' already, in line 2",
         ),
         ("name,when,q1\nAda,pre,a,b\n", "line 2: more fields than columns"),
-        (b"name,when,q1\n\xff\xfe,pre,a\n", "not text in UTF-8"),
+        (b"name,when,q1\nZo\xeb,pre,a\n", "not text in UTF-8; save the table as CSV in UTF-8"),
         (b"PK\x03\x04\x00\x00", "the first line must name the columns"),
     ],
 )
@@ -159,6 +159,11 @@ def test_a_bad_file_is_one_line(csv_file, capsys, text, told):
     assert main(["answers", str(csv_file(text))]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert told in line and "class.csv" in line
+
+
+def test_spreadsheets_write_tabs(csv_file):
+    path = csv_file("name\twhen\tq1\nAda, Bo\tpre\ta\n")
+    assert answers.read(path, quiz.questions()) == [{"name": "Ada, Bo", "when": "pre", "q1": "a"}]
 
 
 def test_before_and_after_are_taken_as_the_sheet_has_them(csv_file):

@@ -199,6 +199,21 @@ def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
 
 
 @pytest.mark.slow
+def test_the_guide_states_what_a_learner_downloads_and_it_is_under_400_mb(kits):
+    guide = " ".join(kits[1]["kvlab-instructor/instructor_guide.md"].decode().split())
+    size = len(kits[1]["kvlab-instructor/kvlab-learner.zip"]) / 1e6
+    stated = re.search(
+        r"zip, (\d+) MB, and packages: (\d+) MB on Linux, (\d+) MB on Windows, (\d+) MB on macOS .*?"
+        r"together (\d+), (\d+) and (\d+) MB",
+        guide,
+    )
+    packed, *numbers = map(int, stated.groups())
+    assert abs(packed - size) <= 1
+    for packages, together in zip(numbers[:3], numbers[3:]):
+        assert together == packed + packages < 400
+
+
+@pytest.mark.slow
 def test_without_the_classroom_no_zip_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "HERE", tmp_path)
     monkeypatch.setattr(pack, "ROOT", tmp_path)
