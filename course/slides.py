@@ -265,7 +265,8 @@ def order(text: str) -> list[tuple[int, list[str], int, str]]:
 
 def talk(notebooks: list, text: str) -> list[Slide]:
     """The slides that a talk names, in its order; ValueError where there is none of that title."""
-    chapters = {int(title(notebook).partition(".")[0]): deck(notebook) for notebook in notebooks}
+    books = {int(title(notebook).partition(".")[0]): notebook for notebook in notebooks}
+    chapters = {chapter: deck(books[chapter]) for chapter, *_ in order(text)}
     made = []
     for chapter, titles, minutes, said in order(text):
         for number, named in enumerate(titles):
