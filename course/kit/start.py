@@ -250,6 +250,8 @@ def fill_stick(folder: Path, cuda: bool, everything: bool) -> None:
     if everything:
         both = ["-r", str(setup / "requirements.txt"), "-r", str(setup / "requirements-all.txt")]
         pip(Path(sys.executable), "download", *exact, *both)
+        # Three packages of lm-eval come as sources, and pip builds them with these.
+        pip(Path(sys.executable), "download", "-d", str(setup / "wheels"), "setuptools", "wheel")
     size = sum(path.stat().st_size for path in (setup / "wheels").iterdir())
     print(f"setup/wheels holds {size / 1e6:.0f} MB: this folder now sets up such machines without a network.")
 

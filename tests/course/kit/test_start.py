@@ -306,3 +306,15 @@ def test_cuda_comes_only_when_asked_for(start, tmp_path):
     )
     assert start.torch(tmp_path, cuda=False) == ["--no-deps", "-r", str(tmp_path / "requirements-torch.txt")]
     assert start.torch(tmp_path, cuda=True) == ["torch==2.13.0"]
+
+
+def test_a_stick_with_everything_holds_what_builds_the_packages_that_come_as_sources(
+    start, setup, monkeypatch
+):
+    ran = []
+    (setup / "wheels").mkdir()
+    monkeypatch.setattr(start, "trouble", lambda folder: "")
+    monkeypatch.setattr(start, "torch", lambda folder, cuda: [])
+    monkeypatch.setattr(start, "pip", lambda python, *arguments: ran.append(arguments))
+    start.fill_stick(setup.parent, False, True)
+    assert ran[-1][-2:] == ("setuptools", "wheel")
