@@ -154,8 +154,8 @@ def _head_counts(scores, total):
 
 def _as_found(scores, total):
     heads, tokens = scores.shape
-    worth = scores.argsort(-1).argsort(-1)  # from the worst token of a head to its best
-    best = worth.flatten().topk(total).indices
+    ranks = scores.argsort(-1).argsort(-1)  # from the worst token of a head to its best
+    best = ranks.flatten().topk(total).indices
     return torch.bincount(best // tokens, minlength=heads).tolist()
 
 

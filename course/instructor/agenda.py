@@ -215,6 +215,24 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             ),
         ),
     ],
+    "A third evening": [
+        (
+            "18:00",
+            "21:30",
+            (
+                DOCTOR_ALL,
+                Chapter(8, (1,), home=("The same answer?", "What the cache holds", "What it costs")),
+                BREAK,
+                Chapter(
+                    9,
+                    (2, 3),
+                    home=("The same answer?", "What it costs", "A map of today"),
+                    late=("MLA: made that way", "exercise 2"),
+                    rest="KVzip: read it again",
+                ),
+            ),
+        ),
+    ],
 }
 
 
