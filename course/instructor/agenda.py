@@ -58,6 +58,7 @@ class Pause:
 
 
 DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
+CHECK_ALL = Pause("arrivals; `sh start.sh --all --check` on every machine", 15)  # without the quiz
 DOCTOR_ALL = replace(DOCTOR, what=DOCTOR.what.replace("--check", "--all --check"))  # where methods are scored
 AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
 BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
@@ -220,14 +221,14 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "18:00",
             "21:30",
             (
-                DOCTOR_ALL,
+                CHECK_ALL,
                 Chapter(8, (1,), home=("The same answer?", "What the cache holds", "What it costs")),
                 BREAK,
                 Chapter(
                     9,
                     (2, 3),
                     home=("The same answer?", "What it costs", "A map of today"),
-                    late=("MLA: made that way", "exercise 2"),
+                    late=("MLA: made that way", "exercise 3", "exercise 2"),
                     rest="KVzip: read it again",
                 ),
             ),
@@ -428,7 +429,7 @@ def page() -> str:
     parts = [HEAD]
     for name, sessions in AGENDAS.items():
         parts.append(f"## {name}\n")
-        if gone := untaught(sessions):
+        if AGAIN in sessions[-1][2] and (gone := untaught(sessions)):
             listed = " and ".join(", ".join(map(str, some)) for some in (gone[:-1], gone[-1:]) if some)
             parts.append(
                 f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
