@@ -47,7 +47,7 @@ browser: $(READY) ## install a Chromium for the tests of pages, where there is n
 	  echo "A Chromium is there."; \
 	elif command -v apt-get >/dev/null && { [ "$$(id -u)" = 0 ] || command -v sudo >/dev/null; }; then \
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  $$sudo apt-get update -q && $$sudo apt-get install -y -q --no-install-recommends chromium; \
+	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends chromium; \
 	else \
 	  echo "Install Chromium or Chrome, or name one: export KVLAB_BROWSER=/path/to/chrome" >&2; exit 1; \
 	fi

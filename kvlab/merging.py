@@ -30,6 +30,9 @@ def merge(layer, slots: Tensor) -> None:
     stays becomes the mean of itself and of all that join it. Otherwise the token is lost. The threshold of
     a head is the mean of c over all that go at once; from the second time on half of that and half of what it
     was. Keys are taken after RoPE. Nothing is drawn at random, and rows and heads do not ask each other.
+    Deviations from D2O: a threshold of each KV head (the official code takes the mean over heads of whatever
+    leaves in the same place, which need not be the same token); one budget for all layers (there by how their
+    attention varies); its first four tokens are not protected.
 
     Writes to `layer.store`, and to `layer.keep.threshold` `[batch, kv_heads]`.
     """
