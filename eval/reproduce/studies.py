@@ -14,7 +14,7 @@ from ..studies.measurements import Perplexity
 
 EXACT = ("full", "int8", "int4", "kivi2", "fp8")
 CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "infinigen")
-TURNED = ("full", "int5", "int4", "int4:rotate=true", "nvfp4", "turboquant", "kvquant")
+TURNED = ("full", "int4", "int4:rotate=true", "turboquant")
 AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
