@@ -18,8 +18,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from kvlab.doctor import on_request
-
 from .accuracy.measurement import Accuracy
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
@@ -218,6 +216,8 @@ def main(words: list[str] | None = None) -> int:
     except (ValueError, Failed) as error:
         return ended(2, f"error: {one_line(error)}")
     except ModuleNotFoundError as error:
+        from kvlab.doctor import on_request
+
         if not (line := on_request((error.name or "").partition(".")[0].replace("_", "-"))):
             raise
         return ended(2, f"error: {line}")

@@ -38,6 +38,8 @@ def caches(draw, model):
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
     if keep.ragged:
         store, fetch = Ragged(form), None
+    if keep.merge:  # what is rounded or on the host cannot be written anew
+        store, fetch = draw(st.sampled_from([Growing(), Static(64)])), None
     place = Device() if fetch is None else Host(fetch)
     return lambda: kvlab.KVCache(model, keep=keep, store=store, place=place)
 

@@ -21,7 +21,6 @@ import torch
 import kvlab
 
 from ..core.digests import model_digest
-from ..core.files import write_json
 from ..studies.questions import answered, held_out, questions
 from .unit import LAST, NEXT, Unit
 
@@ -95,7 +94,7 @@ def make() -> None:
             said[method] = found(name, method, GIVEN, "cpu", "float32")
             print(name, method, *said[method], file=sys.stderr, flush=True)
         kept[name] = {"given": GIVEN, "model": model_digest(name), "torch": torch.__version__, "found": said}
-        write_json(STORED, kept)
+        STORED.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 @torch.inference_mode()

@@ -38,7 +38,7 @@ class PreRopeState(GrowingState):
     """places: positions of the slots. rotation: how the layer rotates (`Rotation`); None: not at all."""
 
     states = (*GrowingState.states, "places")
-    shared = ("rotation",)
+    shared = ("rotation", "late")
     kernel_ready = in_place = False
 
     def __init__(self, policy: Growing, rotation):

@@ -137,8 +137,8 @@ nvfp4 takes what errs more
 
 a step at once does not see its own token
     kernels.fused:Fused.call
-    - ALL, store.filled + 1)
-    + ALL, store.filled)
+    - mask, store.filled + 1, received)
+    + mask, store.filled, received)
     kernels/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
 
 a compiled step goes on under a hook
