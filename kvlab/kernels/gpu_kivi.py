@@ -1,9 +1,9 @@
 """Decode attention over what KIVI holds on a GPU, in Triton: blocks of K, codes of V and a recent window.
 
 K's scale and zero point belong to a channel of a block of tokens, so they go into the query, once a block:
-q . (code * scale + zero) = (q * scale) . code + q . zero. A program of `_attend_written` runs through whole
-blocks; V becomes numbers in registers, as every token has scales of its own. The window, in full precision,
-is a split more (`_attend_window`), and `gpu._merge` puts all splits together. The reference is
+q . (code * scale + zero) = (q * scale) . code + q . zero. A program of `_attend_written` runs through blocks,
+long ones in tiles; V becomes numbers in registers, as every token has scales of its own. The window, in full
+precision, is a split more (`_attend_window`), and `gpu._merge` puts all splits together. The reference is
 `KiviState.read`, then `attention.attend`.
 
 Layouts as in `store/kivi.py`: codes `[batch, kv_heads, written, width]`, K's fp16 scales and zero points
@@ -20,10 +20,11 @@ from torch import Tensor
 from . import gpu
 from .gpu import NOTHING, _merge, _numbers
 
-TILE = 16  # the least that each side of a tensor-core product has
-MOST_GROUP = 128  # tokens of a block that a program holds in registers
+LEAST_SIDE = 16  # of a tensor-core product
+NUMBERS = {torch.float32: 32 * 128}  # of V that a program holds in registers at a time: more are spilled
+NUMBERS_16 = 64 * 128  # of 16 bits
 # What changes while a cache grows: a kernel compiled for one value serves all.
-VARYING = ("count", "recent", "blocks", "split", "parts", "kv_heads", "allowed_heads")
+VARYING = ("count", "recent", "tiles", "split", "parts", "kv_heads", "allowed_heads")
 
 
 @triton.jit
@@ -39,19 +40,21 @@ def _softened(scores, seen, real, most, weight):
 @triton.jit(do_not_specialize=list(VARYING))
 def _attend_written(
     query, keys, key_scales, key_zeros, values, value_scales, value_zeros, allowed, sums, weights, largest,
-    count, recent, blocks, split, parts, scaling, kv_heads, allowed_heads,
+    count, recent, tiles, split, parts, scaling, kv_heads, allowed_heads,
     BITS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, SHARED: tl.constexpr, MASKED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     LANES: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
-    """One split, of `split` blocks, of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights,
+    """One split, of `split` tiles, of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights,
     largest score.
 
-    GROUP: tokens of a block; SHARED: channels of V with one scale. BLOCK, LANES and CHANNELS are GROUP, the
-    bytes of a token's codes and D, or more, whose last entries hold zeros."""
+    GROUP: tokens of a block; SHARED: channels of V with one scale. BLOCK: tokens of a tile; the last one of a
+    block may reach beyond it. LANES and CHANNELS are the bytes of a token's codes and D, or more, whose last
+    entries hold zeros."""
     WIDTH: tl.constexpr = D * BITS // 8  # bytes of a token's codes
     HALF: tl.constexpr = 2 ** (BITS - 1)  # `_numbers` says code - HALF, which rounds less than code does
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    TILES: tl.constexpr = (GROUP + BLOCK - 1) // BLOCK  # of a block
+    head, part, blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tiles // TILES
     keys, values = keys + head * count * WIDTH, values + head * count * WIDTH
     key_scales, key_zeros = key_scales + head * blocks * D, key_zeros + head * blocks * D
     value_scales += head * count * (D // SHARED)
@@ -66,8 +69,8 @@ def _attend_written(
     most = tl.full([ROWS], NOTHING, tl.float32)
     weight = tl.zeros([ROWS], tl.float32)
     total = tl.zeros([ROWS, CHANNELS], tl.float32)
-    for block in range(part * split, min(blocks, (part + 1) * split)):
-        place = tl.arange(0, BLOCK)
+    for tile in range(part * split, min(tiles, (part + 1) * split)):
+        block, place = tile // TILES, tile % TILES * BLOCK + tl.arange(0, BLOCK)
         token = block * GROUP - short + place
         real = (place < GROUP) & (token >= 0)
         held, held_v = real[:, None] & inside[None, :], real[:, None] & (channel < D)[None, :]
@@ -141,11 +144,10 @@ def _attend_window(
 
 
 def supports(store, head_dim: int) -> bool:
-    """Whether these kernels read a `KiviState`: something is written, in blocks of at most 128 tokens, head
+    """Whether these kernels read a `KiviState`: something is written, and the head
     dimensions of K and V are the same multiple of 16, up to 256."""
-    if store.written == 0 or store.group > MOST_GROUP or head_dim % TILE or head_dim > 256:
-        return False
-    return store.window[1].shape[3] == head_dim
+    fits = store.written > 0 and head_dim % LEAST_SIDE == 0 and head_dim <= 256
+    return fits and store.window[1].shape[3] == head_dim
 
 
 def attend(
@@ -154,7 +156,7 @@ def attend(
     """Attention of one query per head over what a `KiviState` holds.
 
     query `[batch, heads, 1, head_dim]`; allowed bool `[batch, 1 or kv_heads, 1, tokens]` or None, tokens
-    those of the window included; split: blocks of a split (default: see `gpu._splits`).
+    those of the window included; split: tiles of a split (default: see `gpu._splits`).
     Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a store that `supports` refuses and for more than one query.
     """
@@ -162,22 +164,24 @@ def attend(
     if queries != 1 or not supports(store, head_dim):
         raise ValueError(
             f"kivi: no kernel for {queries} queries of head dimension {head_dim} and "
-            f"{store.written} written tokens in blocks of {store.group}"
+            f"{store.written} written tokens"
         )
     parts = [part.contiguous() for part in (*store.keys, *store.blocks, *store.values)]
     window = [part.contiguous() for part in store.window]
     kv_heads, count = parts[0].shape[1:3]
-    recent, blocks, share = window[0].shape[2], parts[1].shape[2], heads // kv_heads
+    recent, share, channels = window[0].shape[2], heads // kv_heads, triton.next_power_of_2(head_dim)
+    block = min(triton.next_power_of_2(store.group), NUMBERS.get(query.dtype, NUMBERS_16) // channels)
+    block = max(LEAST_SIDE, block)  # tokens of a tile
+    tiles = -(-store.group // block) * parts[1].shape[2]
     if split is None:
-        least = -(-gpu.LEAST * gpu.BLOCK // store.group)  # blocks of a split at least
-        split = -(-blocks // gpu._splits(gpu._programs(query), batch * kv_heads, -(-blocks // least)))
-    splits = -(-blocks // split) + 1
+        least = -(-gpu.LEAST * gpu.BLOCK // min(block, store.group))  # tiles of a split at least
+        split = -(-tiles // gpu._splits(gpu._programs(query), batch * kv_heads, -(-tiles // least)))
+    splits = -(-tiles // split) + 1
     query = query.contiguous()
     new = {"device": query.device, "dtype": torch.float32}
     sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
     weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
     mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
-    bits, channels = 8 * parts[0].shape[3] // head_dim, triton.next_power_of_2(head_dim)
     same = {
         "D": head_dim, "MASKED": allowed is not None, "SHARE": share, "CHANNELS": channels,
         "ROWS": max(gpu.ROWS, triton.next_power_of_2(share)),
@@ -186,10 +190,9 @@ def attend(
     found = sums, weights, largest
     _attend_written[(batch * kv_heads, splits - 1)](
         query, *parts, mask, *found,
-        count, recent, blocks, split, splits, scaling, kv_heads, mask.shape[1],
-        BITS=bits, GROUP=store.group, SHARED=head_dim // parts[-1].shape[3],
-        BLOCK=max(TILE, triton.next_power_of_2(store.group)),
-        LANES=max(TILE, triton.next_power_of_2(parts[0].shape[3])), **same,
+        count, recent, tiles, split, splits, scaling, kv_heads, mask.shape[1],
+        BITS=8 * parts[0].shape[3] // head_dim, GROUP=store.group, SHARED=head_dim // parts[-1].shape[3],
+        BLOCK=block, LANES=max(LEAST_SIDE, triton.next_power_of_2(parts[0].shape[3])), **same,
     )  # fmt: skip
     _attend_window[(batch * kv_heads,)](
         query, *window, mask, *found, count, recent, splits, scaling, kv_heads, mask.shape[1],
