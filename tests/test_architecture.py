@@ -25,6 +25,7 @@ LATE = {
     "kvlab.kernels.closing": "numba",
     "kvlab.kernels.cpu": "numba",
     "kvlab.kernels.gpu": "triton",
+    "kvlab.kernels.gpu_kivi": "triton",
     "kvlab.engine.block": "numba",
     "kvlab.engine.compiled": "numba, and only who asks for it",
     "kvlab.link.zero_copy": "triton",

@@ -72,7 +72,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
     apart; what is tuned for first."""
     import torch
 
-    from kvlab.kernels import gpu
+    from kvlab.kernels import gpu, gpu_kivi
     from kvlab.link import zero_copy
 
     from . import attention, right
@@ -82,6 +82,13 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
         query = torch.randn(1, heads, 1, dim).to(dtype)
         allowed = torch.ones(1, kv_heads, 1, 64, dtype=torch.bool) if mask else None
         gpu.attend(query, parts, parts, form, 0.1, allowed, split)
+
+    def attend_kivi(policy, heads: int, kv_heads: int, dim: int, dtype, mask: bool = False) -> None:
+        store = right.kivi_state(policy, dim)
+        store.append(*torch.randn(2, 1, kv_heads, 77, dim).to(dtype))
+        query = torch.randn(1, heads, 1, dim).to(dtype)
+        allowed = torch.ones(1, kv_heads, 1, 77, dtype=torch.bool) if mask else None
+        gpu_kivi.attend(query, store, 0.1, allowed, split=1)
 
     def gather(width: int) -> None:
         part = torch.zeros(1, 2, 64, width, dtype=torch.uint8)
@@ -96,15 +103,17 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
         for split in (64, 16)  # more splits are merged by a kernel that is compiled there
     ]
     found += [partial(gather, width) for width in (64, 128, 256)]
-    for name, make in right.FORMS.items():
+    for name, make in (right.FORMS | right.KIVIS).items():
         if not gpu.compiles(make(), capability):
             continue
         for dtype, kind in right.DTYPES.items():
             if dtype == "fp16" and name not in right.PRESETS:
                 continue
             for case in right.cases(name, dtype):
-                if gpu.supports(make(), case["head_dim"]):
-                    heads, dim = 3 * case["share"], case["head_dim"]
+                heads, dim = 3 * case["share"], case["head_dim"]
+                if name in right.KIVIS:
+                    found.append(partial(attend_kivi, make(), heads, 3, dim, kind, case["mask"]))
+                elif gpu.supports(make(), dim):
                     found.append(partial(attend, make(), heads, 3, dim, kind, case["mask"]))
     return found
 

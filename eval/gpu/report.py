@@ -73,9 +73,9 @@ what the generation and the lanes that nvidia-smi names carry in one direction.
 
 Triton kernels exist for symmetric int8, int4 and int2 with scales for single tokens or groups of their
 channels, and for fp8 (e5m2, and e4m3 from capability 8.9 on), at head dimensions that are multiples of 16, up
-to 256; between powers of two, as 80, 96 and 160 are, lanes are idle. There is none for KIVI, whose K has its
-scales per channel, nor for asymmetric integers and groups under 16 channels: these are decoded first, and
-then attended to.
+to 256; between powers of two, as 80, 96 and 160 are, lanes are idle. KIVI has kernels of its own at the same
+head dimensions, used as soon as a block is written. There is none for other asymmetric integers, nor for
+groups under 16 channels: these are decoded first, and then attended to.
 
 A step of a kvlab cache is not offered to torch.compile: its counts of tokens are numbers of Python's,
 and every step has others. Twelve steps of a small Llama (four layers, 96 tokens, torch 2.13 on two busy

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import subprocess
 import sys
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -16,7 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 import kvlab
 from kvlab.attention import attend
-from kvlab.store import Float8, Int, late
+from kvlab.store import Float8, Int, Kivi, late
+from kvlab.store.kivi import KiviState
 from kvlab.store.static import Static, StaticState
 
 from . import models
@@ -28,7 +31,8 @@ FORMS = {
     "fp8:e4m3": lambda: Float8("e4m3"), "fp8:e5m2": lambda: Float8("e5m2"),
     "fp8:e4m3,group=32": lambda: Float8("e4m3", group=32),
 }  # fmt: skip
-PRESETS = ("int8", "int4", "int4:group=32", "fp8:e4m3")
+KIVIS = {"kivi2": lambda: Kivi(2), "kivi4": lambda: Kivi(4), "kivi2:group=64": lambda: Kivi(2, 64)}
+PRESETS = ("int8", "int4", "int4:group=32", "fp8:e4m3", "kivi2")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BOUNDS = {"bf16": 1e-2, "fp16": 2e-3, "fp32": 1e-5}  # relative, of the norm: what rounding costs
 METHODS = (  # every method that decodes on the device or over a link
@@ -58,7 +62,7 @@ WHEN_DRY = {"methods": METHODS[::3] + ("infinigen",), "waits": METHODS}
 def units(size: str) -> list[Unit]:
     if size == "real":
         parts = [("methods", 30, FIRST), ("links", 12, FIRST), ("waits", 6, FIRST), ("sanitizer", 90, LAST)]
-        kernels = [("bf16", 12, FIRST), ("fp32", 8, NEXT), ("fp16", 5, NEXT)]
+        kernels = [("bf16", 15, FIRST), ("fp32", 10, NEXT), ("fp16", 6, NEXT)]
         small = {}
     else:
         parts = [(what, 20, FIRST) for what in ("methods", "links", "waits")]
@@ -76,8 +80,8 @@ def measure(bench, what: str, **given) -> dict:
     wrong = [row for row in rows if row.get("right") is False]
     for row in wrong:
         bench.say(f"NOT RIGHT: {row}")
-    judged = [row for row in rows if row.get("right") is not None]
-    return {"rows": rows, "line": f"{len(judged) - len(wrong)} of {len(judged)} are right"}
+    asked = [row for row in rows if row.get("right") is not None]
+    return {"rows": rows, "line": f"{len(asked) - len(wrong)} of {len(asked)} are right"}
 
 
 # Kernels.
@@ -99,7 +103,10 @@ def cases(name: str, dtype: str, small: bool = False) -> list[dict]:
     so the formats that presets use are tried in bf16 with all, others and in other dtypes with some."""
     plain = {"head_dim": 128, "share": 4, "tokens": 2049, "batch": 2, "mask": False, "static": False}
     if small:
-        changes = [{"tokens": 77, "head_dim": 64, "mask": mask, "static": mask} for mask in (False, True)]
+        changes = [
+            {"tokens": 77, "head_dim": 64, "mask": mask, "static": mask and name not in KIVIS}
+            for mask in (False, True)
+        ]
         return [plain | change | {"batch": 1} for change in changes]
     changes = [
         {}, {"tokens": 1}, {"tokens": 63, "share": 1}, {"tokens": 5000, "mask": True}, {"static": True},
@@ -109,31 +116,34 @@ def cases(name: str, dtype: str, small: bool = False) -> list[dict]:
     if dtype != "bf16" or name not in PRESETS:
         changes = [one for one in changes if one.get("head_dim", 64) == 64 and "share" not in one]
         changes.append({"head_dim": 64, "tokens": 777})
+    if name in KIVIS:  # what it holds is no buffer with room
+        changes = [one for one in changes if "static" not in one]
     return [plain | change for change in changes]
 
 
 def kernels(bench, dtype: str, small: bool = False) -> list[dict]:
-    """Every form's kernel beside decode-then-attend in fp64 over the same codes: the error's norm over the
-    result's. Memory is poisoned with NaN before each."""
+    """Every form's kernel, and KIVI's, beside decode-then-attend in fp64 over the same codes: the error's
+    norm over the result's. Memory is poisoned with NaN before each."""
     if not triton_there(bench):
         return []
-    from kvlab.kernels import gpu
+    from kvlab.kernels import gpu, gpu_kivi
 
     rows, torch_dtype = [], DTYPES[dtype]
-    for name, form in FORMS.items():
+    for name, form in (FORMS | KIVIS).items():
         form = form()
         if dtype == "fp16" and name not in PRESETS:
             continue
         for number, case in enumerate(cases(name, dtype, small)):
             row = {"kernel": name, "dtype": dtype} | case
-            if not gpu.supports(form, case["head_dim"]):
+            if not (name in KIVIS or gpu.supports(form, case["head_dim"])):
                 rows.append(row | {"left_out": "no kernel: decoded first"})
                 continue
             if not gpu.compiles(form, bench.capability):
                 rows.append(row | {"left_out": f"capability {bench.capability[0]}.{bench.capability[1]}"})
                 continue
             try:
-                rows.append(row | compared(bench, gpu, form, case, torch_dtype, BOUNDS[dtype], number))
+                compare, with_ = (compared_kivi, gpu_kivi) if name in KIVIS else (compared, gpu)
+                rows.append(row | compare(bench, with_, form, case, torch_dtype, BOUNDS[dtype], number))
             except Exception as error:
                 if "CUDA error" in str(error):
                     raise
@@ -144,6 +154,40 @@ def kernels(bench, dtype: str, small: bool = False) -> list[dict]:
 
 def compared(bench, gpu, form, case: dict, dtype: torch.dtype, bound: float, seed: int) -> dict:
     """One case of one kernel."""
+    query, keys, values, allowed = drawn(bench, case, dtype, seed)
+    if case["static"]:
+        store = StaticState(Static(case["tokens"] + 37, form), case["tokens"] + 37)
+        store.append(keys, values)
+        parts = store.parts()
+    else:
+        parts = form.encode(keys), form.encode(values)
+    plain = [form.decode(part, torch.float32).double() for part in parts]
+    right = attend(query.double(), *plain, case["head_dim"] ** -0.5, allowed)[0]
+    poison(bench)
+    return judged(gpu.attend(query, *parts, form, case["head_dim"] ** -0.5, allowed), right, bound)
+
+
+def compared_kivi(bench, gpu_kivi, policy, case: dict, dtype: torch.dtype, bound: float, seed: int) -> dict:
+    """One case of KIVI's kernels."""
+    query, keys, values, allowed = drawn(bench, case, dtype, seed)
+    store = kivi_state(policy, case["head_dim"])
+    store.append(keys, values)
+    if not gpu_kivi.supports(store, case["head_dim"]):
+        return {"left_out": "no kernel: decoded first"}
+    store.dtype = torch.float64  # in which the reference reads its codes
+    plain = [part.double() for part in store.read(bench.device)]
+    right = attend(query.double(), *plain, case["head_dim"] ** -0.5, allowed)[0]
+    poison(bench)
+    return judged(gpu_kivi.attend(query, store, case["head_dim"] ** -0.5, allowed), right, bound)
+
+
+def kivi_state(policy: Kivi, head_dim: int) -> KiviState:
+    """An empty state for heads of this dimension, as `Kivi.start` makes one for a layer."""
+    return KiviState(policy, replace(policy.values, group=math.gcd(policy.group, head_dim)))
+
+
+def drawn(bench, case: dict, dtype: torch.dtype, seed: int):
+    """A case's query, K, V and what of them may be seen (None: everything)."""
     generator = torch.Generator(bench.device).manual_seed(seed)
     kv_heads, batch, dim = 3, case["batch"], case["head_dim"]
 
@@ -155,22 +199,17 @@ def compared(bench, gpu, form, case: dict, dtype: torch.dtype, bound: float, see
         numbers(batch, kv_heads, case["tokens"], dim),
         numbers(batch, kv_heads, case["tokens"], dim),
     )
-    if case["static"]:
-        store = StaticState(Static(case["tokens"] + 37, form), case["tokens"] + 37)
-        store.append(keys, values)
-        parts = store.parts()
-    else:
-        parts = form.encode(keys), form.encode(values)
     allowed = None
     if case["mask"]:
         allowed = (
             torch.rand(batch, kv_heads, 1, case["tokens"], device=bench.device, generator=generator) < 0.5
         )
         allowed[..., -1] = True
-    plain = [form.decode(part, torch.float32).double() for part in parts]
-    right = attend(query.double(), *plain, dim**-0.5, allowed)[0]
-    poison(bench)
-    out = gpu.attend(query, *parts, form, dim**-0.5, allowed)
+    return query, keys, values, allowed
+
+
+def judged(out: torch.Tensor, right: torch.Tensor, bound: float) -> dict:
+    """How far a kernel's output is from the truth, in fp64."""
     error = float((out.double() - right).norm() / right.norm())
     return {"error": error, "bound": bound, "right": error <= bound}  # NaN is not right
 
@@ -400,13 +439,15 @@ def sanitizer(bench) -> list[dict]:
 
 def under_sanitizer(dry: bool = False) -> None:
     """A few kernels, a gather, and offloading methods over a link with its streams, small, on the GPU."""
-    from kvlab.kernels import gpu
+    from kvlab.kernels import gpu, gpu_kivi
 
     from .bench import Bench
 
     bench = Bench(dry)
+    case = {"head_dim": 128, "share": 4, "tokens": 77, "batch": 1, "mask": True, "static": True}
+    if not compared_kivi(bench, gpu_kivi, Kivi(2), case, torch.bfloat16, BOUNDS["bf16"], 0)["right"]:
+        raise SystemExit("kivi2 is not right")
     for name in ("int8", "int4:group=32", "fp8:e4m3"):
-        case = {"head_dim": 128, "share": 4, "tokens": 77, "batch": 1, "mask": True, "static": True}
         if not compared(bench, gpu, FORMS[name](), case, torch.bfloat16, BOUNDS["bf16"], 0)["right"]:
             raise SystemExit(f"{name} is not right")
     for row in links(bench, small=True):

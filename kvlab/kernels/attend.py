@@ -38,13 +38,13 @@ def fits(store, query: Tensor, watched: bool = False) -> bool:
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
     fp32 or bf16, or, with an fp32 query, symmetric int8 or int4 with a scale per group of channels, or 8-bit
     floats without scale. Smaller heads gain nothing. On a GPU it can where triton is there, for what
-    `gpu.supports`, as long as nobody watches.
+    `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody watches.
     """
-    if query.shape[2] != 1 or not store.kernel_ready:
+    if query.shape[2] != 1:
         return False
     if on_gpu(query):
         return not watched and _fits_gpu(store, query)
-    if query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
+    if not store.kernel_ready or query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
         return False
     if query.dtype != (kept_as(store) or torch.float32) or layout(store, query.shape[3]) is None:
         return False
@@ -166,14 +166,21 @@ def on_gpu(query: Tensor) -> bool:
 
 
 def _fits_gpu(store, query: Tensor) -> bool:
-    if not _triton() or any(part.device != query.device for part in store.keys):
+    blocks = store.in_blocks and store.written > 0
+    if not (store.kernel_ready or blocks) or not _triton():
+        return False
+    if any(part.device != query.device for part in store.keys) or not _trusted.get(_case(store, query), True):
         return False
     from . import gpu
 
+    if query.dtype not in gpu.TYPES:
+        return False
+    if blocks:
+        from . import gpu_kivi
+
+        return store.window[0].dtype == query.dtype and gpu_kivi.supports(store, query.shape[3])
     form = store.format.coded
-    same = _kind(form) == _kind(store.value_format.coded)
-    known = _trusted.get(_case(store, query), True)
-    return same and known and query.dtype in gpu.TYPES and gpu.supports(form, query.shape[3])
+    return _kind(form) == _kind(store.value_format.coded) and gpu.supports(form, query.shape[3])
 
 
 def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
@@ -182,6 +189,10 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
     from . import gpu
 
     def kernel() -> Tensor:
+        if store.in_blocks:
+            from . import gpu_kivi
+
+            return gpu_kivi.attend(query, store, scaling, allowed)
         turned = store.format.turn(query)
         out = gpu.attend(turned, *store.parts(), store.format.coded, scaling, allowed)
         return store.value_format.turn_back(out)
@@ -202,7 +213,10 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
 
 
 def _case(store, query: Tensor) -> tuple:
-    return query.device, query.dtype, _kind(store.format.coded), query.shape[3]
+    kind = _kind(store.format.coded)
+    if store.in_blocks:
+        kind = "Kivi", store.format.bits, store.group
+    return query.device, query.dtype, kind, query.shape[3]
 
 
 def _kind(form) -> tuple:

@@ -84,6 +84,7 @@ class GrowingState(State):
     max_length = -1  # tokens that it can ever hold: no limit
     filled = 0
     in_place = True  # whether a kernel may write the next token into slot `filled`
+    in_blocks = False  # whether K's codes share their numbers in blocks of tokens, as KIVI's do
 
     def __init__(self, policy: Growing):
         super().__init__(policy)
@@ -231,6 +232,8 @@ class Packed:
     dtype: torch.dtype
     fixed_keys: Parts = ()
     fixed_values: Parts = ()
+
+    in_blocks = False  # see `GrowingState`
 
     @classmethod
     def of_numbers(cls, keys: Tensor, values: Tensor) -> Packed:

@@ -79,6 +79,7 @@ class KiviState(GrowingState):
     per_slot = ("window", "window_real")  # what is written is for good: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
     kernel_ready = in_place = False
+    in_blocks = True
     spare_bytes = 0
 
     def __init__(self, policy: Kivi, values: Int):

@@ -18,7 +18,7 @@ from kvlab.kernels import Fused
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Float8, Growing, Int, Roomy, Rotated, Static
+from kvlab.store import Float8, Growing, Int, Kivi, Roomy, Rotated, Static
 
 packed = importlib.import_module("kvlab.kernels.attend")
 
@@ -150,6 +150,7 @@ def test_kernels_are_compiled_ahead():
 def as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(packed, "on_gpu", lambda query: True)
     monkeypatch.setattr(packed, "_trusted", {})
+    monkeypatch.setattr(Fused, "of", lambda *_: None)  # a step in one call is the CPU's
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
@@ -160,6 +161,19 @@ def test_a_cache_on_a_gpu_decodes_through_triton(name, as_on_a_gpu, calls, monke
     assert len(calls) == 5 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
     without_kernels(monkeypatch)
     expected = decoded(model, FITTING[name], prompts)
+    assert (found - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton (pip install triton)")
+def test_kivi_on_a_gpu_decodes_through_triton_once_something_is_written(as_on_a_gpu, calls, monkeypatch):
+    """Prompts of 23 and 14 tokens fit into a window of 24: the second of five steps writes a block."""
+    model, prompts = llama(), [prompt(23, seed=1), prompt(14, seed=2)]
+    setting = {"store": Kivi(4, 2, 24)}
+    found = decoded(model, setting, prompts)
+    assert len(calls) == 4 * model.config.num_hidden_layers and list(packed._trusted.values()) == [True]
+    assert {case[2] for case in packed._trusted} == {("Kivi", 4, 2)}
+    without_kernels(monkeypatch)
+    expected = decoded(model, setting, prompts)
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
