@@ -279,6 +279,13 @@ def check_whole(name: str, value, least: int, unit: str = "tokens") -> None:
         raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}")
 
 
+def check_odd(name: str, value) -> None:
+    """ValueError for a parameter that is no odd number of tokens."""
+    check_whole(name, value, 1)
+    if value % 2 == 0:
+        raise ValueError(f"{name}={value}: expected an odd number of tokens")
+
+
 def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
     """ValueError for a parameter that is no number, or not within what is expected."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not within(value):

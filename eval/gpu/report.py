@@ -13,6 +13,8 @@ from kvlab.arithmetic import MACHINES
 
 from ..core.files import write_file
 from . import predict
+from .goals import goals
+from .tables import markdown, number, rows_of, timed
 
 WITHOUT = """**None of this has run on a GPU yet.** The machines that kvlab is made on have none. Every
 number marked *predicted* was computed by the simulator (`kvlab.measure.simulate`) from a data sheet;
@@ -95,20 +97,12 @@ which spill registers, are of use. Pinned memory is held by torch's allocator un
 what the host has free is asked of the system, not of a container's limit: a limit far below the machine's
 memory may end the process at batch 20, and the next part follows.
 """
-GOALS = (
-    "int8 attention at least 1.8 times as fast as bf16 flash at 64k tokens, batch 1",
-    "int4 attention at least 3 times",
-    "int8 attention at 70 % of the bandwidth or more",
-    "InfiniGen at least 5.28 times FlexGen at 2,048 tokens on the throttled link",
-    "InfiniGen at most 1.3 times the ideal",
-    "a step of every method that does not offload at most 1.05 times transformers' fastest, precisions equal",
-    "the simulator within 20 % on every bar of the headline",
-)
 
 
 def write(docs: Path) -> str:
     """Write docs/gpu.md; returns what is to be said. Raises Problem for a file that cannot be read."""
     from ..core.errors import Problem
+    from .pictures import drawn  # matplotlib, for the page alone
 
     if not docs.is_dir():
         raise Problem(f"--report: there is no folder {docs}; run it in a checkout of the project")
@@ -122,8 +116,8 @@ def write(docs: Path) -> str:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
     (docs / "figures").mkdir(exist_ok=True)
-    pictures = {name: drawn(name, found, docs / "figures") for name, found in machines.items()}
-    write_file(docs / "gpu.md", page(machines, pictures))
+    shown = {name: drawn(name, found, docs / "figures") for name, found in machines.items()}
+    write_file(docs / "gpu.md", page(machines, shown))
     return (
         f"{docs / 'gpu.md'}: {len(machines)} machines" if machines else f"{docs / 'gpu.md'}: predictions only"
     )
@@ -145,35 +139,6 @@ def page(machines: dict[str, dict], pictures: dict[str, list[str]] | None = None
     return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
-def markdown(heads: list[str], rows: list[list], left: int = 1) -> str:
-    """A table; the first `left` columns are words."""
-    lines = ["| " + " | ".join(heads) + " |"]
-    lines.append("|" + "---|" * left + "--:|" * (len(heads) - left))
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
-
-
-def rows_of(machine: dict, stage: str) -> list[dict]:
-    """All rows of a stage, with the unit they are from."""
-    return [
-        row | {"unit": unit}
-        for unit, found in machine["units"].items()
-        if unit.split(":")[0] == stage
-        for row in found["rows"]
-    ]
-
-
-def number(value, digits: int = 3) -> str:
-    return "–" if value is None else f"{value:.{digits}g}" if abs(value) < 1000 else f"{value:,.0f}"
-
-
-def timed(row: dict, key: str = "") -> str:
-    """A median and its quarters."""
-    ms = row.get(f"{key}ms")
-    if ms is None:
-        return "–"
-    return f"{number(ms)} ({number(row[f'{key}ms_low'])}–{number(row[f'{key}ms_high'])})"
-
-
 def table_of_machines(machines: dict[str, dict]) -> str:
     rows = []
     for name, found in machines.items():
@@ -186,92 +151,6 @@ def table_of_machines(machines: dict[str, dict]) -> str:
 
 
 SHOWN = ("torch", "triton", "transformers")
-
-
-def goals(machines: dict[str, dict]) -> str:
-    """Every goal beside what each machine reached."""
-    rows = []
-    reached = {name: reached_by(found) for name, found in machines.items()}
-    for index, goal in enumerate(GOALS):
-        measured = [reached[name][index] for name in machines] or ["not measured"]
-        rows.append([goal, foretold()[index], *measured])
-    return "## To reach\n\n" + markdown(["goal", "predicted", *(machines or ["measured"])], rows, 3)
-
-
-def foretold() -> list[str]:
-    """What a roofline or the simulator says of GOALS, in their order, on the machine of the sheet."""
-    rows = {(row["batch"], row["link_gbps"], row["system"]): row for row in predict.unseen()}
-    slow, own = predict.PUBLISHED_LINK / 1e9, MACHINES[predict.SHEET].link / 1e9
-    offload, ours = rows[PAPER, slow, "offload"], rows[PAPER, slow, "infinigen"]
-    steps = {key: row["step_ms"] for key, row in rows.items()}
-    ideal = [steps[PAPER, link, "infinigen"] / steps[PAPER, link, "full"] for link in (slow, own)]
-    return [
-        f"at most {16 / 8.125:.2f}, the ratio of the bytes", f"at most {16 / 4.125:.2f}, likewise", "–",
-        number(offload["total_s"] / ours["total_s"]),
-        f"{number(ideal[0])} on the throttled link, {number(ideal[1])} on its own", "–", "–",
-    ]  # fmt: skip
-
-
-def reached_by(machine: dict) -> list[str]:
-    """What a machine reached of GOALS, in their order."""
-    at = {
-        row["kernel"]: row
-        for row in rows_of(machine, "attention")
-        if row["shape"] == "Llama-3-8B" and row["tokens"] == 65536 and row["batch"] == 1 and "ms" in row
-    }
-    bars = [row for row in rows_of(machine, "headline") if "step_ms" in row]
-    infinigen = [
-        row for row in bars
-        if row["system"] == "infinigen" and row["prompt"] == 1920 and row["link"] == "throttled"
-    ]  # fmt: skip
-    ours = max(infinigen, key=lambda row: row["batch"], default={})  # the paper's batch, or what fitted
-    at_batch = "" if ours.get("batch", PAPER) == PAPER else f" at batch {ours['batch']}"
-    off = [abs(row[key]) for row in bars for key in ("error", "error_total") if key in row]
-
-    def said(value, least: float | None = None, most: float | None = None, unit: str = "") -> str:
-        if value is None:
-            return "not measured"
-        good = (least is None or value >= least) and (most is None or value <= most)
-        return f"{number(value)}{unit}: {'reached' if good else 'not reached'}"
-
-    int8, int4 = at.get("kvlab int8", {}), at.get("kvlab int4", {})
-    share = int8.get("fraction")
-    return [
-        said(int8.get("speedup"), 1.8),
-        said(int4.get("speedup"), 3.0),
-        said(None if share is None else 100 * share, 70, unit=" %"),
-        said(ours.get("faster"), 5.28) + at_batch,
-        said(ours.get("of_ideal"), most=1.3) + at_batch,
-        steps_beside(rows_of(machine, "step")),
-        said(max(off, default=None), most=20, unit=" %"),
-    ]
-
-
-PAPER = 20  # rows of InfiniGen's experiment
-
-
-def steps_beside(rows: list[dict]) -> str:
-    """Whether every method that does not offload is at most 1.05 times as slow as the fastest of
-    transformers' caches of as many bits, over all parts of the stage; who could not be compared is named."""
-    fastest, slower, alone = {}, set(), set()
-    for row in rows:
-        if row["method"].startswith("hf-") and "best_ms" in row:
-            key = row["model"], row["tokens"], row["batch"], row["bits"]
-            fastest[key] = min(row["best_ms"], fastest.get(key, row["best_ms"]))
-    mine = [row for row in rows if not row["method"].startswith("hf-") and not row.get("offloads")]
-    for row in mine:
-        base = fastest.get((row["model"], row["tokens"], row["batch"], row["bits"]))
-        if base is None or "best_ms" not in row:
-            alone.add(row["method"])
-        elif row["best_ms"] > 1.05 * base:
-            slower.add(f"{row['method']} {row['best_ms'] / base:.2f}")
-    compared = {row["method"] for row in mine} - alone
-    if not compared:
-        return "not measured"
-    verdict = (
-        f"not by {', '.join(sorted(slower))}" if slower else "reached" if not alone else "reached by the rest"
-    )
-    return verdict + (f"; nothing to compare: {', '.join(sorted(alone))}" if alone else "")
 
 
 def right(machines) -> list[str]:
@@ -422,59 +301,6 @@ def accuracy(machines) -> list[str]:
 
 
 STAGES = (right, attention, step, link, headline, throughput, accuracy)
-
-
-def drawn(name: str, machine: dict, folder: Path) -> list[str]:
-    """Draw attention and the headline as PNG files gpu-NAME-*.png; returns the Markdown that shows them."""
-    from kvlab import plots
-
-    from ..report.plots import save
-
-    lines = []
-    rows = [
-        row
-        for row in rows_of(machine, "attention")
-        if row["kernel"].startswith("kvlab") and row.get("speedup")
-    ]
-    groups = dict.fromkeys((row["shape"], row["batch"]) for row in rows)
-    if groups:
-        figure, columns = plots.canvas(3.4 * len(groups), 3.2, len(groups))
-        for axes, (shape, batch) in zip(columns, groups, strict=True):
-            here = sorted(
-                (row for row in rows if (row["shape"], row["batch"]) == (shape, batch)), key=by_tokens
-            )
-            for kernel in dict.fromkeys(row["kernel"] for row in here):
-                points = [(row["tokens"], row["speedup"]) for row in here if row["kernel"] == kernel]
-                axes.plot(*zip(*points, strict=True), marker="o", label=kernel.removeprefix("kvlab "))
-            axes.axhline(1, color=plots.INK, linewidth=0.8, linestyle=":")
-            axes.set(xscale="log", xlabel="tokens", ylabel="times as fast as bf16 flash")
-            axes.set_title(f"{shape}, batch {batch}", fontsize=9)
-            axes.legend(frameon=False, fontsize=7)
-        save(figure, folder / f"gpu-{name}-attention")
-        lines.append(f"![{name}: times as fast as flash, by tokens](figures/gpu-{name}-attention.png)\n")
-    bars = [row for row in rows_of(machine, "headline") if "step_ms" in row]
-    groups = dict.fromkeys((row["prompt"], row["batch"], row["link"]) for row in bars)
-    if groups:
-        figure, columns = plots.canvas(3.4 * len(groups), 3.2, len(groups))
-        for axes, (prompt, batch, link) in zip(columns, groups, strict=True):
-            here = [
-                row for row in bars if (row["prompt"], row["batch"], row["link"]) == (prompt, batch, link)
-            ]
-            names = [row["system"] for row in here]
-            axes.barh(names, [row["step_ms"] for row in here], color=plots.BLUE, label="measured")
-            guesses = [row["predicted"]["step_ms"] for row in here]
-            axes.plot(guesses, names, "|", color=plots.VERMILLION, markersize=14, label="predicted")
-            axes.set(xlabel="ms per step")
-            axes.set_title(f"{prompt:,} tokens, batch {batch}, {link} link", fontsize=9)
-            axes.invert_yaxis()
-            axes.legend(frameon=False, fontsize=7)
-        save(figure, folder / f"gpu-{name}-headline")
-        lines.append(f"![{name}: steps measured and predicted](figures/gpu-{name}-headline.png)\n")
-    return lines
-
-
-def by_tokens(row: dict) -> int:
-    return row["tokens"]
 
 
 def failures(machines) -> str:

@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool1d, normalize
 
 from ..attention import QUERY_BLOCK, capped
 from ..models.shape import is_latent
-from ..policy import check_number, check_whole
+from ..policy import check_number, check_odd, check_whole
 from .base import Keep, KeepState, LastQueries
 
 ALIKE = 0.5  # cosine above which a key says again what another one said
@@ -46,9 +46,7 @@ class RKV(Keep):
     def __post_init__(self):
         super().__post_init__()
         check_whole("window", self.window, 1, "queries")
-        check_whole("kernel", self.kernel, 1)
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel}: expected an odd number of tokens")
+        check_odd("kernel", self.kernel)
         check_number("share", self.share, lambda x: 0 <= x <= 1, "a part between 0 and 1")
 
     @property

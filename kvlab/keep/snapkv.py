@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from ..policy import check_whole
+from ..policy import check_odd, check_whole
 from .base import Keep
 
 
@@ -35,9 +35,7 @@ class SnapKV(Keep):
     def __post_init__(self):
         super().__post_init__()
         check_whole("window", self.window, 1, "queries")
-        check_whole("kernel", self.kernel, 1)
-        if self.kernel % 2 == 0:
-            raise ValueError(f"kernel={self.kernel}: expected an odd number of tokens")
+        check_odd("kernel", self.kernel)
 
     @property
     def last_queries(self) -> int:

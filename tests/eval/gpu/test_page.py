@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eval.core.errors import Problem
-from eval.gpu import headline, predict, report
+from eval.gpu import goals, headline, pictures, predict, report
 from eval.gpu.bench import spread
 
 ROOT = Path(__file__).parents[3]
@@ -77,14 +77,14 @@ def example() -> dict:
 def test_the_page_says_what_was_reached_and_sets_machines_side_by_side():
     text = report.page({"one": example(), "two": example()})
     assert text.startswith("# On a GPU\n") and "None of this has run" not in text
-    line = {goal: next(row for row in text.splitlines() if goal in row) for goal in report.GOALS}
-    assert line[report.GOALS[0]].count("1.9: reached") == 2
-    assert line[report.GOALS[1]].count("2.5: not reached") == 2
-    assert line[report.GOALS[2]].count("75 %: reached") == 2
-    assert line[report.GOALS[3]].count("5.5: reached") == 2
-    assert line[report.GOALS[4]].count("4.5: not reached") == 2
-    assert line[report.GOALS[5]].count("not by h2o 1.50") == 2
-    assert line[report.GOALS[6]].count("18 %: reached") == 2
+    line = {goal: next(row for row in text.splitlines() if goal in row) for goal in goals.GOALS}
+    assert line[goals.GOALS[0]].count("1.9: reached") == 2
+    assert line[goals.GOALS[1]].count("2.5: not reached") == 2
+    assert line[goals.GOALS[2]].count("75 %: reached") == 2
+    assert line[goals.GOALS[3]].count("5.5: reached") == 2
+    assert line[goals.GOALS[4]].count("4.5: not reached") == 2
+    assert line[goals.GOALS[5]].count("not by h2o 1.50") == 2
+    assert line[goals.GOALS[6]].count("18 %: reached") == 2
     for head in (
         "Right",
         "Attention",
@@ -100,7 +100,7 @@ def test_the_page_says_what_was_reached_and_sets_machines_side_by_side():
 
 def cell(text: str, goal: int) -> str:
     """What the page says that one machine reached of a goal."""
-    return next(row for row in text.splitlines() if report.GOALS[goal] in row).split("|")[-2].strip()
+    return next(row for row in text.splitlines() if goals.GOALS[goal] in row).split("|")[-2].strip()
 
 
 def test_nothing_is_called_reached_that_was_not_compared():
@@ -143,9 +143,9 @@ def test_a_kernel_without_flash_beside_it_is_drawn_without_a_point(tmp_path):
     found = example()
     for row in found["units"]["attention:64k"]["rows"][1:]:
         row["speedup"] = None
-    assert len(report.drawn("old", found, tmp_path)) == 2
+    assert len(pictures.drawn("old", found, tmp_path)) == 2
     found["units"]["attention:64k"]["rows"][0]["speedup"] = None
-    assert len(report.drawn("old", found, tmp_path)) == 1
+    assert len(pictures.drawn("old", found, tmp_path)) == 1
 
 
 def test_until_a_gpu_has_run_the_page_says_so_first():
