@@ -45,7 +45,6 @@ from .store import (
     Paged,
     Planes,
     PreRope,
-    Roomy,
     Rotated,
     Skipping,
     Smoothed,
@@ -168,25 +167,46 @@ def _stored(form: Exact, values: Exact | None = None, sinks: int = 0, skip_layer
     return {"store": Skipping(store, layers)}
 
 
-def _integers(bits: int, summary: str) -> None:
-    """Enter int8, int5, int4 or int2."""
+def integers(bits: int):
+    """Decorator: a method of integers of so many bits, with its docstring and with their parameters."""
     kind = Int if bits in Int.WIDTHS else Planes
 
-    def policies(
-        group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0,
-        rotate=None, skip_layers=None,
-    ):  # fmt: skip
-        form = _turned(kind(bits, group, axis, symmetric, scale, nonfinite), rotate)
-        return _stored(form if smooth is None else Smoothed(form, smooth), form, sinks, skip_layers)
+    def enter(described):
+        def policies(
+            group=None, axis="group", symmetric=True, scale="fp16", nonfinite="refuse", smooth=None, sinks=0,
+            rotate=None, skip_layers=None,
+        ):  # fmt: skip
+            form = _turned(kind(bits, group, axis, symmetric, scale, nonfinite), rotate)
+            return _stored(form if smooth is None else Smoothed(form, smooth), form, sinks, skip_layers)
 
-    policies.__doc__ = summary
-    method(f"int{bits}", ROUNDED)(policies)
+        policies.__doc__ = described.__doc__
+        return policies
+
+    return enter
 
 
-_integers(8, "Keys and values as 8-bit integers with a scale per token and group of channels, or per axis.")
-_integers(5, "Keys and values as 5-bit integers, in planes of 4 bits and 1, with a scale as in int4.")
-_integers(4, "Keys and values as 4-bit integers, two a byte, with a scale per token and group, or per axis.")
-_integers(2, "Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point.")
+@method("int8", ROUNDED)
+@integers(8)
+def _int8():
+    """Keys and values as 8-bit integers with a scale per token and group of channels, or per axis."""
+
+
+@method("int5", ROUNDED)
+@integers(5)
+def _int5():
+    """Keys and values as 5-bit integers, in planes of 4 bits and 1, with a scale as in int4."""
+
+
+@method("int4", ROUNDED)
+@integers(4)
+def _int4():
+    """Keys and values as 4-bit integers, two a byte, with a scale per token and group, or per axis."""
+
+
+@method("int2", ROUNDED)
+@integers(2)
+def _int2():
+    """Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point."""
 
 
 @method("kivi2", ROUNDED, "Liu et al. 2024")
@@ -352,9 +372,9 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
-    """The policies of a method on the host; over a link the host's buffer has room for what comes."""
-    store = Growing(form) if link is None else Roomy(form)
-    return {"store": store, "place": Host(fetch, link, missed)} | ({} if keep is None else {"keep": keep})
+    """The policies of a method on the host."""
+    place = {"store": Growing(form), "place": Host(fetch, link, missed)}
+    return place if keep is None else place | {"keep": keep}
 
 
 @method("offload", HOST, "Sheng et al. 2023")

@@ -6,7 +6,7 @@ from tiny import EACH, prompt
 import kvlab
 from kvlab.keep import H2O, Sinks
 from kvlab.place import Host, InfiniGen, ModelledLink, TopK
-from kvlab.store import Float8, Growing, Int, Kivi, Paged, Roomy, Smoothed, Static
+from kvlab.store import Float8, Growing, Int, Kivi, Paged, Smoothed, Static
 
 CACHED = [spec for spec in kvlab.FIRST_WAVE if spec != "recompute"]
 COMPOSED = {
@@ -17,7 +17,7 @@ COMPOSED = {
     },
     "fp8 with a scale, paged": lambda: {"store": Paged(format=Float8(axis="tensor"))},
     "int4 per channel on the host, topk": lambda: {
-        "store": Roomy(Int(4, axis="channel", symmetric=False)),
+        "store": Growing(Int(4, axis="channel", symmetric=False)),
         "place": Host(TopK(0.5), ModelledLink(1e9)),
     },
     "kivi2": lambda: {"store": Kivi(2, group=4, recent=6)},

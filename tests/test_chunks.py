@@ -9,7 +9,7 @@ from tiny import LOSSY, NEUTRAL, left_padded, prompt, refused, rounds, tiny
 import kvlab
 from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
 from kvlab.place import Host, InfiniGen, ModelledLink, OnDemand, TopK
-from kvlab.store import Paged, Roomy
+from kvlab.store import Growing, Paged
 
 # A store that rounds is left out: there a chunk attends to the chunks before it as they are stored.
 SPECS = [spec for spec in NEUTRAL + LOSSY if spec != "recompute" and not rounds(spec)]
@@ -45,13 +45,13 @@ KEEPS = {
     "infinigen": lambda: {"place": Host(InfiniGen(0.4, alpha=1.0, full_layers=1))},
     "infinigen over a link": lambda: {
         "keep": SnapKV(0.6, window=4),
-        "store": Roomy(),
+        "store": Growing(),
         "place": Host(InfiniGen(0.4, full_layers=1), ModelledLink(1e9)),
     },
     "uvm": lambda: {"keep": H2O(0.4), "place": Host(OnDemand(0.5))},
     "offload over a link": lambda: {
         "keep": TOVA(0.4),
-        "store": Roomy(),
+        "store": Growing(),
         "place": Host(link=ModelledLink(1e9)),
     },
     "paged": lambda: {"keep": SnapKV(0.4, window=5), "store": Paged(block=4)},

@@ -7,12 +7,12 @@ from tiny import prompt, started, tiny
 import kvlab
 from kvlab.keep import H2O, TOVA, Keep
 from kvlab.place import Device, Whole
-from kvlab.store import Exact, Growing, Int, Kivi, Paged, Roomy, Static
+from kvlab.store import Exact, Growing, Int, Kivi, Paged, Static
 
 
 @pytest.mark.parametrize(
     "policy",
-    [H2O(), TOVA(), Int(4), Exact(), Static(9), Roomy(), Kivi(), Paged(), Device(), Whole()],
+    [H2O(), TOVA(), Int(4), Exact(), Static(9), Growing(), Kivi(), Paged(), Device(), Whole()],
     ids=lambda policy: type(policy).__name__,
 )
 def test_a_policy_does_not_change(policy):

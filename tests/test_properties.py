@@ -10,7 +10,7 @@ import kvlab
 from kvlab.keep import H2O, KeepAll, Pool, Sinks
 from kvlab.methods import METHODS
 from kvlab.place import Device, Host, InfiniGen, TopK
-from kvlab.store import Exact, Growing, Int, Ragged, Roomy, Static
+from kvlab.store import Exact, Growing, Int, Ragged, Static
 
 budgets = st.one_of(st.floats(0.02, 1.0), st.integers(2, 60))
 lengths = st.lists(st.integers(1, 45), min_size=1, max_size=4)
@@ -34,7 +34,7 @@ def caches(draw, model):
     form = draw(
         st.sampled_from([Exact(), Int(8), Int(8, 4), Int(8, axis="channel", symmetric=False), *FORMS])
     )
-    store = draw(st.sampled_from([Growing(form), Static(64, form), Roomy(form, 1)]))
+    store = draw(st.sampled_from([Growing(form), Static(64, form)]))
     fetch = draw(st.sampled_from([None, TopK(budget), InfiniGen(budget, alpha=3.0, ratio=max(part, 0.1))]))
     if keep.ragged:
         store, fetch = Ragged(form), None

@@ -15,7 +15,7 @@ from ..calibrate.skew import skew
 from ..models import report_block_inputs
 from ..policy import State, check_number, check_one_of
 from ..ranks import all_heads
-from ..store.roomy import Roomy
+from ..store.growing import Growing
 from .topk import TopK, most_important
 
 
@@ -116,7 +116,7 @@ class InfiniGen(TopK):
         if not is_folded(model):
             ids = None if self.calibration is None else [list(self.calibration)]
             state.skew = skew(model, ids)[layer.order]
-        state.partial = Roomy().start(layer)
+        state.partial = Growing().start(layer)
         return state
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
@@ -152,7 +152,7 @@ class InfiniGen(TopK):
         rule, count = VARIANTS[self.variant], self.ratio * keys.shape[-1]
         count = max(1, int(count) if rule.official else round(count))
         state.columns = rule.columns(*sums, count)
-        state.partial = Roomy().start(layer)
+        state.partial = Growing().start(layer)
         state.append(keys)
         state.sums = sums if layer.prefilling else None
 

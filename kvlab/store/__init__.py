@@ -13,7 +13,6 @@ from .paged import BlockPool, Paged
 from .planes import Planes
 from .prerope import PreRope
 from .ragged import Ragged, buffer_of
-from .roomy import Roomy
 from .rotated import Rotated
 from .skipping import Skipping
 from .smoothed import Smoothed
@@ -21,6 +20,6 @@ from .static import Static
 
 __all__ = [
     "BlockPool", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi", "NonUniform", "Paged",
-    "Planes", "PreRope", "Ragged", "Roomy", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of",
+    "Planes", "PreRope", "Ragged", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of",
     "fold_smoothing",
 ]  # fmt: skip

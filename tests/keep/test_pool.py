@@ -13,7 +13,7 @@ from kvlab.attention import Recorded, attend
 from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
 from kvlab.reference import keep
-from kvlab.store import Roomy
+from kvlab.store import Growing
 from kvlab.visibility import CAUSAL
 
 
@@ -127,7 +127,7 @@ def test_ten_thousand_steps_under_pressure():
     attention over exactly the K and V of the positions that it reports."""
     model = tiny("llama", num_hidden_layers=1)
     link = ModelledLink(1e12, latency=0)
-    cache = kvlab.KVCache(model, keep=Pool(24), store=Roomy(), place=Host(Random(6), link))
+    cache = kvlab.KVCache(model, keep=Pool(24), store=Growing(), place=Host(Random(6), link))
     read_positions = reads_of(cache)
     layer, generator = cache.layers[0], torch.Generator().manual_seed(1)
     keys, values = torch.randn(2, 1, 2, 10_040, 8, generator=generator)

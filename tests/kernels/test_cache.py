@@ -18,7 +18,7 @@ from kvlab.kernels import Fused
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Float8, Growing, Int, Kivi, Roomy, Rotated, Static
+from kvlab.store import Float8, Growing, Int, Kivi, Rotated, Static
 
 packed = importlib.import_module("kvlab.kernels.attend")
 
@@ -38,8 +38,8 @@ FITTING = {
     "h2o fetched": {"store": Int(8), "keep": H2O(9), "place": Host(TopK(4))},
     "topk": {"store": Int(8), "place": Host(TopK(9))},
     "host": {"place": Host(TopK(9))},
-    "offload": {"store": Roomy(Int(4)), "place": Host(link=Link())},
-    "infinigen": {"store": Roomy(Int(8)), "place": Host(InfiniGen(9), Link())},
+    "offload": {"store": Growing(Int(4)), "place": Host(link=Link())},
+    "infinigen": {"store": Growing(Int(8)), "place": Host(InfiniGen(9), Link())},
 }
 OTHERS = {
     "int2": {"store": Int(2)},

@@ -12,7 +12,7 @@ from kvlab.keep import Sinks
 from kvlab.kernels import Fused, reference
 from kvlab.measure.timeline import record
 from kvlab.place import Host
-from kvlab.store import Exact, Float8, Growing, Int, Paged, Roomy, Static
+from kvlab.store import Exact, Float8, Growing, Int, Paged, Static
 
 HEAD = 32
 FORMS = {
@@ -137,7 +137,7 @@ def life(model, store):
     return found
 
 
-@pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form), Roomy])
+@pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form)])
 @pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3"])
 @torch.no_grad()
 def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch):

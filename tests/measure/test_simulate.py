@@ -15,7 +15,7 @@ from kvlab.measure import simulate as simulator
 from kvlab.measure.simulate import AHEAD, NEEDED, NEVER, REHEARSED, SYSTEMS, Work, decode_works, simulate
 from kvlab.measure.timeline import record
 from kvlab.place import Host, ModelledLink
-from kvlab.store import Roomy
+from kvlab.store import Growing
 
 LINK = ModelledLink(1.0, latency=0)  # a byte a second
 A6000, OPT = MACHINES["A6000-PCIe3"], SHAPES["OPT-13B"]
@@ -152,7 +152,7 @@ def test_a_recording_ends_when_its_transfers_have():
             return super()._to_host(parts, ready)
 
     model = tiny("llama")
-    cache = kvlab.KVCache(model, store=Roomy(), place=Host(link=Late()))
+    cache = kvlab.KVCache(model, store=Growing(), place=Host(link=Late()))
     stepper = kvlab.Stepper(model, cache)
     stepper.feed(prompt(20))
     with record(model, cache) as timeline:

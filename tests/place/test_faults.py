@@ -9,7 +9,7 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.link.base import checksum
 from kvlab.place import Host, LinkError, ModelledLink, TopK, Whole
-from kvlab.store import Int, Roomy, Static
+from kvlab.store import Growing, Int, Static
 
 
 class Breaking(ModelledLink):
@@ -161,7 +161,11 @@ FAULTS = [
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize(
     "parts",
-    [lambda: {}, lambda: {"store": Roomy(Int(4, group=8))}, lambda: {"fetch": TopK(0.5), "store": Roomy()}],
+    [
+        lambda: {},
+        lambda: {"store": Growing(Int(4, group=8))},
+        lambda: {"fetch": TopK(0.5), "store": Growing()},
+    ],
     ids=["offload", "int4", "topk"],
 )
 def test_a_corrupt_transfer_is_an_error_and_never_a_wrong_token(fault, parts):

@@ -18,7 +18,7 @@ from kvlab.link.staging import Staging
 from kvlab.measure.machines import link_named
 from kvlab.models import ModelShape
 from kvlab.place import Host, Link, ModelledLink, TopK, Whole, like
-from kvlab.store import Roomy
+from kvlab.store import Growing
 
 PAIRS = [  # the same system with a link and without
     ("offload", "full"),
@@ -177,7 +177,7 @@ def test_two_threads_may_share_a_link(fetch):
     model, link = tiny("llama"), ModelledLink(1e9, latency=1e-5)
 
     def run(seed: int, carrier) -> torch.Tensor:
-        cache, found = kvlab.KVCache(model, store=Roomy(), place=Host(fetch, carrier)), []
+        cache, found = kvlab.KVCache(model, store=Growing(), place=Host(fetch, carrier)), []
         for turn in range(4):
             ids = prompt(11 + 5 * seed, rows=1 + seed % 2, seed=seed + turn)
             found.append(kvlab.decode(model, ids, cache, 8).logprobs)

@@ -12,7 +12,7 @@ from tiny import SETTINGS, policies, prompt, started, tiny
 
 import kvlab
 from kvlab.reference.store import groups
-from kvlab.store import Exact, Float8, Growing, Int, Roomy, Static
+from kvlab.store import Exact, Float8, Growing, Int, Static
 from kvlab.store.int import AXES, DTYPES
 
 
@@ -89,7 +89,7 @@ def test_the_bytes_asked_for():
 
 
 @pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("buffer", [Growing, Static, Roomy])
+@pytest.mark.parametrize("buffer", [Growing, Static])
 def test_what_is_stored_never_changes(axis, buffer):
     """1,000 appends: the bits and the numbers of every token stay what they were when it came."""
     form = Int(4, axis=axis, symmetric=False)
@@ -181,7 +181,7 @@ def test_e5m2_is_fp16_cut_in_half_bit_by_bit():
 
 @given(
     settings=st.sampled_from(INTS), tokens=st.integers(1, 9), kept=st.integers(1, 9), more=st.integers(1, 5),
-    seed=st.integers(0, 99), buffer=st.sampled_from([Growing, Static, Roomy]),
+    seed=st.integers(0, 99), buffer=st.sampled_from([Growing, Static]),
 )  # fmt: skip
 def test_gathering_packed_rows_is_gathering_numbers(settings, tokens, kept, more, seed, buffer):
     """Rows of any length, picked head by head in their packed form, and tokens appended behind them."""
