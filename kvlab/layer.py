@@ -13,9 +13,10 @@ from .attention import Recorded, observed
 from .held import Held
 from .kernels import Fused, attend_packed, fits
 from .merging import merge
-from .models import rotations_of
-from .policy import View, gather_slots
-from .visibility import Visibility, own_positions
+from .models import renumbered, rotations_of
+from .policy import View
+from .reread import attend_again
+from .visibility import Visibility
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
 
@@ -40,7 +41,7 @@ class Layer(Held):
                 "caches do not know"
             )
         if self.hears is not None:
-            return self.reread(given)
+            return attend_again(self, given)
         if self.seen == 0:
             out, received = given.attend(self.observes and not self.votes_later, self.last_queries)
             self.fill(given, received)
@@ -50,23 +51,6 @@ class Layer(Held):
         with self.timed("attention"):
             out, received = self._read_and_attend(query)
             self.end_pass(received)
-        return out
-
-    def reread(self, given: Recorded) -> Tensor:
-        """A pass that leaves nothing: it attends to what is held and to its own tokens; the keep hears."""
-        batch, _, tokens, _ = given.keys.shape
-        real, _ = given.visibility.real(batch, tokens, self.seen)
-        ones = torch.ones(batch, tokens, dtype=torch.bool, device=given.keys.device)
-        asked = own_positions(ones if real is None else real)
-        before = torch.tensor(self.lengths, device=asked.device).view(-1, 1)
-        asked = torch.where(asked < 0, asked, asked + before)
-        held = self.table.positions if self.table.moved is None else self.table.moved
-        positions = torch.cat([held, asked[:, None].expand(-1, held.shape[1], -1).to(held.dtype)], 2)
-        pairs = zip(self.store.read(given.keys.device), (given.keys, given.values), strict=True)
-        keys, values = (torch.cat(pair, 2) for pair in pairs)
-        given = replace(given, keys=keys, values=values)
-        out, _ = given.attend_to(keys, values, given.visibility.allowed(asked, positions))
-        self.keep.policy.hear(View(self, self.keep), given, asked, positions, self.hears)
         return out
 
     def _step_at_once(self, query: Tensor, visibility: Visibility, scaling: float) -> Tensor | None:
@@ -139,25 +123,15 @@ class Layer(Held):
                 received.masked_fill_(~self.counted(asked)[..., None], 0.0)
         else:
             keys, values = held.read(query.device)
-            keys = self.renumbered(keys) if renumber else keys
+            if renumber:
+                rotation = rotations_of(self.model)[self.order]
+                keys = renumbered(rotation, keys, self.table.positions, self.fetched)
             out, received = given.attend_to(keys, values, allowed, self.counted(asked) if observes else None)
         self.place.finish(self)
         if observes and self.fetched is not None:
             full, there = received.new_zeros(*received.shape[:2], self.slots), self.fetched >= 0
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
-
-    def renumbered(self, keys: Tensor) -> Tensor:
-        """Keys `[batch, kv_heads, slots or fetched, head_dim]` as if the tokens held stood in a row that ends
-        where the newest one is: scores depend on distances alone."""
-        rotation, old = rotations_of(self.model)[self.order], self.table.positions
-        if rotation is None:
-            return keys
-        order = (old >= 0).cumsum(-1)
-        new = old.amax(-1, keepdim=True) - order.amax(-1, keepdim=True) + order
-        if self.fetched is not None:
-            old, new = (gather_slots(at, self.fetched) for at in (old, new))
-        return rotation.move(keys, old, new)
 
     def unfilled(self, slots: int) -> Tensor:
         """Room for what a step's kernel says that so many slots received."""

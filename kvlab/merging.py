@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
-from .policy import gather_slots
+from .gather import gather_slots
 from .store.exact import Exact
 from .store.growing import Growing
 from .store.static import Static

@@ -31,8 +31,8 @@ from .keep import (
     Sinks,
     SnapKV,
 )
+from .parameters import check_one_of
 from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, ShadowKV, TopK, Whole
-from .policy import check_one_of
 from .store import (
     Codebook,
     Exact,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-import torch
 from torch import Tensor
+
+from .gather import gather_slots, with_room
 
 
 class _Sealed(type):
@@ -224,87 +224,3 @@ def _holds_tensor(value) -> bool:
     if isinstance(value, dict):
         return any(map(_holds_tensor, value.values()))
     return isinstance(value, Tensor)
-
-
-def with_room(x: Tensor, slots: int, pinned: bool = False) -> Tensor:
-    """A copy of x `[batch, kv_heads, n, ...]` that begins a buffer of so many slots, in pinned host memory or
-    not."""
-    buffer = x.new_empty((*x.shape[:2], slots, *x.shape[3:]), pin_memory=pinned)
-    buffer[:, :, : x.shape[2]] = x
-    return buffer
-
-
-def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
-    """Pick slots of a `[batch, kv_heads, slots, ...]` tensor, each row and head its own.
-
-    `slots` is `[batch, kv_heads, n]`; an entry of -1 (nothing there) yields the content of slot 0, which
-    the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
-    """
-    batch, heads, count = slots.shape
-    if tensor.dim() == 3:
-        return tensor.expand(batch, heads, -1).gather(2, slots.clamp(min=0))
-    flat, index = slot_index(tensor.expand(batch, heads, *tensor.shape[2:]), slots)
-    return flat.index_select(0, index).unflatten(0, (batch, heads, count))
-
-
-def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
-    """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
-    the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the
-    tensor's). No copy where strides allow."""
-    by_row, by_head, by_slot = tensor.stride()[:3]
-    batch, heads = tensor.shape[:2]
-    inner = math.prod(tensor.shape[3:])
-    if tensor.numel() and by_slot == inner > 0 and by_row % inner == by_head % inner == 0:
-        by_row, by_head = by_row // inner, by_head // inner
-        rows = (batch - 1) * by_row + (heads - 1) * by_head + tensor.shape[2]
-        strides = (by_slot, *tensor.stride()[3:])
-        flat = tensor.as_strided((rows, *tensor.shape[3:]), strides, tensor.storage_offset())
-    else:
-        by_row, by_head = heads * tensor.shape[2], tensor.shape[2]
-        flat = tensor.flatten(0, 2)
-    row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * by_row
-    head = torch.arange(heads, device=slots.device).view(1, -1, 1) * by_head
-    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(device or tensor.device)
-
-
-def check_one_of(name: str, value, allowed) -> None:
-    """ValueError for a parameter that is none of these."""
-    if value not in tuple(allowed):
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
-
-
-def check_whole(name: str, value, least: int, unit: str = "tokens") -> None:
-    """ValueError for a parameter that is no whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}")
-
-
-def check_odd(name: str, value) -> None:
-    """ValueError for a parameter that is no odd number of tokens."""
-    check_whole(name, value, 1)
-    if value % 2 == 0:
-        raise ValueError(f"{name}={value}: expected an odd number of tokens")
-
-
-def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
-    """ValueError for a parameter that is no number, or not within what is expected."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not within(value):
-        raise ValueError(f"{name}={value!r}: expected {expected}")
-
-
-def check_fraction_or_count(name: str, value) -> float | int:
-    """A budget: a fraction in (0, 1] or a count of tokens >= 2 (1 is the fraction: everything)."""
-    check_number(
-        name, value, lambda x: 0 < x <= 1 or (1 < x < math.inf and x == int(x)),
-        "a fraction of tokens in (0, 1] or a whole number of tokens",
-    )  # fmt: skip
-    return float(value) if value <= 1 else int(value)
-
-
-def resolve_budget(budget: float | int, tokens: int) -> int | None:
-    """Tokens that a budget allows out of `tokens`; None for a budget of 1 (no limit)."""
-    if budget == 1:
-        return None
-    if isinstance(budget, int):
-        return budget
-    return max(1, int(budget * tokens + 1e-6))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from .attention import Recorded
 from .models import fed_to
 from .policy import View
 from .visibility import own_positions
@@ -77,3 +79,22 @@ def _pass(model, cache, fed: Tensor, real: Tensor) -> None:
     if "logits_to_keep" in accepted:
         inputs["logits_to_keep"] = 1
     model(**inputs)
+
+
+def attend_again(layer, given: Recorded) -> Tensor:
+    """What a layer does in such a pass: it attends to what it holds and to the pass's own tokens, takes
+    nothing, and its keep hears. Returns `[batch, heads, tokens, head_dim]`."""
+    batch, _, tokens, _ = given.keys.shape
+    real, _ = given.visibility.real(batch, tokens, layer.seen)
+    ones = torch.ones(batch, tokens, dtype=torch.bool, device=given.keys.device)
+    asked = own_positions(ones if real is None else real)
+    before = torch.tensor(layer.lengths, device=asked.device).view(-1, 1)
+    asked = torch.where(asked < 0, asked, asked + before)
+    held = layer.table.positions if layer.table.moved is None else layer.table.moved
+    positions = torch.cat([held, asked[:, None].expand(-1, held.shape[1], -1).to(held.dtype)], 2)
+    pairs = zip(layer.store.read(given.keys.device), (given.keys, given.values), strict=True)
+    keys, values = (torch.cat(pair, 2) for pair in pairs)
+    given = replace(given, keys=keys, values=values)
+    out, _ = given.attend_to(keys, values, given.visibility.allowed(asked, positions))
+    layer.keep.policy.hear(View(layer, layer.keep), given, asked, positions, layer.hears)
+    return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .policy import gather_slots
+from .gather import gather_slots
 from .visibility import Visibility
 
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
+from ..parameters import resolve_budget
 from ..place import Device, InfiniGen, OnDemand, Quest, ShadowKV, TopK
-from ..policy import resolve_budget
 from ..spec import Spec, parse
 from ..store import Kivi, Paged, Static, buffer_of
 

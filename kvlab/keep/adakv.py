@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..policy import State, check_number
+from ..parameters import check_number
+from ..policy import State
 from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 

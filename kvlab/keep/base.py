@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State, check_fraction_or_count, check_whole, resolve_budget
+from ..parameters import check_fraction_or_count, check_whole, resolve_budget
+from ..policy import Policy, State
 
 FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models import rotations_of
-from ..policy import check_whole
+from ..parameters import check_whole
 from .base import Keep, KeepState
 
 

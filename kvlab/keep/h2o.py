@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import check_number
+from ..parameters import check_number
 from .base import Keep, by_row
 
 

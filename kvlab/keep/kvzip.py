@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..attention import most_received
 from ..models import tokenizer_of
-from ..policy import check_one_of, check_whole
+from ..parameters import check_one_of, check_whole
 from ..ranks import all_heads, own_heads
 from .base import Keep, counts
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import check_fraction_or_count, check_whole, resolve_budget
+from ..parameters import check_fraction_or_count, check_whole, resolve_budget
 from .base import Keep
 
 

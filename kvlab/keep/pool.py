@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import State, check_fraction_or_count, check_one_of
+from ..parameters import check_fraction_or_count, check_one_of
+from ..policy import State
 from .base import Keep
 
 VICTIMS = ("counter", "lru", "fifo")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..policy import check_number, resolve_budget
+from ..parameters import check_number, resolve_budget
 from .base import prompts
 from .snapkv import SnapKV
 

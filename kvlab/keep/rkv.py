@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool1d, normalize
 
 from ..attention import QUERY_BLOCK, capped
 from ..models.shape import is_latent
-from ..policy import check_number, check_odd, check_whole
+from ..parameters import check_number, check_odd, check_whole
 from .base import Keep, KeepState, LastQueries
 
 ALIKE = 0.5  # cosine above which a key says again what another one said

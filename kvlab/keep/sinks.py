@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import check_whole
+from ..parameters import check_whole
 from .base import Keep
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
-from ..policy import check_odd, check_whole
+from ..parameters import check_odd, check_whole
 from .base import Keep
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import slot_index
+from ..gather import slot_index
 from .pipelined import PipelinedState
 from .staging import Staging
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..policy import slot_index
+from ..gather import slot_index
 
 ROWS = 16  # rows that a program copies
 

@@ -16,12 +16,12 @@ from .loading import (
 )
 from .passes import bodies_of, fed_to
 from .rehearsal import attention_of, blocks_of, query_of, report_block_inputs
-from .rope import Rotation, rotations_of
+from .rope import Rotation, renumbered, rotations_of
 from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Rotation", "attention_of", "blocks_of",
     "bodies_of", "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed",
-    "load", "prepare", "query_of", "refusal", "refused_layers", "report_block_inputs", "restore",
-    "rotations_of", "source_of", "tokenizer_of",
+    "load", "prepare", "query_of", "refusal", "refused_layers", "renumbered", "report_block_inputs",
+    "restore", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -16,7 +16,7 @@ from .. import scratch
 from ..attention import NAME, register
 from ..devices import read_map
 from ..errors import first_line
-from ..policy import check_one_of
+from ..parameters import check_one_of
 from ..ranks import split
 from . import fetching, gguf
 from .files import damage

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import recording
+from ..gather import gather_slots
 from .shape import ModelShape, is_latent
 
 PROBED = 0, 1, 2, 7, 50, 300, 1000  # positions at which a model is asked, and one beyond its context
@@ -53,6 +54,22 @@ class Rotation:
         """Queries or keys `[..., head_dim]` at positions `old` `[...]` as they would be at `new`."""
         (c, s), (to_c, to_s) = self.angles(old), self.angles(new)
         return self.turn(x, to_c * c + to_s * s, to_s * c - to_c * s)
+
+
+def renumbered(rotation: Rotation | None, keys: Tensor, positions: Tensor, slots: Tensor | None) -> Tensor:
+    """Keys `[batch, kv_heads, n, head_dim]` as if the tokens held stood in a row that ends where the newest
+    one is: scores depend on distances alone.
+
+    positions `[batch, kv_heads, held]` of all that is held, -1 for none; slots `[batch, kv_heads, n]`: those
+    that the keys are of, None for all.
+    """
+    if rotation is None:
+        return keys
+    order = (positions >= 0).cumsum(-1)
+    new = positions.amax(-1, keepdim=True) - order.amax(-1, keepdim=True) + order
+    if slots is not None:
+        positions, new = (gather_slots(at, slots) for at in (positions, new))
+    return rotation.move(keys, positions, new)
 
 
 _found: weakref.WeakKeyDictionary = (

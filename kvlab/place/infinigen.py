@@ -13,7 +13,8 @@ from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
-from ..policy import State, check_number, check_one_of
+from ..parameters import check_number, check_one_of
+from ..policy import State
 from ..ranks import all_heads
 from ..store.growing import Growing
 from .topk import TopK, most_important

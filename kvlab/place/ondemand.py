@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..policy import State, check_number, check_whole
+from ..parameters import check_number, check_whole
+from ..policy import State
 from .fetch import Fetch
 
 

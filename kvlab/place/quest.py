@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..attention import capped, group_importance
-from ..policy import State, check_one_of, check_whole, resolve_budget
+from ..parameters import check_one_of, check_whole, resolve_budget
+from ..policy import State
 from .topk import TopK, most_important
 
 FEWEST = 3  # pages that a step fetches at least, as in the official code

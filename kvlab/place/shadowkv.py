@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from ..attention import capped
+from ..gather import gather_slots
 from ..models.rope import Rotation, rotations_of
-from ..policy import View, check_fraction_or_count, check_number, check_whole, gather_slots, resolve_budget
+from ..parameters import check_fraction_or_count, check_number, check_whole, resolve_budget
+from ..policy import View
 from ..store.exact import Exact
 from ..store.growing import Growing, Packed, joined
 from .device import Device, DeviceState

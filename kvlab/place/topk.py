@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import group_importance, true_scores
-from ..policy import check_fraction_or_count, check_whole, resolve_budget
+from ..parameters import check_fraction_or_count, check_whole, resolve_budget
 from .fetch import Fetch
 
 

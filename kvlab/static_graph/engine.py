@@ -19,7 +19,7 @@ from torch import Tensor
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
 from ..models import ModelShape, is_latent, layers_of, prepare
-from ..policy import check_one_of, check_whole
+from ..parameters import check_one_of, check_whole
 from .cache import PaddedCache
 from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
 from .graph import GRAPH, sequence_names

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import check_one_of
+from ..parameters import check_one_of
 from .exact import Exact, Parts
 from .float8 import Float8
 from .int import NONFINITE, admit, pack, unpack

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import check_one_of
+from ..parameters import check_one_of
 from .exact import Exact, Parts
 from .int import DTYPES, NONFINITE, Scales, admit, round_up
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import Policy, State, check_whole, gather_slots, with_room
+from ..gather import gather_slots, with_room
+from ..parameters import check_whole
+from ..policy import Policy, State
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
 from .late import Late

@@ -12,7 +12,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..policy import check_one_of, check_whole
+from ..parameters import check_one_of, check_whole
 from .exact import Exact, Parts
 from .late import later
 

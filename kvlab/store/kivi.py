@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..policy import check_whole
+from ..parameters import check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState, joined, naming
 from .int import Int, pack, unpack

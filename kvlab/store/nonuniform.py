@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..policy import check_number, check_one_of
+from ..parameters import check_number, check_one_of
 from .exact import Exact, Parts
 from .int import NONFINITE, admit
 from .planes import check_width, pack_planes, sizes, unpack_planes

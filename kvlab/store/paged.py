@@ -10,7 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..policy import check_whole, gather_slots
+from ..gather import gather_slots
+from ..parameters import check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 

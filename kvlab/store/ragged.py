@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..policy import State, gather_slots
+from ..gather import gather_slots
+from ..policy import State
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..policy import State, check_whole, with_room
+from ..gather import with_room
+from ..parameters import check_whole
+from ..policy import State
 from .exact import Parts
 from .growing import Growing, GrowingState
 

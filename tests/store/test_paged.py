@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tiny import FAMILIES, left_padded, prompt, started, tiny
 
 import kvlab
+from kvlab.gather import gather_slots
 from kvlab.keep import H2O, PyramidKV, Sinks, SnapKV
 from kvlab.place import Host, TopK
-from kvlab.policy import gather_slots
 from kvlab.store import BlockPool, Float8, Growing, Int, Paged
 
 CPU = torch.device("cpu")
