@@ -1,0 +1,49 @@
+"""The live page, built once a module, in Chromium."""
+
+from __future__ import annotations
+
+import pytest
+
+import kvlab
+from course.page import build
+
+SHOWN = "typeof shown !== 'undefined' && shown && !busy"
+
+
+@pytest.fixture(scope="module")
+def rounded():
+    """The workshop model with the page's weights, and its tokenizer."""
+    model, tokenizer = kvlab.load()
+    return build.rounded(model), tokenizer
+
+
+@pytest.fixture(scope="module")
+def file(rounded, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "page.html"
+    path.write_text(build.page(*rounded), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=["", "#plain"], ids=["simd", "plain"])
+def opened(request, file, browser):
+    """The page in Chromium, once with the WASM kernel and once with plain JavaScript."""
+    browser.open(file.as_uri() + request.param)
+    loaded = browser.run("ready.then(({found}) => found)")
+    assert loaded == {"simd": request.param == ""}
+    return browser
+
+
+@pytest.fixture
+def looked_at(file, browser):
+    """Opens the page at a size, in light or dark mode, and waits until it has answered."""
+
+    def show(width: int = 1280, dark: bool = False, hash: str = ""):
+        browser.size(width, 800)
+        browser.open(file.as_uri() + hash, ready=SHOWN)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        browser.call("Emulation.setEmulatedMedia", features=[scheme, still])
+        return browser
+
+    yield show
+    browser.size(1280, 900)

@@ -1,0 +1,256 @@
+"""The live page in the hands of a person: keys, links, the tour, widths, light and dark."""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import json
+import os
+import random
+import re
+from urllib.parse import urlencode
+
+import pytest
+from live import FORMS, PROTOCOLS, SEED, Without, decoded, key, line, shown_for, told_of
+
+from kvlab.cache import KVCache
+
+
+def until(browser, condition: str) -> None:
+    look = f"const look = () => ({condition}) ? done() : setTimeout(look, 20); look()"
+    browser.run(f"new Promise((done) => {{ {look} }})")
+
+
+def test_the_page_asks_nothing_of_anybody(opened):
+    assert opened.errors == []
+    assert not [x for x in opened.requests if not x.startswith(("file:", "data:", "blob:"))]
+    assert len([x for x in opened.requests if x.startswith("file:")]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
+    """What it takes away is the name that was asked for; what it says of the answer is what kvlab says."""
+    (model, tokenizer), browser, rng = rounded, looked_at(), random.Random(f"{SEED} {form}")
+    for _ in range(2):
+        document = told_of(rng, form)
+        shown_for(browser, document, method="full", protocol=PROTOCOLS[0])
+        name, ids = document.answer.strip(), tokenizer(document.text).input_ids
+        gone = [ids.index(tokenizer(document.answer).input_ids[0])]
+        texts = [browser.run(f"tour.go({n}).then(() => $('tour-text').textContent)") for n in range(3)]
+        assert browser.run("state.evicted") == gone, f"seed {SEED}: {document.text}"
+        assert f"“{name}” gets" in texts[1] and texts[1].endswith(f"The model says: {name}.")
+        spec = KVCache(model, keep=Without(budget=len(ids) - 2, gone=tuple(gone)))
+        word = line(tokenizer, decoded(model, spec, ids, len(ids) - 1, False)["tokens"])
+        word = re.match(r"\w+", word.removeprefix("is called "))[0]
+        says = "all the same" if word == name else f"any more, but “{word}”"
+        assert f"“{name}” has been evicted" in texts[2] and says in texts[2], f"seed {SEED}: {document.text}"
+        for step, method in ((3, "sinks"), (4, "int4")):
+            text = browser.run(f"tour.go({step}).then(() => $('tour-text').textContent)")
+            word = browser.run("$('answer').querySelector('strong').textContent")
+            held = browser.run(
+                f"shown.run.steps[0].states.some((s, at) => s > 1 && at % shown.run.total === {gone[0]})"
+            )
+            if method == "sinks":
+                assert f"“{name}” is {'among what stays' if held else 'gone'}" in text
+                assert text.endswith(f"the answer is “{word}”.")
+            else:
+                assert ("the answer is the same" in text) == (word == name)
+        browser.run("tour.end()")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("facts", ["Hello world. " * 9, "", "barn " * 1100])
+def test_a_text_without_an_answer_is_replaced_for_the_tour(looked_at, facts):
+    browser = looked_at()
+    browser.run(f"change({json.dumps({'facts': facts, 'question': 'what'})})")
+    for step in range(6):
+        until(browser, "!busy && !tour.moving")
+        browser.run("$('tour-start').click()" if step == 0 else "$('tour-next').click()")
+        until(browser, f"!busy && !tour.moving && tour.at === {step}")
+        assert browser.run("$('tour-title').textContent").startswith(f"{step + 1} of 6")
+        assert ("Your text leaves nothing" in browser.run("$('tour-text').textContent")) == (step == 0)
+        assert browser.run("state.evicted.every((at) => at >= 0 && at < shown.run.context)")
+    assert browser.run("state.facts === START.facts") and browser.errors == []
+
+
+def test_the_keyboard_alone_is_enough(looked_at):
+    document = told_of(random.Random(SEED), FORMS[-1])  # "is called"
+    question = document.questions[-1][0].removeprefix("\nQuestion: ")
+    browser = looked_at(hash="#" + urlencode({"facts": document.context, "question": question}))
+    focused = "document.activeElement"
+    reached = []
+    for _ in range(60):
+        key(browser, "Tab")
+        reached.append(browser.run(f"{focused}.id || {focused}.name || {focused}.dataset.at"))
+        if reached[-1] == "0":  # the first token
+            break
+    assert {"tour-start", "facts", "question", "method", "protocol", "step", "0"} <= set(reached)
+    answer = browser.run("lookedUp().places[0]")
+    for _ in range(answer):
+        key(browser, "ArrowRight")
+    assert browser.run(f"Number({focused}.dataset.at)") == answer
+    key(browser, " ", " ")
+    other = "saidBy(shown.run).word !== saidBy(shown.full).word"
+    until(browser, f"!busy && shown.asked.evicted[0] === {answer} && {other}")
+    assert browser.run(f"{focused}.getAttribute('aria-pressed')") == "true"
+    assert "The full cache says" in browser.run("$('verdict').textContent")
+    key(browser, "Enter", "\r")
+    until(browser, f"!busy && !shown.asked.evicted.length && !({other})")
+
+
+def test_a_link_brings_a_state_back(looked_at):
+    facts = "The red fox Ida likes the barn. The old owl Leo lives in the mill."
+    given = {"facts": facts, "question": "the red fox", "method": "h2o", "budget": 40}
+    given |= {"protocol": "context-first", "evicted": "5", "layer": 2, "head": 1, "step": 3}
+    given |= {"bill-device": "H100 80GB", "bill-users": "3", "bill-price": "2.5"}
+    browser = looked_at(hash="#" + urlencode(given))
+    state = browser.run("state")
+    assert state | {"method": "h2o", "budget": 0.4, "protocol": "context-first", "evicted": [5]} == state
+    assert state | {"facts": facts, "question": "the red fox", "layer": 2, "head": 1, "step": 3} == state
+    assert browser.run("$('facts').value") == facts
+    assert browser.run("document.querySelector('fieldset input:checked').value") == "h2o"
+    again = browser.run("$('link').href").partition("#")[2]
+    assert browser.run(f"fromHash('#' + {json.dumps(again)})") == state
+    bill = {name[5:]: value for name, value in given.items() if name.startswith("bill-")}
+    assert state["bill"] == bill
+    assert browser.run("[panel.parts.device.value, panel.parts.users.value, panel.parts.price.value]") == [
+        *bill.values()
+    ]
+    browser.run("panel.parts.users.value = '8'; panel.parts.users.dispatchEvent(new Event('input'))")
+    assert "bill-users" not in browser.run("location.hash") and "bill-price=2.5" in browser.run(
+        "location.hash"
+    )
+    browser.run("panel.show({model: 'nobody', users: '0', context: 'x', toString: 'y'})")
+    assert browser.run("Object.keys(OURS).map((name) => panel.parts[name].value)") == [
+        "meta-llama/Llama-3.1-8B", "RTX 4090", "32000", "0", "20", "",
+    ]  # fmt: skip
+    nonsense = "method=no&budget=x&evicted=-1,a,3&step=x&layer=99"
+    kept = browser.run(f"fromHash('#{nonsense}')")
+    assert (kept["method"], kept["budget"], kept["evicted"], kept["step"]) == ("full", 0.2, [3], None)
+
+
+@pytest.mark.parametrize("name", ["toString", "constructor", "__proto__", "hasOwnProperty"])
+def test_a_name_that_every_object_has_is_no_method(looked_at, name):
+    browser = looked_at(hash=f"#method={name}&protocol={name}&bill-model={name}&bill-device={name}")
+    assert browser.run("[state.method, state.protocol]") == ["full", "question-inside"]
+    assert browser.run("$('verdict').textContent") == "This is the full cache's answer."
+    assert browser.run("panel.parts.model.value") == "meta-llama/Llama-3.1-8B" and browser.errors == []
+
+
+def test_a_token_that_is_not_there_is_not_evicted(looked_at):
+    browser = looked_at(hash="#evicted=99999,3,3")
+    assert browser.run("state.evicted") == [3] and "evicted=3" in browser.run("location.hash")
+    assert "no token to evict at 1 of" in browser.run("$('status').textContent")
+
+
+def test_the_page_around_it_says_light_or_dark_and_changes_nothing_else(looked_at):
+    browser = looked_at(hash="#method=sinks&evicted=5&step=2&bill-users=3")
+    before = browser.run("state")
+    for said, theme in (("dark", "dark"), ("purple", "dark"), ("light", "light")):
+        browser.run(
+            f"new Promise((done) => {{ postMessage({{theme: '{said}'}}, '*'); setTimeout(done, 50); }})"
+        )
+        assert browser.run("state") == before | {"theme": theme}
+        assert browser.run("document.documentElement.style.colorScheme") == theme
+    assert "method=sinks" in browser.run("location.hash") and browser.errors == []
+
+
+def test_what_cannot_be_read_is_said_in_one_line(looked_at):
+    browser = looked_at()
+    for facts, why in (
+        ("barn " * 1100, "tokens; the page takes 1024"),
+        ("", "there is nothing to read yet"),
+    ):
+        browser.run(f"change({{facts: {json.dumps(facts)}, protocol: 'context-first'}})")
+        assert why in browser.run("$('status').textContent")
+        said = browser.run("['answer', 'verdict', 'likely', 'bar'].map((id) => $(id).textContent)")
+        assert said[0] == "–" and why in said[1] and said[2] == "" and why in said[3]
+        assert browser.run("[$('found').offsetHeight, $('looking').getClientRects().length]") == [0, 0]
+        browser.run("$('step-on').click(); $('layer').dispatchEvent(new Event('change')); draw()")
+        assert browser.run("$('answer').textContent") == "–"
+    browser.run(
+        f"change({json.dumps({'facts': 'The red fox Ida likes the barn.', 'question': 'the red fox'})})"
+    )
+    assert browser.run("shown.run.words[shown.run.ids.length]") == " Ida"
+    assert browser.run("$('found').offsetHeight > 0 && $('tokens').offsetHeight > 0")
+    assert browser.errors == []
+
+
+def test_what_was_read_is_read_once(looked_at):
+    browser = looked_at()
+    for change in ({"method": "sinks"}, {"budget": 0.4}, {"evicted": [3]}, {"method": "int2", "evicted": []}):
+        browser.run(f"change({json.dumps(change)})")
+    assert browser.run("client.ask('reads').then(({found}) => found)") == 1
+
+
+def test_the_tour_has_six_steps_and_ends_where_it_began(looked_at):
+    browser, seen = looked_at(), []
+    browser.run("$('tour-start').click()")
+    for _ in range(6):
+        until(browser, "!busy && !$('tour').hidden && !tour.moving")
+        seen.append(browser.run("[$('tour-title').textContent, state.method, state.evicted.length]"))
+        browser.run("$('tour-next').click()")
+    assert [title[:6] for title, *_ in seen] == [f"{n} of 6" for n in range(1, 7)]
+    assert [rest for _, *rest in seen] == [
+        ["full", 0], ["full", 0], ["full", 1], ["sinks", 0], ["int4", 0], ["infinigen", 0],
+    ]  # fmt: skip
+    assert browser.run("$('tour').hidden && document.activeElement.id") == "tour-start"
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_tour_hides_neither_what_has_the_focus_nor_what_it_points_at(looked_at, width):
+    """Tab goes through the whole page at every step of the tour, and what has the focus can be seen."""
+    browser = looked_at(width)
+    top = "Math.min(innerHeight, $('tour').getBoundingClientRect().top)"
+    box = "document.querySelector('.pointed').getBoundingClientRect()"
+    focused = """(() => {
+      const element = document.activeElement, box = element.getBoundingClientRect();
+      const seen = element.matches('fieldset input') ? element.parentElement : element;
+      const floor = element.closest('#tour') ? innerHeight : $('tour').getBoundingClientRect().top;
+      const free = [Math.max(0, box.top), Math.min(floor, box.bottom)];
+      const at = document.elementFromPoint(box.left + box.width / 2, (free[0] + free[1]) / 2);
+      const there = element === document.body || seen.contains(at) || Boolean(at?.contains(seen));
+      return [element.id || element.name || element.tagName, there];
+    })()"""
+    for step in range(6):
+        browser.run(f"tour.go({step}).then(() => 1)")
+        found = browser.run(f"[{box}.top, {box}.bottom, {top}]")
+        assert found[0] >= 0 and (found[1] <= found[2] or found[1] - found[0] > found[2]), f"step {step}"
+        if step in (2, 5):
+            hidden, reached = [], []
+            for _ in range(45):
+                key(browser, "Tab")
+                name, seen = browser.run(focused)
+                reached.append(name)
+                if not seen:
+                    hidden.append(name)
+            assert {"facts", "method", "layer", "bill-users", "link", "tour-next"} <= set(reached)
+            assert hidden == [], f"step {step}"
+
+
+def test_the_first_screen_has_answer_tokens_and_picture(looked_at):
+    browser = looked_at(1280)
+    tops = browser.run("['answer', 'tokens', 'heads'].map((id) => $(id).getBoundingClientRect().top)")
+    assert tops[0] < 300 and tops[1] + 120 < 800 and tops[2] + 300 < 800
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_everybody_can_read_it(looked_at, width, dark):
+    """The accessibility checker finds nothing, nothing is wider than the screen, nothing is an error."""
+    if importlib.util.find_spec("axe_core_python") is None:
+        told = "axe-core-python is not installed"
+        pytest.fail(told) if os.environ.get("KVLAB_NEED_BROWSER") else pytest.skip(told)
+    axe = importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
+    browser = looked_at(width, dark)
+    browser.run(axe + ";1")
+    for state in ("change({evicted: [3]})", "change({method: 'infinigen', layer: 2, head: 1})", "tour.go(3)"):
+        browser.run(f"document.querySelector('details').open = true; {state}.then(() => 1)")
+        found = browser.run(
+            "axe.run({resultTypes: ['violations']}).then((r) => r.violations.map((v) => v.id + ': '"
+            " + v.nodes.length + ' ' + v.nodes[0].html.slice(0, 200)))"
+        )
+        assert found == [], state
+        assert browser.run("document.documentElement.scrollWidth") <= width
+    assert browser.errors == []
