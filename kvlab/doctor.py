@@ -310,17 +310,23 @@ def check_results(folder: str | os.PathLike = "results") -> Result:
     return True, f"results folder: {folder} can be written"
 
 
-def checks(results: str | os.PathLike = "results") -> list[Check]:
-    """All checks in the order they are printed, as (label, function)."""
-    packages = [(name, lambda name=name: check_package(name)) for name in PACKAGES]
+def _first(names: Iterable[str]) -> list[Check]:
+    """What every machine is asked first, and whether it has these packages."""
     return [
         ("Python", check_python),
         ("kvlab", check_kvlab),
         ("torch", check_torch),
-        *packages,
+        *((name, lambda name=name: check_package(name)) for name in names),
         ("kernels", check_kernels),
         ("threads", check_threads),
         ("device", check_device),
+    ]
+
+
+def checks(results: str | os.PathLike = "results") -> list[Check]:
+    """All checks in the order they are printed, as (label, function)."""
+    return [
+        *_first(PACKAGES),
         ("memory bandwidth", check_bandwidth),
         ("free memory", check_memory),
         ("workshop model", check_model),
@@ -330,15 +336,8 @@ def checks(results: str | os.PathLike = "results") -> list[Check]:
 
 def workshop(kit: str | os.PathLike = "") -> list[Check]:
     """The checks of a machine in a classroom; kit: its folder, to ask for the stick as well."""
-    packages = [(name, lambda name=name: check_package(name)) for name in TAUGHT_WITH]
     return [
-        ("Python", check_python),
-        ("kvlab", check_kvlab),
-        ("torch", check_torch),
-        *packages,
-        ("kernels", check_kernels),
-        ("threads", check_threads),
-        ("device", check_device),
+        *_first(TAUGHT_WITH),
         ("free memory", check_taught_memory),
         ("free disk", lambda: check_disk(kit or ".")),
         ("ports", check_ports),
