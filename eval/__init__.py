@@ -5,6 +5,6 @@
     python -m eval speed --suite wide           1k to 16k tokens on a wider random-weight model
     python -m eval report --out results/demo    tables, plots and the page again from what is stored
 
-core/ makes and stores the cells of every measurement; accuracy/, speed/ and studies/ are the measurements,
+core/ makes and stores the cells of every measurement; accuracy/, speed/, studies/ and peers/ make numbers,
 report/ shows what is stored, tasks/ holds the local tasks of lm-eval.
 """

@@ -27,6 +27,7 @@ from .core.modules import ROOT
 from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .gpu.measurement import Gpu
+from .peers.measurement import Peers
 from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
@@ -81,7 +82,20 @@ class Merge(Measurement):
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Reproduce, Report, Merge)
+KINDS = (
+    Accuracy,
+    Speed,
+    Attention,
+    Offload,
+    Quant,
+    StaticGraph,
+    Perplexity,
+    Gpu,
+    Peers,
+    Reproduce,
+    Report,
+    Merge,
+)
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from ..core.files import write_file
 from ..core.modules import ROOT
+from . import peers
 from .collect import read
 
 DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
@@ -196,9 +197,28 @@ def gap(row: dict, full: dict) -> float:
     return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
 
 
+def pairs(model: str) -> str:
+    """One model's methods beside those of kvpress."""
+    rows = [row for row in study("peers") if row["model"] == model]
+    if not rows:
+        return "Not made yet: `make peers` makes it."
+    head, body = peers.lines(rows)
+    counts = ", ".join(
+        f"{row['task']} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
+        for row in {row["task"]: row for row in rows}.values()
+    )
+    one = rows[0]
+    return "\n\n".join([
+        markdown(head, body),
+        f"{model} (digest {one['model_digest']}), float32, one thread; documents, under either protocol: "
+        f"{counts}; {one['machine']}, torch {one['torch']}, code {one['code_digest']}.",
+    ])  # fmt: skip
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "beside": beside,
     "curves": curves,
+    "peers": pairs,
     "perplexity": perplexity,
 }

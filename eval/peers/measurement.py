@@ -1,0 +1,195 @@
+"""The measurement `peers`: a cell is one pair of a method and a press, on one task, asked one way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from pathlib import Path
+from statistics import mean, median
+
+from ..accuracy.cuts import boundary, character, cut_of
+from ..accuracy.protocols import FIRST, INSIDE
+from ..core.digests import ROOT, digest, method_digest
+from ..core.errors import Failed, Problem
+from ..core.measurement import Cell, OnModel, count, option
+from .pairs import NOT_COMPARED, PAIRS, RATIO, Pair, named
+
+DATA = ROOT / "eval" / "tasks" / "data"
+THERE = ROOT / ".venv-kvpress" / "bin" / "python"
+TASKS = ("recall", "needle")
+SIDES = ("ours", "theirs")
+AT_ONCE = 5  # pairs that a process does: what is lost when a run is interrupted
+
+
+@dataclass(kw_only=True)
+class Peers(OnModel):
+    """Pairs of a method and a press, on the same token ids, with as many tokens held on both sides."""
+
+    name = home = "peers"
+    about = "our methods beside those of kvpress, on the same tokens (needs make peers)"
+    threads = 1
+    maker, beside = "eval.peers.ours", "eval.peers.theirs"
+    reporter = "eval.reproduce.paired:write"
+
+    limit: int | None = option("documents per task (default: all)", type=count)
+    collect: bool = option("bring what is there to docs/results", False, action="store_true")
+    tasks: tuple[str, ...] = option(f"of {', '.join(TASKS)} (default: all)", (), many=True, metavar="TASK")
+
+    @property
+    def folder(self) -> Path | str:
+        return self.out or Path("results") / self.home
+
+    def check(self) -> None:
+        super().check()
+        for task in self.tasks:
+            if task not in TASKS:
+                raise Problem(f"--tasks {task}: expected one of {', '.join(TASKS)}")
+        if self.device not in (None, "cpu") or self.dtype not in (None, "float32"):
+            raise Problem("peers: both sides run in float32 on the CPU; leave --device and --dtype out")
+        if not self.collect and not THERE.is_file():
+            raise Problem("peers: kvpress has an environment of its own, which is missing; run make peers")
+
+    def cells(self) -> list[Cell]:
+        from kvlab.spec import parse
+
+        if self.collect:
+            return []
+        found = []
+        for task in self.tasks or TASKS:
+            data = digest([DATA / f"{task}.jsonl"])
+            for protocol in (FIRST, INSIDE):
+                for pair in PAIRS:
+                    code = method_digest(parse(pair.method))
+                    settings = {"protocol": protocol, "data": data, "pair": asdict(pair), "ratio": RATIO}
+                    config = self.configuration(self.maker, self.beside, method=code, threads=1, **settings)
+                    found.append(Cell(self.model_name, pair.method, f"peers:{task}:{protocol}", config))
+        return found
+
+    def label(self, cell: Cell) -> str:
+        _, task, protocol = cell.task.split(":")
+        return f"{cell.method} and {Pair(**cell.config['pair']).told} on {task}, {protocol}"
+
+    def result(self, found: dict) -> str:
+        row = found["row"]
+        return f"held alike {row['alike']:.4f}, log-probabilities apart {row['apart']:.2g}"
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        """Both sides do a few pairs of a task in one process each, one after the other."""
+        from kvlab.models import source_of
+
+        model = str(source_of(self.model))
+        for task in dict.fromkeys(cell.task for cell in cells):
+            mine = [cell for cell in cells if cell.task == task]
+            documents = self.documents(model, *task.split(":")[1:])
+            for start in range(0, len(mine), AT_ONCE):
+                bar.at(task, start / len(mine))
+                yield from self.few(mine[start : start + AT_ONCE], documents, model)
+
+    def few(
+        self, cells: list[Cell], documents: list[dict], model: str
+    ) -> Iterator[tuple[Cell, dict | Failed]]:
+        """These cells, all of one task."""
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            told = [self.side(side, cells, documents, model, Path(folder)) for side in SIDES]
+        seconds = (time.perf_counter() - began) / len(cells)
+        for cell, *pair in zip(cells, *told, strict=True):
+            wrong = [f"{s}: {one['error']}" for s, one in zip(SIDES, pair, strict=True) if "error" in one]
+            if wrong:
+                yield cell, Failed("; ".join(wrong))
+                continue
+            row = compared(documents, *(one["documents"] for one in pair))
+            press = Pair(**cell.config["pair"]).told
+            yield cell, {"device": "cpu", "seconds": seconds, "press": press, "row": row}
+
+    def documents(self, model, task: str, protocol: str) -> list[dict]:
+        """Token ids of a task's first documents, where each is cut, and how many tokens stay."""
+        from transformers import AutoTokenizer
+
+        tokenizer, found = AutoTokenizer.from_pretrained(model), []
+        for line in (DATA / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[: self.limit]:
+            row = json.loads(line)
+            ids, cut = tokenizer(row["context"]).input_ids, None
+            if protocol == FIRST:
+                cut = boundary(tokenizer, ids, character(cut_of(task), task, row["context"], row))
+            cut = cut or len(ids) - 1  # the last token is fed through what was compressed
+            choices = [tokenizer(f" {c}", add_special_tokens=False).input_ids for c in row["choices"]]
+            kept = max(1, int(cut * (1 - RATIO)))
+            found.append({"ids": ids, "cut": cut, "choices": choices, "label": row["label"], "kept": kept})
+        return found
+
+    def side(
+        self, side: str, cells: list[Cell], documents: list[dict], model: str, folder: Path
+    ) -> list[dict]:
+        """What one side says of every cell's documents."""
+        python = str(THERE) if side == "theirs" else sys.executable
+        runs = [cell.config["pair"] | {"file": str(folder / f"{side}{i}")} for i, cell in enumerate(cells)]
+        presses = sorted(set(NOT_COMPARED).union(*(named(pair.press) for pair in PAIRS)))
+        job = {"model": model, "documents": documents, "runs": runs, "ratio": RATIO, "presses": presses}
+        file = folder / f"{side}.json"
+        file.write_text(json.dumps(job), encoding="utf-8")
+        given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        given |= {
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": "1048576",
+        }  # what is freed leaves the process
+        command = [python, "-m", f"eval.peers.{side}", str(file)]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise Problem(f"peers: {side} ended: {last[0]}")
+        return [json.loads(Path(run["file"]).read_text(encoding="utf-8")) for run in runs]
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
+        """peers.json beside the cells; with --collect in docs/results, and the tables of docs/results.md."""
+        module, _, function = self.reporter.partition(":")
+        file = (ROOT / "docs" / "results" if self.collect else Path(store.out)) / "peers.json"
+        getattr(import_module(module), function)(store.records(), file, self.collect, show)
+
+
+def compared(documents: list[dict], ours: list[dict], theirs: list[dict]) -> dict:
+    """What two sides say of the same documents.
+
+    alike: tokens that both sides hold, as a share of those that either holds, mean over layers and heads;
+    same_heads: share of the heads that hold the same; but_newest: of those where ours holds nothing besides
+    but the newest token. apart: distance of the log-probabilities of the choices, mean. Of either side:
+    `held` tokens a head, CPU seconds of the `prefill` with its compression and of a `step`, `bytes` of the
+    cache when the prompt has ended, `peak` bytes that the process grew by, medians over the documents.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    heads = [
+        (set(mine), set(other), d["cut"] - 1)
+        for a, b, d in zip(ours, theirs, documents, strict=True)
+        for layers in zip(a["held"], b["held"], strict=True)
+        for mine, other in zip(*layers, strict=True)
+    ]
+    gaps = [abs(x - y) for a, b in pairs for x, y in zip(a["scores"], b["scores"], strict=True)]
+    best = lambda told: told["scores"].index(max(told["scores"]))
+    found = {
+        "n": len(documents),
+        "tokens": round(mean(d["cut"] for d in documents)),
+        "kept": round(mean(d["kept"] for d in documents), 1),
+        "alike": mean(len(x & y) / len(x | y) for x, y, _ in heads),
+        "same_heads": mean(x == y for x, y, _ in heads),
+        "but_newest": mean(x - y <= {newest} for x, y, newest in heads),
+        "apart": mean(gaps),
+        "most_apart": max(gaps),
+        "same_answer": mean(best(a) == best(b) for a, b in pairs),
+    }
+    for side, told in zip(SIDES, (ours, theirs), strict=True):
+        right = [int(best(one) == d["label"]) for one, d in zip(told, documents, strict=True)]
+        found[side] = {
+            "outcomes": "".join(map(str, right)),
+            "value": mean(right),
+            "held": mean(len(head) for one in told for layer in one["held"] for head in layer),
+            **{name: median(one[name] for one in told) for name in ("prefill", "step", "bytes")},
+            "peak": None if any(one["peak"] is None for one in told) else median(o["peak"] for o in told),
+        }
+    return found

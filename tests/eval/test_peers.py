@@ -1,0 +1,193 @@
+"""Peers: two sides of a document compared, each by files and in a process of its own."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eval.__main__ import main
+from eval.peers import measurement
+from eval.peers.measurement import Peers, compared
+from eval.peers.ours import Ours
+from eval.peers.pairs import NOT_COMPARED, PAIRS, Pair, named
+from eval.peers.side import answered
+from eval.peers.theirs import Theirs
+from eval.reproduce import peers
+from kvlab.models import source_of
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = {"ids": list(range(3, 43)), "cut": 36, "choices": [[5], [6, 7]], "label": 1, "kept": 12}
+
+
+def test_every_press_is_compared_or_has_a_reason():
+    compared_ones = set().union(*(named(pair.press) for pair in PAIRS))
+    assert not compared_ones & NOT_COMPARED.keys() and all(NOT_COMPARED.values())
+    assert peers.DIFFERS.keys() <= {pair.method for pair in PAIRS}
+    told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert [name for name in NOT_COMPARED if f"`{name}`" not in told] == []
+
+
+def test_a_press_is_written_as_one_writes_it():
+    press = {"AdaKVPress": {"press": {"SnapKVPress": {"window_size": 16}}}}
+    assert Pair("adakv", press).told == "AdaKVPress(SnapKVPress(window_size=16))"
+    assert named(press) == {"AdaKVPress", "SnapKVPress"}
+
+
+def test_compared_says_what_differs():
+    """Two heads: one alike, one that holds the newest token (3) instead of another."""
+    told = {"prefill": 1.0, "step": 2.0, "bytes": 8, "peak": None}
+    ours = told | {"held": [[[0, 1], [0, 3]]], "scores": [-1.0, -3.0]}
+    theirs = told | {"held": [[[0, 1], [0, 2]]], "scores": [-2.0, -1.5]}
+    row = compared([{"cut": 4, "kept": 2, "label": 0}], [ours], [theirs])
+    assert row["alike"] == pytest.approx((1 + 1 / 3) / 2)
+    assert (row["same_heads"], row["but_newest"]) == (0.5, 1.0)
+    assert row["apart"] == pytest.approx((1 + 1.5) / 2) and row["most_apart"] == 1.5
+    assert (row["ours"]["outcomes"], row["theirs"]["outcomes"], row["same_answer"]) == ("1", "0", 0)
+    assert row["ours"]["peak"] is None and row["theirs"]["held"] == 2
+    moved = theirs | {"held": [[[0, 1], [1, 2]]]}
+    assert compared([{"cut": 4, "kept": 2, "label": 0}], [ours], [moved])["but_newest"] == 0.5
+
+
+class Dropping:
+    """As a press: keeps the same places of every layer and head, in any order."""
+
+    def __init__(self, compression_ratio):
+        self.places = [7, 2, 35]
+
+    @contextlib.contextmanager
+    def __call__(self, model):
+        def drop(module, _, kwargs, output):
+            layer = kwargs["past_key_values"].layers[module.layer_idx]
+            layer.keys, layer.values = layer.keys[:, :, self.places], layer.values[:, :, self.places]
+
+        layers = [layer.self_attn for layer in model.model.layers]
+        hooks = [layer.register_forward_hook(drop, with_kwargs=True) for layer in layers]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+
+class Masking(Dropping):
+    """As AdaKV's: nothing goes, and the layer says what is hidden. Of 2 heads the first hides token 4."""
+
+    @contextlib.contextmanager
+    def __call__(self, model):
+        for layer in model.model.layers:
+            layer.self_attn.masked_key_indices = (torch.tensor([0]), torch.tensor([0]), torch.tensor([4]))
+        yield
+
+
+KVPRESS = SimpleNamespace(
+    KVzipPress=type("KVzipPress", (), {}),
+    KeyRerotationPress=type("KeyRerotationPress", (), {"rerotate_keys": staticmethod(lambda *a: a)}),
+    DroppingPress=Dropping,
+    MaskingPress=Masking,
+)
+
+
+@pytest.fixture()
+def plain(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_both_sides_score_what_the_model_says(plain, loaded):
+    """`full` and a plain cache: the log-probabilities of one pass over everything."""
+    sides = Ours(loaded[0], "full"), Theirs(KVPRESS, plain, None, 0.8)
+    told = [answered(side, DOCUMENT) for side in sides]
+    assert all(one["held"] == [[list(range(36))] * 2] * 3 for one in told)
+    for index, choice in enumerate(DOCUMENT["choices"]):
+        ids = torch.tensor([DOCUMENT["ids"] + choice])
+        with torch.no_grad():
+            logits = plain(ids).logits[0].log_softmax(-1)
+        wanted = sum(logits[39 + i, token].item() for i, token in enumerate(choice))
+        assert [one["scores"][index] for one in told] == pytest.approx([wanted] * 2, abs=1e-4)
+    assert all(one["bytes"] >= 2 * 3 * 2 * 36 * plain.config.head_dim * 4 for one in told)
+
+
+def test_our_side_holds_the_count(loaded):
+    told = answered(Ours(loaded[0], "sinks"), DOCUMENT)
+    assert told["held"] == [[[0, 1, 2, 3, *range(28, 36)]] * 2] * 3
+    assert told["held"] == answered(Ours(loaded[0], "sinks:sinks=4"), DOCUMENT)["held"]
+
+
+def test_their_side_finds_what_a_press_kept(plain):
+    assert (
+        answered(Theirs(KVPRESS, plain, {"DroppingPress": {}}, 0.8), DOCUMENT)["held"]
+        == [[[2, 7, 35]] * 2] * 3
+    )
+    held = answered(Theirs(KVPRESS, plain, {"MaskingPress": {}}, 0.8), DOCUMENT)["held"]
+    assert held == [[[at for at in range(36) if at != 4], list(range(36))]] * 3
+    for layer in plain.model.layers:
+        layer.self_attn.masked_key_indices = None
+
+
+def test_a_side_is_a_process_that_files_tell_what_to_do(folder, tmp_path):
+    """One run that works and one that does not: each has its file."""
+    runs = [
+        {"method": "keydiff", "file": str(tmp_path / "a")},
+        {"method": "snapkv:kernel=2", "file": str(tmp_path / "b")},
+    ]
+    job = tmp_path / "job.json"
+    job.write_text(json.dumps({"model": str(folder), "documents": [DOCUMENT], "runs": runs}))
+    subprocess.run([sys.executable, "-m", "eval.peers.ours", str(job)], cwd=ROOT, check=True)
+    good, bad = (json.loads(Path(run["file"]).read_text()) for run in runs)
+    assert [len(head) for layer in good["documents"][0]["held"] for head in layer] == [12] * 6
+    assert "kernel" in bad["error"]
+
+
+@pytest.mark.parametrize("protocol", ["context-first", "question-inside"])
+def test_documents_are_cut_where_the_protocol_says(protocol):
+    from transformers import AutoTokenizer
+
+    model = str(source_of(None))
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    for document in Peers(limit=3).documents(model, "recall", protocol):
+        said = tokenizer.decode(document["ids"][document["cut"] :])
+        assert said.strip().startswith("Question:") == (protocol == "context-first")
+        assert (len(document["ids"]) - document["cut"] == 1) == (protocol == "question-inside")
+        assert document["kept"] == int(document["cut"] * (1 - 0.8))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--tasks", "piqa"], "--tasks piqa: expected one of recall, needle"),
+        (["--dtype", "bfloat16"], "both sides run in float32"),
+        ([], "run make peers"),
+    ],
+)
+def test_bad_input_is_one_line(words, said, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measurement, "THERE", tmp_path / "python")
+    assert main(["peers", *words, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_the_tables_name_every_pair_and_no_other():
+    text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    shown = re.findall(r"<!-- results: peers (\S+) -->\n(.*?)<!-- end", text, re.DOTALL)
+    assert "workshop" in dict(shown)
+    for _, table in shown:
+        named_there = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+        assert named_there == [pair.method for pair in PAIRS]
+
+
+@pytest.mark.skipif(not measurement.THERE.is_file(), reason="make peers builds kvpress's environment")
+def test_kvpress_itself_holds_what_we_hold():
+    """Two pairs whose definitions are one, and one that differs by the newest token."""
+    asked = Peers(limit=1, tasks=("recall",))
+    wanted = ("full", "tova", "keydiff")
+    cells = [c for c in asked.cells() if c.method in wanted and c.task.endswith("context-first")]
+    model = str(source_of(None))
+    made = dict(asked.few(cells, asked.documents(model, "recall", "context-first"), model))
+    rows = {cell.method: found["row"] for cell, found in made.items()}
+    assert all(rows[name]["same_heads"] == 1 and rows[name]["most_apart"] < 1e-4 for name in wanted[:2])
+    assert rows["keydiff"]["but_newest"] == 1
