@@ -29,6 +29,7 @@ from .core.show import LOG, Show
 from .gpu.measurement import Gpu
 from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed
+from .speed.peers import Peers
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
@@ -81,7 +82,9 @@ class Merge(Measurement):
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
-KINDS = (Accuracy, Speed, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Reproduce, Report, Merge)
+KINDS = (
+    Accuracy, Speed, Peers, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Reproduce, Report, Merge,
+)  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
