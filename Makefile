@@ -169,10 +169,15 @@ QUICK ?=
 reproduce: $(READY) ## make every stored study again, hours (QUICK=1: in small, under ten minutes)
 	$(PY) -m eval reproduce $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS))
 
-bench: $(READY) ## run the full speed grid on a wider model (about half an hour)
+bench: $(READY) ## run the full speed grid on a wider model (about half an hour); PEERS=1: beside llama.cpp
+ifdef PEERS
+	$(PY) -m eval steps
+	$(PY) -m eval steps --collect
+else
 	$(PY) -m eval speed --suite wide --out results/bench
 	@echo
 	@echo "The results: results/bench"
+endif
 
 lint: $(READY) ## check style and format, change nothing
 	$(PY) -m ruff check .

@@ -30,6 +30,7 @@ from .gpu.measurement import Gpu
 from .peers.measurement import Peers
 from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed
+from .speed.peers import Steps
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
@@ -83,19 +84,9 @@ class Merge(Measurement):
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
 KINDS = (
-    Accuracy,
-    Speed,
-    Attention,
-    Offload,
-    Quant,
-    StaticGraph,
-    Perplexity,
-    Gpu,
-    Peers,
-    Reproduce,
-    Report,
+    Accuracy, Speed, Steps, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Peers, Reproduce, Report,
     Merge,
-)
+)  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS

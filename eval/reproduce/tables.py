@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 from ..core.files import write_file
 from ..core.modules import ROOT
+from ..report import steps
 from . import peers
 from .collect import read
 
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md"))
+DOCUMENTS = tuple(
+    ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md", "docs/performance.md")
+)
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
 MISSING = "Not made yet: `make reproduce` makes it."
@@ -215,10 +218,21 @@ def pairs(model: str) -> str:
     ])  # fmt: skip
 
 
+def speed(kind: str, *arguments: str) -> str:
+    """Decode steps beside llama.cpp's and transformers': `times` and `bandwidths` MODEL THREADS, `ratios`
+    THREADS."""
+    rows = study("speed")
+    if not rows:
+        return "Not made yet: `make bench PEERS=1` makes it."
+    mine = [row for row in rows if kind == "ratios" or row["model"] == arguments[0]]
+    return "\n\n".join([markdown(*getattr(steps, kind)(rows, *arguments)), steps.stands_on(mine)])
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "beside": beside,
     "curves": curves,
     "peers": pairs,
     "perplexity": perplexity,
+    "speed": speed,
 }

@@ -16,6 +16,7 @@ from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
 from ..visibility import CAUSAL, Visibility
+from .pages import gather
 from .stamp import Stamp
 
 ROWS = 4  # with more, torch's matrix products are faster
@@ -35,7 +36,8 @@ def compiled(model):
     They can for Llama-shaped models in fp32 on a CPU, with a `KVCache` and at most `ROWS` rows. Prompts, and
     everything else that a forward is asked for, go through the model's own modules. Every step computes with
     the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
-    the body is read anew and, unless only weights are others, tried anew. A model whose steps cannot, or not
+    the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
+    memory (`gather`), where the model's parameters are views of them. A model whose steps cannot, or not
     as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
     """
     if isinstance(model.forward, Forward):
@@ -43,6 +45,8 @@ def compiled(model):
         return model
     forward = Forward(model)
     if forward.current(model) is not None:
+        gather(model.parameters())
+        forward.current(model)  # reads the weights where they are now
         model.forward = forward
     return model
 

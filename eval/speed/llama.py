@@ -1,0 +1,164 @@
+"""llama.cpp in this process: its library, called as llama-cpp-python calls it, and a model file for it.
+
+The sources of llama-cpp-python hold both llama.cpp and the ctypes declarations of its functions. They are
+unpacked into `.llama/` in the project's folder and llama.cpp's target `llama` is built there, with the
+commands in docs/performance.md; nothing is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import sys
+import types
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..core.modules import ROOT
+
+HOME = ROOT / ".llama"
+LIBRARY = HOME / "build" / "bin"
+TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2}  # of K and V, by their numbers in ggml.h
+BITS = {"f32": 32.0, "f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # of a value, the scales of its block included
+CHUNK = 512  # tokens of a sequence with which a cache is filled
+SPARE = 256  # slots beyond the tokens asked for: llama.cpp pads to as many
+
+
+def there() -> bool:
+    """Whether the library has been built."""
+    return any(LIBRARY.glob("libllama.*"))
+
+
+@cache
+def bindings():
+    """The module of llama-cpp-python that declares the library's functions, and the library, silent."""
+    os.environ["LLAMA_CPP_LIB_PATH"] = str(LIBRARY)
+    package = types.ModuleType("llama_cpp")  # without its __init__, which needs packages for chat and servers
+    package.__path__ = [str(HOME / "llama_cpp")]
+    sys.modules.setdefault("llama_cpp", package)
+    found = importlib.import_module("llama_cpp.llama_cpp")
+    found.silence = found.llama_log_callback(lambda level, text, data: None)  # kept: C calls it
+    found.llama_log_set(found.silence, ctypes.c_void_p(0))
+    found.llama_backend_init()
+    return found
+
+
+def features() -> str:
+    """What the library says of the machine and of how it was built."""
+    return bindings().llama_print_system_info().decode().strip()
+
+
+def write(model, file: Path) -> None:
+    """Write a Llama model of transformers as a GGUF file with fp32 weights, without its tokenizer."""
+    import gguf
+
+    config, state = model.config, model.state_dict()
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, weight in state.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
+            weight = interleaved(weight, heads) if part in name else weight
+        stem, _, ending = name.rpartition(".")
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", weight.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def interleaved(weight: Tensor, heads: int) -> Tensor:
+    """Rows of a projection `[heads * head_dim, hidden]` in llama.cpp's order: it rotates neighbouring
+    channels, transformers those half a head apart."""
+    return weight.view(heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+class Model:
+    """A GGUF file's model, in the CPU's memory. RuntimeError where llama.cpp cannot read it."""
+
+    def __init__(self, file: Path):
+        self.api = bindings()
+        self.model = self.api.llama_model_load_from_file(
+            str(file).encode(), self.api.llama_model_default_params()
+        )
+        if not self.model:
+            raise RuntimeError(f"llama.cpp cannot read {file}")
+
+    def close(self) -> None:
+        self.api.llama_model_free(self.model)
+
+
+class Context:
+    """A cache of a model for one sequence, K and V both of a type of `TYPES`. RuntimeError where llama.cpp
+    does not make it: quantized V needs flash attention."""
+
+    def __init__(self, model: Model, kind: str, flash: bool, tokens: int, threads: int):
+        self.api, self.tokens = model.api, tokens
+        chunks = -(-tokens // CHUNK)
+        params = self.api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = tokens + SPARE, CHUNK, CHUNK
+        params.n_seq_max, params.kv_unified = max(1, chunks), True
+        params.type_k = params.type_v = TYPES[kind]
+        params.flash_attn_type = int(flash)
+        params.n_threads = params.n_threads_batch = threads
+        params.no_perf = True
+        self.context = self.api.llama_init_from_model(model.model, params)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp makes no context with {kind}, flash attention {flash}")
+        self.memory = self.api.llama_get_memory(self.context)
+        self.batch = self.api.llama_batch_init(CHUNK, 0, 1)
+        self.position = 0
+
+    def close(self) -> None:
+        self.api.llama_batch_free(self.batch)
+        self.api.llama_free(self.context)
+
+    def threads(self, count: int) -> None:
+        self.api.llama_set_n_threads(self.context, count, count)
+
+    def fill(self, tokens: int) -> None:
+        """Fill an empty cache with so many tokens. Each chunk is a sequence of its own and attends to itself;
+        then all cells join sequence 0, whose next token attends to every one of them."""
+        for chunk, start in enumerate(range(0, tokens, CHUNK)):
+            self._decode([1 + (start + i) % 97 for i in range(min(CHUNK, tokens - start))], 0, chunk)
+            if chunk:
+                self.api.llama_memory_seq_cp(self.memory, chunk, 0, -1, -1)
+        self.position = min(CHUNK, tokens)
+
+    def feed(self, ids: list[int]) -> None:
+        """The next tokens of sequence 0; logits are those of the last one."""
+        self._decode(ids, self.position, 0)
+        self.position += len(ids)
+
+    def logits(self, vocabulary: int) -> Tensor:
+        """Of the last token fed, fp32 `[vocabulary]`."""
+        found = self.api.llama_get_logits_ith(self.context, -1)
+        return torch.tensor(found[:vocabulary])
+
+    def _decode(self, ids: list[int], position: int, sequence: int) -> None:
+        batch = self.batch
+        batch.n_tokens = len(ids)
+        for i, token in enumerate(ids):
+            batch.token[i], batch.pos[i] = token, position + i
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+            batch.logits[i] = i == len(ids) - 1
+        if error := self.api.llama_decode(self.context, batch):
+            raise RuntimeError(f"llama_decode failed with code {error}")

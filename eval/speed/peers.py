@@ -1,0 +1,94 @@
+"""The measurement `steps`: steps beside llama.cpp's and transformers'; a cell is a model at a context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from ..core.digests import methods_digest, model_digest
+from ..core.errors import Failed, Problem
+from ..core.measurement import Cell, Measurement, count, option
+
+ROUNDS = 8
+CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048)}
+STEPS = 8  # of a row in a round, at most
+
+
+@dataclass(kw_only=True)
+class Steps(Measurement):
+    """All rows of a cell are timed in turn, in this process (see `eval/speed/steps.py`)."""
+
+    name = home = "steps"
+    about = "a decode step beside llama.cpp's and transformers', one and two threads (docs/performance.md)"
+    maker = "eval.speed.steps"
+
+    models: tuple[str, ...] = option(
+        f"Llama models (default: {' '.join(CONTEXTS)})", tuple(CONTEXTS), many=True, metavar="MODEL"
+    )
+    contexts: tuple[str, ...] = option(
+        "tokens (default: 256 to 16,384 of the workshop model, to 2,048 of others)",
+        (),
+        many=True,
+        metavar="TOKENS",
+    )
+    rounds: int = option("turns that every row has", ROUNDS, type=count)
+    collect: bool = option(
+        "write what is stored to docs/results/speed.json and into the documents, measure nothing",
+        False, action="store_true",
+    )  # fmt: skip
+
+    _at: Callable | None = field(default=None, init=False, repr=False)  # what says how far a cell is
+
+    def check(self) -> None:
+        least = STEPS * self.rounds + 1
+        for context in self.contexts or map(str, CONTEXTS["smollm2"]):
+            if not context.isdecimal() or int(context) < least:
+                raise Problem(
+                    f"--contexts {context}: expected a number of tokens of at least {least}, of which "
+                    f"{least - 1} are steps"
+                )
+
+    def cells(self) -> list[Cell]:
+        if self.collect:
+            return []
+        methods, code = methods_digest(), self.code(self.maker)
+        found = []
+        for model in self.models:
+            config = {"model": model_digest(named(model)), "code": code, "method": methods}
+            config["rounds"] = self.rounds
+            for context in map(int, self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])):
+                found.append(Cell(model, "", f"steps:{context}", config))
+        return found
+
+    def notes(self) -> list[str]:
+        from .llama import LIBRARY, there
+
+        if self.collect or there():
+            return []
+        return [f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"]
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        self._at = bar.at
+        yield from super().made(cells, bar)
+
+    def make(self, cell: Cell) -> dict:
+        from .steps import measure
+
+        return measure(named(cell.model), int(cell.task.rpartition(":")[2]), self.rounds, self._at)
+
+    def label(self, cell: Cell) -> str:
+        return f"steps of {cell.model} at {cell.task.rpartition(':')[2]} tokens"
+
+    def write(self, store, show, wanted: list[Cell]) -> None:
+        from ..report.steps import collect, lines
+
+        cells = list(store.records())
+        for line in lines(cells):
+            show.line(line)
+        if self.collect:
+            show.line(collect(cells))
+
+
+def named(model: str) -> str | None:
+    """A model as `kvlab.load` takes it."""
+    return None if model == "workshop" else model
