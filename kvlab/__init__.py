@@ -4,7 +4,7 @@ from . import keep, place, store
 from .bill import bill
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, method
-from .models import load, prepare
+from .models import prepare
 
 __version__ = "0.1.0"
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in ("KVCache", "Stats", "make_cache", "load_cache"):
+    if name in ("KVCache", "Stats", "load", "load_cache", "make_cache"):
         from . import cache, make  # a cache is transformers' to begin with, which takes half a second
 
-        return getattr(make if name.endswith("cache") else cache, name)
+        return getattr(cache if name in ("KVCache", "Stats") else make, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -364,16 +364,15 @@ def model(name: str) -> int:
     0, or 1 where no method can serve it. ValueError for a configuration that cannot be read."""
     from transformers import AutoConfig
 
-    import kvlab
     from kvlab.models import source_of
-    from kvlab.twin import row
+    from kvlab.tried import row
 
     try:
         config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
     except Exception as error:
         raise ValueError(f"no configuration could be read from {name!r}: {first_line(error)}") from error
     try:
-        found = row(config, kvlab.make_cache)
+        found = row(config)
     except Exception as error:
         print(f"[!!] {name} ({config.model_type}): {first_line(error)}")
         return 1

@@ -1,4 +1,4 @@
-"""Make: a cache for a model, from a spec or from a file, refused where the two do not go together."""
+"""Make: a model with its engine, a cache for it from a spec or from a file, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -6,9 +6,33 @@ from pathlib import Path
 
 from .cache import KVCache
 from .measure.machines import link_named
+from .models import listed, loading, prepare, restore
+from .parameters import check_one_of
 from .saved import fill, opened
 from .spec import Spec, parse
 from .twin import serve
+
+ENGINES = ("eager", "compiled")
+
+
+def load(
+    name_or_path=None, *, device=None, dtype=None, engine="eager", device_map=None, tensor_parallel=False
+):
+    """Load a model ready for kvlab caches, and its tokenizer; returns (model in eval mode, tokenizer).
+
+    engine: what computes a decode step, "eager" (the model's own modules) or "compiled" (see
+    `kvlab.engine.compiled`). Everything else, and what is raised: see `models.load`.
+    """
+    check_one_of("engine", engine, ENGINES)
+    where = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
+    model, tokenizer = loading.load(name_or_path, dtype=dtype, **where)
+    if engine == "compiled":
+        from .engine.compiled import compiled
+
+        compiled(prepare(model))
+        if not listed(model):
+            restore(model)
+    return model, tokenizer
 
 
 def make_cache(model, spec: str | Spec):

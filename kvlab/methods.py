@@ -256,18 +256,23 @@ def _kvquant(bits=3, outliers=0.01, sinks=1, nonfinite="refuse"):
 @method("mixed", ROUNDED)
 def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
     """Keys in one format and values in another, by the names of methods."""
-    sides = []
+    rounding = [name for name, one in METHODS.items() if one.family == ROUNDED and name != "mixed"]
+    sides, known = [], ["full", *filter(_format_of, rounding)]
     for side, name in (("k", k), ("v", v)):
-        check_one_of(side, name, FORMATS)
+        check_one_of(side, name, known)
         given = {"group": group, "rotate": rotate}
         given = {name: value for name, value in given.items() if value is not None}
         for parameter in given.keys() - METHODS[name].parameters.keys():
             raise ValueError(f"{parameter}={given[parameter]}: {name} has no such parameter")
-        sides.append(METHODS[name].policies(**given).get("store", Growing()).format)
+        sides.append(_format_of(name, **given))
     return _stored(*sides, skip_layers=skip_layers)
 
 
-FORMATS = ("full", "int8", "int5", "int4", "int2", "fp8", "nvfp4", "mxfp4", "turboquant")  # names in `mixed`
+def _format_of(name: str, **parameters) -> Exact | None:
+    """The format of a method that is nothing else, K's where K and V have two; None of other methods."""
+    policies = METHODS[name].policies(**parameters)
+    store = policies.get("store", Growing())
+    return store.format if policies.keys() <= {"store"} and type(store) is Growing else None
 
 
 @method("sinks", CHOSEN, "Xiao et al. 2023")

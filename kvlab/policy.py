@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import is_dataclass
 
 from torch import Tensor
 
@@ -112,9 +114,14 @@ class State:
             setattr(self, name, value)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared."""
+        """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared, here,
+        in the policy or in the class of either."""
         for name in vars(self).keys() - {*self.per_row, *self.per_slot, *self.shared}:
             self._check(name, getattr(self, name))
+        for one in (self.policy, *type(self.policy).__mro__, *type(self).__mro__):
+            for name, value in vars(one).items() if one is not object else ():
+                if _holds_tensor(value):
+                    self._check(name, value)
         for name in (*self.per_row, *self.per_slot):
             value = getattr(self, name)
             yield from (x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor))
@@ -219,8 +226,10 @@ def _copied(value, memo):
 
 
 def _holds_tensor(value) -> bool:
-    if isinstance(value, list | tuple | set):
+    if isinstance(value, list | tuple | set | deque):
         return any(map(_holds_tensor, value))
+    if is_dataclass(value) and not isinstance(value, type | Policy):
+        return any(map(_holds_tensor, vars(value).values()))
     if isinstance(value, dict):
         return any(map(_holds_tensor, value.values()))
     return isinstance(value, Tensor)

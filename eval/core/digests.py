@@ -65,8 +65,9 @@ def method_digest(spec) -> str:
 
     if spec.name in METHODS:
         names, texts = _entry(spec.method.policies)
-        if other := {**spec.method.parameters, **spec.parameters}.get("of"):  # it stands on another method
-            texts.append(method_digest(parse(str(other))))
+        for other in {**spec.method.parameters, **spec.parameters}.values():
+            if isinstance(other, str) and other in METHODS:  # it stands on another method
+                texts.append(method_digest(parse(other)))
         return _digest_of(spec.method.policies.__module__, names, texts)
     module, _, name = spec.name.rpartition(".")  # `my_module.MyKeep`
     if reached(module, roots=roots_of(module)):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages kvlab and eval
 OUTSIDE = (  # it shows, teaches or trains, and what makes numbers never imports it
-    "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "eval.report", "eval.__main__",
+    "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "kvlab.tried", "eval.report", "eval.__main__",
     "eval.accuracy.passthrough", "eval.core.files", "eval.core.index", "eval.core.merge", "eval.core.results",
     "eval.core.show", "course", "recipes",
 )  # fmt: skip

@@ -16,7 +16,6 @@ from .. import scratch
 from ..attention import NAME, register
 from ..devices import read_map
 from ..errors import first_line
-from ..parameters import check_one_of
 from ..ranks import split
 from . import fetching, gguf
 from .files import damage
@@ -37,19 +36,13 @@ _before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
-ENGINES = ("eager", "compiled")
-
-
-def load(
-    name_or_path=None, *, device=None, dtype=None, engine="eager", device_map=None, tensor_parallel=False
-):
+def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_parallel=False):
     """Load a model ready for kvlab caches, and its tokenizer.
 
     name_or_path: "workshop" (default) or "workshop-opt", the embedded models (no network); "smollm2", once
     `kvlab fetch smollm2` has brought it; a GGUF file, converted at its first use; else a folder or a hub id.
     device: "cpu", "cuda", ... (default: cuda where there is one). dtype: torch dtype or its name (default:
-    float32 on the CPU, the checkpoint's own elsewhere). engine: what computes a decode step, "eager" (the
-    model's own modules) or "compiled" (see `kvlab.engine.compiled`). device_map: in the place of `device`,
+    float32 on the CPU, the checkpoint's own elsewhere). device_map: in the place of `device`,
     "auto", a dictionary {module: device} or a JSON file of one, for accelerate ("disk" is a device too;
     `devices.py`). tensor_parallel: the heads are split among the processes of `torchrun` (`ranks.py`).
     Returns (model in eval mode, tokenizer).
@@ -58,7 +51,6 @@ def load(
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
     another shape than the model's, or the model does not use transformers' attention interface.
     """
-    check_one_of("engine", engine, ENGINES)
     scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
@@ -105,10 +97,6 @@ def load(
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare((model if where else model.to(device)).eval())
-    if engine == "compiled":
-        from ..engine.compiled import compiled
-
-        compiled(model)
     if not listed(model):
         restore(model)
     _tokenizers[model] = tokenizer

@@ -1,1 +1,1 @@
-"""The embedded model: its documents, its training, its checkpoint."""
+"""Workshop: the embedded models as they are shipped, weights, cards and calibration text."""

@@ -87,6 +87,11 @@ def test_a_method_stands_on_its_own_classes(method):
         assert module not in reached(*digests._entry(kvlab.METHODS[other].policies)[0])
 
 
+def test_a_method_that_names_others_stands_on_them():
+    of = {text: method_digest(parse(text)) for text in ("mixed", "mixed:k=nvfp4", "mixed:v=int8")}
+    assert len(set(of.values())) == 3
+
+
 def project(tmp_path, **files: str) -> Path:
     for name, text in files.items():
         path = tmp_path.joinpath(*name.split("__")).with_suffix(".py")

@@ -14,7 +14,7 @@ from transformers import DynamicCache
 import kvlab
 from kvlab.place import Host, InfiniGen, Quest, Whole
 from kvlab.store import Growing, Int, Skipping
-from kvlab.twin import FORMATS, SPECS
+from kvlab.tried import FORMATS, SPECS
 from kvlab.visibility import own_positions
 
 from .models import REFUSED, VOCABULARY, family, refused

@@ -8,7 +8,8 @@ from families.models import family
 from kvlab import Stepper, make_cache
 from kvlab.models import LISTED
 from kvlab.models.shrunk import once
-from kvlab.twin import differs, row
+from kvlab.tried import row
+from kvlab.twin import differs
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
@@ -57,7 +58,7 @@ def test_a_refusal_says_what_the_model_does(kind):
         config.text_config.num_kv_shared_layers = 10
     assert differs(config).startswith(REASONS[kind])
     with pytest.raises(ValueError) as refused:
-        row(config, make_cache)
+        row(config)
     assert REASONS[kind] in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -68,7 +69,7 @@ def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
 
 
 def test_the_doctor_tries_a_real_configuration():
-    found = row(AutoConfig.for_model("deepseek_v3", rope_parameters=YARN), make_cache)
+    found = row(AutoConfig.for_model("deepseek_v3", rope_parameters=YARN))
     assert found["full"] == found["int8"] == found["snapkv"] == "equal"
     assert "made of a latent after the cache" in found["topk"]
 
