@@ -1,78 +1,160 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 2: the KV cache."""
 
 import torch
 
-from course.teaching.check.exercise import Exercise
+from course.teaching.check.exercise import Choice, Exercise
 
-# 1. The line that makes it a cache.
-
-
-def _append(past, new):
-    return torch.cat([past, new], dim=2)
+# 1. A step with a cache: prefill and decode are the same few lines.
 
 
-def _cache_cases():
-    generator = torch.Generator().manual_seed(2)
-    make = lambda *shape: torch.randn(shape, generator=generator)
+def _later(new, total):
+    """What each of the `new` last tokens may not look at yet, `[new, total]`."""
+    return torch.ones(new, total).triu(total - new + 1).bool()
+
+
+def _step_with(
+    join=lambda past, now: torch.cat([past, now], dim=1),
+    later=_later,
+    share=lambda kept, times: kept.repeat_interleave(times, 0),
+    scale=lambda d: d**-0.5,
+    over=-1,
+    weigh=lambda weights, values, keys: weights @ values,
+    give=lambda out, K, V, q: (out, K, V),
+    remember=lambda past, made: made,
+):
+    """The step with one of its parts exchanged."""
+
+    def step(x, K, V, w_q, w_k, w_v):
+        q, old = x @ w_q, (K, V)  # [heads, new, d]
+        K, V = join(K, x @ w_k), join(V, x @ w_v)  # [kv_heads, held + new, d]
+        keys, values = share(K, len(w_q) // len(w_k)), share(V, len(w_q) // len(w_k))
+        scores = q @ keys.mT * scale(q.shape[-1])  # [heads, new, held + new]
+        weights = scores.masked_fill(later(*scores.shape[1:]), -torch.inf).softmax(over)
+        return give(weigh(weights, values, keys), remember(old[0], K), remember(old[1], V), q)
+
+    return step
+
+
+_step = _step_with()
+
+
+def _steps():
+    draw = torch.Generator().manual_seed(22)
+
+    def made(held, new, heads, kv_heads, h=12, d=8):
+        make = lambda *shape: torch.randn(shape, generator=draw) / 2
+        return (
+            make(new, h), make(kv_heads, held, d), make(kv_heads, held, d),
+            make(heads, h, d), make(kv_heads, h, d), make(kv_heads, h, d),
+        )  # fmt: skip
+
     return [
-        (make(1, 2, 5, 4), make(1, 2, 1, 4)),
-        (make(2, 3, 3, 8), make(2, 3, 1, 8)),
-        (make(1, 1, 4, 2), make(1, 1, 2, 2)),
-        (make(1, 1, 1, 3), make(1, 1, 1, 3)),
+        made(5, 1, 1, 1),
+        made(0, 1, 1, 1),
+        made(4, 1, 3, 3),
+        made(0, 6, 2, 2),
+        made(5, 3, 2, 2),
+        made(4, 3, 6, 2),
     ]
 
 
-append = Exercise(
-    "append",
-    _append,
-    _cache_cases,
+attend_step = Exercise(
+    "attend_step",
+    _step,
+    _steps,
     {
-        "the new key stands before the old ones; tokens stay in their order": lambda p, n: torch.cat(
-            [n, p], dim=2
+        "the new keys stand before the old ones; tokens stay in their order": _step_with(
+            lambda past, now: torch.cat([now, past], dim=1)
         ),
-        "you joined along the heads (dimension 1); tokens are dimension 2": lambda p, n: torch.cat(
-            [p, n], dim=1
+        "the cache is returned as it came: it must grow by the new keys and values": _step_with(
+            remember=lambda past, made: past
         ),
-        "you joined along the batch (dimension 0); tokens are dimension 2": lambda p, n: torch.cat(
-            [p, n], dim=0
+        "only the new keys and values are returned: the past is lost": _step_with(
+            remember=lambda past, made: made[:, past.shape[1] :]
         ),
-        "you joined along the channels (dimension 3); tokens are dimension 2": lambda p, n: torch.cat(
-            [p, n], dim=3
+        "the new token looks at the cache alone: it looks at itself, too": (
+            lambda x, K, V, a, b, c: (
+                (x @ a @ K.repeat_interleave(len(a) // len(b), 0).mT * K.shape[-1] ** -0.5).softmax(-1)
+                @ V.repeat_interleave(len(a) // len(b), 0),
+                torch.cat([K, x @ b], 1),
+                torch.cat([V, x @ c], 1),
+            )
         ),
-        "you returned only the new token; the past is lost": lambda p, n: n,
-        "you returned the past without the new token: the cache is stale by one step": lambda p, n: p,
-        "you overwrote the last slot; a cache grows by one token at each step": lambda p, n: torch.cat(
-            [p[:, :, : p.shape[2] - n.shape[2]], n], dim=2
+        "the tokens of a prompt look at later ones: the mask is missing": _step_with(
+            later=lambda new, total: torch.zeros(new, total).bool()
         ),
-        "the oldest token is gone: a cache grows, it does not slide": (
-            lambda p, n: torch.cat([p[:, :, n.shape[2] :], n], dim=2)
+        "the mask forgets that tokens are held already: token i of the new ones is token held + i": _step_with(
+            later=lambda new, total: torch.ones(new, total).triu(1).bool()
         ),
-        "torch.stack makes a new dimension; torch.cat joins along one that is there": (
-            lambda p, n: torch.stack([p, n], dim=2)
+        "the mask is one off: each new token looks at the one after it": _step_with(
+            later=lambda new, total: torch.ones(new, total).triu(total - new + 2).bool()
         ),
-        "the new token is added to the old ones; it stands beside them": lambda p, n: p + n,
-        "the new token is in the cache twice": lambda p, n: torch.cat([p, n, n], dim=2),
-        "the order of the tokens is turned around": lambda p, n: torch.cat([p, n], dim=2).flip(2),
-        "the result has only its last slots filled: the past became zeros": (
-            lambda p, n: torch.cat([torch.zeros_like(p), n], dim=2)
+        "heads that share a KV head stand together: repeat_interleave, not repeat": _step_with(
+            share=lambda kept, times: kept.repeat(times, 1, 1)
         ),
-        "heads and tokens are exchanged: give the result as [batch, kv_heads, tokens, head_dim]": (
-            lambda p, n: torch.cat([p, n], dim=2).transpose(1, 2)
+        "only the first KV head is used: every group of query heads has its own": _step_with(
+            share=lambda kept, times: kept[:1].expand(times * len(kept), -1, -1)
+        ),
+        "the scores are not divided by the root of d": _step_with(scale=lambda d: 1.0),
+        "the scores are divided by d; divide by its root": _step_with(scale=lambda d: 1 / d),
+        "the softmax runs over the queries; it runs over the keys (dim=-1)": _step_with(over=1),
+        "the weights are applied to the keys; they belong to the values": _step_with(
+            weigh=lambda weights, values, keys: weights @ keys
+        ),
+        "the output alone is returned; the next step needs K and V, too": _step_with(
+            give=lambda out, K, V, q: out
+        ),
+        "K and V are exchanged in what you return: out, K, V": _step_with(
+            give=lambda out, K, V, q: (out, V, K)
+        ),
+        "the output comes first: out, K, V": _step_with(give=lambda out, K, V, q: (K, V, out)),
+        "keys repeated for every query head are returned: a cache holds KV heads only": _step_with(
+            give=lambda out, K, V, q: (
+                out,
+                K.repeat_interleave(len(q) // len(K), 0),
+                V.repeat_interleave(len(q) // len(V), 0),
+            )
+        ),
+        "queries are returned as well: nobody needs them again": _step_with(
+            give=lambda out, K, V, q: (out, q, K, V)
+        ),
+        "the oldest tokens leave when new ones come: a cache grows": _step_with(
+            remember=lambda past, made: made[:, made.shape[1] - max(past.shape[1], 1) :]
         ),
     },
-    "one token longer, in order",
+    "prefill and decode are the same lines: what is held, what is new, and who may look at whom",
+    grows=(
+        "a decode step with one head",
+        "the first token of all, when nothing is held",
+        "several heads",
+        "a prompt of six tokens, of which none looks ahead",
+        "three more tokens behind five that are held",
+        "query heads that share a KV head",
+    ),
     signs={
-        "it is no longer than before: a cache grows by the new tokens": lambda r, p, n: r.shape == p.shape,
-        "it is longer than past and new together": lambda r, p, n: r.shape[2] > p.shape[2] + n.shape[2],
+        "something is NaN: is a whole row of scores masked?": lambda r, *case: any(
+            torch.as_tensor(part).isnan().any() for part in r
+        ),
+        "K must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, x, K, *w: (
+            tuple(r[1].shape) != (K.shape[0], K.shape[1] + len(x), K.shape[2])
+        ),
+        "K and V are right; the output is not": lambda r, *case: all(
+            torch.allclose(a, b, atol=1e-5) for a, b in zip(r[1:], _step(*case)[1:])
+        ),
     },
 )
-
 
 # 2. The planted bug: the position of the new token.
 
 
 def _next_position(held, new):
     return torch.arange(held, held + new)
+
+
+def _as_found(held, new):
+    begin = max(held - 1, 0)  # behind the last token that is held
+    return torch.arange(begin, begin + new)
 
 
 next_position = Exercise(
@@ -82,6 +164,9 @@ next_position = Exercise(
     {
         "the position does not advance: every new token says it stands at 0": lambda held, new: torch.arange(
             new
+        ),
+        "the last token that is held and the first new one say that they stand at the same place": (
+            lambda held, new: _as_found(held, new)
         ),
         "off by one: with 6 tokens held (0 to 5), the next one stands at 6": (
             lambda held, new: torch.arange(held, held + new) - 1
@@ -118,66 +203,23 @@ next_position = Exercise(
     },
     "a token's position is the number of tokens before it",
     holds="indices",
-    given=lambda held, new: torch.arange(new),
+    given=_as_found,
 )
 
 
-# 3. Design: does it fit?
+# 3. Decide: does it fit?
 
-
-def _memory(layers, kv_heads, head_dim, tokens, batch, bits):
-    return 2 * layers * kv_heads * head_dim * tokens * batch * bits / 8
-
-
-memory = Exercise(
-    "memory",
-    _memory,
-    lambda: [(32, 32, 128, 2048, 1, 16), (80, 8, 128, 1000, 3, 8), (2, 1, 4, 5, 7, 4)],
+fits = Choice(
+    "fits",
+    "c",
     {
-        "you counted the keys and forgot the values: there are two tensors for each layer": (
-            lambda l, n, d, t, b, bits: l * n * d * t * b * bits / 8
-        ),
-        "that is in bits; eight bits are one byte": lambda l, n, d, t, b, bits: 2 * l * n * d * t * b * bits,
-        "you forgot the batch: each row has a cache of its own": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t * bits / 8
-        ),
-        "you took two bytes for every number, whatever `bits` says": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t * b * 2
-        ),
-        "you forgot the layers: each has keys and values of its own": (
-            lambda l, n, d, t, b, bits: 2 * n * d * t * b * bits / 8
-        ),
-        "you multiplied by the bytes of a value and by 8: divide the bits by 8": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t * b * bits * 8
-        ),
-        "you forgot the tokens: every one of them has a key and a value": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * b * bits / 8
-        ),
-        "you forgot the KV heads: each has keys and values of its own": (
-            lambda l, n, d, t, b, bits: 2 * l * d * t * b * bits / 8
-        ),
-        "you forgot the channels: a key holds head_dim numbers": (
-            lambda l, n, d, t, b, bits: 2 * l * n * t * b * bits / 8
-        ),
-        "that is the size of a table of scores (tokens x tokens); a cache grows with the tokens": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t**2 * b * bits / 8
-        ),
-        "that is in GB; asked for are bytes": lambda l, n, d, t, b, bits: _memory(l, n, d, t, b, bits) / 1e9,
-        "that is in GiB; asked for are bytes": lambda l, n, d, t, b, bits: (
-            _memory(l, n, d, t, b, bits) / 2**30
-        ),
-        "four tensors for each layer? Queries and outputs are not kept": (
-            lambda l, n, d, t, b, bits: 2 * _memory(l, n, d, t, b, bits)
-        ),
-        "three tensors for each layer? Queries are not kept": (
-            lambda l, n, d, t, b, bits: 1.5 * _memory(l, n, d, t, b, bits)
-        ),
-        "bits // 8 is 0 for 4 bits: divide at the end, or with /": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t * b * (bits // 8)
-        ),
-        "you forgot the number of bits: that is a count of numbers, not of bytes": (
-            lambda l, n, d, t, b, bits: 2 * l * n * d * t * b
-        ),
+        "a": "2 x 40 x 10 x 128 x 2 bytes are 204,800 a token; 32 texts of 8,192 tokens make 53.7 GB of it, more "
+        "than twice what is there",
+        "b": "half of 53.7 GB are 26.8 GB, and 24 are there: it fails by a hair, as it would if you had counted in "
+        "GiB and believed 25.0",
+        "c": "a quarter of 53.7 GB are 13.4 GB, and they fit with room for scales; 14 texts at 16 bits fit as well, "
+        "but the customer wants 32, so the bits must give, and chapter 4 shows what that costs",
+        "d": "GQA is in the figure already: the 10 are KV heads; with all 40 query heads it would be four times as "
+        "much, and a trained model's heads cannot be shared afterwards",
     },
-    "this is the memory a cache needs",
 )

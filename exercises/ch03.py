@@ -1,75 +1,146 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 3: static buffers."""
 
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. Where the window starts.
+# 1. A table of pages.
 
 
-def _window_start(appended, spare):
-    return appended % (spare + 1)
+def _pages(
+    full=lambda held, block: held % block == 0,
+    take=min,
+    slot=lambda held, block: held % block,
+    back=lambda pages: pages,
+    shared=False,
+    forgets=True,
+):
+    """The table with one of its parts exchanged."""
+
+    def place(events, block):
+        table, length, free, made, places = {}, {}, [], 0, []
+        for what, text in events:
+            name = "all" if shared else text
+            if what == "end":
+                free += back(table.get(name, []))
+                if forgets:
+                    table[name], length[name] = [], 0
+                continue
+            held = length.get(name, 0)
+            if full(held, block) or not table.get(name):
+                page = take(free) if free else made
+                free.remove(page) if free else None
+                made += page == made
+                table.setdefault(name, []).append(page)
+            places.append((table[name][-1], slot(held, block)))
+            length[name] = held + 1
+        return places
+
+    return place
 
 
-window_start = Exercise(
-    "window_start",
-    _window_start,
-    lambda: [(0, 7), (5, 7), (7, 7), (8, 7), (20, 7), (9, 3), (4, 0), (9, 5), (13, 4)],
+_place = _pages()
+
+
+def _events():
+    add = lambda words: [("add", text) for text in words.split()]
+    end = lambda text: [("end", text)]
+    return [
+        (add("a a a"), 4),
+        (add("a a a a a"), 2),
+        (add("a b a b a b b"), 2),
+        (add("a b a b a") + end("a") + add("c c b c"), 2),
+        (add("a b c d b") + end("b") + end("a") + add("e e e d") + end("e") + add("a a"), 1),
+        (add("a a a a a b b") + end("a") + add("a b b c a") + end("b") + add("c c c c d"), 3),
+    ]
+
+
+def _from_the_end(events, block):
+    return [(page, slot) for slot, page in _place(events, block)]
+
+
+def _two_in_one(places, events, block):
+    """Whether a text writes into a page that another one holds."""
+    owner, added = {}, iter(places.tolist())
+    for what, text in events:
+        if what == "end":
+            owner = {page: one for page, one in owner.items() if one != text}
+        elif owner.setdefault(next(added)[0], text) != text:
+            return True
+    return False
+
+
+place = Exercise(
+    "place",
+    _place,
+    _events,
     {
-        "the window never comes back: after `spare` moves there is no memory behind it": (
-            lambda appended, spare: appended
+        "a page for every token: a page has `block` slots": _pages(full=lambda held, block: True),
+        "one page for each text, whatever its length: a full page needs a next one": _pages(
+            full=lambda held, block: False, slot=lambda held, block: held
         ),
-        "off by one: with `spare` free rows the window can stand at spare + 1 places": (
-            lambda appended, spare: appended % spare  # and so an error where nothing is spare
+        "a full page begins anew at slot 0 and overwrites its tokens: take another page": _pages(
+            full=lambda held, block: False
         ),
-        "that is the number of copies; the start is what remains": (
-            lambda appended, spare: appended // (spare + 1)
+        "the next page comes a token too late: with `block` tokens held the page is full": _pages(
+            full=lambda held, block: held > block and held % block == 1, slot=lambda held, block: held % block
         ),
-        "the window stops at the end of the buffer instead of being copied back": (
-            lambda appended, spare: min(appended, spare)
+        "slots are counted from 0 in every page": _pages(slot=lambda held, block: held % block + 1),
+        "that is the token's number in its text; in its page it is the remainder by `block`": _pages(
+            slot=lambda held, block: held
         ),
-        "off by one: after 0 tokens the window stands at row 0": (
-            lambda appended, spare: (appended + 1) % (spare + 1)
+        "texts share a page here: no other text writes into a text's page": _pages(shared=True),
+        "the pages of a text that has ended never come back: others could use them": _pages(
+            back=lambda pages: []
         ),
-        "off by one: the window has moved once for each token appended": (
-            lambda appended, spare: (appended - 1) % (spare + 1)
+        "only the last page of a text comes back; all of its pages are free": _pages(
+            back=lambda pages: pages[-1:]
         ),
-        "the window can stand at spare + 1 places, not spare + 2": lambda appended, spare: (
-            appended % (spare + 2)
+        "only the first page of a text comes back; all of its pages are free": _pages(
+            back=lambda pages: pages[:1]
         ),
-        "the window runs backwards: it starts at row 0 and moves towards the end": (
-            lambda appended, spare: spare - appended % (spare + 1)
+        "of the free pages the one with the smallest number is taken, not the largest": _pages(take=max),
+        "of the free pages the smallest number is taken, not the one that came back last": _pages(
+            take=lambda free: free[-1]
         ),
-        "% binds before +: write appended % (spare + 1)": lambda appended, spare: appended % spare + 1,
-        "divided and remainder are exchanged: appended % places": (
-            lambda appended, spare: (spare + 1) % max(appended, 1)
+        "of the free pages the smallest number is taken, not the one that came back first": _pages(
+            take=lambda free: free[0]
         ),
-        "that is the row of the newest token, behind the window; asked for is where the window starts": (
-            lambda appended, spare: appended % (spare + 1) + spare
+        "a text that has ended still has its length and pages when its name comes again": _pages(
+            forgets=False
         ),
-        "the window never moves: every token shifts it by one row": lambda appended, spare: 0,
-        "the division must give a whole number: a row is an index (// or %, not /)": (
-            lambda appended, spare: appended / (spare + 1)
+        "page and slot are exchanged: (page, slot)": _from_the_end,
+        "those are the pages alone; asked for are (page, slot)": (
+            lambda events, block: [page for page, _ in _place(events, block)]
         ),
-        "after the last place you start at row 1: it goes back to row 0": (
-            lambda appended, spare: appended if appended <= spare else (appended - 1) % max(spare, 1) + 1
+        "those are the slots alone; asked for are (page, slot)": (
+            lambda events, block: [slot for _, slot in _place(events, block)]
         ),
-        "you stay at row 0 after the first copy: the window moves on from there": (
-            lambda appended, spare: appended if appended <= spare else 0
+        "pages are counted from 0": (
+            lambda events, block: [(page + 1, slot) for page, slot in _place(events, block)]
         ),
-        "you come back once only: take the remainder, for it comes back again and again": (
-            lambda appended, spare: appended if appended <= spare else appended - spare - 1
+        "that is one address in the pool, page * block + slot; asked for are both": (
+            lambda events, block: [page * block + slot for page, slot in _place(events, block)]
         ),
-        "the remainder is taken of spare - 1: the window can stand at spare + 1 places": (
-            lambda appended, spare: appended % (spare - 1) if spare > 1 else 0
-        ),
-        "the window turns around at the end: it is copied back to row 0 instead": (
-            lambda appended, spare: spare - abs(appended % (2 * spare) - spare) if spare else 0
-        ),
+        "the last token is missing": lambda events, block: _place(events, block)[:-1],
     },
-    "one row further with each token, and back to the front by one copy",
+    "no text reserves more than the page that it writes into, and what has ended serves the next",
     holds="indices",
+    grows=(
+        "one text in one page",
+        "a text longer than a page",
+        "two texts in turn",
+        "a text that ends gives its pages back",
+        "pages of one token, many texts",
+        "a name that comes again",
+    ),
     signs={
-        "a row before the buffer: the window starts at row 0 or later": lambda r, a, s: r < 0,
-        "the window runs out of the buffer: the last place is row `spare`": lambda r, a, s: r > s,
+        "two texts write into one page: a page belongs to one text": _two_in_one,
+        "asked for is one place for every token that is added": lambda r, events, block: (
+            len(r) != sum(what == "add" for what, _ in events)
+        ),
+        "there is no slot `block`: the slots of a page are 0 to block - 1": lambda r, events, block: bool(
+            (r[:, 1] >= block).any()
+        ),
     },
 )
 
@@ -142,16 +213,18 @@ real_slots = Exercise(
     },
 )
 
-# 3. Design: which policy.
+# 3. Decide: which policy.
 
 policy = Choice(
     "policy",
     "b",
     {
-        "a": "shifting copies the whole window for every token: here more bytes than the model's weights",
-        "b": "1.5 windows fit, and a copy comes once in (S - 1) / 2 + 1 tokens: hardly any of the work",
-        "c": "two windows do not fit into the memory that is left",
-        "d": "a ring would need an engine that takes an index and a mask out of order; this one reads a "
-        "contiguous, left-padded tensor",
+        "a": "it fits with 1.07 GB, but shifting copies the whole window for every token: 1.07 GB of copies, beside "
+        "13.5 GB of weights that are read anyway, where 0.54 GB of memory could buy them away",
+        "b": "1.61 GB of 1.7 fit, and a copy of 1.07 GB comes once in 1,024 tokens: about 1 MB for each token, "
+        "hardly any of the work",
+        "c": "two windows take 2.15 GB, and 1.7 are left: the copies that they save are not worth another machine",
+        "d": "1.07 GB and no copy at all, but a ring would need an engine that takes an index and a mask out of "
+        "order; this one reads a contiguous, left-padded tensor",
     },
 )

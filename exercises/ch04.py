@@ -1,113 +1,139 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 4: quantization."""
 
 import torch
 
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. The codes.
+# 1. Two bits, arranged well: the keys of KIVI.
 
 
-def _codes(x, bits):
-    qmax = 2 ** (bits - 1) - 1
-    scale = x.abs().amax(-1, keepdim=True) / qmax
-    return torch.round(x / scale)
+def _keys(
+    over=1,
+    levels=lambda bits: 2**bits - 1,
+    low_of=lambda parts, over: parts.amin(over, keepdim=True),
+    high_of=lambda parts, over: parts.amax(over, keepdim=True),
+    to_whole=torch.round,
+    back=lambda codes, scale, low: codes * scale + low,
+    rest=lambda read, left: torch.cat([read, left]),
+    guard=1e-30,
+):
+    """Keys of KIVI with one part exchanged."""
+
+    def kivi_keys(k, bits, block):
+        whole = len(k) // block * block
+        parts = k[:whole].reshape(-1, block, k.shape[-1])  # [blocks, block, d]
+        low, high = low_of(parts, over), high_of(parts, over)  # [blocks, 1, d]
+        scale = (high - low) / levels(bits)
+        codes = to_whole((parts - low) / scale.clamp_min(guard)) if guard else to_whole((parts - low) / scale)
+        return rest(back(codes, scale, low).reshape(-1, k.shape[-1]), k[whole:])
+
+    return kivi_keys
 
 
-def _scale(x, bits):
-    return x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)
+_kivi_keys = _keys()
 
 
-def _vectors():
-    generator = torch.Generator().manual_seed(4)
+def _symmetric(k, bits, block):
+    whole = len(k) // block * block
+    parts = k[:whole].reshape(-1, block, k.shape[-1])
+    scale = parts.abs().amax(1, keepdim=True) / max(2 ** (bits - 1) - 1, 1)
+    codes = torch.round(parts / scale.clamp_min(1e-30))
+    return torch.cat([(codes * scale).reshape(-1, k.shape[-1]), k[whole:]])
+
+
+def _short_block_too(k, bits, block):
+    return torch.cat([_kivi_keys(part, bits, len(part)) for part in k.split(block)])
+
+
+def _one_block(k, bits, block):
+    whole = len(k) // block * block
+    return torch.cat([_kivi_keys(k[:whole], bits, whole) if whole else k[:0], k[whole:]])
+
+
+def _window_in_front(k, bits, block):
+    left = len(k) % block
+    return torch.cat([k[:left], _kivi_keys(k[left:], bits, block)])
+
+
+def _key_cases():
+    draw = torch.Generator().manual_seed(4)
+
+    def keys(tokens, d, loud):
+        made = torch.randn(tokens, d, generator=draw) + 0.7
+        made[:, loud] *= 20  # a channel that is larger than the others, as in real keys
+        return made
+
+    still = keys(8, 4, 2)
+    still[:, 1] = 1.5  # a channel that says the same at every token
+    still[:4, 3] = 0.0
     return [
-        (torch.randn(5, 8, generator=generator), 8),
-        (torch.randn(3, 16, generator=generator) * 5, 4),
-        (torch.randn(2, 4, 8, generator=generator) + 1, 4),
+        (keys(4, 6, 1), 2, 4),
+        (keys(12, 6, 3), 2, 4),
+        (keys(8, 5, 0), 4, 8),
+        (keys(11, 6, 5), 2, 4),
+        (keys(3, 6, 2), 2, 4),
+        (still, 2, 4),
     ]
 
 
-quantize = Exercise(
-    "quantize",
-    _codes,
-    _vectors,
+kivi_keys = Exercise(
+    "kivi_keys",
+    _kivi_keys,
+    _key_cases,
     {
-        "the scale is on the wrong axis: every token (row) has a scale of its own, over its channels": (
-            lambda x, bits: torch.round(x / (x.abs().amax(0, keepdim=True) / (2 ** (bits - 1) - 1)))
+        "a smallest and a largest value for each token: the loud channel spoils all others; share by channel": (
+            _keys(over=2)
         ),
-        "one scale for the whole tensor: every token is to have its own": (
-            lambda x, bits: torch.round(x / (x.abs().max() / (2 ** (bits - 1) - 1)))
+        "one smallest and one largest value for a whole block: every channel of a block has its own": _keys(
+            low_of=lambda parts, over: parts.amin((1, 2), keepdim=True),
+            high_of=lambda parts, over: parts.amax((1, 2), keepdim=True),
         ),
-        "the largest code is too large by one: with 8 bits it is 127, not 128": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 2 ** (bits - 1)))
+        "one pair for a channel over all tokens: each block has its own, so that it is written once": _one_block,
+        "n bits have 2^n levels, and 2^n - 1 steps between them: divide by the steps": _keys(
+            levels=lambda bits: 2**bits
         ),
-        "you forgot the absolute value: the largest magnitude may be negative": (
-            lambda x, bits: torch.round(x / (x.amax(-1, keepdim=True) / (2 ** (bits - 1) - 1)))
+        "no sign is needed here, the smallest value is level 0: there are 2^n - 1 steps, not 2^(n-1) - 1": _keys(
+            levels=lambda bits: 2 ** (bits - 1) - 1
         ),
-        "you cut off instead of rounding: the error becomes twice as large": (
-            lambda x, bits: torch.trunc(x / _scale(x, bits))
+        "the levels are fixed to those of 2 bits: use `bits`": _keys(levels=lambda bits: 3),
+        "that is symmetric, around zero; KIVI puts level 0 on the smallest value": _symmetric,
+        "the codes are cut off, not rounded: the error becomes up to a whole step": _keys(
+            to_whole=torch.floor
         ),
-        "you rounded down instead of to the nearest: negative numbers drift": (
-            lambda x, bits: torch.floor(x / _scale(x, bits))
+        "the codes are not rounded: nothing was quantized": _keys(to_whole=lambda x: x),
+        "the smallest value is not added back: all numbers stand too low": _keys(
+            back=lambda codes, scale, low: codes * scale
         ),
-        "you rounded up instead of to the nearest": lambda x, bits: torch.ceil(x / _scale(x, bits)),
-        "that is not rounded yet: codes are whole numbers": lambda x, bits: x / _scale(x, bits),
-        "those are the values after quantizing and back; asked for are the codes": (
-            lambda x, bits: _codes(x, bits) * _scale(x, bits)
+        "those are the codes; asked for are the numbers that are read back": _keys(
+            back=lambda codes, scale, low: codes
         ),
-        "you multiplied by the scale: a code is the number divided by it": (
-            lambda x, bits: torch.round(x * _scale(x, bits))
+        "the codes are not multiplied with their step before the smallest value is added": _keys(
+            back=lambda codes, scale, low: codes + low
         ),
-        "those are the scales; asked for are the codes": lambda x, bits: _scale(x, bits),
-        "one bit is for the sign: with 8 bits the largest code is 2^7 - 1, not 2^8 - 1": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / (2**bits - 1)))
+        "the last tokens are missing: what fills no block stays as it is": _keys(
+            rest=lambda read, left: read
         ),
-        "the largest code is 2^(bits - 1) - 1: one and not two less than the power": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / (2 ** (bits - 1) - 2)))
+        "the last tokens are no full block yet: they stay as they are": _short_block_too,
+        "the first tokens fill the blocks; what is left over are the last ones": _window_in_front,
+        "the tokens that fill no block became zeros; they stay as they are": _keys(
+            rest=lambda read, left: torch.cat([read, torch.zeros_like(left)])
         ),
-        "one bit is for the sign: the largest code is 2^(bits - 1) - 1, not 2^bits": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 2**bits))
-        ),
-        "7 is the largest code of 4 bits only; with `bits` bits it is 2^(bits - 1) - 1": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 7))
-        ),
-        "that is the line for one token in 4 bits: here each token has its scale, and bits vary": (
-            lambda x, bits: torch.round(x / (x.abs().max() / 7))
-        ),
-        "return the codes only, without the scale": lambda x, bits: (_codes(x, bits), _scale(x, bits)),
-        "return the codes only, and no scale before them": lambda x, bits: (_scale(x, bits), _codes(x, bits)),
-        "the largest code is fixed at 127; with `bits` bits it is 2^(bits - 1) - 1": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-1, keepdim=True) / 127))
-        ),
-        "the zero point is moved to the minimum; here codes lie on both sides of 0": (
-            lambda x, bits: torch.round(
-                (x - x.amin(-1, keepdim=True))
-                / ((x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / (2**bits - 1))
-            )
-        ),
-        "one scale for each channel (over the tokens): every token is to have its own": (
-            lambda x, bits: torch.round(x / (x.abs().amax(-2, keepdim=True) / (2 ** (bits - 1) - 1)))
-        ),
-        "the signs are lost: take the absolute value for the scale only": lambda x, bits: _codes(
-            x, bits
-        ).abs(),
-        "the scale is the mean magnitude: the largest numbers get codes that do not exist": (
-            lambda x, bits: torch.round(x / (x.abs().mean(-1, keepdim=True) / (2 ** (bits - 1) - 1)))
-        ),
-        "you rounded the scale, too: it stays a float": (
-            lambda x, bits: torch.round(x / torch.round(_scale(x, bits)).clamp_min(1))
+        "a channel that says the same at every token divides by zero: its step is 0": _keys(guard=0.0),
+        "the window stands before the blocks: tokens stay in their order": _keys(
+            rest=lambda read, left: torch.cat([left, read])
         ),
     },
-    "the largest magnitude of each token becomes the largest code",
-    signs={
-        "the nearest code is at most half a step away, yours is up to a whole one: round": (
-            lambda r, x, bits: 0.51 < (r - x / _scale(x, bits)).abs().max() < 1.01
-        ),
-        "a code is larger than the largest that `bits` bits hold": (
-            lambda r, x, bits: r.abs().max() > 2 ** (bits - 1) - 1
-        ),
-    },
+    "keys share by channel inside a block, and what fills no block waits as it is",
+    grows=(
+        "one full block",
+        "three blocks, each with numbers of its own",
+        "other bits",
+        "tokens that fill no block yet",
+        "no full block at all",
+        "a channel that says the same at every token",
+    ),
 )
-
 
 # 2. Two codes in a byte, with a bug.
 
@@ -202,15 +228,18 @@ unpack = Exercise(
     given=_as_found,
 )
 
-# 3. Design: which format.
+# 3. Decide: which format.
 
 form = Choice(
     "form",
     "c",
     {
-        "a": "int2 without a zero point has three levels: too coarse for answers that must stay the same",
-        "b": "one scale for a whole tensor lets the outlier channel set the step for all others",
-        "c": "groups keep an outlier's large step to its neighbours, at 16 / group more bits per value",
-        "d": "e5m2 has two bits of fraction; its wide range is of no use where values lie between -10 and 10",
+        "a": "2 + 16/128 = 2.125 bits are few, but int2 without a zero point has three levels: too coarse for "
+        "answers that must stay the same",
+        "b": "4 bits and next to nothing for the scale, but a step of 10/7 = 1.4 for everybody: the other channels "
+        "lie between -1 and 1, and most of them become 0",
+        "c": "4 + 16/32 = 4.5 bits, and the step of 1.4 is that of 31 neighbours; the other 96 channels have steps "
+        "of 1/7 = 0.14",
+        "d": "8 bits are three more than you may spend; and its wide range is of no use between -10 and 10",
     },
 )

@@ -1,89 +1,153 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 5: eviction."""
 
 import torch
 
-from course.teaching.check.answer import same_members
+from course.teaching.check.answer import plain, same_members
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. Sinks: which slots stay.
+# 1. SnapKV: the end of the prompt chooses.
 
 
-def _sink_slots(tokens, sinks, budget):
-    return list(range(sinks)) + list(range(tokens - (budget - sinks), tokens))
+def _later(window, tokens):
+    """What each of the last `window` queries may not look at, `[window, tokens]`."""
+    return torch.ones(window, tokens).triu(tokens - window + 1).bool()
 
 
-sink_slots = Exercise(
-    "sink_slots",
-    _sink_slots,
-    lambda: [(20, 4, 10), (9, 1, 4), (30, 0, 5), (12, 3, 11), (8, 4, 4), (10, 2, 10)],
+def _keep(
+    asked=lambda q, window: q[:, -window:],
+    later=_later,
+    scale=lambda d: d**-0.5,
+    weigh=lambda scores: scores.softmax(-1),
+    together=lambda weights: weights.sum(1),
+    outside=lambda seen, window: seen[:, :-window],
+    best=lambda seen, count: seen.topk(count).indices,
+    count=lambda budget, window: budget - window,
+    newest=lambda tokens, window: torch.arange(tokens - window, tokens),
+    give=lambda kept, tokens: kept,
+):
+    """SnapKV with one part exchanged."""
+
+    def snapkv(q, k, window, budget):
+        tokens = k.shape[1]
+        asking = asked(q, window)
+        scores = asking @ k.mT * scale(k.shape[-1])  # [heads, window, tokens]
+        weights = weigh(scores.masked_fill(later(asking.shape[1], tokens), -torch.inf))
+        seen = outside(together(weights), window)  # [heads, tokens - window]
+        chosen = best(seen, count(budget, window))
+        return give(torch.cat([chosen, newest(tokens, window).expand(len(k), -1)], dim=1), tokens)
+
+    return snapkv
+
+
+_snapkv = _keep()
+
+
+def _row_by_row(one, other):
+    """The same members in every row, in any order."""
+    one, other = plain(one), plain(other)
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
+        return False
+    return torch.equal(one.double().sort(-1).values, other.double().sort(-1).values)
+
+
+def _prompts():
+    draw = torch.Generator().manual_seed(15)
+
+    def made(heads, tokens, d, window, budget):
+        k = torch.randn(heads, tokens, d, generator=draw)
+        q = torch.randn(heads, tokens, d, generator=draw) * 2
+        q[:, -1] += k[:, 3]  # the last query looks for token 3
+        q[:, -window:-1] += 2 * k[:, -1:]  # the others would look at what they may not see yet
+        return q, k, window, budget
+
+    return [
+        made(1, 12, 4, 1, 4), made(1, 20, 8, 4, 9), made(3, 24, 8, 4, 10), made(2, 30, 16, 8, 12), made(4, 40, 8, 6, 7)
+    ]  # fmt: skip
+
+
+def _of_all_queries(q, k, window, budget):
+    return _keep(asked=lambda q, window: q)(q, k, window, budget)
+
+
+snapkv = Exercise(
+    "snapkv",
+    _snapkv,
+    _prompts,
     {
-        "you kept the sinks on top of the budget: together they are too many": (
-            lambda t, s, b: list(range(s)) + list(range(t - b, t))
+        "the queries of the whole prompt have a say here, as in H2O: only the last `window` are asked": _of_all_queries,
+        "only the very last query is asked; the last `window` of them are": _keep(
+            asked=lambda q, window: q[:, -1:], later=lambda window, tokens: torch.zeros(window, tokens).bool()
         ),
-        "the newest token is gone: the window must end with the last slot": (
-            lambda t, s, b: list(range(s)) + list(range(t - (b - s) - 1, t - 1))
+        "the first queries are asked; the last ones know what comes next": _keep(
+            asked=lambda q, window: q[:, :window]
         ),
-        "you kept the tokens right after the sinks: the window is at the other end": (
-            lambda t, s, b: list(range(b))
+        "a query of the window looks at later tokens: the causal mask is missing": _keep(
+            later=lambda window, tokens: torch.zeros(window, tokens).bool()
         ),
-        "there are no sinks in what you keep: without the first tokens the model falls apart": (
-            lambda t, s, b: list(range(t - b, t))
+        "the mask forgets that the window stands at the end: its first query may look at all tokens before it": _keep(
+            later=lambda window, tokens: torch.ones(window, tokens).triu(1).bool(),
+            weigh=lambda scores: scores.softmax(-1).nan_to_num(),
         ),
-        "one slot too many in the window: count budget - sinks slots up to the newest": (
-            lambda t, s, b: list(range(s)) + list(range(t - (b - s) - 1, t))
+        "raw scores are added up; a softmax says which part of a query's attention a token gets": _keep(
+            weigh=lambda scores: scores.masked_fill(scores.isinf(), 0.0)
         ),
-        "the window begins one slot late: it holds budget - sinks slots": (
-            lambda t, s, b: list(range(s)) + list(range(t - (b - s) + 1, t))
+        "the softmax runs over the queries; it runs over the tokens (dim=-1)": _keep(
+            weigh=lambda scores: scores.softmax(1).nan_to_num()
         ),
-        "slots start at 0: the newest is tokens - 1, and there is no slot `tokens`": (
-            lambda t, s, b: list(range(s)) + list(range(t - (b - s) + 1, t + 1))
+        "the scores are not divided by the root of d": _keep(scale=lambda d: 1.0),
+        "the scores are divided by d; divide by its root": _keep(scale=lambda d: 1 / d),
+        "one strong look is enough here; SnapKV adds up what all queries of the window give": _keep(
+            together=lambda weights: weights.amax(1)
         ),
-        "slots start at 0: the first sink is slot 0": (
-            lambda t, s, b: list(range(1, s + 1)) + list(range(t - (b - s), t))
+        "the heads are added up, so all keep the same tokens; each head keeps its own": _keep(
+            together=lambda weights: weights.sum((0, 1), keepdim=False).expand(len(weights), -1)
         ),
-        "those are the slots that go; asked for are the ones that stay": (
-            lambda t, s, b: list(range(s, t - (b - s)))
+        "the least looked at stay: turn the choice around": _keep(
+            best=lambda seen, count: seen.topk(count, largest=False).indices
         ),
-        "the window comes before the sinks: give the slots in order": (
-            lambda t, s, b: list(range(t - (b - s), t)) + list(range(s))
+        "the window may be chosen twice: choose among the tokens before it, then add it": _keep(
+            outside=lambda seen, window: seen
         ),
-        "the window runs backwards: give the slots in order": (
-            lambda t, s, b: list(range(s)) + list(range(t - 1, t - (b - s) - 1, -1))
+        "the window comes on top of the budget: `budget` is what stays in all": _keep(
+            count=lambda budget, window: budget
         ),
-        "the sinks are missing, though their places are left free": lambda t, s, b: list(
-            range(t - (b - s), t)
+        "the window is not kept: without it the model has lost what it is just saying": _keep(
+            newest=lambda tokens, window: torch.arange(0), count=lambda budget, window: budget
         ),
-        "the window is missing: the newest tokens stay, too": lambda t, s, b: list(range(s)),
-        "every token stays: the budget is not kept": lambda t, s, b: list(range(t)),
-        "those are two lists, one in the other: join them with +": (
-            lambda t, s, b: [list(range(s)), list(range(t - (b - s), t))]
+        "the newest token is gone: the window ends with the last token": _keep(
+            newest=lambda tokens, window: torch.arange(tokens - window - 1, tokens - 1)
         ),
-        "that is a mask; asked for are the numbers of the slots": (
-            lambda t, s, b: [i < s or i >= t - (b - s) for i in range(t)]
+        "the first tokens are kept as the window; it is the last ones": _keep(
+            newest=lambda tokens, window: torch.arange(window)
         ),
-        "`sinks` is not used: four sinks are right only where `sinks` is 4": (
-            lambda t, s, b: list(range(4)) + list(range(t - (b - 4), t))
+        "those are the attention weights that were found; asked for are the tokens": _keep(
+            best=lambda seen, count: seen.topk(count).values
         ),
-        "`sinks` is not used for the first slots, only for the window: four are right only where it is 4": (
-            lambda t, s, b: list(range(4)) + list(range(t - (b - s), t))
-        ),
-        "slots are counted from 0, to tokens - 1: each of yours is one too large": (
-            lambda t, s, b: list(range(1, s + 1)) + list(range(t - (b - s) + 1, t + 1))
-        ),
-        "where `budget` equals `sinks` there is no window, but [-0:] is the whole list": (
-            lambda t, s, b: list(range(t))[:s] + list(range(t))[-(b - s) :]
-        ),
-        "sinks and window are exchanged: `sinks` slots at the front, the rest of the budget at the end": (
-            lambda t, s, b: list(range(b - s)) + list(range(t - s, t))
+        "tokens are counted from 0": _keep(give=lambda kept, tokens: kept + 1),
+        "that is a mask over the tokens; asked for are their numbers": _keep(
+            give=lambda kept, tokens: torch.zeros(len(kept), tokens).scatter(1, kept, 1.0) > 0
         ),
     },
-    "the first tokens and the most recent ones, within the budget",
+    "the last queries choose what stays, each head for itself, and the window stays in any case",
+    alike=_row_by_row,
     holds="indices",
+    grows=(
+        "one head, a window of one query",
+        "a window of several queries, none of which looks ahead",
+        "several heads, each with tokens of its own",
+        "a longer window",
+        "a budget of the window and one more",
+    ),
     signs={
-        "you kept more slots than the budget allows": lambda r, t, s, b: len(r) > b,
-        "you kept fewer slots than the budget allows": lambda r, t, s, b: len(r) < b,
-        "the newest token is gone: the last slot is tokens - 1": lambda r, t, s, b: t - 1 not in r,
-        "the sinks are not all there": lambda r, t, s, b: not set(range(s)) <= set(r.tolist()),
+        "a head keeps more tokens than `budget`": lambda r, q, k, window, budget: r.shape[-1] > budget,
+        "a head keeps fewer tokens than `budget`": lambda r, q, k, window, budget: r.shape[-1] < budget,
+        "a token is there twice: choose among the tokens before the window": lambda r, *case: any(
+            len(row.unique()) < len(row) for row in r
+        ),
+        "the window is not whole: the last `window` tokens stay in every head": lambda r, q, k, window, budget: (
+            any(not set(range(k.shape[1] - window, k.shape[1])) <= set(row.tolist()) for row in r)
+        ),
     },
 )
 
@@ -255,17 +319,19 @@ heavy_hitters = Exercise(
     },
 )
 
-# 3. Design: which method for which task.
+# 3. Decide: which method for which task.
 
 design = Choice(
     "design",
     "b",
     {
-        "a": "H2O cannot know which fact the last question will ask for: attention to that fact comes only "
-        "after it was evicted",
-        "b": "a running conversation needs its recent turns and fluent text; what was said long ago may go, "
-        "and the memory stays bounded",
-        "c": "the sinks hold four tokens, not the contract: the clause that is asked for is gone",
-        "d": "exact copying needs every token; any of them may be the next one",
+        "a": "nine tenths of 60,000 tokens must go, and which detail will be asked for is known only after they have "
+        "gone: H2O answered 1 of 12 such questions above",
+        "b": "6,000 tokens hold the last 3,000 twice over, however long the day becomes; what was said in the morning "
+        "may go, the text stays fluent, and the memory never grows",
+        "c": "6,000 of 120,000 tokens are one page in twenty: the sinks hold four tokens, not the contract, and the "
+        "clause that is asked for is gone",
+        "d": "5,500 tokens fit into the room for 6,000, so there is nothing to evict; and exact copying needs every "
+        "token, since any of them may be the next one",
     },
 )

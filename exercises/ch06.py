@@ -1,73 +1,100 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 6: offloading."""
 
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. What a link must carry.
+# 1. The time of a step.
 
 
-def _link_needed(tokens, per_token, step_ms, share):
-    return share * tokens * per_token / (step_ms / 1e3) / 1e9
+def _timed(
+    begins=lambda link, done, layer, buffers: max(link, done[layer - buffers]) if layer >= buffers else link,
+    waits=max,
+    give=lambda device, link, done, compute, transfer: device,
+    more=0,
+):
+    """The clock of a step with one part exchanged."""
+
+    def step_seconds(compute, transfer, buffers):
+        link, device, done = 0, 0, []
+        for layer in range(len(compute)):
+            link = begins(link, done, layer, buffers + more) + transfer[layer]  # the layer is there
+            device = waits(device, link) + compute[layer]  # and has attended
+            done.append(device)
+        return give(device, link, done, compute, transfer)
+
+    return step_seconds
 
 
-link_needed = Exercise(
-    "link_needed",
-    _link_needed,
-    lambda: [(1000, 524_288, 27.99, 1.0), (32_000, 524_288, 112.46, 0.1), (2048, 1_376_256, 60.0, 0.25)],
+_step_seconds = _timed()
+
+
+def _one_buffer_less(compute, transfer, buffers):
+    return _step_seconds(compute, transfer, max(1, buffers - 1))
+
+
+step_seconds = Exercise(
+    "step_seconds",
+    _step_seconds,
+    lambda: [
+        ([3], [5], 2),
+        ([4, 2], [5, 3], 2),
+        ([1, 6, 2, 5], [4, 1, 7, 2], 4),
+        ([9, 1, 1, 8, 2], [2, 3, 6, 1, 4], 2),
+        ([2, 7, 3, 1, 5], [6, 2, 4, 8, 1], 1),
+        ([8, 1, 2, 9, 3, 4, 1], [1, 2, 1, 5, 1, 9, 2], 3),
+    ],
     {
-        "step_ms is in milliseconds: divide it by 1000 first": (
-            lambda n, per, ms, share: share * n * per / ms / 1e9
+        "link and device take turns here; while a layer attends, the next one is on its way": (
+            lambda compute, transfer, buffers: sum(compute) + sum(transfer)
         ),
-        "that is GiB per second; the task asks for GB per second, so divide by 1e9": (
-            lambda n, per, ms, share: share * n * per / (ms / 1e3) / 2**30
+        "the larger of the two sums leaves out that the first layer must be there before anything is computed": (
+            lambda compute, transfer, buffers: max(sum(compute), sum(transfer))
         ),
-        "that is bytes per second; the task asks for GB per second, so divide by 1e9": (
-            lambda n, per, ms, share: share * n * per / (ms / 1e3)
+        "the larger of the two for each layer compares a layer with itself; it hides behind the one before": (
+            lambda compute, transfer, buffers: sum(map(max, compute, transfer))
         ),
-        "the share is missing: only that part of the cache crosses the link": (
-            lambda n, per, ms, share: n * per / (ms / 1e3) / 1e9
+        "the number of buffers is not used: a transfer may have to wait until a layer has attended": _timed(
+            begins=lambda link, done, layer, buffers: link
         ),
-        "you divided by the share; a tenth of the cache needs a tenth of the bandwidth": (
-            lambda n, per, ms, share: n * per / share / (ms / 1e3) / 1e9
+        "one buffer too many is free: with two, layer 2 waits for layer 0": _timed(more=1),
+        "one buffer too few is free: with two, layer 2 waits for layer 0, not for layer 1": _one_buffer_less,
+        "all transfers begin at 0 here; there is one link, which carries one layer after the other": _timed(
+            begins=lambda link, done, layer, buffers: 0
         ),
-        "per_token counts keys and values already: no second factor of 2": (
-            lambda n, per, ms, share: 2 * share * n * per / (ms / 1e3) / 1e9
+        "a layer begins when it is there, even if the one before still computes: the device does one at a time": (
+            _timed(waits=lambda device, link: link)
         ),
-        "you multiplied by the time: a bandwidth is bytes divided by seconds": (
-            lambda n, per, ms, share: share * n * per * (ms / 1e3) / 1e9
+        "a layer begins before it is there: wait for the link, too": _timed(
+            waits=lambda device, link: device
         ),
-        "a millisecond is a thousandth of a second: divide by 1000, do not multiply": (
-            lambda n, per, ms, share: share * n * per / (ms * 1e3) / 1e9
+        "that is when the link is done; the last layer has still to attend": _timed(
+            give=lambda device, link, done, compute, transfer: link
         ),
-        "that is in gigabits; asked for are gigabytes": (
-            lambda n, per, ms, share: 8 * _link_needed(n, per, ms, share)
+        "those are the times at which the layers are done; asked for is the last of them": _timed(
+            give=lambda device, link, done, compute, transfer: done
         ),
-        "per_token is in bytes already: no division by 8": (
-            lambda n, per, ms, share: _link_needed(n, per, ms, share) / 8
+        "that is how long the device waits; asked for is the time of the whole step": _timed(
+            give=lambda device, link, done, compute, transfer: device - sum(compute)
         ),
-        "that is in MB per second; asked for are GB per second": (
-            lambda n, per, ms, share: 1e3 * _link_needed(n, per, ms, share)
+        "the last layer's computation is missing": _timed(
+            give=lambda device, link, done, compute, transfer: device - compute[-1]
         ),
-        "that is how many GB cross; divide by the time of the step": (
-            lambda n, per, ms, share: share * n * per / 1e9
+        "the first layer's transfer is missing: nothing can be computed before it is there": _timed(
+            give=lambda device, link, done, compute, transfer: device - transfer[0]
         ),
-        "the tokens are missing: every one that crosses brings per_token bytes": (
-            lambda n, per, ms, share: share * per / (ms / 1e3) / 1e9
+        "that is the speed-up over taking turns; asked for is the time": _timed(
+            give=lambda device, link, done, compute, transfer: (sum(compute) + sum(transfer)) / device
         ),
-        "that is the part that stays on the device; asked for is the part that crosses": (
-            lambda n, per, ms, share: _link_needed(n, per, ms, 1 - share)
-        ),
-        "the share is no percentage: 0.1 is a tenth": (
-            lambda n, per, ms, share: _link_needed(n, per, ms, share) / 100
-        ),
-        "seconds for each byte: turn the fraction around": (
-            lambda n, per, ms, share: (ms / 1e3) / (share * n * per / 1e9)
-        ),
-        "// cuts off what comes after the point: divide with /": (
-            lambda n, per, ms, share: share * n * per // ms // 1e6
-        ),
-        "the bytes are missing: that is tokens per second": lambda n, per, ms, share: share * n / (ms / 1e3),
     },
-    "bytes that cross in one step, divided by the time of the step",
+    "a layer begins when it is there and the device is free, and is fetched when the link and a buffer are",
+    grows=(
+        "one layer",
+        "two layers: the second hides behind the first",
+        "layers of all kinds, and a buffer for each",
+        "two buffers: the link may have to wait",
+        "one buffer: nothing hides",
+        "three buffers",
+    ),
 )
 
 # 2. The planted bug: when the next layer is asked for.
@@ -205,16 +232,18 @@ schedule = Exercise(
     },
 )
 
-# 3. Design: what to do about a link that is always busy.
+# 3. Decide: what to do about a link that is always busy.
 
 slow_link = Choice(
     "slow_link",
     "d",
     {
-        "a": "the device waits for the link nearly all the time: a faster one waits longer",
-        "b": "the link is busy without a pause already: asking earlier does not make it carry more",
-        "c": "it does shorten the step, but what is evicted is gone for good: a later question may want it",
-        "d": "nothing is thrown away and only what this step attends to crosses the link; how to know it in "
-        "time is chapter 7",
+        "a": "40 layers x 21 milliseconds of transfer are 840 milliseconds whether a layer computes 1.4 milliseconds or 0.7: a faster device only "
+        "waits longer",
+        "b": "the link is busy without a pause already, 840 milliseconds of 841: asking earlier does not make it carry more",
+        "c": "a fifth of the bytes take 168 milliseconds, and 200 are allowed; but what is evicted is gone for good, and a "
+        "later question may want it",
+        "d": "a tenth of the bytes take 84 milliseconds, nothing is thrown away, and what one step leaves on the host the next "
+        "may fetch; how to know the tenth in time is chapter 7",
     },
 )

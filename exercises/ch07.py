@@ -1,109 +1,166 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 7: InfiniGen."""
 
 import math
 
 import torch
 
+from course.teaching.check.answer import plain
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. The alpha rule.
+# 1. What a layer will fetch: partial columns and the alpha rule.
 
 
-def _near(scores, alpha):
-    return (scores > scores.amax(-1, keepdim=True) - alpha).sum(-1).float()  # [heads]
+def _chosen(
+    width=lambda guess, columns: guess.shape[-1],
+    columns_of=lambda columns: columns,
+    read=lambda x: x,
+    top=lambda scores: scores.amax(-1, keepdim=True),
+    near=lambda scores, top, alpha: scores > top - alpha,
+    count=lambda counts: math.ceil(counts.mean().item()),
+    capped=min,
+    best=lambda scores, count: scores.topk(count).indices,
+):
+    """InfiniGen's choice with one part exchanged."""
+
+    def choose(guess, keys, columns, alpha, cap):
+        mine = columns_of(columns)
+        q = guess.gather(-1, mine)  # [heads, c]
+        k = keys.gather(-1, mine[:, None].expand(-1, keys.shape[1], -1))  # [heads, tokens, c]
+        scores = read((k @ q[..., None])[..., 0] / width(guess, columns) ** 0.5)  # [heads, tokens]
+        counts = near(scores, top(scores), alpha).sum(-1).float()  # [heads]
+        return best(scores, max(1, min(capped(cap, count(counts)), keys.shape[1])))
+
+    return choose
 
 
-def _how_many(scores, alpha, cap):
-    return min(cap, math.ceil(_near(scores, alpha).mean().item()))
+_choose = _chosen()
 
 
-def _guessed_scores():
-    generator = torch.Generator().manual_seed(7)
-    cases = []
-    for heads, tokens, alpha, cap, spread in (
-        (3, 40, 2.0, 30, 2.0),
-        (4, 25, 4.0, 25, 3.0),
-        (2, 60, 4.0, 9, 1),
-        (5, 30, 3.0, 30, 2.0),
-        (7, 50, 2.0, 50, 1.5),
-        (6, 35, 3.0, 35, 1.5),
-    ):
-        scores = torch.randn(heads, tokens, generator=generator) * spread
-        scores[0] += 8.0  # one head's scores are larger than the others'
-        cases.append((scores, alpha, cap))
-    return cases
+def _every_column(guess, keys, columns, alpha, cap):
+    all_of_them = torch.arange(guess.shape[-1]).expand(len(guess), -1)
+    return _choose(guess, keys, all_of_them, alpha, cap)
 
 
-how_many = Exercise(
-    "how_many",
-    _how_many,
-    _guessed_scores,
+def _first_columns(guess, keys, columns, alpha, cap):
+    first = torch.arange(columns.shape[-1]).expand(len(guess), -1)
+    return _choose(guess, keys, first, alpha, cap)
+
+
+def _row_by_row(one, other):
+    """The same members in every row, in any order."""
+    one, other = plain(one), plain(other)
+    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
+        return False
+    return torch.equal(one.double().sort(-1).values, other.double().sort(-1).values)
+
+
+def _guesses():
+    draw = torch.Generator().manual_seed(17)
+
+    def made(heads, tokens, d, c, alpha, cap, spread=1.6):
+        guess = torch.randn(heads, d, generator=draw) * spread
+        keys = torch.randn(heads, tokens, d, generator=draw) * spread
+        guess[0] *= 1.8  # one head has larger scores than the others
+        columns = torch.stack([torch.randperm(d, generator=draw)[:c] for _ in range(heads)])
+        return guess, keys, columns, alpha, cap
+
+    full = made(1, 30, 8, 8, 1.0, 1)
+    return [
+        (*full[:2], torch.arange(8)[None], 1.0, 1),
+        made(1, 40, 12, 5, 2.0, 40),
+        made(3, 50, 16, 6, 2.5, 50),
+        made(4, 60, 12, 4, 2.0, 60),
+        made(5, 60, 16, 5, 4.0, 6),
+        made(7, 45, 10, 4, 1.5, 45),
+    ]
+
+
+choose = Exercise(
+    "choose",
+    _choose,
+    _guesses,
     {
-        "you took one maximum for all heads; each head has its own (a fault of the official code, too)": (
-            lambda s, a, cap: min(cap, math.ceil((s > s.max() - a).sum(-1).float().mean().item()))
+        "all columns are used: the other ones are on the host with the tokens": _every_column,
+        "the first columns are used; `columns` says which ones each head has chosen": _first_columns,
+        "the columns of head 0 are used for all heads: each has chosen its own": _chosen(
+            columns_of=lambda columns: columns[:1].expand(len(columns), -1)
         ),
-        "you added the heads up; the count is their mean": (
-            lambda s, a, cap: min(cap, math.ceil(_near(s, a).sum().item()))
+        "divide by the root of d, the whole head dimension: the partial score stands for the whole one": _chosen(
+            width=lambda guess, columns: columns.shape[-1]
         ),
-        "that is the largest count of any head; the rule takes the mean over the heads": (
-            lambda s, a, cap: min(cap, math.ceil(_near(s, a).max().item()))
+        "the scores are not divided by the root of d, and alpha is a distance of scores": _chosen(
+            width=lambda guess, columns: 1
         ),
-        "the cap is missing: no step may fetch more than cap tokens": (
-            lambda s, a, cap: math.ceil(_near(s, a).mean().item())
+        "the scores are divided by d; divide by its root": _chosen(
+            width=lambda guess, columns: guess.shape[-1] ** 2
         ),
-        "alpha is a distance from the largest score, not a threshold of its own": (
-            lambda s, a, cap: min(cap, math.ceil((s > a).sum(-1).float().mean().item()))
+        "one maximum for all heads: heads with small scores would fetch nothing; each has its own": _chosen(
+            top=lambda scores: scores.max()
         ),
-        "you counted the tokens that are far below the largest score: those are the ones to leave": (
-            lambda s, a, cap: min(
-                cap, math.ceil((s <= s.amax(-1, keepdim=True) - a).sum(-1).float().mean().item())
+        "the distance is taken from the mean score; it is from the largest": _chosen(
+            top=lambda scores: scores.mean(-1, keepdim=True)
+        ),
+        "alpha is a distance from the largest score, no threshold of its own": _chosen(
+            near=lambda scores, top, alpha: scores > alpha
+        ),
+        "you counted the tokens that are far below the best: those stay on the host": _chosen(
+            near=lambda scores, top, alpha: scores <= top - alpha
+        ),
+        "you rounded the mean down: a part of a token more is a token more": _chosen(
+            count=lambda counts: math.floor(counts.mean().item())
+        ),
+        "the largest count of any head is taken; the rule takes the mean over the heads": _chosen(
+            count=lambda counts: int(counts.max().item())
+        ),
+        "the smallest count of any head is taken; the rule takes the mean over the heads": _chosen(
+            count=lambda counts: int(counts.min().item())
+        ),
+        "the counts of the heads are added up; the rule takes their mean": _chosen(
+            count=lambda counts: int(counts.sum().item())
+        ),
+        "the cap is missing: no step may fetch more than cap tokens": _chosen(
+            capped=lambda cap, count: count
+        ),
+        "cap tokens are always fetched: count first, it is only the largest number allowed": _chosen(
+            capped=lambda cap, count: cap
+        ),
+        "the tokens with the lowest scores are fetched": _chosen(
+            best=lambda scores, count: scores.topk(count, largest=False).indices
+        ),
+        "large magnitudes are fetched; a score far below zero is a token that nobody looks at": _chosen(
+            best=lambda scores, count: scores.abs().topk(count).indices
+        ),
+        "those are the scores; asked for are the tokens": _chosen(
+            best=lambda scores, count: scores.topk(count).values
+        ),
+        "head 0 chooses for all; each head fetches its own tokens": _chosen(
+            best=lambda scores, count: scores[:1].topk(count).indices.expand(len(scores), -1)
+        ),
+        "tokens are counted from 0": _chosen(best=lambda scores, count: scores.topk(count).indices + 1),
+        "the newest tokens are fetched; asked for are those with the largest scores": _chosen(
+            best=lambda scores, count: torch.arange(scores.shape[1] - count, scores.shape[1]).expand(
+                len(scores), -1
             )
-        ),
-        "you rounded down: a part of a token more is a token more": (
-            lambda s, a, cap: min(cap, math.floor(_near(s, a).mean().item()))
-        ),
-        "you rounded to the nearest; a part of a token more is a token more": (
-            lambda s, a, cap: min(cap, round(_near(s, a).mean().item()))
-        ),
-        "not rounded yet: a number of tokens is whole, and rounded up": (
-            lambda s, a, cap: min(cap, _near(s, a).mean().item())
-        ),
-        "that is the smallest count of any head; the rule takes the mean over the heads": (
-            lambda s, a, cap: min(cap, math.ceil(_near(s, a).min().item()))
-        ),
-        "one count for each head; the heads share one number, their mean": (
-            lambda s, a, cap: _near(s, a).clamp(max=cap)
-        ),
-        "the maximum is taken over the heads (dimension 0); each head looks over its tokens": (
-            lambda s, a, cap: min(
-                cap, math.ceil((s > s.amax(0, keepdim=True) - a).sum(-1).float().mean().item())
-            )
-        ),
-        "max and min are exchanged: cap is the largest number allowed, not the smallest": (
-            lambda s, a, cap: max(cap, math.ceil(_near(s, a).mean().item()))
-        ),
-        "that is a fraction of the tokens (a mean over both dimensions); sum over the tokens first": (
-            lambda s, a, cap: min(cap, math.ceil((s > s.amax(-1, keepdim=True) - a).float().mean().item()))
-        ),
-        "you took the distance from the mean score; it is from the largest": (
-            lambda s, a, cap: min(
-                cap, math.ceil((s > s.mean(-1, keepdim=True) - a).sum(-1).float().mean().item())
-            )
-        ),
-        "no score lies above this threshold, so you count none: it is the head's maximum minus alpha": (
-            lambda s, a, cap: min(
-                cap, math.ceil((s > s.amax(-1, keepdim=True) + a).sum(-1).float().mean().item())
-            )
-        ),
-        "that is always cap: count first": lambda s, a, cap: cap,
-        "you counted the tokens that any head wants; the rule takes the mean of the heads' counts": (
-            lambda s, a, cap: min(cap, int((s > s.amax(-1, keepdim=True) - a).any(0).sum()))
-        ),
-        "one more than the rule says: ceil rounds up already": (
-            lambda s, a, cap: min(cap, math.ceil(_near(s, a).mean().item()) + 1)
         ),
     },
-    "as many as lie within alpha of the best, on average over the heads, and at most cap",
+    "a few columns choose, alpha says how many, and each head fetches its own",
+    alike=_row_by_row,
+    holds="indices",
+    grows=(
+        "one head, all columns, one token",
+        "some columns, and alpha",
+        "three heads, each with columns of its own",
+        "a mean that must be rounded up",
+        "a cap",
+        "seven heads, a narrow alpha",
+    ),
+    signs={
+        "a step fetches more than `cap` tokens": lambda r, g, k, columns, alpha, cap: r.shape[-1] > cap,
+        "every head fetches the same number of tokens: [heads, n]": lambda r, g, *case: r.dim() != 2,
+        "you fetch more tokens than the rule says": lambda r, *case: r.shape[-1] > _choose(*case).shape[-1],
+        "you fetch fewer tokens than the rule says": lambda r, *case: r.shape[-1] < _choose(*case).shape[-1],
+    },
 )
 
 # 2. The planted bug: whose norm, whose weights, whose input.
@@ -188,15 +245,16 @@ rehearse = Exercise(
     given=_as_found,
 )
 
-# 3. Design: which of the dials to turn.
+# 3. Decide: which of the dials to turn.
 
 dial = Choice(
     "dial",
     "a",
     {
-        "a": "a larger alpha fetches more tokens, and the link has time to carry them; nothing else grows",
-        "b": "more columns make the partial key cache larger, and it lives where there is no room left",
-        "c": "what leaves the pool is gone for good; accuracy can only fall",
+        "a": "the link is idle for 30 milliseconds of 90, so half as many tokens again cross without a wait, and the device "
+        "holds nothing more: if the answers stay worse, the guess is at fault and not the number",
+        "b": "0.4 in place of 0.3 takes 0.7 GB more on the device, and 0.2 are free",
+        "c": "what leaves the pool is gone for good; accuracy can only fall, and no time is short",
         "d": "the input of the block two before is less like the layer's own: the guess gets worse, and "
         "there is no stall that an earlier start would remove",
     },

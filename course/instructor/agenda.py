@@ -65,7 +65,7 @@ BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stan
 
 START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
 LOOP = Chapter(
-    1, (1,), home=("What the cache holds", "What it costs"), late=("exercise 1", "The same answer?")
+    1, (3,), home=("What the cache holds", "What it costs"), late=("exercise 3", "The same answer?")
 )
 LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
     6,
@@ -98,7 +98,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 START,
                 Chapter(
                     2,
-                    (1,),
+                    (3,),
                     home=(
                         "The same answer?",
                         "What the cache holds",
@@ -107,7 +107,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                         "What it costs",
                         "When it does not help",
                     ),
-                    late=("exercise 1",),
+                    late=("exercise 3",),
                 ),
                 BREAK,
                 Chapter(

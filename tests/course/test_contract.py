@@ -1,6 +1,7 @@
 """The question of the course: its figures are the bill's, its drawings up to date, its guesses kept."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -48,6 +49,13 @@ def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsy
     contract.compare()
     told = capsys.readouterr().out
     assert "60.5" in told and "33.0" in told and "31.8" in told
+
+
+def test_letters_in_a_drawing_are_24_pixels_high_on_a_slide():
+    """A slide shows a drawing as wide as its text, 1,280 pixels less 48 on either side."""
+    for number, draw in drawings.DRAWINGS.items():
+        sizes = [float(size) for size in re.findall(r'font-size="([\d.]+)"', draw().svg())]
+        assert min(sizes) * (1280 - 2 * 48) / drawings.WIDTH >= 24, number
 
 
 def test_the_drawings_are_those_that_the_code_draws():

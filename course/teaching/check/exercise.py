@@ -25,13 +25,16 @@ ATTEMPTED: set[str] = set()  # what was answered since Python started
 
 @dataclass(frozen=True)
 class Verdict:
-    """state: CORRECT, INCORRECT or NOT_ATTEMPTED; message: the mistake, or what was found right."""
+    """state: CORRECT, INCORRECT or NOT_ATTEMPTED; message: the mistake, or what was found right; so_far: the
+    first of an exercise's growing tests that a wrong answer does not pass."""
 
     state: str
     message: str = ""
+    so_far: str = field(default="", compare=False)
 
     def __str__(self) -> str:
-        return f"{self.state}: {self.message}" if self.message else self.state
+        said = f"{self.state}: {self.message}" if self.message else self.state
+        return f"{said} [{self.so_far}]" if self.so_far else said
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class Exercise:
     right: the reference. cases: lists of arguments, copied before each use. mistakes: sentence -> a function
     that makes this mistake. praise: what a right answer has shown. alike(a, b): whether two results count as
     the same. holds: "numbers", "indices" or "booleans". given: the function a learner finds. signs: sentence
-    -> sign(result, *case), true where a wrong result shows this mistake; asked after the mistakes.
+    -> sign(result, *case), true where a wrong result shows this mistake; asked after the mistakes. grows:
+    what each case asks beyond the one before, where the tests grow with the answer.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Exercise:
     holds: str = "numbers"
     given: Callable | None = None
     signs: dict[str, Callable] = field(default_factory=dict)
+    grows: tuple[str, ...] = ()
 
     def __post_init__(self):
         EXERCISES[self.name] = self
@@ -66,7 +71,20 @@ class Exercise:
             return Verdict(NOT_ATTEMPTED)
         if self.accepts(answer) and not kind(self.holds, [run(answer, case)[0] for case in cases]):
             return Verdict(CORRECT, self.praise)
-        return Verdict(INCORRECT, self._mistake(answer, cases))
+        return Verdict(INCORRECT, self._mistake(answer, cases), self._so_far(answer, cases))
+
+    def _so_far(self, answer, cases) -> str:
+        """The first of the growing tests that an answer does not pass."""
+        if not self.grows or not callable(answer) or not fits(answer, cases[0]):
+            return ""
+        passed = 0
+        for case in cases:
+            if not self._alike(run(answer, case)[0], self.right(*copy.deepcopy(case))):
+                break
+            passed += 1
+        if passed == len(cases):  # right but for the type of its numbers
+            return ""
+        return f"test {passed + 1} of {len(cases)}: {self.grows[passed]}"
 
     def _alike(self, one, other) -> bool:
         try:
@@ -100,6 +118,7 @@ class Exercise:
             or self._made(given, cases, wrong)
             or self._one_of_several(given, wanted)
             or self._seen(answer, given, cases, wrong)
+            or (self.grows and wrong and self._made(given, cases, range(wrong[0] + 1)))
             or pattern(given, wanted)
             or kind(self.holds, [g for g, w in zip(given, wanted) if same_shape(g, w)])
             or difference(cases, given, wanted, self._alike)

@@ -85,8 +85,13 @@ def power(answer: Callable) -> str:
 
 def _asked(case: tuple) -> str:
     """` for (...)`: a case's arguments, tensors by their shapes."""
-    shown = (f"tensor {list(p.shape)}" if isinstance(p, Tensor) else repr(p) for p in case)
-    return f" for ({', '.join(shown)})"
+    return f" for ({', '.join(map(_argument, case))})"
+
+
+def _argument(value) -> str:
+    if isinstance(value, Tensor):
+        return f"tensor {list(value.shape)}"
+    return value.__name__.strip("_") if callable(value) else repr(value)
 
 
 def pattern(given: list, wanted: list) -> str:

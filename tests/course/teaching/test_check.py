@@ -99,8 +99,8 @@ def test_a_choice_accepts_one_letter_and_says_why_the_others_are_wrong(name):
 
 
 def test_a_check_prints_one_line(capsys):
-    check.append(lambda past, new: torch.cat([past, new], 2))
-    check.append(...)
+    check.next_position(lambda held, new: range(held, held + new))
+    check.next_position(...)
     check.growth("a")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(":")[0] for line in lines] == [CORRECT, NOT_ATTEMPTED, INCORRECT]
@@ -108,9 +108,6 @@ def test_a_check_prints_one_line(capsys):
 
 def test_answers_written_independently():
     """Not the mistakes that the checks hold: other code that makes them, and code that is right."""
-    assert check.append.verdict(lambda p, n: torch.stack([*p.unbind(2), *n.unbind(2)], 2)).state == CORRECT
-    stale = check.append.verdict(lambda p, n: p.clone())
-    assert "stale" in stale.message
     assert "does not advance" in check.next_position.verdict(lambda held, new: list(range(new))).message
     assert check.next_position.verdict(lambda held, new: np.arange(held, held + new)).state == CORRECT
     assert (
@@ -119,11 +116,8 @@ def test_answers_written_independently():
             lambda b, n, h, l, V: 24 * l * b * h * h + 4 * l * b * (h + n) + 2 * b * h * V
         ).message
     )
-    assert (
-        "newest"
-        in check.sink_slots.verdict(lambda t, s, b: [*range(s), *range(t - 1 - (b - s), t - 1)]).message
-    )
-    assert "shape" in check.greedy.verdict(lambda x: x[:, -1:].argmax(-1)).message
+    told = check.generate.verdict(lambda model, ids, new, end: ids[:, :-1])
+    assert told.message and str(told).endswith("[test 1 of 6: one new token]")
 
 
 def test_same_compares_what_checks_compare():
@@ -180,13 +174,13 @@ def test_hints_come_one_by_one_and_a_solution_after_an_attempt(name, capsys, mon
 
 
 def test_an_attempt_is_noted_and_an_unknown_name_is_told(capsys):
-    check.ATTEMPTED.discard("memory")
-    check.memory(lambda *given: None)
-    assert "memory" not in check.ATTEMPTED
-    check.memory(lambda *given: 1)
-    assert "memory" in check.ATTEMPTED
-    check.hint("gredy")
-    assert "there is no exercise 'gredy'" in capsys.readouterr().out
+    check.ATTEMPTED.discard("place")
+    check.place(lambda *given: None)
+    assert "place" not in check.ATTEMPTED
+    check.place(lambda *given: 1)
+    assert "place" in check.ATTEMPTED
+    check.hint("plase")
+    assert "there is no exercise 'plase'" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name, replies", check.QUESTIONS.items())
@@ -209,36 +203,36 @@ def test_a_question_is_answered_after_an_answer_only(name, replies, capsys):
 def test_slips_with_check_itself_are_one_line(capsys):
     """A name with a typo, empty brackets, a function where its name belongs, a number without quotes."""
 
-    def quantize(x, bits):
-        return x
+    def kivi_keys(k, bits, block):
+        return k
 
     def told(called, *given):
         called(*given)
         (line,) = capsys.readouterr().out.splitlines()
         return line
 
-    check.ATTEMPTED.discard("quantize")
-    assert told(check.quantize) == (
-        "nothing to check: write in the brackets your function, check.quantize(quantize)"
+    check.ATTEMPTED.discard("kivi_keys")
+    assert told(check.kivi_keys) == (
+        "nothing to check: write in the brackets your function, check.kivi_keys(kivi_keys)"
     )
     assert told(check.form) == 'nothing to check: write in the brackets a letter, check.form("a")'
-    assert "quantize" not in check.ATTEMPTED
-    assert told(check.solution, quantize) == "try it first: check.quantize(your answer)"
+    assert "kivi_keys" not in check.ATTEMPTED
+    assert told(check.solution, kivi_keys) == "try it first: check.kivi_keys(your answer)"
     assert told(check.hint, check.unpack).startswith("hint ")
-    assert told(check.hint).startswith("which exercise? there are: greedy")
-    assert 'did you mean "quantize"' in told(check.hint, "quantise")
+    assert told(check.hint).startswith("which exercise? there are: generate")
+    assert 'did you mean "kivi_keys"' in told(check.hint, "kivi_kees")
     assert 'in quotes: check.question("4.2", answer)' in told(check.question, 4.2, "a")
     assert 'in quotes: check.question("' in told(check.question)
-    with pytest.raises(AttributeError, match=r"no check.quantise: did you mean check.quantize\?") as slip:
-        check.quantise  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no check.kivi_kees: did you mean check.kivi_keys\?") as slip:
+        check.kivi_kees  # noqa: B018
     assert slip.value._render_traceback_() == [str(slip.value)]
     assert not hasattr(check, "__path_of_nothing__")
 
 
 def test_after_the_last_hint_the_solution_is_named(capsys, monkeypatch):
-    monkeypatch.setitem(check._steps, "quantize", 2)
-    check.hint("quantize")
-    assert 'that was the last; after a try of your own check.solution("quantize")' in capsys.readouterr().out
+    monkeypatch.setitem(check._steps, "kivi_keys", 2)
+    check.hint("kivi_keys")
+    assert 'that was the last; after a try of your own check.solution("kivi_keys")' in capsys.readouterr().out
 
 
 def test_an_answer_that_is_one_number_is_judged(capsys):
@@ -253,3 +247,21 @@ def test_an_answer_that_is_one_number_is_judged(capsys):
 def test_an_unknown_question_names_the_likely_reason(capsys):
     check.question("99.1", 1)
     assert "from the same kit" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", [name for name, one in FUNCTIONS.items() if one.grows])
+def test_where_tests_grow_an_answer_is_told_the_first_that_it_does_not_pass(name):
+    one = FUNCTIONS[name]
+    assert len(one.grows) == len(set(one.grows)) == len(one.cases())
+    assert not one.verdict(one.right).so_far and not one.verdict(7).so_far
+    first = f"test 1 of {len(one.grows)}: {one.grows[0]}"
+    assert one.verdict(lambda *given: 0).so_far == first
+    reached = {
+        one.verdict(lambda *given, wrong=wrong: wrong(*given)).so_far for wrong in one.mistakes.values()
+    }
+    assert len(reached) >= 3  # mistakes that an early test lets pass
+
+
+def test_every_chapter_has_an_exercise_whose_tests_grow():
+    firsts = [one for name, one in FUNCTIONS.items() if one.grows]
+    assert len(firsts) == 8
