@@ -149,9 +149,9 @@ gpu: $(READY) ## ask a GPU what a CPU cannot answer, nine minutes (make gpu DRY=
 KVPRESS := .venv-kvpress
 
 peers: $(KVPRESS)/.ready ## compare our methods with kvpress's on the same tokens, half an hour (needs pip's index)
-	$(PY) -m eval peers --limit 10
+	$(PY) -m eval peers --tasks recall --limit 5
 	$(VENV)/bin/kvlab fetch smollm2
-	$(PY) -m eval peers --model smollm2 --tasks recall --limit 5 --out results/peers
+	$(PY) -m eval peers --model smollm2 --tasks recall --limit 2
 
 $(KVPRESS)/.ready: requirements-kvpress.txt | $(READY)
 	$(PY) -m venv --clear $(KVPRESS)

@@ -207,13 +207,13 @@ def pairs(model: str) -> str:
         return "Not made yet: `make peers` makes it."
     head, body = peers.lines(rows)
     counts = ", ".join(
-        f"{row['task']} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
-        for row in {row["task"]: row for row in rows}.values()
+        f"{task}, {protocol} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
+        for (task, protocol), row in {(row["task"], row["protocol"]): row for row in rows}.items()
     )
     one = rows[0]
     return "\n\n".join([
         markdown(head, body),
-        f"{model} (digest {one['model_digest']}), float32, one thread; documents, under either protocol: "
+        f"{model} (digest {one['model_digest']}), float32, one thread; documents: "
         f"{counts}; {one['machine']}, torch {one['torch']}, code {one['code_digest']}.",
     ])  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from .adakv import AdaKV
 from .base import Keep, KeepAll
+from .duo import Duo
 from .expected import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
@@ -17,6 +18,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "RKV", "TOVA", "AdaKV", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff", "KeyNorm",
-    "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+    "H2O", "RKV", "TOVA", "AdaKV", "Duo", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff",
+    "KeyNorm", "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
 ]  # fmt: skip

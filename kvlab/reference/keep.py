@@ -336,3 +336,9 @@ def pool(last: dict[int, int], count: dict[int, int], policy: str, capacity: int
     half = (len(held) + 1) // 2
     victims = sorted(held[:half], key=lambda token: (value(token), token)) + held[half:]
     return sorted(victims[max(0, len(held) - capacity) :])
+
+
+def duo(held: list[int], retrieves: bool, first: int, recent: int) -> list[int]:
+    """DuoAttention (Xiao et al. 2024, section 3.3): a head that retrieves holds every token, another one the
+    first ones and the newest. held: positions."""
+    return [p for p in held if retrieves or p < first or p > max(held) - recent]

@@ -1,0 +1,56 @@
+"""Profile: what training or calibration has found out about one model, as a file that a method reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from ..saved import model_digest
+
+FORMAT = "1"  # of the file; another one is refused
+
+
+@dataclass(frozen=True)
+class Profile:
+    """tensors: by name; about: numbers by name that belong to them; model: `saved.model_digest` of the model
+    that they are of; path: where they were read."""
+
+    path: str
+    kind: str
+    model: str
+    tensors: Mapping[str, Tensor]
+    about: Mapping[str, float]
+
+    def check(self, model) -> None:
+        """ValueError, one line, for another model than the profile's."""
+        if (digest := model_digest(model)) != self.model:
+            raise ValueError(
+                f"profile={self.path}: it was made for a model with digest {self.model}, not {digest}"
+            )
+
+
+def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **about: float) -> None:
+    """Write a profile of a kind, such as "duo", as a safetensors file."""
+    from safetensors.torch import save_file
+
+    told = {"format": FORMAT, "kind": kind, "model": model_digest(model), "about": json.dumps(about)}
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, told)
+
+
+def read(path: str | Path, kind: str) -> Profile:
+    """The profile of a kind in a file. ValueError, one line, for a file that holds none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"profile={path}: {' '.join(str(error).split())}") from error
+    if (told.get("format"), told.get("kind")) != (FORMAT, kind):
+        raise ValueError(f"profile={path}: expected a profile of kind {kind!r}, in format {FORMAT}")
+    return Profile(str(path), kind, told["model"], tensors, json.loads(told["about"]))

@@ -1,0 +1,94 @@
+"""DuoAttention: some heads hold everything, the others first and recent tokens (Xiao et al. 2024, arXiv
+2410.10819)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..calibrate.profile import read
+from ..parameters import check_number
+from .base import Keep, KeepState
+
+KIND = "duo"
+
+
+class Duo(Keep):
+    """Heads that look far back hold every token, the others the first ones and a window of recent ones. Which
+    are which was trained: `python -m recipes.duo` makes a profile of a model.
+
+    Definition: a profile has a gate in [0, 1] for every KV head of every layer. The share `heads` of all KV
+    heads of the model with the largest gates hold everything; where gates are equal, those of lower layers
+    and then of lower numbers. Every other head holds its first `sinks` tokens and the `recent` newest,
+    numbers that the profile was trained with, after the prompt and after every pass. Heads really hold
+    different numbers of tokens: the store is a `Ragged` one.
+
+    profile: file of a profile of this model. heads: share of the KV heads that hold everything; 1 keeps all.
+    every: streaming heads let go each time that so many tokens are too many (None: at every pass).
+    Deviations: the paper's streaming heads hold 64 first and 256 recent tokens, which is more than most
+    prompts here have: a profile may have other numbers. While a prompt is read all heads attend to all of
+    it; in the paper, streaming heads do not.
+    ValueError for a profile of another model.
+    """
+
+    ragged = True
+
+    def __init__(self, profile: str, heads: float = 0.5, every: int | None = None):
+        super().__init__(1, every=every)
+        check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
+        if not isinstance(profile, str):
+            raise ValueError(
+                f"profile={profile!r}: expected the file of trained gates; python -m recipes.duo makes one"
+            )
+        self.profile, self.heads = read(profile, KIND), heads
+        self.sinks, self.recent = (int(self.profile.about[name]) for name in ("sinks", "recent"))
+
+    @property
+    def evicts(self) -> bool:
+        return self.heads != 1
+
+    @property
+    def retrieves(self) -> Tensor:
+        """Which heads hold everything, bool `[layers, kv_heads]`."""
+        gates = self.profile.tensors["gates"]
+        order = gates.flatten().argsort(descending=True, stable=True)
+        found = torch.zeros(gates.numel(), dtype=torch.bool)
+        found[order[: round(self.heads * gates.numel())]] = True
+        return found.view_as(gates)
+
+    def start(self, layer) -> KeepState:
+        if layer.order == 0:
+            self.profile.check(layer.model)
+        state, mine = DuoState(self), self.retrieves[layer.order]
+        first = layer.rank * layer.kv_heads
+        state.retrieves = mine[first : first + layer.kv_heads, None]
+        return state
+
+    def by_rule(self, layer) -> Tensor:
+        """All that stays."""
+        positions = layer.slot_positions
+        newest = positions.amax((1, 2), keepdim=True)
+        near = (positions < self.sinks) | (positions > newest - self.recent)
+        return (near | layer.state.retrieves.to(positions.device)) & (positions >= 0)
+
+    def choose(self, layer) -> Tensor | None:
+        state, positions = layer.state, layer.slot_positions
+        held, stays = positions >= 0, self.by_rule(layer)
+        over = (held & ~stays).sum(-1).amax(-1)  # of each row, in the head that has most
+        due = over >= (1 if layer.in_prompt else self.every or 1)
+        state.limits = state.longest = layer.rows_held
+        if not bool(due.any()):
+            return None
+        stays |= held & ~due[:, None, None]
+        counts = stays.sum(-1)
+        state.longest = counts.amax(-1).tolist()
+        slots, most = positions.shape[2], max(state.longest)
+        chosen = torch.where(stays, torch.arange(slots, device=positions.device), slots)
+        chosen = chosen.sort(dim=-1).values[..., :most]
+        return chosen.masked_fill(chosen == slots, -1)
+
+
+class DuoState(KeepState):
+    """See `Duo`. retrieves `[kv_heads, 1]`: which heads of the layer hold everything."""
+
+    shared = ("retrieves",)

@@ -1,0 +1,172 @@
+"""DuoAttention beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
+
+import pytest
+import torch
+from reference.driven import Driven, check
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.calibrate import profile
+from kvlab.keep import Duo
+from kvlab.reference import keep
+
+SINKS, RECENT = 2, 5
+
+
+@pytest.fixture()
+def made(tmp_path):
+    """made(model) -> the file of a profile whose gates were drawn at random."""
+
+    def make(model, **about):
+        shape = kvlab.models.ModelShape.of(model)
+        gates = torch.rand(shape.layers, shape.kv_heads, generator=torch.Generator().manual_seed(3))
+        file = tmp_path / f"{profile.model_digest(model)}.safetensors"
+        profile.write(file, "duo", model, {"gates": gates}, **({"sinks": SINKS, "recent": RECENT} | about))
+        return str(file)
+
+    return make
+
+
+def fed(model, policy, ids, mask=None, steps=6):
+    """(cache, logits after the prompt and every step)."""
+    cache = kvlab.KVCache(model, keep=policy)
+    stepper = kvlab.Stepper(model, cache)
+    found = [stepper.feed(ids, mask, last=True)]
+    found += [stepper.feed(prompt(1, rows=len(ids), seed=step), last=True) for step in range(steps)]
+    return cache, torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt_neox", "phi"])
+@pytest.mark.parametrize("about", [{}, {"recent": 100}])
+def test_equivalence(family, about, made):
+    """All heads hold everything, or a window that is longer than the text: the full cache."""
+    model = tiny(family)
+    keeps = Duo(made(model, **about), 0 if about else 1)
+    _, wanted = fed(model, None, prompt(20))
+    cache, found = fed(model, keeps, prompt(20))
+    assert torch.allclose(found, wanted, atol=1e-4)
+    assert all(layer.rows_held == [26] for layer in cache.layers)
+
+
+@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize("sizes", [(33, 7), (40,), (3, 4, 9)])
+@pytest.mark.parametrize("heads", [0, 0.5])
+def test_definition(sizes, heads, every, made):
+    """Held tokens and outputs after every pass, in grouped queries of odd sizes, padded."""
+    passes = (1,) * 9 + (4,) + (1,) * 8
+    model = Driven(sizes=sizes, passes=passes).model
+    policy = Duo(made(model), heads, every)
+
+    def start(row):
+        def held_after(new, present, attended):
+            retrieves = policy.retrieves[0].tolist()
+            over = max(
+                len(mine) - len(keep.duo(mine, False, SINKS, RECENT))
+                for mine, all_of_it in zip(present, retrieves, strict=True)
+                if not all_of_it
+            )
+            if over < (every or 1) and not (new[0] == 0 and over):
+                return present
+            return [
+                keep.duo(mine, all_of_it, SINKS, RECENT)
+                for mine, all_of_it in zip(present, retrieves, strict=True)
+            ]
+
+        return held_after
+
+    check(Driven({"keep": policy}, sizes, passes).run(), start)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
+@torch.no_grad()
+def test_padding(family, made):
+    """A padded batch holds and says what each prompt does alone."""
+    model = tiny(family, dtype=torch.float64)
+    policy, prompts = Duo(made(model), 0.5), [prompt(size, seed=size) for size in (30, 4, 17)]
+    cache, found = fed(model, policy, *left_padded(prompts))
+    for row, one in enumerate(prompts):
+        stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=policy))
+        mine = [stepper.feed(one, last=True)]
+        mine += [stepper.feed(prompt(1, rows=3, seed=s)[row : row + 1], last=True) for s in range(6)]
+        assert torch.allclose(found[row], torch.cat(mine), atol=1e-6)
+        for layer, other in zip(cache.layers, stepper.cache.layers, strict=True):
+            for head in range(layer.kv_heads):
+                own, alone = layer.positions[row, head], other.positions[0, head]
+                assert own[own >= 0].tolist() == alone[alone >= 0].tolist()
+
+
+def test_window(made):
+    """In a layer with a sliding window a retrieval head holds the window, a streaming head less."""
+    model = tiny("mistral", sliding_window=12)
+    cache, _ = fed(model, Duo(made(model), 0.5), prompt(40), steps=3)
+    counts = {int(n) for layer in cache.layers for n in (layer.positions[0] >= 0).sum(-1)}
+    assert counts == {11, RECENT}  # what the next query will see; the first tokens are out of sight
+
+
+def stored(cache) -> int:
+    """Bytes of the storages of K and V."""
+    parts = [part for layer in cache.layers for side in layer.store.used() for part in side or ()]
+    left = [part for layer in cache.layers for part in (layer.store.left.keys or ())]
+    left += [part for layer in cache.layers for part in (layer.store.left.values or ())]
+    return sum(part.nbytes for part in parts) + sum(part.untyped_storage().nbytes() for part in left)
+
+
+def test_bytes(made):
+    """What the heads hold adds up in the storages, after the prompt and after 60 steps."""
+    model = tiny("llama")
+    policy = Duo(made(model), 0.5)
+    for steps in (0, 60):
+        cache, _ = fed(model, policy, prompt(40), steps=steps)
+        retrieving = int(policy.retrieves.sum())
+        held = retrieving * (40 + steps) + (policy.retrieves.numel() - retrieving) * (SINKS + RECENT)
+        assert sum(int((layer.positions >= 0).sum()) for layer in cache.layers) == held
+        assert steps or stored(cache) == held * 2 * 8 * 4
+        assert cache.stats().scored == 0
+
+
+def test_which_heads_retrieve(made):
+    model = tiny("llama")
+    file = made(model)
+    gates = profile.read(file, "duo").tensors["gates"]
+    for heads in (0, 0.25, 0.5, 1):
+        found = Duo(file, heads).retrieves
+        assert found.sum() == round(heads * 8)
+        assert not found.any() or found.all() or gates[found].min() >= gates[~found].max()
+
+
+def test_forks_and_crops(made):
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=Duo(made(model), 0.5)))
+    stepper.feed(prompt(30))
+    stepper.fork(torch.zeros(3, dtype=torch.long))
+    logits = stepper.feed(prompt(1).expand(3, 1), last=True)
+    assert torch.allclose(logits, logits[:1].expand(3, -1), atol=1e-6)
+    with pytest.raises(ValueError):
+        stepper.cache.crop(-1)
+
+
+def test_bad_input(made, tmp_path):
+    model, other = tiny("llama"), tiny("qwen2")
+    file = made(model)
+    with pytest.raises(ValueError, match=r"heads=1.5: expected a share between 0 and 1"):
+        Duo(file, 1.5)
+    with pytest.raises(
+        ValueError, match=r"profile=None: expected the file of trained gates; python -m recipes.duo"
+    ):
+        Duo(None)
+    with pytest.raises(ValueError, match="was made for a model"):
+        kvlab.KVCache(other, keep=Duo(file))
+    with pytest.raises(ValueError, match=r"profile=.*nowhere"):
+        Duo(str(tmp_path / "nowhere"))
+    (tmp_path / "text").write_text("no profile")
+    with pytest.raises(ValueError, match=r"profile=.*text"):
+        Duo(str(tmp_path / "text"))
+    profile.write(tmp_path / "else", "surrogate", model, {"gates": torch.zeros(1)})
+    with pytest.raises(ValueError, match="expected a profile of kind 'duo'"):
+        Duo(str(tmp_path / "else"))
+    for wrong in (
+        {"keep": Duo(file), "place": kvlab.place.Host()},
+        {"keep": Duo(file), "store": kvlab.store.Static()},
+    ):
+        with pytest.raises(ValueError):
+            kvlab.KVCache(model, **wrong)
