@@ -20,10 +20,11 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
-from ..core.errors import describe
+from ..core.errors import describe, one_line
 from ..core.machine import cores
 
 TRIES = 3
@@ -74,6 +75,8 @@ def drive(connection, plan: Plan, log: str) -> None:
         os.environ.pop(name, None)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    if plan.address is not None and has_token():  # or Ray sends none, and the cluster's head answers nothing
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -83,7 +86,7 @@ def drive(connection, plan: Plan, log: str) -> None:
         _join(ray, plan)
         Driver(ray, connection, plan).run()
         connection.send(("end", None))
-    except (Refused, ConnectionError) as error:
+    except Refused as error:
         with contextlib.suppress(OSError):
             connection.send(("refused", (str(error), "")))
     except (EOFError, OSError):  # the command is gone
@@ -94,6 +97,12 @@ def drive(connection, plan: Plan, log: str) -> None:
     finally:
         ray.shutdown()
         sys.stdout.flush()
+
+
+def has_token() -> bool:
+    """Is there a token for clusters of Ray's, where Ray looks for one?"""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").is_file()
 
 
 def _follow(command: int) -> None:
@@ -110,7 +119,13 @@ def _follow(command: int) -> None:
 def _join(ray, plan: Plan) -> None:
     quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if plan.address is not None:
-        ray.init(address=plan.address, **quiet)
+        try:
+            ray.init(address=plan.address, **quiet)
+        except ConnectionError as error:
+            raise Refused(
+                f"{plan.address} does not take us for one of its cluster's: the head runs Ray "
+                f"{ray.__version__}, and ~/.ray/auth_token is the same there and here? ({one_line(error)})"
+            ) from error
         return
     os.environ.setdefault("RAY_agent_register_timeout_ms", "100000")  # a busy machine; Ray's 15 s end a node
     for left in reversed(range(TRIES)):  # and so do its 30 s for a node, which nobody can change
@@ -242,7 +257,8 @@ class Driver:
                 seat.job = self.waiting.popleft()
                 self.tries[seat.job] += 1
                 name = self.plan.names[seat.job]
-                seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, self.plan.jobs[seat.job]))
+                job = self.plan.jobs[seat.job]
+                seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, job, name))
             if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten
                 seat.asked = math.inf  # until it answers
                 seat.refs.add(seat.actor.at.remote())
@@ -252,7 +268,7 @@ class Driver:
         try:
             found = self.ray.get(ref)
         except self.ray.exceptions.RayError as error:
-            self.lost(seat, error)
+            self.lost(seat, " ".join(str(error).split()), "its actor was lost (out of memory?)")
             return
         if len(found) == 3:  # where it is
             seat.asked = time.monotonic()
@@ -260,7 +276,9 @@ class Driver:
                 self.connection.send(("at", found))
             return
         kind, value = found
-        if kind == "ready":
+        if kind == "full":  # its node can do nothing more, another one can
+            self.lost(seat, value[0], value[0])
+        elif kind == "ready":
             seat.ready, self.spoiled = True, 0
         elif not seat.ready:
             raise Refused(value[0])
@@ -274,19 +292,19 @@ class Driver:
             else:
                 self.connection.send(("failed", (job, value, tries)))
 
-    def lost(self, seat: Seat, error) -> None:
-        """An actor died, its node did, or nobody knows: what it did is done again elsewhere."""
+    def lost(self, seat: Seat, reason: str, line: str) -> None:
+        """An actor died, its node did, its disk is full, or nobody knows: what it did is done again
+        elsewhere. line: what is said of a job that was lost too often."""
         job, ready = seat.job, seat.ready
         self.drop(seat)
-        reason = " ".join(str(error).split())
         if not ready:
             self.spoiled += 1
             if self.spoiled > TRIES:
                 raise Refused(f"no actor could be started: {reason[:240]}")
         elif job is not None and self.tries[job] >= TRIES:
             self.left -= 1
-            line = f"its actor was lost {TRIES} times, so it is not tried again (out of memory?)"
-            self.connection.send(("failed", (job, (line, str(error)), TRIES)))
+            line = f"{line}, {TRIES} times, so it is not tried again"
+            self.connection.send(("failed", (job, (line, reason), TRIES)))
         elif job is not None:
             self.waiting.appendleft(job)
 
