@@ -30,12 +30,13 @@ from ..core.show import Show
 from .options import amount
 from .pool import OnRay, place
 
+LEAST = 50  # jobs of each length
 POLL = 0.02  # seconds between looks whether all actors are there
 
 
 @dataclass(kw_only=True)
 class Sleeping(Measurement):
-    """count: jobs of each length an actor; gate: a folder in which actors meet."""
+    """count: jobs of each length; gate: a folder in which actors meet."""
 
     name = "sleep"
     device = "cpu"
@@ -49,7 +50,7 @@ class Sleeping(Measurement):
     cpu: dict[str, float] = field(default_factory=dict)  # seconds: the driver's, this process's
 
     def cells(self) -> list[Cell]:
-        numbers = range(self.actors * self.count)
+        numbers = range(self.count)
         return [
             Cell("", "", f"sleep:{s}:{n}", {"actors": self.actors}) for s in self.lengths for n in numbers
         ]
@@ -133,7 +134,9 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m eval.cluster.curve", description=__doc__.split("\n")[0])
     parser.add_argument("--actors", type=count, nargs="+", default=[1, 8, 64])
     parser.add_argument("--lengths", type=amount, nargs="+", default=[0.1, 0.5, 1.0, 2.0], help="seconds")
-    parser.add_argument("--jobs", type=count, default=50, help="of each length an actor (default: 50)")
+    parser.add_argument(
+        "--jobs", type=count, default=20, help=f"of each length an actor (default: 20), {LEAST} at least"
+    )
     parser.add_argument("--out", type=Path, required=True, help="a JSON file")
     given = parser.parse_args(words)
     rows = []
@@ -144,7 +147,10 @@ def main(words: list[str] | None = None) -> int:
                 store = Store(Path(folder) / "out")
                 store.prepare()
                 sleeping = Sleeping(
-                    actors=actors, lengths=tuple(given.lengths), count=given.jobs, gate=folder
+                    actors=actors,
+                    lengths=tuple(given.lengths),
+                    count=max(LEAST, given.jobs * actors),
+                    gate=folder,
                 )
                 show = Show(store.out)
                 show.console.quiet = True
@@ -170,4 +176,6 @@ def about() -> dict:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from .curve import main as named  # as the actors know it, where __main__ is another module
+
+    sys.exit(named())

@@ -20,11 +20,10 @@ import threading
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
-from ..core.errors import describe, one_line
+from ..core.errors import describe
 from ..core.machine import cores
 
 TRIES = 3
@@ -75,8 +74,6 @@ def drive(connection, plan: Plan, log: str) -> None:
         os.environ.pop(name, None)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    if plan.address is not None and has_token():  # or Ray sends none, and the cluster's head answers nothing
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -99,12 +96,6 @@ def drive(connection, plan: Plan, log: str) -> None:
         sys.stdout.flush()
 
 
-def has_token() -> bool:
-    """Is there a token for clusters of Ray's, where Ray looks for one?"""
-    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return named or (Path.home() / ".ray" / "auth_token").is_file()
-
-
 def _follow(command: int) -> None:
     """When the command was killed, nobody else ends what this process started."""
     while os.getppid() == command:
@@ -123,8 +114,8 @@ def _join(ray, plan: Plan) -> None:
             ray.init(address=plan.address, **quiet)
         except ConnectionError as error:
             raise Refused(
-                f"{plan.address} does not take us for one of its cluster's: the head runs Ray "
-                f"{ray.__version__}, and ~/.ray/auth_token is the same there and here? ({one_line(error)})"
+                f"--on ray:{plan.address}: it answers, but not us: its head must run Ray {ray.__version__}; "
+                "where it has a token, have the same ~/.ray/auth_token here, and export RAY_AUTH_MODE=token"
             ) from error
         return
     os.environ.setdefault("RAY_agent_register_timeout_ms", "100000")  # a busy machine; Ray's 15 s end a node

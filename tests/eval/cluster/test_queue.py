@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
 
 from eval.__main__ import chosen, main
 from eval.cluster.driver import Driver, Plan, Refused
+from eval.cluster.pool import Gone, Watch
 from eval.core.errors import Failed
 from eval.core.machine import machine
 from eval.core.results import Store
@@ -196,6 +200,39 @@ def test_half_of_a_gpu_and_whole_nodes():
 def plan(**how) -> Plan:
     named = {"cpus": 1, "gpus": 0, "actors": None, "alone": False} | how
     return Plan("m", None, [0], ["0"], 1, {}, None, folder="", **named)
+
+
+# the messages
+
+
+def test_a_driver_does_not_wait_while_cells_are_stored():
+    """A pipe holds 64 kB; the driver has sent all of its answers when the first are being stored."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def send():
+        for number in range(2000):
+            theirs.send(("done", (number, "x" * 1000, {})))
+        theirs.send(("end", None))
+
+    driver = threading.Thread(target=send, daemon=True)
+    driver.start()
+    found = []
+    for _, value in Watch(SimpleNamespace(pid=os.getpid()), ours).messages():
+        found.append(value[0])
+        if len(found) == 200:
+            driver.join(60)
+            assert not driver.is_alive()
+    assert found == list(range(2000))
+
+
+def test_what_a_driver_said_before_it_died_is_heard():
+    ours, theirs = multiprocessing.Pipe()
+    theirs.send(("done", (0, "", {})))
+    theirs.close()
+    messages = Watch(SimpleNamespace(pid=os.getpid()), ours).messages()
+    assert next(messages)[0] == "done"
+    with pytest.raises(Gone, match="the same command resumes"):
+        next(messages)
 
 
 # what the cells say
