@@ -110,8 +110,8 @@ test-site: $(READY) ## look at every page of the built site in an installed Chro
 RAY := .venv-ray
 
 test-ray: $(RAY)/.ready ## start Ray clusters and kill their parts: the tests marked ray, and S3's protocol (minutes)
-	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest -m ray tests/eval/test_cluster.py
-	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest tests/eval/test_results.py tests/eval/test_cluster.py -k "s3 or schema"
+	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest -m ray tests/eval/cluster
+	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest tests/eval/test_results.py tests/eval/cluster -k "s3 or schema"
 
 cluster-demo: $(RAY)/.ready ## a small sweep on a Ray cluster of two nodes, one of which is killed while it works
 	HF_HUB_OFFLINE=1 PYTHONPATH=. $(RAY)/bin/python deploy/demo.py --out results/cluster-demo -- \

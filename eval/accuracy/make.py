@@ -17,6 +17,7 @@ import kvlab
 from kvlab.decode import Stepper
 
 from ..core.errors import Failed, Problem, describe
+from ..core.files import no_room
 from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM
@@ -74,6 +75,8 @@ def setup(settings, report: Callable) -> Callable:
                     if method == "full" and shots:
                         found[method]["floor"] = floor(lm, name, settings)
                 except Exception as error:
+                    if no_room(error):  # it is this machine's, and another one may have some
+                        raise
                     found[method] = error
         return {
             method: Failed(*describe(one)) if isinstance(one, Exception) else one | about

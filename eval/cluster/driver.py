@@ -83,7 +83,7 @@ def drive(connection, plan: Plan, log: str) -> None:
         _join(ray, plan)
         Driver(ray, connection, plan).run()
         connection.send(("end", None))
-    except (Refused, ConnectionError) as error:
+    except Refused as error:
         with contextlib.suppress(OSError):
             connection.send(("refused", (str(error), "")))
     except (EOFError, OSError):  # the command is gone
@@ -110,7 +110,13 @@ def _follow(command: int) -> None:
 def _join(ray, plan: Plan) -> None:
     quiet = {"log_to_driver": False, "logging_level": "error", "configure_logging": False}
     if plan.address is not None:
-        ray.init(address=plan.address, **quiet)
+        try:
+            ray.init(address=plan.address, **quiet)
+        except ConnectionError as error:
+            raise Refused(
+                f"--on ray:{plan.address}: it answers, but not us: its head must run Ray {ray.__version__}; "
+                "where it has a token, have the same ~/.ray/auth_token here, and export RAY_AUTH_MODE=token"
+            ) from error
         return
     os.environ.setdefault("RAY_agent_register_timeout_ms", "100000")  # a busy machine; Ray's 15 s end a node
     for left in reversed(range(TRIES)):  # and so do its 30 s for a node, which nobody can change
@@ -242,7 +248,8 @@ class Driver:
                 seat.job = self.waiting.popleft()
                 self.tries[seat.job] += 1
                 name = self.plan.names[seat.job]
-                seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, self.plan.jobs[seat.job]))
+                job = self.plan.jobs[seat.job]
+                seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, job, name))
             if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten
                 seat.asked = math.inf  # until it answers
                 seat.refs.add(seat.actor.at.remote())
@@ -252,7 +259,7 @@ class Driver:
         try:
             found = self.ray.get(ref)
         except self.ray.exceptions.RayError as error:
-            self.lost(seat, error)
+            self.lost(seat, " ".join(str(error).split()), "its actor was lost (out of memory?)")
             return
         if len(found) == 3:  # where it is
             seat.asked = time.monotonic()
@@ -260,7 +267,9 @@ class Driver:
                 self.connection.send(("at", found))
             return
         kind, value = found
-        if kind == "ready":
+        if kind == "full":  # its node can do nothing more, another one can
+            self.lost(seat, value[0], value[0])
+        elif kind == "ready":
             seat.ready, self.spoiled = True, 0
         elif not seat.ready:
             raise Refused(value[0])
@@ -274,19 +283,19 @@ class Driver:
             else:
                 self.connection.send(("failed", (job, value, tries)))
 
-    def lost(self, seat: Seat, error) -> None:
-        """An actor died, its node did, or nobody knows: what it did is done again elsewhere."""
+    def lost(self, seat: Seat, reason: str, line: str) -> None:
+        """An actor died, its node did, its disk is full, or nobody knows: what it did is done again
+        elsewhere. line: what is said of a job that was lost too often."""
         job, ready = seat.job, seat.ready
         self.drop(seat)
-        reason = " ".join(str(error).split())
         if not ready:
             self.spoiled += 1
             if self.spoiled > TRIES:
                 raise Refused(f"no actor could be started: {reason[:240]}")
         elif job is not None and self.tries[job] >= TRIES:
             self.left -= 1
-            line = f"its actor was lost {TRIES} times, so it is not tried again (out of memory?)"
-            self.connection.send(("failed", (job, (line, str(error)), TRIES)))
+            line = f"{line}, {TRIES} times, so it is not tried again"
+            self.connection.send(("failed", (job, (line, reason), TRIES)))
         elif job is not None:
             self.waiting.appendleft(job)
 

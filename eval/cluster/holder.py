@@ -6,6 +6,7 @@ driver has not asked where it is for `ORPHANED` seconds ends itself, for then no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -15,6 +16,7 @@ from contextlib import redirect_stdout
 from importlib import import_module
 
 from ..core.errors import describe
+from ..core.files import no_room
 from ..core.machine import commit, machine, versions
 from ..core.workers import quiet
 
@@ -23,7 +25,8 @@ CONCURRENT = 2  # a job, and the question where it is
 
 
 class Holder:
-    """See the module's text. expected: {"kvlab": version, "code": digest} of the driver."""
+    """See the module's text. threads: torch's (0: jobs that do not need it, None: its default). expected:
+    {"kvlab": version, "code": digest} of the driver."""
 
     def __init__(self, maker: str, options, threads: int | None, expected: dict[str, str]):
         self.maker, self.options, self.threads, self.expected = maker, options, threads, expected
@@ -42,7 +45,7 @@ class Holder:
         return self.place
 
     def set_up(self) -> tuple:
-        """("ready", process id) or ("failed", (line, traceback))."""
+        """("ready", process id), or as `do` says."""
         try:
             found = {"kvlab": versions()["kvlab"], "code": self.options.code(self.maker)}
             if found != self.expected:
@@ -50,30 +53,48 @@ class Holder:
                     f"node {platform.node()} runs another kvlab ({_said(found)}) than this command "
                     f"({_said(self.expected)}): install the same one on every node"
                 )
-            quiet(self.threads)
+            if self.threads != 0:
+                quiet(self.threads)
             with redirect_stdout(sys.stderr):
                 self.handler = import_module(self.maker).setup(self.options, self._report)
-            import torch
-
-            device = self.options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+            device = self.options.device or _usual_device()
             self.about = {"machine": machine(device, self.threads), "node": platform.node()}
             self.about |= {"versions": versions(), "commit": commit()}
         except Exception as error:
-            return "failed", describe(error)
+            return _how(error), describe(error)
         return "ready", os.getpid()
 
     def _report(self, done: int, total: int) -> None:
         self.place = (self.place[0], done, total)
 
-    def do(self, number: int, job) -> tuple:
-        """("done", (what the job found, where)) or ("failed", (line, traceback))."""
+    def do(self, number: int, job, name: str) -> tuple:
+        """("done", (what the job found, where)), ("failed", (line, traceback)), or "full" in the place of
+        "failed", where this node has no room on its disk. The log of this process says which job it is at."""
         self.place = (number, 0, 1)
+        _log(f"begins: {name}")
         try:
             with redirect_stdout(sys.stderr):
                 found = self.handler(job)
         except Exception as error:
-            return "failed", describe(error)
+            return _how(error), describe(error)
+        finally:
+            _log(f"ends: {name}")
         return "done", (found, self.about)
+
+
+def _log(line: str) -> None:
+    with contextlib.suppress(OSError):  # where the disk is full, the job shall say so
+        print(line, file=sys.stderr, flush=True)
+
+
+def _how(error: Exception) -> str:
+    return "full" if no_room(error) else "failed"
+
+
+def _usual_device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _said(found: dict[str, str]) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import multiprocessing
+import queue
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -130,17 +132,18 @@ class Watch:
     def messages(self) -> Iterator[tuple]:
         """Until the driver has ended. Raises Gone."""
         begun, silent, looked = time.monotonic(), 0, 0.0
+        come: queue.Queue = queue.Queue()
+        threading.Thread(target=self._hear, args=(come,), daemon=True).start()
         while True:
-            try:
-                if self.connection.poll(1.0):
-                    kind, value = self.connection.recv()
-                    if kind == "up":
-                        self.head = value[0]
-                    if kind == "end":
-                        return
-                    yield kind, value
-            except (EOFError, ConnectionResetError):
-                raise Gone("the driver on Ray ended by itself; the same command resumes") from None
+            with contextlib.suppress(queue.Empty):
+                kind, value = come.get(timeout=1.0)
+                if kind == "up":
+                    self.head = value[0]
+                if kind == "gone":
+                    raise Gone("the driver on Ray ended by itself; the same command resumes")
+                if kind == "end":
+                    return
+                yield kind, value
             if time.monotonic() - looked > 1.0:
                 self.note()
                 looked = time.monotonic()
@@ -152,6 +155,15 @@ class Watch:
                         raise Gone(
                             f"the head of the Ray cluster at {self.head} is gone; the same command resumes"
                         )
+
+    def _hear(self, come: queue.Queue) -> None:
+        """Take in what comes: the driver, and all actors with it, shall not wait while a cell is stored."""
+        try:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    come.put(self.connection.recv())
+        finally:
+            come.put(("gone", None))
 
     def note(self) -> None:
         """Remember what the driver started: when it is dead nobody can say."""

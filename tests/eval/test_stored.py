@@ -10,7 +10,8 @@ from eval.reproduce import collect, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-STORED = sorted(set(RESULTS.glob("*.json")) - {RESULTS / "harness.json"})  # that one is another command's
+OTHERS = {RESULTS / "harness.json", RESULTS / "ray.json"}  # of other commands
+STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
 
 

@@ -1,0 +1,273 @@
+"""The queue: who does a job again, on a Ray that answers at once and whose actors die when told to."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from eval.__main__ import chosen, main
+from eval.cluster.driver import Driver, Plan, Refused
+from eval.cluster.pool import Gone, Watch
+from eval.core.errors import Failed
+from eval.core.machine import machine
+from eval.core.results import Store
+from eval.core.workers import Outcome
+
+
+class Lost(Exception):
+    pass
+
+
+class Actor:
+    def __init__(self, ray, how):
+        self.ray, self.how, self.number = ray, how, next(ray.numbers)
+
+    def __getattr__(self, what):
+        def remote(*arguments):
+            ref = object()
+            self.ray.refs[ref] = self, what, arguments
+            return ref
+
+        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
+
+
+class Ray:
+    """die(actor's number, what, arguments): does the actor die of it? nodes: [{CPU: , GPU: }]."""
+
+    exceptions = SimpleNamespace(RayError=Lost)
+
+    def __init__(self, nodes, die=lambda *_: False, answer=None):
+        self.resources, self.die, self.answer = nodes, die, answer or done
+        self.numbers, self.refs, self.killed, self.asked = itertools.count(), {}, [], []
+
+    def nodes(self):
+        return [{"Alive": True, "NodeID": str(i), "Resources": n} for i, n in enumerate(self.resources)]
+
+    def remote(self, kind):
+        return SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *_: Actor(self, how)))
+
+    def wait(self, refs, num_returns, timeout):
+        return refs[:num_returns], refs[num_returns:]
+
+    def get(self, ref):
+        actor, what, arguments = self.refs.pop(ref)
+        self.asked.append((actor.number, what, arguments))
+        if self.die(actor.number, what, arguments):
+            raise Lost("it died")
+        if what == "set_up":
+            return "ready", 1
+        if what == "at":
+            return None, 0, 1
+        return self.answer(arguments[1], actor.number)
+
+    def kill(self, actor, no_restart):
+        self.killed.append(actor.number)
+
+    def get_runtime_context(self):
+        return SimpleNamespace(gcs_address="127.0.0.1:1")
+
+
+class Line:
+    """A connection that remembers what was sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def poll(self):
+        return False
+
+
+def driven(ray, jobs, actors=None, cpus=1, gpus=0, alone=False) -> list:
+    line = Line()
+    plan = Plan("m", None, list(jobs), [str(j) for j in jobs], 1, {}, None, actors, cpus, gpus, alone, "")
+    Driver(ray, line, plan).run()
+    return [message for message in line.sent if message[0] in ("done", "failed")]
+
+
+def done(job, actor=None):
+    return "done", (job * 10, {"node": "n"})
+
+
+def test_every_job_is_done_once():
+    ray = Ray([{"CPU": 2}, {"CPU": 2}], answer=done)
+    found = driven(ray, range(9))
+    assert sorted(value for _, value in found) == [
+        (job, job * 10, {"node": "n", "tries": 1}) for job in range(9)
+    ]
+    assert sorted(a[1] for a in ray.asked if a[1] == "do") == ["do"] * 9
+    assert len(set(ray.killed)) == next(ray.numbers) <= 5  # all actors were let go
+
+
+def test_a_lost_job_goes_to_another_actor_and_is_counted():
+    ray = Ray([{"CPU": 2}], die=lambda actor, what, args: actor == 0 and what == "do", answer=done)
+    found = {value[0]: value for _, value in driven(ray, range(4))}
+    assert sorted(found) == [0, 1, 2, 3]
+    assert sorted(value[2]["tries"] for value in found.values()) == [1, 1, 1, 2]
+    assert [asked[0] for asked in ray.asked].count(0) <= 3 and 0 in ray.killed  # and it is not asked again
+
+
+def test_a_job_is_lost_three_times_at_most():
+    ray = Ray([{"CPU": 2}], die=lambda actor, what, args: what == "do" and args[1] == 1, answer=done)
+    found = {value[0]: (kind, value) for kind, value in driven(ray, range(3))}
+    kind, value = found[1]
+    assert kind == "failed" and value[2] == 3
+    assert value[1][0] == "its actor was lost (out of memory?), 3 times, so it is not tried again"
+    assert sum(1 for asked in ray.asked if asked[1] == "do" and asked[2][1] == 1) == 3
+    assert found[0][0] == found[2][0] == "done"
+
+
+def test_an_actor_without_room_on_its_disk_is_not_asked_again():
+    full = "full", ("x.arrow: No space left on device", "trace")
+    ray = Ray([{"CPU": 1}, {"CPU": 1}], answer=lambda job, actor: full if actor == 0 else done(job))
+    found = {value[0]: value for _, value in driven(ray, range(4))}
+    assert sorted(value[2]["tries"] for value in found.values()) == [1, 1, 1, 2]
+    assert [asked[:2] for asked in ray.asked].count((0, "do")) == 1 and 0 in ray.killed
+    (told,) = driven(Ray([{"CPU": 1}], answer=lambda job, actor: full), [5])
+    assert told[0] == "failed" and told[1][1][0] == f"{full[1][0]}, 3 times, so it is not tried again"
+
+
+def test_an_error_of_the_job_itself_is_not_tried_again():
+    ray = Ray([{"CPU": 1}], answer=lambda job, actor: ("failed", ("no such thing", "trace")))
+    assert driven(ray, [5]) == [("failed", (0, ("no such thing", "trace"), 1))]
+
+
+def test_an_actor_is_asked_where_it_is_while_it_loads_its_model():
+    """One that nobody asks ends itself (`holder.ORPHANED`), however long its model takes."""
+    ray = Ray([{"CPU": 1}], answer=done)
+    waited = ray.wait
+
+    def wait(refs, num_returns, timeout):
+        loading = [ref for ref in refs if ray.refs[ref][1] == "set_up"]
+        others = [ref for ref in refs if ref not in loading]
+        return waited(others if others else refs, num_returns, timeout)
+
+    ray.wait = wait
+    driven(ray, range(2))
+    kinds = [what for _, what, _ in ray.asked]
+    assert kinds.index("at") < kinds.index("set_up") < kinds.index("do")
+
+
+def test_actors_that_never_start_end_the_run():
+    ray = Ray([{"CPU": 2}], die=lambda actor, what, args: what == "set_up")
+    with pytest.raises(Refused, match="no actor could be started: it died"):
+        driven(ray, range(3))
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"gpus": 1}, "no living node has what an actor takes: 1 CPUs, of at most 2, 1 GPUs, of at most 0"),
+        ({"cpus": 3}, "3 CPUs, of at most 2"),
+        ({"actors": 9}, "--actors 9: the cluster has room for 4"),
+        ({"gpus": 1, "alone": True}, "no living node"),
+    ],
+)
+def test_what_no_node_can_serve_is_refused(how, said):
+    with pytest.raises(Refused, match=said):
+        driven(Ray([{"CPU": 2}, {"CPU": 2}]), range(9), **how)
+
+
+def test_a_cluster_that_has_lost_its_nodes_is_refused():
+    """The last node with a GPU dies with a job: what is left waits for nobody."""
+    nodes = [{"CPU": 2}, {"CPU": 2, "GPU": 1}]
+
+    def die(actor, what, args):
+        if what == "do" and len(nodes) == 2:
+            nodes.pop()
+            return True
+        return False
+
+    with pytest.raises(Refused, match="no living node has what an actor takes"):
+        driven(Ray(nodes, die, done), range(3), gpus=1)
+
+
+def test_half_of_a_gpu_and_whole_nodes():
+    assert Driver(Ray([{"CPU": 4, "GPU": 2}]), Line(), plan(gpus=0.5)).room({"CPU": 1, "GPU": 0.5}) == 4
+    whole = Driver(Ray([{"CPU": 4}, {"CPU": 8}]), Line(), plan(cpus=None))
+    assert whole.wanted() == {"CPU": 4, "GPU": 0} and whole.room(whole.wanted()) == 3
+    alone = Driver(Ray([{"CPU": 4}, {"CPU": 8}]), Line(), plan(alone=True))
+    assert alone.wanted()["CPU"] == 8 and alone.node == "1" and alone.room(alone.wanted()) == 1
+
+
+def plan(**how) -> Plan:
+    named = {"cpus": 1, "gpus": 0, "actors": None, "alone": False} | how
+    return Plan("m", None, [0], ["0"], 1, {}, None, folder="", **named)
+
+
+# the messages
+
+
+def test_a_driver_does_not_wait_while_cells_are_stored():
+    """A pipe holds 64 kB; the driver has sent all of its answers when the first are being stored."""
+    ours, theirs = multiprocessing.Pipe()
+
+    def send():
+        for number in range(2000):
+            theirs.send(("done", (number, "x" * 1000, {})))
+        theirs.send(("end", None))
+
+    driver = threading.Thread(target=send, daemon=True)
+    driver.start()
+    found = []
+    for _, value in Watch(SimpleNamespace(pid=os.getpid()), ours).messages():
+        found.append(value[0])
+        if len(found) == 200:
+            driver.join(60)
+            assert not driver.is_alive()
+    assert found == list(range(2000))
+
+
+def test_what_a_driver_said_before_it_died_is_heard():
+    ours, theirs = multiprocessing.Pipe()
+    theirs.send(("done", (0, "", {})))
+    theirs.close()
+    messages = Watch(SimpleNamespace(pid=os.getpid()), ours).messages()
+    assert next(messages)[0] == "done"
+    with pytest.raises(Gone, match="the same command resumes"):
+        next(messages)
+
+
+# what the cells say
+
+
+THEIRS = machine(threads=1) | {"cpu": "theirs"}
+
+
+class Answers:
+    """A pool that has done everything elsewhere."""
+
+    def __init__(self, found):
+        self.found = found
+
+    def run(self, maker, options, jobs, report):
+        for job in jobs:
+            report(job, 1, 2)
+            yield Outcome(job, self.found(job), {"tries": 2, "node": "n2", "machine": THEIRS})
+
+
+def test_cells_say_where_and_in_how_many_tries(folder, tmp_path, monkeypatch, capsys):
+    def found(job):
+        if job[0] == "chain":
+            return Failed("lost")
+        metric = {"metric": "acc", "value": 0.5, "stderr": None, "n": 2, "higher_is_better": True}
+        held = {"device_bytes": 8.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 1}
+        numbers = {"metrics": [metric], "values": {"acc": [1.0, 0.0]}, "bytes": held, "seconds": 1.0}
+        return {method: numbers | {"device": "cpu"} for method in job[1]}
+
+    words = ["accuracy", "--model", str(folder), "--methods", "full", "int8", "--tasks", "recall", "chain"]
+    (measurement,) = chosen([*words, "--out", str(tmp_path)])
+    monkeypatch.setattr(type(measurement), "pool", lambda self, named: Answers(found))
+    assert main([*words, "--out", str(tmp_path)]) == 1
+    cells = list(Store(tmp_path).records())
+    assert [(c["method"], c["tries"], c["node"], c["machine"]) for c in cells] == [
+        (method, 2, "n2", THEIRS) for method in ("full", "int8")
+    ]
+    assert "failed: int8 on chain: lost" in capsys.readouterr().err

@@ -1,0 +1,66 @@
+"""What is refused before Ray is started: one line each."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.cluster import pool
+from eval.core.errors import Problem
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def refused(capsys, *words: str) -> str:
+    assert main(list(words)) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--on", "slurm"], "expected ray, or ray:HOST:PORT"),
+        (["--on", "ray:"], "expected ray, or ray:HOST:PORT"),
+        (["--actors", "2"], "--actors: needs --on ray"),
+        (["--gpus-per-actor", "-1"], "not a number of at least 0"),
+        (["--cpus-per-actor", "nan"], "not a number of at least 0"),
+    ],
+)
+def test_bad_input(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refused(capsys, "accuracy", *words)
+    assert not list(tmp_path.iterdir())
+
+
+def test_ray_that_is_not_installed(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pool.importlib.util, "find_spec", lambda name: None)
+    assert refused(capsys, "accuracy", "--on", "ray").endswith("pip install 'kvlab[ray]'")
+
+
+def test_an_address_that_nobody_answers(monkeypatch):
+    monkeypatch.setattr(pool.importlib.util, "find_spec", lambda name: True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(Problem, match="nobody answers"):
+            pool.place(f"ray:{address}")
+        free.listen()
+        assert pool.place(f"ray:{address}") == address
+    for wrong in ("ray:here", "ray:here:port", "ray:here:99999"):
+        with pytest.raises(Problem, match="HOST:PORT"):
+            pool.place(wrong)
+
+
+def test_ray_is_not_imported_without_being_asked_for():
+    script = "import sys, eval.__main__, eval.cluster.pool; print('ray' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False"]
