@@ -16,6 +16,7 @@ from .merging import merge
 from .models import renumbered, rotations_of
 from .policy import View
 from .reread import attend_again
+from .slots import PER_EMPTY
 from .visibility import Visibility
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
@@ -191,7 +192,7 @@ class Layer(Held):
                 keep.observe(view, None)
         if self.local is not None:
             self._leave_window()
-        slots = keep.choose(view) if evicts else None
+        slots = keep.choose(view) if evicts and not self._one_goes(view) else None
         if slots is not None:
             if self.in_prompt:
                 self.scored = scored(slots, keep.by_rule(view))
@@ -201,6 +202,21 @@ class Layer(Held):
         self.in_prompt = False
         if self.settled and self.store.in_place:
             self.store.tight = False
+
+    def _one_goes(self, view: View) -> bool:
+        """Where one token of every head goes and a kernel attends, its slot becomes empty, and slots close up
+        only now and then. False, and nothing has changed, where it is otherwise."""
+        self._fuse()
+        if self.fused is None or self.keep.policy.merge or self.slots < PER_EMPTY:
+            return False
+        keep = self.keep.policy
+        if not keep.one_goes(view):
+            return False
+        gone = self.fused.lowest(keep.scored(view), self.slot_positions)
+        keep.forget(self.keep)
+        if (slots := self.table.empty(gone)) is not None:
+            self._let_go(slots, self.keep.longest)
+        return True
 
     def note_queries(self) -> None:
         """The pass's last queries are held until the prompt has ended."""

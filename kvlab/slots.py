@@ -8,6 +8,8 @@ from torch import Tensor
 from .gather import gather_slots
 from .visibility import Visibility
 
+PER_EMPTY = 64  # of so many slots one may stay empty where tokens go one by one
+
 
 class Slots:
     """Positions and counts of what a layer holds; its store holds the numbers in the same slots.
@@ -60,9 +62,7 @@ class Slots:
         row included; None: in all."""
         if self.moved is None or min(self.rows_held) == self.count:
             return None
-        there = self.moved.new_ones((*self.moved.shape[:2], self.count + new), dtype=torch.bool)
-        there[..., : self.count] = self.moved >= 0
-        return there
+        return torch.nn.functional.pad(self.moved >= 0, (0, new), value=True)
 
     def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:
         if self.moved is None:  # until now, slot j held token j
@@ -82,6 +82,22 @@ class Slots:
         self.moved = self.gathered(slots)
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
+
+    def empty(self, slots: Tensor) -> Tensor | None:
+        """One token of every head goes, that in slot `slots` `[batch, kv_heads]`, which stays, empty.
+
+        With more than one empty slot in `PER_EMPTY`, returns the slots to gather, as `keep` takes them.
+        """
+        if self.moved is None or self.moved.shape[1] < self.kv_heads:
+            self.moved = self.positions.clone()
+        self.moved.scatter_(2, slots[..., None], -1)
+        self.rows_held = [held - 1 for held in self.rows_held]
+        longest = max(self.rows_held)
+        if (self.count - longest) * PER_EMPTY <= self.count:
+            return None
+        there = self.moved >= 0
+        order = there.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
+        return order.masked_fill(~there.gather(-1, order), -1)
 
     def leave_window(self, visibility: Visibility, last: int, spare: int):
         """Forget tokens that neither later queries nor the `last` ones see.

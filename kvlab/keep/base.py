@@ -144,6 +144,16 @@ class Keep(Policy):
         self.forget(state)
         return slots
 
+    def one_goes(self, layer) -> bool:
+        """Whether `choose` would let one token of every head go, in a later pass: that with the lowest score
+        (`scored`) but for the newest one."""
+        state = layer.state
+        if layer.in_prompt or self.prompt_only or self.every or state.shares is not None:
+            return False
+        if type(self).choose is not Keep.choose:
+            return False
+        return all(held - limit == 1 for held, limit in zip(layer.rows_held, state.longest, strict=True))
+
     def forget(self, state) -> None:
         """It has been chosen: what is needed for one choice alone may go."""
 
@@ -151,10 +161,14 @@ class Keep(Policy):
         """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
         positions = layer.slot_positions
         newest = positions == positions.amax(-1, keepdim=True)
+        return self.scored(layer).masked_fill(newest, torch.inf).masked_fill(positions < 0, -torch.inf)
+
+    def scored(self, layer) -> Tensor:
+        """`score`, finite fp32, of chunks where tokens go by chunks."""
         score = self.score(layer).float().clamp(*FINITE)
         if self.chunk_length > 1:
-            score = by_chunk(score, positions, self.by_rule(layer), self.chunk_length)
-        return score.masked_fill(newest, torch.inf).masked_fill(positions < 0, -torch.inf)
+            score = by_chunk(score, layer.slot_positions, self.by_rule(layer), self.chunk_length)
+        return score
 
     def _best(self, layer) -> Tensor | None:
         """The best slots of every head, as `choose` returns them."""

@@ -42,9 +42,9 @@ class H2O(Keep):
 
     def by_rule(self, layer) -> Tensor:
         positions = layer.slot_positions
-        window = [max(1, int(limit * self.recent)) for limit in layer.state.limits]
-        newest = positions.amax(-1, keepdim=True)
-        return positions > newest - by_row(window, positions)
+        pairs = zip(layer.lengths, layer.state.limits, strict=True)
+        before = [seen - 1 - max(1, int(limit * self.recent)) for seen, limit in pairs]
+        return positions > by_row(before, positions)
 
     def score(self, layer) -> Tensor:
         return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)

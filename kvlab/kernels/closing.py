@@ -1,4 +1,4 @@
-"""Closing up: the slots that stay move together within their buffers, compiled by numba."""
+"""Closing up: which token goes, and how the slots that stay move together, compiled by numba."""
 
 from __future__ import annotations
 
@@ -6,6 +6,24 @@ import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
+
+
+@njit(nogil=True, cache=True)
+def lowest(score, positions, gone):
+    """The slot of every head with the lowest score `[batch, kv_heads, slots]` -> gone `[batch, kv_heads]`: of
+    those whose position is not -1, nor the largest; the last of them if it is a tie, or if it is NaN."""
+    batch, heads, slots = score.shape
+    for b in range(batch):
+        for h in range(heads):
+            newest = np.int32(-1)
+            for i in range(slots):
+                newest = max(newest, positions[b, h, i])
+            least, at = np.float32(np.inf), slots - 1
+            for i in range(slots):
+                x = score[b, h, i]
+                if -1 < positions[b, h, i] < newest and not x > least:
+                    least, at = (x if x == x else np.float32(-np.inf)), i
+            gone[b, h] = at
 
 
 @njit(nogil=True, cache=True)

@@ -374,9 +374,9 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                         for t in range(size):
                             mine[t] = _dot(kind, head_dim, group, short, sides, asked, k[at + t], ks[at + t])
                     if allowed.shape[2]:
+                        there = allowed[b, masked]
                         for t in range(size):
-                            if not allowed[b, masked, at + t]:
-                                mine[t] = FLOOR
+                            mine[t] = mine[t] if there[at + t] else FLOOR
                     highest = most[s]
                     for t in range(size):
                         highest = max(highest, mine[t])

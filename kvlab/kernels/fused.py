@@ -77,6 +77,15 @@ class Fused:
         store.filled = count
         return True
 
+    def lowest(self, score: Tensor, positions: Tensor) -> Tensor:
+        """The slot of every head that goes, `[batch, kv_heads]`: that with the lowest score `[batch,
+        kv_heads, slots]`, the last of them if it is a tie, of those that hold a token but the newest one."""
+        from . import closing
+
+        gone = torch.empty(score.shape[:2], dtype=torch.int64)
+        closing.lowest(score.numpy(), positions.numpy(), gone.numpy())
+        return gone
+
 
 def _bits(x: Tensor) -> Tensor:
     return x.view(torch.uint16) if x.dtype == torch.bfloat16 else x

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..gather import gather_slots, with_room
 from ..parameters import check_whole
 from ..policy import Policy, State
+from ..slots import PER_EMPTY
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
 from .late import Late
@@ -25,7 +26,7 @@ class Growing(Policy):
     The prompt fills its buffer; a later token is written into the next free slot. Where none is free, all
     that is held is copied into a buffer with room for an eighth more (16 slots at least): a long text is
     copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. As long as a
-    keep lets tokens go at every step, there is room for the token that comes, at most.
+    keep lets tokens go at every step, there is room for the token that comes and one slot in 64, at most.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
     (default: as K). sinks: so many first tokens of every row are held in full precision besides.
@@ -169,7 +170,7 @@ class GrowingState(State):
         """Make room for so many more."""
         end = self.filled + tokens
         if end > self.keys[0].shape[2]:
-            self._lengthen(end + (0 if self.tight else max(LEAST_ROOM, end // 8)))
+            self._lengthen(end + (end // PER_EMPTY if self.tight else max(LEAST_ROOM, end // 8)))
 
     def _lengthen(self, capacity: int) -> None:
         """Copy what is held into buffers of so many slots; pinned where these are, so that a GPU can read
