@@ -16,8 +16,7 @@ from lm_eval.evaluator import evaluate
 import kvlab
 from kvlab.decode import Stepper
 
-from ..core.errors import Failed, Problem, describe
-from ..core.files import no_room
+from ..core.errors import Failed, Problem, describe, no_room
 from . import agreement, taskset
 from .batching import metric_row
 from .lm import KVLabLM

@@ -15,8 +15,7 @@ import time
 from contextlib import redirect_stdout
 from importlib import import_module
 
-from ..core.errors import describe
-from ..core.files import no_room
+from ..core.errors import describe, no_room
 from ..core.machine import commit, machine, versions
 from ..core.workers import quiet
 

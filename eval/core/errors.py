@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import traceback
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a share of one, the length that a file may have
 
 
 class Problem(ValueError):
@@ -37,3 +40,12 @@ def describe(error: BaseException) -> tuple[str, str]:
     told = isinstance(error, ValueError) or getattr(error, "strerror", None)
     kind = "" if told else f"{type(error).__name__}: "
     return kind + one_line(error), "".join(traceback.format_exception(error))
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Does it come from a file that had no room, whatever others made of that error?"""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
@@ -16,7 +15,6 @@ from .errors import Problem, one_line
 
 WRITING = ".writing-"  # how the name of a temporary file begins
 DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a share of one, the length that a file may have
 LOCAL = "file://"
 STAMPS = ("ETag", "etag", "LastModified", "mtime", "updated", "created")  # what changes when a file does
 
@@ -26,15 +24,6 @@ def address(text: str) -> Path | str:
     if text.startswith(LOCAL):
         return Path(text.removeprefix(LOCAL))
     return text.rstrip("/") if "://" in text else Path(text)
-
-
-def no_room(error: BaseException | None) -> bool:
-    """Does it come from a file that had no room, whatever others made of that error?"""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in FULL:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def finite(value):

@@ -36,7 +36,7 @@ class Peers(OnModel):
     about = "our methods beside those of kvpress, on the same tokens (needs make peers)"
     threads = 1
     maker, beside = "eval.peers.ours", "eval.peers.theirs"
-    reporter = "eval.reproduce.paired:write"
+    reporter = "eval.reproduce.document:write_peers"
 
     limit: int | None = option("documents per task (default: all)", type=count)
     collect: bool = option("bring what is there to docs/results", False, action="store_true")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from ..core.files import write_file
-from ..core.modules import ROOT
+from collections.abc import Iterable
+
 from .rows import provenance
 
 ABOUT = (
     "Decode steps of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in one process"
 )
-FILE = ROOT / "docs" / "results" / "speed.json"
 AGAINST = (  # whose step is divided by whose
     ("kvlab, compiled: full", "llama.cpp: f32"),
     ("kvlab, compiled: int8", "llama.cpp: q8_0"),
@@ -20,21 +19,14 @@ AGAINST = (  # whose step is divided by whose
 )
 
 
-def collect(cells: list[dict]) -> str:
-    """Write the rows of these cells to docs/results/speed.json and into the documents; a line about it."""
-    from ..reproduce import collect, tables
-
-    told = []
+def rows(cells: Iterable[dict]) -> list[dict]:
+    """The rows of these cells, each with all that it stands on."""
+    found = []
     for cell in sorted(cells, key=lambda cell: (cell["model"] != "workshop", context_of(cell))):
         shared = {"model": cell["model"], "simd": cell["about"]["simd"]} | provenance(cell, "text")
         shared |= {"weight_bytes": cell["about"]["weight_bytes"], "compiled": cell["about"]["compiled"]}
-        told += [shared | row for row in cell["rows"]]
-    if not told:
-        return "peers: there are no cells yet"
-    write_file(FILE, collect.text(FILE.stem, ABOUT, told))
-    for document in tables.DOCUMENTS:
-        tables.fill(document)
-    return f"peers: {len(told)} rows in {FILE}"
+        found += [shared | row for row in cell["rows"]]
+    return found
 
 
 def lines(cells: list[dict]) -> list[str]:

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from ..core.digests import methods_digest, model_digest
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, Measurement, count, option
+from ..core.modules import ROOT
 
+FILE = ROOT / "docs" / "results" / "speed.json"
 ROUNDS = 8
 CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048)}
 STEPS = 8  # of a row in a round, at most
@@ -80,13 +82,14 @@ class Steps(Measurement):
         return f"steps of {cell.model} at {cell.task.rpartition(':')[2]} tokens"
 
     def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.steps import collect, lines
+        from ..report.steps import lines
+        from ..reproduce.document import write_steps
 
         cells = list(store.records())
         for line in lines(cells):
             show.line(line)
         if self.collect:
-            show.line(collect(cells))
+            write_steps(cells, FILE, True, show)
 
 
 def named(model: str) -> str | None:

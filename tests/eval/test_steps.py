@@ -10,7 +10,7 @@ import torch
 from eval.__main__ import main
 from eval.report import steps as report
 from eval.reproduce import collect, tables
-from eval.speed import llama, steps
+from eval.speed import llama, peers, steps
 
 COARSE = {"f32": 2e-3, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.5}  # flash attention keeps K and V in fp16
 built = pytest.mark.skipif(not llama.there(), reason="llama.cpp is not built in .llama")
@@ -45,7 +45,7 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     words = ["steps", "--models", str(llama_folder), "--out", str(tmp_path / "out")]
     assert main([*words, "--contexts", "40", "--rounds", "2"]) == 0
     assert "llama.cpp is left out" in capsys.readouterr().err
-    monkeypatch.setattr(report, "FILE", tmp_path / "speed.json")
+    monkeypatch.setattr(peers, "FILE", tmp_path / "speed.json")
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")
