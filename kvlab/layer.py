@@ -57,8 +57,8 @@ class Layer(Held):
     def _step_at_once(self, query: Tensor, visibility: Visibility, scaling: float) -> Tensor | None:
         """A decode step that one call of a kernel appends and attends (see `Fused`), with what the keep does
         besides; None where this is no such step."""
-        watched = self.on_read is not None or self.timeline is not None or self.hears is not None
-        if watched or query.shape[2] != 1 or visibility.rule is not None or not visibility.known:
+        looked_at = self.on_read is not None or self.timeline is not None or self.hears is not None
+        if looked_at or query.shape[2] != 1 or visibility.rule is not None or not visibility.known:
             return None
         if visibility.real(len(self.lengths), 1, self.seen)[0] is not None:
             return None

@@ -1,5 +1,6 @@
 """Nothing is forgotten: every method and every policy stands in each list that must have it."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from tiny import ELSEWHERE, SETTINGS, policies, rounds
 
 from kvlab import keep, place, plots, store
 from kvlab.methods import METHODS
+from kvlab.place import Host
 from kvlab.policy import Policy
+from kvlab.store import Exact, Growing
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\| (`.*?) \|", re.MULTILINE)  # the first column of a table of names
@@ -29,11 +32,38 @@ def test_every_method_is_in_every_list(name):
         missing.append("SETTINGS in tests/tiny.py")
     if name not in readme:
         missing.append("the table of README.md")
+    techniques = json.loads(text("kvlab/bill/flags.json"))["techniques"]
+    if not any(name in technique["methods"] for technique in techniques):
+        missing.append("kvlab/bill/flags.json")
     if name not in plots.STYLE:
         missing.append("STYLE in kvlab/plots.py")
     if not re.search(rf'"{re.escape(name)}[:,"]', defined):
         missing.append("the comparisons in tests/reference (with a definition in kvlab/reference)")
     assert not missing, f"{name} is missing in {'; '.join(missing)}"
+
+
+def files(part) -> list[str]:
+    """Where a method's policies are written, and what they are made of, the common ones left out."""
+    found = []
+    if isinstance(part, Policy):
+        if type(part) not in (Exact, Growing, Host):
+            found.append(type(part).__module__.removeprefix("kvlab.").replace(".", "/") + ".py")
+        part = [*vars(part).values()]
+    if isinstance(part, list | tuple | dict):
+        for one in part.values() if isinstance(part, dict) else part:
+            found += files(one)
+    return list(dict.fromkeys(found))
+
+
+def test_the_map_says_where_every_method_is():
+    said = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text("docs/architecture.md"), re.MULTILINE))
+    special = {"full": ["store/growing.py"], "recompute": ["recompute.py"], "padded": ["static_graph/"]}
+    rows = {
+        name: ", ".join(f"`{file}`" for file in special.get(name) or files(METHODS[name].policies()))
+        for name in METHODS
+    }
+    wrong = "\n".join(f"| `{name}` | {row} |" for name, row in rows.items() if said.get(name) != row)
+    assert not wrong, f"docs/architecture.md, Where a method is:\n{wrong}"
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -19,7 +19,7 @@ from ..store.float8 import Float8
 from ..store.int import Int
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
-UNWATCHED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
+UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
 NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
 EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
@@ -31,19 +31,19 @@ def reference(query: Tensor, store, scaling: float, allowed: Tensor | None = Non
     return attend(query, keys, values, scaling, allowed)[0]
 
 
-def fits(store, query: Tensor, watched: bool = False) -> bool:
+def fits(store, query: Tensor, observed: bool = False) -> bool:
     """Whether a kernel can attend with this query `[batch, heads, 1, head_dim]` to what the store holds, and
-    (watched) say what every token received.
+    (observed) say what every token received.
 
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
     fp32 or bf16, or, with an fp32 query, symmetric int8 or int4 with a scale per group of channels, or 8-bit
     floats without scale. Smaller heads gain nothing. On a GPU it can where triton is there, for what
-    `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody watches.
+    `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody observes.
     """
     if query.shape[2] != 1:
         return False
     if on_gpu(query):
-        return not watched and _fits_gpu(store, query)
+        return not observed and _fits_gpu(store, query)
     if not store.kernel_ready or query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
         return False
     if query.dtype != (kept_as(store) or torch.float32) or layout(store, query.shape[3]) is None:
@@ -94,24 +94,24 @@ def run(
     items, share = batch * kv_heads * splits, heads // kv_heads
     out = torch.empty(batch, heads, 1, head_dim)
     parts, merged = np.empty((items, share, head_dim + 2), np.float32), out.view(-1, share, head_dim).numpy()
-    watched = UNWATCHED
+    observed = UNOBSERVED
     if received is not None:
         noted = np.empty((batch * kv_heads, share, count), np.float32)
-        watched = noted, received.view(-1, count).numpy()
+        observed = noted, received.view(-1, count).numpy()
     given = query.float().contiguous().numpy(), np.float32(scaling)
     threads = min(torch.get_num_threads(), items)
     if threads == 1:
-        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *watched):
+        if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *observed):
             return None
     else:
-        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged, *watched):
+        if new[0].shape[2] and not kernel(*given, *new, *held, mask, count, 0, 0, parts, merged, *observed):
             return None
         cuts = [items * thread // threads for thread in range(threads + 1)]
-        rest, filled = (*nothing(held), *held, mask, count), (parts, merged, *watched)
+        rest, filled = (*nothing(held), *held, mask, count), (parts, merged, *observed)
         jobs = [_pool().submit(kernel, *given, *rest, *cut, *filled) for cut in pairwise(cuts)]
         for job in jobs:
             job.result()
-        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged, *watched)
+        cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged, *observed)
     count_kernel(4 * query.numel() * count)
     return out.to(query.dtype)
 

@@ -4,7 +4,7 @@ Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SP
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
 numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
 int4. A group's scale is applied after its dot product. Where several query heads share a KV head, its codes
-are widened once for all of them, a block at a time. Where a keep watches, scores are noted besides; they
+are widened once for all of them, a block at a time. Where a keep observes, scores are noted besides; they
 become the weights that tokens received when the largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`

@@ -11,7 +11,7 @@ from .attend import ALL, arrays, fits, kept_as, kernel_for, run
 
 class Fused:
     """The step of a layer whose K and V lie on the CPU in one buffer, where every query sees all that is
-    held: the kernel appends, attends and, where the keep watches, says what every token received.
+    held: the kernel appends, attends and, where the keep observes, says what every token received.
 
     Made when such a layer has come through a pass, and good as long as its buffers are these and have a free
     slot: what else a step could ask has been asked. heads: query heads.

@@ -41,7 +41,7 @@ def close(store, query, allowed=None):
     assert found.shape == query.shape
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     received = torch.full((*store.keys[0].shape[:2], store.length), torch.nan)
-    assert kernels.fits(store, query, watched=True)
+    assert kernels.fits(store, query, observed=True)
     assert torch.equal(found, kernels.attend_packed(query, store, 0.2, allowed, received))
     told(store, query, allowed, received)
 
