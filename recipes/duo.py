@@ -19,7 +19,7 @@ from kvlab.keep.duo import KIND
 from kvlab.models import ModelShape
 
 SEED = 6_000_000  # not those of training, evaluation or other recipes
-RATE, L1 = 0.02, 0.05  # of Adam, as in the official code; weight of the gates' mean, as in the paper
+RATE, L1 = 0.02, 0.05  # of Adam; weight of the gates, as in the paper, here of their mean
 NAME = "kvlab-gated"
 
 

@@ -25,7 +25,7 @@ DIFFERS = {  # method -> where the definitions part
     "cosine, as D2O",
     "keynorm": f"{NEWEST}; we round norms, so that equal keys tie",
     "lagkv:lag=8": "blocks tie where the budget is no multiple of them: ours takes the older, kvpress any; "
-    "a channel that does not vary in the next block makes NaN there and counts as 0 here",
+    "what may differ besides was not traced",
     "expected": NEWEST,
     "adakv:of=keydiff": NEWEST,
     "adakv:of=snapkv": POOLED,

@@ -17,7 +17,7 @@ FORMAT = "1"  # of the file; another one is refused
 @dataclass(frozen=True)
 class Profile:
     """tensors: by name; about: numbers by name that belong to them; model: `saved.model_digest` of the model
-    that they are of; path: where they were read."""
+    that they are of; path: where they were read. A policy takes from it what it needs."""
 
     path: str
     kind: str
@@ -25,12 +25,11 @@ class Profile:
     tensors: Mapping[str, Tensor]
     about: Mapping[str, float]
 
-    def check(self, model) -> None:
-        """ValueError, one line, for another model than the profile's."""
-        if (digest := model_digest(model)) != self.model:
-            raise ValueError(
-                f"profile={self.path}: it was made for a model with digest {self.model}, not {digest}"
-            )
+
+def check(path: str, made_for: str, model) -> None:
+    """ValueError, one line, where the profile in this file was made for a model with another digest."""
+    if (digest := model_digest(model)) != made_for:
+        raise ValueError(f"profile={path}: it was made for a model with digest {made_for}, not {digest}")
 
 
 def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **about: float) -> None:

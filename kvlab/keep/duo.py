@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calibrate.profile import read
+from ..calibrate.profile import check, read
 from ..parameters import check_number
 from .base import Keep, KeepState
 
@@ -40,8 +40,10 @@ class Duo(Keep):
             raise ValueError(
                 f"profile={profile!r}: expected the file of trained gates; python -m recipes.duo makes one"
             )
-        self.profile, self.heads = read(profile, KIND), heads
-        self.sinks, self.recent = (int(self.profile.about[name]) for name in ("sinks", "recent"))
+        found = read(profile, KIND)
+        self.profile, self.heads, self.made_for = found.path, heads, found.model
+        self.gates = tuple(map(tuple, found.tensors["gates"].tolist()))  # of every layer, of its KV heads
+        self.sinks, self.recent = (int(found.about[name]) for name in ("sinks", "recent"))
 
     @property
     def evicts(self) -> bool:
@@ -50,7 +52,7 @@ class Duo(Keep):
     @property
     def retrieves(self) -> Tensor:
         """Which heads hold everything, bool `[layers, kv_heads]`."""
-        gates = self.profile.tensors["gates"]
+        gates = torch.tensor(self.gates)
         order = gates.flatten().argsort(descending=True, stable=True)
         found = torch.zeros(gates.numel(), dtype=torch.bool)
         found[order[: round(self.heads * gates.numel())]] = True
@@ -58,7 +60,7 @@ class Duo(Keep):
 
     def start(self, layer) -> KeepState:
         if layer.order == 0:
-            self.profile.check(layer.model)
+            check(self.profile, self.made_for, layer.model)
         state, mine = DuoState(self), self.retrieves[layer.order]
         first = layer.rank * layer.kv_heads
         state.retrieves = mine[first : first + layer.kv_heads, None]
