@@ -6,7 +6,7 @@ import copy
 import inspect
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 
 from torch import Tensor
 
@@ -229,7 +229,7 @@ def _holds_tensor(value) -> bool:
     if isinstance(value, list | tuple | set | deque):
         return any(map(_holds_tensor, value))
     if is_dataclass(value) and not isinstance(value, type | Policy):
-        return any(map(_holds_tensor, vars(value).values()))
+        return any(_holds_tensor(getattr(value, field.name)) for field in fields(value))
     if isinstance(value, dict):
         return any(map(_holds_tensor, value.values()))
     return isinstance(value, Tensor)
