@@ -131,7 +131,7 @@ kivi_keys = Exercise(
         "other bits",
         "tokens that fill no block yet",
         "no full block at all",
-        "a channel that says the same at every token",
+        "one channel that never changes",
     ),
 )
 

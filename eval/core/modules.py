@@ -148,14 +148,24 @@ def _passed_on(package: str, path: Path) -> dict[str, str]:
     """{name: where it comes from} of what a package imports and does not use itself."""
     if path.name != "__init__.py":
         return {}
-    return {bound: dotted for dotted, bound in _imported(package, path, bare(path.read_text("utf-8")))}
+    return _bindings(package, path, path.read_text("utf-8"))
+
+
+@cache
+def _bindings(package: str, path: Path, source: str) -> dict[str, str]:
+    return {bound: dotted for dotted, bound in _imported(package, path, bare(source))}
 
 
 def imports(name: str, path: Path) -> list[str]:
     """Dotted names of all that a module may import, at its top or inside functions; of a module that it
     imports, the attributes that it uses."""
+    return list(_imports(name, path, path.read_text(encoding="utf-8")))
+
+
+@cache
+def _imports(name: str, path: Path, source: str) -> tuple[str, ...]:
     ours = path.name == "__init__.py" and name.split(".")[0] in OURS
-    return named_by(name, path, tree(path.read_text(encoding="utf-8"), ours))
+    return tuple(named_by(name, path, tree(source, ours)))
 
 
 def named_by(name: str, path: Path, parsed: ast.AST) -> list[str]:

@@ -170,7 +170,8 @@ class GrowingState(State):
         """Make room for so many more."""
         end = self.filled + tokens
         if end > self.keys[0].shape[2]:
-            self._lengthen(end + (end // PER_EMPTY if self.tight else max(LEAST_ROOM, end // 8)))
+            empty = end // PER_EMPTY if self.in_place else 0  # slots that tokens leave one by one
+            self._lengthen(end + (empty if self.tight else max(LEAST_ROOM, end // 8)))
 
     def _lengthen(self, capacity: int) -> None:
         """Copy what is held into buffers of so many slots; pinned where these are, so that a GPU can read

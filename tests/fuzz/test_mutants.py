@@ -118,7 +118,7 @@ expected attention varies twice as much
     reference/test_keep.py::test_kept_sets_and_outputs[expected:budget=0.3,future=40,sinks=2-steps]
 
 renumbered tokens end one too late
-    layer:Layer.renumbered
+    models.rope:renumbered
     - keepdim=True) + order
     + keepdim=True) + order + 1
     keep/test_parameters.py::test_renumbered_attention_is_its_definition[sinks:budget=9,renumber=true]
@@ -155,10 +155,11 @@ for entry in TABLE.strip().split("\n\n"):
 
 @contextmanager
 def mutated(place: str, line: str, other: str):
-    """The function `module:Class.method` of kvlab with `other` for `line`, wherever it is imported."""
+    """The function `module:Class.method`, or `module:function`, of kvlab with `other` for `line`, wherever it
+    is imported."""
     module, _, name = place.partition(":")
-    where, (owner, method) = importlib.import_module(f"kvlab.{module}"), name.split(".")
-    owner = getattr(where, owner)
+    where, (owner, _, method) = importlib.import_module(f"kvlab.{module}"), name.rpartition(".")
+    owner = getattr(where, owner) if owner else where
     function = getattr(owner, method)
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(line) == 1, f"{module}: {line!r} is there {source.count(line)} times"
