@@ -64,6 +64,12 @@ AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 
 BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
 
 START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
+BYTES = Chapter(
+    2,
+    (2,),
+    home=("The same answer?", "What the cache holds", "What it costs"),
+    late=("How many bytes", "exercise 2"),
+)
 LOOP = Chapter(
     1, (3,), home=("What the cache holds", "What it costs"), late=("exercise 3", "The same answer?")
 )
@@ -132,12 +138,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 START,
                 LOOP,
                 BREAK,
-                Chapter(
-                    2,
-                    (2,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
-                    late=("How many bytes", "exercise 2"),
-                ),
+                BYTES,
                 STRETCH,
                 Chapter(
                     4,
@@ -188,12 +189,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 START,
                 LOOP,
                 BREAK,
-                Chapter(
-                    2,
-                    (2,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
-                    late=("How many bytes", "exercise 2"),
-                ),
+                BYTES,
                 STRETCH,
                 Chapter(
                     4,
