@@ -53,8 +53,9 @@ browser: $(READY) ## install a Chromium for the tests of pages, where there is n
 	fi
 
 SECONDS := 600
-fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600)
+fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600); then other facts to the page
 	HF_HUB_OFFLINE=1 PYTHONPATH=.:tests $(PY) -m fuzz.machine $(SECONDS)
+	HF_HUB_OFFLINE=1 KVLAB_PAGE_SEED=$$(date +%s) $(PY) -m pytest tests/course/page
 
 test-newest: $(READY) ## run the notebooks with whatever versions are installed, outputs not compared
 	HF_HUB_OFFLINE=1 $(PY) -m pytest -n 2 --dist loadfile --nbval-lax --nbval-current-env notebooks

@@ -1,6 +1,7 @@
 """The live page says what kvlab says with the same int8 weights: the same text, the same tokens.
 
-Names and facts are drawn anew in every run; a failure prints the seed, and KVLAB_PAGE_SEED repeats it.
+Names and facts are drawn from KVLAB_PAGE_SEED, by default the same in every run; `make fuzz` draws others. A
+failure prints the seed.
 """
 
 from __future__ import annotations

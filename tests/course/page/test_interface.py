@@ -30,13 +30,18 @@ def test_the_page_asks_nothing_of_anybody(opened):
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
-    """What it takes away is the name that was asked for; what it says of the answer is what kvlab says."""
+    """What it takes away is the name that the model answers (now and then another than was asked for);
+    what it says of the answer is what kvlab says."""
     (model, tokenizer), browser, rng = rounded, looked_at(), random.Random(f"{SEED} {form}")
     for _ in range(2):
-        document = told_of(rng, form)
+        name, choices = None, ()
+        while name not in choices:  # in one document of a hundred the model says no name of its text
+            document = told_of(rng, form)
+            ids = tokenizer(document.text).input_ids
+            answer = line(tokenizer, decoded(model, "full", ids, len(ids) - 1, False)["tokens"])
+            name, choices = re.split(r"\W", answer.removeprefix("is called "))[0], document.choices
         shown_for(browser, document, method="full", protocol=PROTOCOLS[0])
-        name, ids = document.answer.strip(), tokenizer(document.text).input_ids
-        gone = [ids.index(tokenizer(document.answer).input_ids[0])]
+        gone = [ids.index(tokenizer(f" {name}").input_ids[0])]
         texts = [browser.run(f"tour.go({n}).then(() => $('tour-text').textContent)") for n in range(3)]
         assert browser.run("state.evicted") == gone, f"seed {SEED}: {document.text}"
         assert f"“{name}” gets" in texts[1] and texts[1].endswith(f"The model says: {name}.")
