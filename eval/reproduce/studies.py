@@ -15,6 +15,7 @@ from ..studies.measurements import Perplexity
 EXACT = ("full", "int8", "int4", "kivi2", "fp8")
 CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "infinigen")
 TURNED = ("full", "int4", "int4:rotate=true", "turboquant")
+SINCE = ("kvzip", "quest")
 AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
@@ -31,18 +32,20 @@ class Study:
 
 
 def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """Facts in documents of 125 to 1,000 tokens, one question each."""
-    shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
+    """Facts in documents of 125 to 900 tokens, one question each."""
+    shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0, "batch_size": 192}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
-    short = {"tasks": ("recall",) if quick else ("recall", "needle"), "batch_size": 192}
-    long = {"tasks": NEEDLES, "batch_size": 25, "gen_kwargs": "max_gen_toks=20"}
-    long |= {"metadata": '{"lengths": [1024], "documents": 50}'}
-    made = {}
-    for protocol in (FIRST, INSIDE):
-        made[protocol] = Accuracy(protocol=protocol, **shared, **short)
-        if not quick:
-            made[f"needles-{protocol}"] = Accuracy(protocol=protocol, **shared, **long)
-    return made
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+
+def needles(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """RULER's shapes in text of our own, 1,024 tokens each."""
+    shared = {"methods": EXACT + CHOOSING + SINCE, "budgets": ONE, "jobs": 0, "batch_size": 25}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 4 if quick else None}
+    shared |= {"tasks": NEEDLES[:1] if quick else NEEDLES, "gen_kwargs": "max_gen_toks=20"}
+    shared |= {"metadata": '{"lengths": [1024], "documents": 50}'}
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
 def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -105,6 +108,7 @@ STUDIES = {
     "passages": Study(
         "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
     ),
+    "needles": Study("SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
     "fewshot": Study(
