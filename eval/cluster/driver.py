@@ -27,6 +27,7 @@ from ..core.errors import describe
 from ..core.machine import cores
 
 TRIES = 3
+AGREEING = 60.0  # seconds in which nodes may say which kvlab they run
 LEAVING = 10.0  # seconds after which a driver without its command ends all it started
 TICK = 1.0  # seconds between looks at what is alive, and between questions where a job is
 STORE = 80 * 2**20  # bytes of Ray's object store: Ray's least, since jobs and answers are small
@@ -57,7 +58,7 @@ class Seat:
     actor: object
     job: int | None = None
     ready: bool = False
-    asked: float = 0.0  # when it was last asked where it is
+    asked: float = 0.0  # when it was last given a job, or asked where it is
     refs: set = field(default_factory=set)
 
 
@@ -147,9 +148,39 @@ class Driver:
 
     # what the cluster has
 
+    def agree(self) -> None:
+        """Raises Refused where a node that lives runs another kvlab than the command. On a cluster of our own
+        there is none."""
+        from .holder import unlike
+
+        plan, asked = self.plan, {}
+        for node in self.nodes() if plan.address is not None else ():
+            if node["Resources"].get("CPU"):  # actors may go there
+                task = self.ray.remote(unlike).options(
+                    num_cpus=0, max_retries=0, scheduling_strategy=self.on(node["NodeID"]), name="which kvlab"
+                )
+                ref = task.remote(plan.maker, plan.options, plan.expected)
+                asked[ref] = node.get("NodeManagerHostname", node["NodeID"])
+        until = time.monotonic() + AGREEING
+        while asked and time.monotonic() < until and not self.connection.poll():
+            for ref in self.ray.wait(list(asked), num_returns=1, timeout=TICK)[0]:
+                name = asked.pop(ref)
+                try:
+                    line = self.ray.get(ref)
+                except self.ray.exceptions.RayTaskError as error:  # it has none, or a much older one
+                    line = f"node {name} has not this kvlab: {describe(error.cause)[0]}"
+                except self.ray.exceptions.RayError:  # the node is gone, or too busy: its actors will say
+                    continue
+                if line:
+                    raise Refused(line)
+
     def nodes(self) -> list[dict]:
         """Resources of the nodes that live."""
         return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def on(self, node: str):
+        """What makes Ray start something on this node and no other."""
+        return self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def wanted(self) -> dict[str, float]:
         """What an actor takes."""
@@ -184,9 +215,7 @@ class Driver:
         how = {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"], "max_concurrency": CONCURRENT}
         how |= {"max_restarts": 0, "max_task_retries": 0}
         if self.node is not None:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self.node, soft=False)
+            how["scheduling_strategy"] = self.on(self.node)
         plan = self.plan
         actor = self.ray.remote(Holder).options(**how).remote(
             plan.maker, plan.options, plan.threads, plan.expected
@@ -221,6 +250,7 @@ class Driver:
 
     def run(self) -> None:
         """Until every job has an answer, or the command says stop (EOFError)."""
+        self.agree()
         self.fill()
         address = self.ray.get_runtime_context().gcs_address
         self.connection.send(("up", (address, len(self.seats))))
@@ -250,6 +280,7 @@ class Driver:
                 name = self.plan.names[seat.job]
                 job = self.plan.jobs[seat.job]
                 seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, job, name))
+                seat.asked = max(seat.asked, now)
             if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten
                 seat.asked = math.inf  # until it answers
                 seat.refs.add(seat.actor.at.remote())
