@@ -144,6 +144,7 @@ class Driver:
         self.seats: list[Seat] = []
         self.spoiled = 0  # actors in a row that were lost before they were ready
         self.looked = 0.0
+        self.kind = None  # Holder, as Ray knows it
         self.node: str | None = None  # the one node that actors go to
 
     # what the cluster has
@@ -212,14 +213,14 @@ class Driver:
         """Ask for one more actor."""
         from .holder import CONCURRENT, Holder
 
+        if self.kind is None:  # once: Ray reads and sends the class each time that it is told of one
+            self.kind = self.ray.remote(Holder)
         how = {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"], "max_concurrency": CONCURRENT}
         how |= {"max_restarts": 0, "max_task_retries": 0}
         if self.node is not None:
             how["scheduling_strategy"] = self.on(self.node)
         plan = self.plan
-        actor = self.ray.remote(Holder).options(**how).remote(
-            plan.maker, plan.options, plan.threads, plan.expected
-        )  # fmt: skip
+        actor = self.kind.options(**how).remote(plan.maker, plan.options, plan.threads, plan.expected)
         seat = Seat(actor)
         seat.refs.add(actor.set_up.remote())
         self.seats.append(seat)

@@ -115,6 +115,12 @@ def wait_for(run: subprocess.Popen, look):
     pytest.fail(f"nothing was seen: {run.communicate()[1]}")
 
 
+def test_a_process_of_rays_starts_without_the_grammars_of_jsonschema():
+    """`requirements-ray.txt` installs what jsonschema takes in their place."""
+    done = subprocess.run([sys.executable, "-c", "import ray, sys; print(*sys.modules)"], capture_output=True)
+    assert b"rfc3987_syntax" not in done.stdout and b" rfc3987 " in done.stdout
+
+
 # one cluster that all of these share
 
 
