@@ -64,7 +64,7 @@ class Sleeping(Measurement):
             jobs += [(length, cell) for cell in cells if cell.task.split(":")[1] == str(length)]
         share = int(1e4 * cores() / self.actors) / 1e4
         pool = OnRay(None, self.actors, share, threads=0, named=lambda job: f"{job[0]:g} s")
-        for done in pool.run(__name__, self, jobs, lambda *_: None):
+        for done in pool.run(__name__, self, lambda workers: jobs, lambda *_: None):
             length, cell = done.job
             if isinstance(done.found, Failed):
                 raise done.found

@@ -5,8 +5,9 @@ likes, and takes signals for itself. Jobs wait here and not in Ray: a job whose 
 to the front of the queue, at most `TRIES` times in all, and the actor that was lost is never asked again, so
 no job is done twice at a time.
 
-Messages to the pool: ("up", (address, actors)), ("at", (job, done, total)), ("done", (job, found, about)),
-("failed", (job, (line, traceback), tries)), ("refused", (line, traceback)), ("end", None).
+Messages to the pool: ("room", actors), which it answers with [(job, its name)], then ("up", (address,
+actors)), ("at", (job, done, total)), ("done", (job, found, about)), ("failed", (job, (line, traceback),
+tries)), ("refused", (line, traceback)), ("end", None).
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ TRIES = 3
 AGREEING = 60.0  # seconds in which nodes may say which kvlab they run
 LEAVING = 10.0  # seconds after which a driver without its command ends all it started
 TICK = 1.0  # seconds between looks at what is alive, and between questions where a job is
+STOP = "stop"  # what the pool says when it wants no more
+ENDLESS = 10**9  # actors: of those that take nothing
 STORE = 80 * 2**20  # bytes of Ray's object store: Ray's least, since jobs and answers are small
 
 
 @dataclass
 class Plan:
-    """What is to be done, and with what."""
+    """What does jobs, and with what."""
 
     maker: str
     options: object
-    jobs: list
-    names: list[str]  # of the jobs, for Ray's dashboard
     threads: int | None
     expected: dict[str, str]
     address: str | None  # None: a cluster of our own on this machine
@@ -138,9 +139,10 @@ class Driver:
 
     def __init__(self, ray, connection, plan: Plan):
         self.ray, self.connection, self.plan = ray, connection, plan
-        self.waiting = deque(range(len(plan.jobs)))
+        self.jobs: list[tuple] = []  # (job, its name in Ray's dashboard)
+        self.waiting: deque[int] = deque()
         self.tries: Counter[int] = Counter()
-        self.left = len(plan.jobs)  # jobs without an answer
+        self.left = 0  # jobs without an answer
         self.seats: list[Seat] = []
         self.spoiled = 0  # actors in a row that were lost before they were ready
         self.looked = 0.0
@@ -197,7 +199,8 @@ class Driver:
         return {"CPU": cpus, "GPU": plan.gpus}
 
     def room(self, wanted: dict[str, float]) -> int:
-        """Actors that living nodes could hold, if nobody else took anything."""
+        """Actors that living nodes could hold, if nobody else took anything; as many as anybody asks for,
+        where one takes nothing."""
         found = 0
         for node in self.nodes():
             if self.node in (None, node["NodeID"]):
@@ -206,7 +209,7 @@ class Driver:
                     for name, amount in wanted.items()
                     if amount
                 ]
-                found += min(fits, default=len(self.plan.jobs))
+                found += min(fits, default=ENDLESS)
         return found
 
     def seat(self, wanted: dict[str, float]) -> None:
@@ -225,10 +228,8 @@ class Driver:
         seat.refs.add(actor.set_up.remote())
         self.seats.append(seat)
 
-    def fill(self) -> None:
-        """As many actors as are wanted, as there is room for, and as there are jobs. Raises Refused where no
-        living node has what one takes."""
-        wanted = self.wanted()
+    def places(self, wanted: dict[str, float]) -> int:
+        """Actors that there may be at a time. Raises Refused where no living node has what one takes."""
         room = self.room(wanted)
         asked = self.plan.actors or room
         if room == 0:
@@ -239,7 +240,12 @@ class Driver:
             raise Refused(f"no living node has what an actor takes: {says} on one node")
         if not self.looked and asked > room:
             raise Refused(f"--actors {asked}: the cluster has room for {room} (see --cpus-per-actor)")
-        enough = min(asked, room, 1 if self.plan.alone else asked, self.left)
+        return 1 if self.plan.alone else min(asked, room)
+
+    def fill(self) -> None:
+        """As many actors as there may be, and as there are jobs."""
+        wanted = self.wanted()
+        enough = min(self.places(wanted), self.left)
         while len(self.seats) < enough:
             self.seat(wanted)
         for seat in [seat for seat in self.seats if not seat.ready][
@@ -252,6 +258,12 @@ class Driver:
     def run(self) -> None:
         """Until every job has an answer, or the command says stop (EOFError)."""
         self.agree()
+        places = self.places(self.wanted())
+        self.connection.send(("room", places if places < ENDLESS else 1))
+        if (jobs := self.connection.recv()) == STOP:
+            return
+        self.jobs, self.left = jobs, len(jobs)
+        self.waiting.extend(range(len(jobs)))
         self.fill()
         address = self.ray.get_runtime_context().gcs_address
         self.connection.send(("up", (address, len(self.seats))))
@@ -278,8 +290,7 @@ class Driver:
             if seat.ready and seat.job is None and self.waiting:
                 seat.job = self.waiting.popleft()
                 self.tries[seat.job] += 1
-                name = self.plan.names[seat.job]
-                job = self.plan.jobs[seat.job]
+                job, name = self.jobs[seat.job]
                 seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, job, name))
                 seat.asked = max(seat.asked, now)
             if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten

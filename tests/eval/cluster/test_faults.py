@@ -200,6 +200,28 @@ def test_a_cluster_that_runs_gives_the_local_table(cluster, sweep, local, tmp_pa
     assert sorted((starts(cluster) - before).values()) == [1, 1, 1]
 
 
+def test_everything_runs_on_a_cluster(cluster, folder, tmp_path):
+    """Accuracy, agreement and speed by one command; speed takes the node for itself."""
+    words = ["all", "--model", str(folder), "--limit", "1", "--methods", "full", "--tasks", "recall"]
+    ended(started(*words, "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
+    cells = {(cell["method"], cell["task"]): cell for cell in Store(tmp_path).records()}
+    speed = [cell for (_, task), cell in cells.items() if task.startswith("speed:")]
+    assert ("full", "recall") in cells and len(speed) == len(cells) - 1 >= 2
+    assert all(cell["alone"] and cell["node"] and cell["rows"] for cell in speed)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_two_halves_are_merged_into_the_whole(sweep, local, tmp_path):
+    """Made apart, a task on the one side and two on the other."""
+    at = sweep.index("--tasks")
+    for name, tasks in (("a", ["recall"]), ("b", ["chain", "agreement"])):
+        half = [*sweep[: at + 1], *tasks, "--jobs", "0", "--out", str(tmp_path / name)]
+        assert main(half) == 0
+    halves = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["merge", *halves, "--out", str(tmp_path / "c")]) == 0
+    assert table(tmp_path / "c") == local
+
+
 def test_a_cluster_whose_token_is_not_shown_is_one_line(cluster, sweep, tmp_path):
     line = ended(started(*sweep, "--on", cluster.on, "--out", str(tmp_path)), 2).strip().splitlines()[-1]
     assert line.startswith(f"error: --on {cluster.on}") and line.endswith("export RAY_AUTH_MODE=token")

@@ -16,7 +16,9 @@ from eval.cluster.holder import Holder, unlike
 from eval.cluster.pool import Gone, Watch
 from eval.core.errors import Failed
 from eval.core.machine import machine, versions
+from eval.core.measurement import run
 from eval.core.results import Store
+from eval.core.show import Show
 from eval.core.workers import Outcome
 
 
@@ -102,10 +104,14 @@ class Ray:
 
 
 class Line:
-    """A connection that remembers what was sent."""
+    """A connection that answers with these jobs, and remembers what was sent."""
 
-    def __init__(self):
-        self.sent = []
+    def __init__(self, jobs=()):
+        self.jobs, self.sent = list(jobs), []
+
+    def recv(self):
+        assert [message for message, _ in self.sent] == ["room"]
+        return [(job, str(job)) for job in self.jobs]
 
     def send(self, message):
         self.sent.append(message)
@@ -115,9 +121,10 @@ class Line:
 
 
 def driven(ray, jobs, actors=None, cpus=1, gpus=0, alone=False, address=None) -> list:
-    line = Line()
-    plan = Plan("m", None, list(jobs), [str(j) for j in jobs], 1, {}, address, actors, cpus, gpus, alone, "")
+    line = Line(jobs)
+    plan = Plan("m", None, 1, {}, address, actors, cpus, gpus, alone, "")
     Driver(ray, line, plan).run()
+    assert not alone or line.sent[0] == ("room", 1)
     return [message for message in line.sent if message[0] in ("done", "failed")]
 
 
@@ -278,7 +285,7 @@ def test_half_of_a_gpu_and_whole_nodes():
 
 def plan(**how) -> Plan:
     named = {"cpus": 1, "gpus": 0, "actors": None, "alone": False} | how
-    return Plan("m", None, [0], ["0"], 1, {}, None, folder="", **named)
+    return Plan("m", None, 1, {}, None, folder="", **named)
 
 
 # the messages
@@ -327,7 +334,7 @@ class Answers:
         self.found = found
 
     def run(self, maker, options, jobs, report):
-        for job in jobs:
+        for job in jobs(2):
             report(job, 1, 2)
             yield Outcome(job, self.found(job), {"tries": 2, "node": "n2", "machine": THEIRS})
 
@@ -350,3 +357,31 @@ def test_cells_say_where_and_in_how_many_tries(folder, tmp_path, monkeypatch, ca
         (method, 2, "n2", THEIRS) for method in ("full", "int8")
     ]
     assert "failed: int8 on chain: lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_speed_cells_have_a_node_for_themselves_or_say_that_they_had_not(
+    folder, tmp_path, monkeypatch, noisy
+):
+    """A job is a context, with all methods; the one that failed is a line, and the others are kept."""
+    words = ["speed", "--model", str(folder), "--methods", "full", "int8", "--on", "ray", "--limit", "1"]
+    (speed,) = chosen([*words, "--out", str(tmp_path), *(["--allow-noisy"] if noisy else [])])
+    asked = []
+
+    def found(job):
+        numbers = {"rows": [{"decode_ms": 1.0}], "seconds": 1.0, "device": "cpu"}
+        return [(cell, Failed("lost") if cell.method == "int8" else numbers) for cell in job]
+
+    def pool(self, named, alone):
+        asked.append(alone)
+        return Answers(found)
+
+    monkeypatch.setattr(type(speed), "pool", pool)
+    store = Store(tmp_path)
+    store.prepare()
+    show = Show(tmp_path)
+    assert run(speed, store, show) == 1
+    assert asked == [not noisy]
+    cells = list(store.records())
+    assert {cell["method"] for cell in cells} == {cell.method for cell in speed.cells()} - {"int8"}
+    assert {(cell["alone"], cell["tries"], cell["node"]) for cell in cells} == {(not noisy, 2, "n2")}
