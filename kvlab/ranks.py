@@ -7,9 +7,12 @@ said. What pools over the heads of a layer asks for those of all.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
+
+SHARES = ("scored", "missed_mass")  # of `Stats`: parts of one
 
 
 def split(source) -> dict:
@@ -76,13 +79,23 @@ def own_heads(layer, x: Tensor) -> Tensor:
     return x.chunk(layer.ranks, dim=1)[layer.rank]
 
 
-def summed(model, stats):
-    """`cache.stats()` of all processes together: bytes added up (each process's own are what it holds)."""
+def added(model, numbers: Iterable[float]) -> list[float]:
+    """Each of these numbers, those of all processes added up."""
     if ranks_of(model) == 1:
-        return stats
-    names = ("device_bytes", "host_bytes", "moved_bytes")
-    total = torch.tensor([int(getattr(stats, name)) for name in names])
+        return list(numbers)
+    total = torch.tensor(list(numbers), dtype=torch.float64)
     if torch.distributed.get_backend() == "nccl":
         total = total.cuda()
     torch.distributed.all_reduce(total)
-    return type(stats)(**vars(stats) | dict(zip(names, total.tolist(), strict=True)))
+    return total.tolist()
+
+
+def summed(model, stats):
+    """`cache.stats()` of all processes together: bytes added up (each process's own are what it holds), of
+    shares the mean. What counts tokens is the same, or is one process's most, in all of them."""
+    ranks, own = ranks_of(model), vars(stats)
+    sizes = [name for name in own if name.endswith("_bytes")]
+    shares = [name for name in SHARES if own[name] is not None]
+    found = dict(zip([*sizes, *shares], added(model, [own[name] for name in [*sizes, *shares]]), strict=True))
+    found = {name: int(total) if name in sizes else total / ranks for name, total in found.items()}
+    return type(stats)(**own | found)

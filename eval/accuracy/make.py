@@ -15,6 +15,7 @@ from lm_eval.evaluator import evaluate
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.ranks import added, ranks_of
 
 from ..core.errors import Failed, Problem, describe, no_room
 from . import agreement, taskset
@@ -78,11 +79,20 @@ def setup(settings, report: Callable) -> Callable:
                         raise
                     found[method] = error
         return {
-            method: Failed(*describe(one)) if isinstance(one, Exception) else one | about
+            method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | about
             for method, one in found.items()
         }
 
     return handle
+
+
+def of_all(model, found: dict) -> dict:
+    """A cell's numbers where processes share the model's heads: the bytes of all of them, of `scored` the
+    mean."""
+    names, share = ("device_bytes", "host_bytes", "moved_bytes"), found["scored"]
+    *sizes, chosen = added(model, [*(found["bytes"][name] for name in names), share or 0.0])
+    held = found["bytes"] | dict(zip(names, sizes, strict=True))
+    return found | {"bytes": held, "scored": None if share is None else chosen / ranks_of(model)}
 
 
 def floor(lm: KVLabLM, name: str, settings) -> dict:

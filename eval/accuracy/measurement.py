@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..cluster.cut import planned
 from ..cluster.options import Pooled
 from ..core import workers
 from ..core.digests import digest
@@ -15,6 +16,7 @@ from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
+from ..core.results import Store
 from . import cuts, taskset
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
@@ -176,14 +178,23 @@ class Accuracy(Pooled):
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
         wanted = {(cell.task, cell.method): cell for cell in cells}
-        jobs = [(task, tuple(c.method for c in cells if c.task == task)) for task in self.tasks]
-        jobs = [(task, methods) for task, methods in jobs if methods]
-        jobs.sort(key=lambda job: HEAVY.index(job[0]) if job[0] in HEAVY else len(HEAVY))
+        whole = [(task, tuple(c.method for c in cells if c.task == task)) for task in self.tasks]
+        whole = [(task, methods) for task, methods in whole if methods]
+        whole.sort(key=lambda job: HEAVY.index(job[0]) if job[0] in HEAVY else len(HEAVY))
         usual = min(2, cores()) if self.small() and not self.tp else 0
         processes = self.jobs if self.jobs is not None else usual
 
+        def jobs(workers: int) -> list:
+            if workers == 1:
+                return whole
+            limited = (c for c in Store(self.folder).summaries() if c["config"].get("limit") == self.limit)
+            return planned(whole, workers, self.model_name, limited)
+
+        parts: dict[tuple, float] = {}
+
         def report(job, done: int, total: int) -> None:
-            bar.at(job[0], len(job[1]) * min(1.0, done / max(total, 1)))
+            parts[job] = len(job[1]) * min(1.0, done / max(total, 1))
+            bar.at(job[0], sum(part for (task, _), part in parts.items() if task == job[0]))
 
         pool = self.pool(lambda job: f"{', '.join(job[1])} · {job[0]} · {self.protocol}")
         for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
@@ -191,7 +202,7 @@ class Accuracy(Pooled):
             for method in methods:
                 one = done.found if isinstance(done.found, Failed) else done.found[method]
                 yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
-            bar.at(task, len(methods))
+            report(done.job, 1, 1)
 
     def result(self, found: dict) -> str:
         return shown(found["metrics"][0])

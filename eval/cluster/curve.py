@@ -9,6 +9,7 @@ times seconds. All on this machine, in a cluster of the command's own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
@@ -47,7 +48,8 @@ class Sleeping(Measurement):
     gate: str
     stored: dict[float, float] = field(default_factory=dict)  # length -> when its last cell was stored
     jobs: list[dict] = field(default_factory=list)  # what jobs told, those that wait among them
-    cpu: dict[str, float] = field(default_factory=dict)  # seconds: the driver's, this process's
+    about: dict = field(default_factory=dict)  # kind -> its processes
+    cpu: dict[str, float] = field(default_factory=dict)  # kind -> seconds of a core
 
     def cells(self) -> list[Cell]:
         numbers = range(self.count)
@@ -62,7 +64,7 @@ class Sleeping(Measurement):
             jobs += [(length, cell) for cell in cells if cell.task.split(":")[1] == str(length)]
         share = int(1e4 * cores() / self.actors) / 1e4
         pool = OnRay(None, self.actors, share, threads=0, named=lambda job: f"{job[0]:g} s")
-        for done in pool.run(__name__, self, jobs, lambda *_: None):
+        for done in pool.run(__name__, self, lambda workers: jobs, lambda *_: None):
             length, cell = done.job
             if isinstance(done.found, Failed):
                 raise done.found
@@ -70,7 +72,10 @@ class Sleeping(Measurement):
             if cell is not None:
                 yield cell, {"seconds": done.found["seconds"], "device": "cpu"} | done.about
                 self.stored[length] = time.time()
-            self.cpu = busy()
+            if not self.about:
+                self.about = processes()
+            if len(self.jobs) % self.actors == 0:  # not at each: a look at all processes takes milliseconds
+                self.cpu = busy(self.about)
 
     def efficiencies(self) -> list[dict]:
         """A row for each length."""
@@ -102,13 +107,23 @@ def gaps(jobs: list[dict]) -> list[float]:
     return found
 
 
-def busy() -> dict[str, float]:
-    """Seconds of a core that this process and Ray's driver have taken so far."""
-    here = psutil.Process()
-    times = {"command": sum(here.cpu_times()[:2])}
-    for child in here.children():
-        if any("spawn_main" in word for word in child.cmdline()):
-            times["driver"] = sum(child.cpu_times()[:2])
+def processes() -> dict[str, list[psutil.Process]]:
+    """This process, Ray's driver, Ray's own, and the actors."""
+    found: dict[str, list[psutil.Process]] = {"command": [psutil.Process()]}
+    for child in psutil.Process().children(recursive=True):
+        line = " ".join(child.cmdline())
+        kind = "driver" if "spawn_main" in line else "actors" if "ray::" in line else "Ray"
+        found.setdefault(kind, []).append(child)
+    return found
+
+
+def busy(about: dict[str, list[psutil.Process]]) -> dict[str, float]:
+    """Seconds of a core that each kind has taken so far."""
+    times: dict[str, float] = dict.fromkeys(about, 0.0)
+    for kind, ones in about.items():
+        for one in ones:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times[kind] += sum(one.cpu_times()[:2])
     return times
 
 

@@ -5,8 +5,9 @@ likes, and takes signals for itself. Jobs wait here and not in Ray: a job whose 
 to the front of the queue, at most `TRIES` times in all, and the actor that was lost is never asked again, so
 no job is done twice at a time.
 
-Messages to the pool: ("up", (address, actors)), ("at", (job, done, total)), ("done", (job, found, about)),
-("failed", (job, (line, traceback), tries)), ("refused", (line, traceback)), ("end", None).
+Messages to the pool: ("room", actors), which it answers with [(job, its name)], then ("up", (address,
+actors)), ("at", (job, done, total)), ("done", (job, found, about)), ("failed", (job, (line, traceback),
+tries)), ("refused", (line, traceback)), ("end", None).
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ from ..core.errors import describe
 from ..core.machine import cores
 
 TRIES = 3
+AGREEING = 60.0  # seconds in which nodes may say which kvlab they run
 LEAVING = 10.0  # seconds after which a driver without its command ends all it started
 TICK = 1.0  # seconds between looks at what is alive, and between questions where a job is
+STOP = "stop"  # what the pool says when it wants no more
+ENDLESS = 10**9  # actors: of those that take nothing
 STORE = 80 * 2**20  # bytes of Ray's object store: Ray's least, since jobs and answers are small
 
 
 @dataclass
 class Plan:
-    """What is to be done, and with what."""
+    """What does jobs, and with what."""
 
     maker: str
     options: object
-    jobs: list
-    names: list[str]  # of the jobs, for Ray's dashboard
     threads: int | None
     expected: dict[str, str]
     address: str | None  # None: a cluster of our own on this machine
@@ -57,7 +59,7 @@ class Seat:
     actor: object
     job: int | None = None
     ready: bool = False
-    asked: float = 0.0  # when it was last asked where it is
+    asked: float = 0.0  # when it was last given a job, or asked where it is
     refs: set = field(default_factory=set)
 
 
@@ -137,19 +139,51 @@ class Driver:
 
     def __init__(self, ray, connection, plan: Plan):
         self.ray, self.connection, self.plan = ray, connection, plan
-        self.waiting = deque(range(len(plan.jobs)))
+        self.jobs: list[tuple] = []  # (job, its name in Ray's dashboard)
+        self.waiting: deque[int] = deque()
         self.tries: Counter[int] = Counter()
-        self.left = len(plan.jobs)  # jobs without an answer
+        self.left = 0  # jobs without an answer
         self.seats: list[Seat] = []
         self.spoiled = 0  # actors in a row that were lost before they were ready
         self.looked = 0.0
+        self.kind = None  # Holder, as Ray knows it
         self.node: str | None = None  # the one node that actors go to
 
     # what the cluster has
 
+    def agree(self) -> None:
+        """Raises Refused where a node that lives runs another kvlab than the command. On a cluster of our own
+        there is none."""
+        from .holder import unlike
+
+        plan, asked = self.plan, {}
+        for node in self.nodes() if plan.address is not None else ():
+            if node["Resources"].get("CPU"):  # actors may go there
+                task = self.ray.remote(unlike).options(
+                    num_cpus=0, max_retries=0, scheduling_strategy=self.on(node["NodeID"]), name="which kvlab"
+                )
+                ref = task.remote(plan.maker, plan.options, plan.expected)
+                asked[ref] = node.get("NodeManagerHostname", node["NodeID"])
+        until = time.monotonic() + AGREEING
+        while asked and time.monotonic() < until and not self.connection.poll():
+            for ref in self.ray.wait(list(asked), num_returns=1, timeout=TICK)[0]:
+                name = asked.pop(ref)
+                try:
+                    line = self.ray.get(ref)
+                except self.ray.exceptions.RayTaskError as error:  # it has none, or a much older one
+                    line = f"node {name} has not this kvlab: {describe(error.cause)[0]}"
+                except self.ray.exceptions.RayError:  # the node is gone, or too busy: its actors will say
+                    continue
+                if line:
+                    raise Refused(line)
+
     def nodes(self) -> list[dict]:
         """Resources of the nodes that live."""
         return [node for node in self.ray.nodes() if node["Alive"]]
+
+    def on(self, node: str):
+        """What makes Ray start something on this node and no other."""
+        return self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
 
     def wanted(self) -> dict[str, float]:
         """What an actor takes."""
@@ -165,7 +199,8 @@ class Driver:
         return {"CPU": cpus, "GPU": plan.gpus}
 
     def room(self, wanted: dict[str, float]) -> int:
-        """Actors that living nodes could hold, if nobody else took anything."""
+        """Actors that living nodes could hold, if nobody else took anything; as many as anybody asks for,
+        where one takes nothing."""
         found = 0
         for node in self.nodes():
             if self.node in (None, node["NodeID"]):
@@ -174,31 +209,27 @@ class Driver:
                     for name, amount in wanted.items()
                     if amount
                 ]
-                found += min(fits, default=len(self.plan.jobs))
+                found += min(fits, default=ENDLESS)
         return found
 
     def seat(self, wanted: dict[str, float]) -> None:
         """Ask for one more actor."""
         from .holder import CONCURRENT, Holder
 
+        if self.kind is None:  # once: Ray reads and sends the class each time that it is told of one
+            self.kind = self.ray.remote(Holder)
         how = {"num_cpus": wanted["CPU"], "num_gpus": wanted["GPU"], "max_concurrency": CONCURRENT}
         how |= {"max_restarts": 0, "max_task_retries": 0}
         if self.node is not None:
-            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-            how["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self.node, soft=False)
+            how["scheduling_strategy"] = self.on(self.node)
         plan = self.plan
-        actor = self.ray.remote(Holder).options(**how).remote(
-            plan.maker, plan.options, plan.threads, plan.expected
-        )  # fmt: skip
+        actor = self.kind.options(**how).remote(plan.maker, plan.options, plan.threads, plan.expected)
         seat = Seat(actor)
         seat.refs.add(actor.set_up.remote())
         self.seats.append(seat)
 
-    def fill(self) -> None:
-        """As many actors as are wanted, as there is room for, and as there are jobs. Raises Refused where no
-        living node has what one takes."""
-        wanted = self.wanted()
+    def places(self, wanted: dict[str, float]) -> int:
+        """Actors that there may be at a time. Raises Refused where no living node has what one takes."""
         room = self.room(wanted)
         asked = self.plan.actors or room
         if room == 0:
@@ -209,7 +240,12 @@ class Driver:
             raise Refused(f"no living node has what an actor takes: {says} on one node")
         if not self.looked and asked > room:
             raise Refused(f"--actors {asked}: the cluster has room for {room} (see --cpus-per-actor)")
-        enough = min(asked, room, 1 if self.plan.alone else asked, self.left)
+        return 1 if self.plan.alone else min(asked, room)
+
+    def fill(self) -> None:
+        """As many actors as there may be, and as there are jobs."""
+        wanted = self.wanted()
+        enough = min(self.places(wanted), self.left)
         while len(self.seats) < enough:
             self.seat(wanted)
         for seat in [seat for seat in self.seats if not seat.ready][
@@ -221,6 +257,13 @@ class Driver:
 
     def run(self) -> None:
         """Until every job has an answer, or the command says stop (EOFError)."""
+        self.agree()
+        places = self.places(self.wanted())
+        self.connection.send(("room", places if places < ENDLESS else 1))
+        if (jobs := self.connection.recv()) == STOP:
+            return
+        self.jobs, self.left = jobs, len(jobs)
+        self.waiting.extend(range(len(jobs)))
         self.fill()
         address = self.ray.get_runtime_context().gcs_address
         self.connection.send(("up", (address, len(self.seats))))
@@ -247,9 +290,9 @@ class Driver:
             if seat.ready and seat.job is None and self.waiting:
                 seat.job = self.waiting.popleft()
                 self.tries[seat.job] += 1
-                name = self.plan.names[seat.job]
-                job = self.plan.jobs[seat.job]
+                job, name = self.jobs[seat.job]
                 seat.refs.add(seat.actor.do.options(name=name).remote(seat.job, job, name))
+                seat.asked = max(seat.asked, now)
             if now - seat.asked > TICK:  # while it loads its model too, or it takes itself for forgotten
                 seat.asked = math.inf  # until it answers
                 seat.refs.add(seat.actor.at.remote())

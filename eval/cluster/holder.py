@@ -1,7 +1,8 @@
 """Holder: what an actor of Ray is: a process that holds a loaded model and does one job after another.
 
 Nothing is raised through Ray: what a job or the set-up found, or how it failed, is returned. A holder whose
-driver has not asked where it is for `ORPHANED` seconds ends itself, for then nobody waits for its answer.
+driver has neither given it a job nor asked where it is for `ORPHANED` seconds ends itself, for then nobody
+waits for its answer.
 """
 
 from __future__ import annotations
@@ -23,9 +24,21 @@ ORPHANED = 120.0  # seconds
 CONCURRENT = 2  # a job, and the question where it is
 
 
+def unlike(maker: str, options, expected: dict[str, str]) -> str | None:
+    """How kvlab on this node differs from the driver's, in one line; None where it does not. expected:
+    {"kvlab": version, "code": digest} of the driver."""
+    found = {"kvlab": versions()["kvlab"], "code": options.code(maker)}
+    if found == expected:
+        return None
+    return (
+        f"node {platform.node()} runs another kvlab ({_said(found)}) than this command "
+        f"({_said(expected)}): install the same one on every node"
+    )
+
+
 class Holder:
     """See the module's text. threads: torch's (0: jobs that do not need it, None: its default). expected:
-    {"kvlab": version, "code": digest} of the driver."""
+    as in `unlike`."""
 
     def __init__(self, maker: str, options, threads: int | None, expected: dict[str, str]):
         self.maker, self.options, self.threads, self.expected = maker, options, threads, expected
@@ -46,12 +59,8 @@ class Holder:
     def set_up(self) -> tuple:
         """("ready", process id), or as `do` says."""
         try:
-            found = {"kvlab": versions()["kvlab"], "code": self.options.code(self.maker)}
-            if found != self.expected:
-                raise ValueError(
-                    f"node {platform.node()} runs another kvlab ({_said(found)}) than this command "
-                    f"({_said(self.expected)}): install the same one on every node"
-                )
+            if line := unlike(self.maker, self.options, self.expected):
+                raise ValueError(line)
             if self.threads != 0:
                 quiet(self.threads)
             with redirect_stdout(sys.stderr):
@@ -69,7 +78,7 @@ class Holder:
     def do(self, number: int, job, name: str) -> tuple:
         """("done", (what the job found, where)), ("failed", (line, traceback)), or "full" in the place of
         "failed", where this node has no room on its disk. The log of this process says which job it is at."""
-        self.place = (number, 0, 1)
+        self.place, self.asked = (number, 0, 1), time.monotonic()
         _log(f"begins: {name}")
         try:
             with redirect_stdout(sys.stderr):

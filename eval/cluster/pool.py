@@ -25,7 +25,7 @@ import psutil
 from ..core.errors import Failed, Problem
 from ..core.machine import versions
 from ..core.workers import Outcome, ours_first
-from .driver import Plan, drive
+from .driver import STOP, Plan, drive
 
 PROBE = 5.0  # seconds in which an address must answer
 PATIENCE = 3  # looks at the head, a second apart, that find nobody
@@ -79,16 +79,15 @@ class OnRay:
     threads: int | None = None
     named: Callable[[object], str] = str
 
-    def run(self, maker: str, options, jobs: list, report: Callable) -> Iterator[Outcome]:
+    def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """As `workers.Local.run`."""
         expected = {"kvlab": versions()["kvlab"], "code": options.code(maker)}
         folder = Path(
             tempfile.mkdtemp(prefix="kr", dir=None if len(tempfile.gettempdir()) < SHORT else "/tmp")
         )
-        names = [self.named(job) for job in jobs]
         plan = Plan(
-            maker, options, jobs, names, self.threads, expected, self.address, self.actors, self.cpus,
-            self.gpus, self.alone, str(folder),
+            maker, options, self.threads, expected, self.address, self.actors, self.cpus, self.gpus,
+            self.alone, str(folder),
         )  # fmt: skip
         log = folder / "driver.log"
         context = multiprocessing.get_context("spawn")
@@ -100,12 +99,15 @@ class OnRay:
         watch = Watch(process, connection)
         try:
             for kind, value in watch.messages():
-                if kind == "at":
-                    report(jobs[value[0]], *value[1:])
+                if kind == "room":
+                    made = jobs(value)
+                    connection.send([(job, self.named(job)) for job in made])
+                elif kind == "at":
+                    report(made[value[0]], *value[1:])
                 elif kind == "done":
-                    yield Outcome(jobs[value[0]], value[1], value[2])
+                    yield Outcome(made[value[0]], value[1], value[2])
                 elif kind == "failed":
-                    yield Outcome(jobs[value[0]], Failed(*value[1]), {"tries": value[2]})
+                    yield Outcome(made[value[0]], Failed(*value[1]), {"tries": value[2]})
                 elif kind == "refused":
                     raise Failed(*value)
         except Gone as error:
@@ -174,7 +176,7 @@ class Watch:
         """End the driver, and what it left behind."""
         self.note()
         with contextlib.suppress(OSError):
-            self.connection.send("stop")
+            self.connection.send(STOP)
         self.process.join(LEAVING if self.head is None or answers(self.head, 1.0) else 0)
         self.note()
         self.process.kill()

@@ -1,7 +1,8 @@
 """Worker processes that hold a loaded model and do one job after another.
 
-A pool has one method, `run(maker, options, jobs, report)`, which yields an `Outcome` for every job as it is
-finished; `Local` is the pool of this machine, `eval.cluster.pool.OnRay` the other one.
+A pool has one method, `run(maker, options, jobs, report)`. It asks `jobs(workers)` for the list of jobs, once
+it knows how many workers there are, and yields an `Outcome` for every job as it is finished. `Local` is the
+pool of this machine, `eval.cluster.pool.OnRay` the other one.
 
 A worker is started through forkserver with torch, transformers, lm-eval and kvlab already imported,
 so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
@@ -195,16 +196,16 @@ class Local:
     count: int
     threads: int | None = None
 
-    def run(self, maker: str, options, jobs: list, report: Callable) -> Iterator[Outcome]:
+    def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """Yield the jobs' outcomes as they are finished.
 
         A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`.
         """
+        waiting = list(jobs(max(1, self.count)))
         if self.count == 0:
-            yield from self._run_here(maker, options, jobs, report)
+            yield from self._run_here(maker, options, waiting, report)
             return
-        waiting = list(jobs)
-        workers = [Worker(maker, options, self.threads) for _ in range(min(self.count, len(jobs)))]
+        workers = [Worker(maker, options, self.threads) for _ in range(min(self.count, len(waiting)))]
         busy = {worker.connection: worker for worker in workers}
         try:
             while busy:

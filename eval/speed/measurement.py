@@ -129,7 +129,7 @@ class Speed(Pooled):
         def report(job, done: float, total: float) -> None:
             bar.at(f"{context_of(job[0])} tokens", done)
 
-        for done in pool.run("eval.speed.apart", self, jobs, report):
+        for done in pool.run("eval.speed.apart", self, lambda workers: jobs, report):
             if isinstance(done.found, Failed):
                 yield done.job[0], done.found
                 continue

@@ -10,7 +10,7 @@ from eval.reproduce import collect, tables
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {RESULTS / "harness.json", RESULTS / "ray.json"}  # of other commands
+OTHERS = {RESULTS / f"{name}.json" for name in ("harness", "ray", "hours")}  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
 

@@ -115,6 +115,12 @@ def wait_for(run: subprocess.Popen, look):
     pytest.fail(f"nothing was seen: {run.communicate()[1]}")
 
 
+def test_a_process_of_rays_starts_without_the_grammars_of_jsonschema():
+    """`requirements-ray.txt` installs what jsonschema takes in their place."""
+    done = subprocess.run([sys.executable, "-c", "import ray, sys; print(*sys.modules)"], capture_output=True)
+    assert b"rfc3987_syntax" not in done.stdout and b" rfc3987 " in done.stdout
+
+
 # one cluster that all of these share
 
 
@@ -192,6 +198,28 @@ def test_a_cluster_that_runs_gives_the_local_table(cluster, sweep, local, tmp_pa
     ended(started(*sweep, "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
     assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
     assert sorted((starts(cluster) - before).values()) == [1, 1, 1]
+
+
+def test_everything_runs_on_a_cluster(cluster, folder, tmp_path):
+    """Accuracy, agreement and speed by one command; speed takes the node for itself."""
+    words = ["all", "--model", str(folder), "--limit", "1", "--methods", "full", "--tasks", "recall"]
+    ended(started(*words, "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
+    cells = {(cell["method"], cell["task"]): cell for cell in Store(tmp_path).records()}
+    speed = [cell for (_, task), cell in cells.items() if task.startswith("speed:")]
+    assert ("full", "recall") in cells and len(speed) == len(cells) - 1 >= 2
+    assert all(cell["alone"] and cell["node"] and cell["rows"] for cell in speed)
+    assert (tmp_path / "report.html").exists()
+
+
+def test_two_halves_are_merged_into_the_whole(sweep, local, tmp_path):
+    """Made apart, a task on the one side and two on the other."""
+    at = sweep.index("--tasks")
+    for name, tasks in (("a", ["recall"]), ("b", ["chain", "agreement"])):
+        half = [*sweep[: at + 1], *tasks, "--jobs", "0", "--out", str(tmp_path / name)]
+        assert main(half) == 0
+    halves = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert main(["merge", *halves, "--out", str(tmp_path / "c")]) == 0
+    assert table(tmp_path / "c") == local
 
 
 def test_a_cluster_whose_token_is_not_shown_is_one_line(cluster, sweep, tmp_path):

@@ -12,15 +12,24 @@ import pytest
 
 from eval.__main__ import chosen, main
 from eval.cluster.driver import Driver, Plan, Refused
+from eval.cluster.holder import Holder, unlike
 from eval.cluster.pool import Gone, Watch
 from eval.core.errors import Failed
-from eval.core.machine import machine
+from eval.core.machine import machine, versions
+from eval.core.measurement import run
 from eval.core.results import Store
+from eval.core.show import Show
 from eval.core.workers import Outcome
 
 
 class Lost(Exception):
     pass
+
+
+class Raised(Lost):
+    def __init__(self, cause):
+        super().__init__()
+        self.cause = cause
 
 
 class Actor:
@@ -33,34 +42,56 @@ class Actor:
             self.ray.refs[ref] = self, what, arguments
             return ref
 
-        return SimpleNamespace(remote=remote, options=lambda **_: SimpleNamespace(remote=remote))
+        def options(name):
+            self.ray.named.append(name)
+            return SimpleNamespace(remote=remote)
+
+        return SimpleNamespace(remote=remote, options=options)
 
 
 class Ray:
-    """die(actor's number, what, arguments): does the actor die of it? nodes: [{CPU: , GPU: }]."""
+    """die(actor's number, what, arguments): does the actor die of it? nodes: [{CPU: , GPU: }]. runs(node's
+    id): in which line its kvlab differs."""
 
-    exceptions = SimpleNamespace(RayError=Lost)
+    exceptions = SimpleNamespace(RayError=Lost, RayTaskError=Raised)
+    util = SimpleNamespace(
+        scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    )
 
-    def __init__(self, nodes, die=lambda *_: False, answer=None):
-        self.resources, self.die, self.answer = nodes, die, answer or done
+    def __init__(self, nodes, die=lambda *_: False, answer=None, runs=lambda node: None):
+        self.resources, self.die, self.answer, self.runs = nodes, die, answer or done, runs
         self.numbers, self.refs, self.killed, self.asked = itertools.count(), {}, [], []
+        self.set_up = "ready", 1
+        self.named: list[str] = []  # what jobs are called in Ray's dashboard
+        self.seats: list[dict] = []  # with which options actors were asked for
 
     def nodes(self):
         return [{"Alive": True, "NodeID": str(i), "Resources": n} for i, n in enumerate(self.resources)]
 
     def remote(self, kind):
-        return SimpleNamespace(options=lambda **how: SimpleNamespace(remote=lambda *_: Actor(self, how)))
+        def remote(how, arguments):
+            if kind is not unlike:
+                self.seats.append(how)
+                return Actor(self, how)
+            self.refs[ref := object()] = how["scheduling_strategy"], "unlike", arguments
+            return ref
+
+        return SimpleNamespace(
+            options=lambda **how: SimpleNamespace(remote=lambda *arguments: remote(how, arguments))
+        )
 
     def wait(self, refs, num_returns, timeout):
         return refs[:num_returns], refs[num_returns:]
 
     def get(self, ref):
         actor, what, arguments = self.refs.pop(ref)
+        if what == "unlike":
+            return self.runs(actor)
         self.asked.append((actor.number, what, arguments))
         if self.die(actor.number, what, arguments):
             raise Lost("it died")
         if what == "set_up":
-            return "ready", 1
+            return self.set_up
         if what == "at":
             return None, 0, 1
         return self.answer(arguments[1], actor.number)
@@ -73,10 +104,14 @@ class Ray:
 
 
 class Line:
-    """A connection that remembers what was sent."""
+    """A connection that answers with these jobs, and remembers what was sent."""
 
-    def __init__(self):
-        self.sent = []
+    def __init__(self, jobs=()):
+        self.jobs, self.sent = list(jobs), []
+
+    def recv(self):
+        assert [message for message, _ in self.sent] == ["room"]
+        return [(job, str(job)) for job in self.jobs]
 
     def send(self, message):
         self.sent.append(message)
@@ -85,10 +120,11 @@ class Line:
         return False
 
 
-def driven(ray, jobs, actors=None, cpus=1, gpus=0, alone=False) -> list:
-    line = Line()
-    plan = Plan("m", None, list(jobs), [str(j) for j in jobs], 1, {}, None, actors, cpus, gpus, alone, "")
+def driven(ray, jobs, actors=None, cpus=1, gpus=0, alone=False, address=None) -> list:
+    line = Line(jobs)
+    plan = Plan("m", None, 1, {}, address, actors, cpus, gpus, alone, "")
     Driver(ray, line, plan).run()
+    assert not alone or line.sent[0] == ("room", 1)
     return [message for message in line.sent if message[0] in ("done", "failed")]
 
 
@@ -103,6 +139,7 @@ def test_every_job_is_done_once():
         (job, job * 10, {"node": "n", "tries": 1}) for job in range(9)
     ]
     assert sorted(a[1] for a in ray.asked if a[1] == "do") == ["do"] * 9
+    assert sorted(ray.named) == [str(job) for job in range(9)]
     assert len(set(ray.killed)) == next(ray.numbers) <= 5  # all actors were let go
 
 
@@ -189,6 +226,55 @@ def test_a_cluster_that_has_lost_its_nodes_is_refused():
         driven(Ray(nodes, die, done), range(3), gpus=1)
 
 
+# which kvlab
+
+
+def none_there(node):
+    raise Raised(ModuleNotFoundError("No module named 'eval'"))
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (lambda node: "node n runs another kvlab" if node == "1" else None, "^node n runs another kvlab$"),
+        (none_there, "^node 0 has not this kvlab: ModuleNotFoundError: No module named 'eval'$"),
+    ],
+)
+def test_a_node_with_another_kvlab_is_refused_before_work_begins(runs, said):
+    ray = Ray([{"CPU": 2}, {"CPU": 2}], runs=runs)
+    with pytest.raises(Refused, match=said):
+        driven(ray, range(9), address="127.0.0.1:1")
+    assert not ray.seats and not ray.asked
+
+
+def test_a_node_that_does_no_work_may_run_any_kvlab():
+    ray = Ray([{"CPU": 0}, {"CPU": 2}], runs=lambda node: "another" if node == "0" else None)
+    assert len(driven(ray, range(3), address="127.0.0.1:1")) == 3
+
+
+def test_a_node_that_is_lost_meanwhile_is_no_reason():
+    def runs(node):
+        raise Lost("it died")
+
+    assert len(driven(Ray([{"CPU": 2}], runs=runs), range(3), address="127.0.0.1:1")) == 3
+
+
+@pytest.mark.parametrize("field", ["kvlab", "code"])
+def test_a_holder_knows_its_kvlab(field):
+    """A node that joined later is known when an actor is set up there."""
+    options = SimpleNamespace(code=lambda maker: "0123", device="cpu")
+    same = {"kvlab": versions()["kvlab"], "code": "0123"}
+    assert unlike("m", options, same) is None
+    line = unlike("m", options, same | {field: "another"})
+    assert line.startswith("node ") and "runs another kvlab (version " in line and "\n" not in line
+    kind, (said, _) = Holder("m", options, 0, same | {field: "another"}).set_up()
+    assert (kind, said) == ("failed", line)
+    refused = Ray([{"CPU": 1}])
+    refused.set_up = kind, (said, "")
+    with pytest.raises(Refused, match="runs another kvlab"):
+        driven(refused, range(3))
+
+
 def test_half_of_a_gpu_and_whole_nodes():
     assert Driver(Ray([{"CPU": 4, "GPU": 2}]), Line(), plan(gpus=0.5)).room({"CPU": 1, "GPU": 0.5}) == 4
     whole = Driver(Ray([{"CPU": 4}, {"CPU": 8}]), Line(), plan(cpus=None))
@@ -199,7 +285,7 @@ def test_half_of_a_gpu_and_whole_nodes():
 
 def plan(**how) -> Plan:
     named = {"cpus": 1, "gpus": 0, "actors": None, "alone": False} | how
-    return Plan("m", None, [0], ["0"], 1, {}, None, folder="", **named)
+    return Plan("m", None, 1, {}, None, folder="", **named)
 
 
 # the messages
@@ -248,7 +334,7 @@ class Answers:
         self.found = found
 
     def run(self, maker, options, jobs, report):
-        for job in jobs:
+        for job in jobs(2):
             report(job, 1, 2)
             yield Outcome(job, self.found(job), {"tries": 2, "node": "n2", "machine": THEIRS})
 
@@ -271,3 +357,31 @@ def test_cells_say_where_and_in_how_many_tries(folder, tmp_path, monkeypatch, ca
         (method, 2, "n2", THEIRS) for method in ("full", "int8")
     ]
     assert "failed: int8 on chain: lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_speed_cells_have_a_node_for_themselves_or_say_that_they_had_not(
+    folder, tmp_path, monkeypatch, noisy
+):
+    """A job is a context, with all methods; the one that failed is a line, and the others are kept."""
+    words = ["speed", "--model", str(folder), "--methods", "full", "int8", "--on", "ray", "--limit", "1"]
+    (speed,) = chosen([*words, "--out", str(tmp_path), *(["--allow-noisy"] if noisy else [])])
+    asked = []
+
+    def found(job):
+        numbers = {"rows": [{"decode_ms": 1.0}], "seconds": 1.0, "device": "cpu"}
+        return [(cell, Failed("lost") if cell.method == "int8" else numbers) for cell in job]
+
+    def pool(self, named, alone):
+        asked.append(alone)
+        return Answers(found)
+
+    monkeypatch.setattr(type(speed), "pool", pool)
+    store = Store(tmp_path)
+    store.prepare()
+    show = Show(tmp_path)
+    assert run(speed, store, show) == 1
+    assert asked == [not noisy]
+    cells = list(store.records())
+    assert {cell["method"] for cell in cells} == {cell.method for cell in speed.cells()} - {"int8"}
+    assert {(cell["alone"], cell["tries"], cell["node"]) for cell in cells} == {(not noisy, 2, "n2")}

@@ -1,0 +1,62 @@
+"""A sweep whose model's heads are split among two processes gives the table of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.__main__ import main
+from eval.core.results import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP = [
+    "--limit",
+    "2",
+    "--tasks",
+    "recall",
+    "agreement",
+    "--methods",
+    "full",
+    "h2o:budget=0.5",
+    "adakv:budget=0.5",
+    "kvzip:budget=0.5",
+]
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_table_of_one(folder, tmp_path):
+    """Only the first one writes and speaks; bytes are those of both."""
+    words = ["accuracy", "--model", str(folder), "--dtype", "float32", *SWEEP]
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [*start, "-m", "eval", *words, "--tp", "--out", str(tmp_path / "two")], env=environment, cwd=ROOT,
+        text=True, capture_output=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr  # kvzip has no room to read these prompts again
+    assert main([*words, "--jobs", "0", "--out", str(tmp_path / "one")]) == 1
+    one, two = ({(c["method"], c["task"]): c for c in Store(tmp_path / n).records()} for n in ("one", "two"))
+    assert one.keys() == two.keys() and len(one) == 7
+    assert done.stderr.count("failed: kvzip:budget=0.5 on recall: ") == 1
+    assert (tmp_path / "two" / "report.html").exists()
+    for key, cell in one.items():
+        assert done.stderr.count(f"/8 {key[0]} on {key[1]}: ") == 1
+        found = two[key]
+        assert found["config"] == cell["config"] | {"tp": 2}
+        for mine, theirs in zip(found["metrics"], cell["metrics"], strict=True):
+            assert mine["value"] == pytest.approx(theirs["value"], abs=1e-4)
+        held, whole = found["bytes"]["device_bytes"], cell["bytes"]["device_bytes"]
+        assert 0.9 * whole < held < 1.2 * whole  # some are held by both, heads of one length by neither
+        assert found["scored"] == pytest.approx(cell["scored"], abs=1e-3)
+
+
+def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert main(["accuracy", "--tp", "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: tensor parallelism: there is one process; start several: torchrun")
+    assert not (tmp_path / "out").exists()
