@@ -1,7 +1,8 @@
 """Engine: what computes the body of a decode step: the model's own modules, or compiled code.
 
-The cache, every method of it, prompts and padding are the same under either. `block.py` is the arithmetic,
-compiled by numba; `compiled.py` puts it in the place of a model's forward.
+The cache, every method of it, prompts and padding are the same under either. `compiled.py` puts a compiled
+step in the place of a model's forward: of a Llama-shaped model the arithmetic in `block.py`, compiled by
+numba, of any other the model's own, compiled by torch (`traced.py`).
 """
 
 from .compiled import compiled, engine_of

@@ -1,4 +1,4 @@
-"""Compiled: a decode step of a Llama-shaped model whose body runs compiled, around any kvlab cache."""
+"""Compiled: a decode step that runs compiled, around any kvlab cache; its body for Llama-shaped models."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attention import NAME, kvlab_attention, told
+from ..attention import kvlab_attention, told
 from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
 from ..visibility import CAUSAL, Visibility
 from .pages import gather
 from .stamp import Stamp
+from .suited import Unsuited, check
+from .traced import Traced
 
 ROWS = 4  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
@@ -33,7 +35,8 @@ FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depe
 def compiled(model):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
-    They can for Llama-shaped models in fp32 on a CPU, with a `KVCache` and at most `ROWS` rows. Prompts, and
+    They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with at most `ROWS` rows
+    (`Body`), others with one (`Traced`), where torch.compile takes half a minute at first. Prompts, and
     everything else that a forward is asked for, go through the model's own modules. Every step computes with
     the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
     the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
@@ -57,10 +60,6 @@ def engine_of(model) -> str:
     return "compiled" if isinstance(forward, Forward) and forward.current(model) is not None else "eager"
 
 
-class Unsuited(Exception):
-    """Why a model's body is not what is compiled here: one line."""
-
-
 class Forward:
     """A model's forward: a decode step goes through the compiled body, all else through the model's own.
 
@@ -70,7 +69,7 @@ class Forward:
     def __init__(self, model):
         self.model = weakref.ref(model)
         self.stamp: Stamp | None = None
-        self.body: Body | None = None
+        self.body: Body | Traced | None = None
         self.why: str | None = None
         functools.update_wrapper(self, type(model).forward.__get__(model), updated=())
         del self.__wrapped__  # which holds the model
@@ -90,28 +89,42 @@ class Forward:
             args, kwargs = (), {"input_ids": args[0], **kwargs}
         if not args and kwargs.keys() <= GIVEN and is_step(model, **kwargs):
             body = self.current(model)
-            if body is not None:
+            if body is not None and body.takes(**kwargs):
                 return body.step(**kwargs)
         return type(model).forward(model, *args, **kwargs)
 
-    def current(self, model) -> Body | None:
+    def current(self, model) -> Body | Traced | None:
         """The body of the model as it is now; None, after a warning, where there is none."""
         before = self.stamp
         if before is not None and before.same(model):
             return self.body
-        why = None
+        body, why = None, None
         try:
-            body = Body(model, Stamp(model))
-            if before is None or not before.same_parts(model):
-                off = _difference(model, body)
-                if not off <= TOLERANCE:
-                    raise Unsuited(f"its logits would be {off:.1g} off")
-        except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
-            body, why = None, first_line(error)
+            body = self._read(model, Stamp(model))
+        except Unsuited as error:
+            why = str(error)
         if why is not None and why != self.why:
             warnings.warn(f"{type(model).__name__} decodes with the eager engine: {why}", stacklevel=3)
         self.body, self.why, self.stamp = body, why, Stamp(model)  # a first pass may have changed something
         return body
+
+    def _read(self, model, stamp: Stamp) -> Body | Traced:
+        """A body of the model as it is now, with the model's own logits. Unsuited where there is none."""
+        check(model, stamp)
+        tried = self.stamp is not None and self.stamp.same_parts(model)  # with other weights at most
+        if tried and self.body is not None and self.body.still(stamp):
+            return self.body
+        for kind in (Body, Traced):
+            try:
+                body = kind(model, stamp)
+                if not (tried and type(self.body) is Body):
+                    off = _difference(model, body)
+                    if not off <= TOLERANCE:
+                        raise Unsuited(f"its logits would be {off:.1g} off")
+                return body
+            except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
+                why = first_line(error)
+        raise Unsuited(why)
 
 
 def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
@@ -120,13 +133,13 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
     cache = past_key_values
     if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
         return False
-    if input_ids.shape[1] != 1 or len(input_ids) > ROWS or use_cache is False or not return_dict:
+    if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
         return False
     if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
         return False
     if not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 2)):
         return False
-    if any(layer.local is not None or layer.timeline is not None for layer in cache.attending):
+    if any(layer.timeline is not None for layer in cache.attending):
         return False
     return not _listens(cache)
 
@@ -138,16 +151,6 @@ class Body:
         config, inner = model.config, getattr(model, "model", None)
         _are(model, {"model": None, "lm_head": nn.Linear})
         _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
-        if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in stamp.parameters):
-            raise Unsuited("it compiles models in fp32 on a CPU")
-        if any(not of_ours(hook) for hook in stamp.hooking):
-            raise Unsuited("a hook is on a module of it")
-        if any("forward" in vars(module) for module in stamp.inside):
-            raise Unsuited("a module of it has a forward of its own")
-        if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
-            raise Unsuited("its configuration asks for more than logits")
-        if getattr(config, "return_dict", True) is not True or config._attn_implementation != NAME:
-            raise Unsuited("its configuration asks for another kind of forward")
         if len(inner.layers) != config.num_hidden_layers:
             raise Unsuited("its configuration says another number of layers")
         if (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default") not in FIXED_ROTARY:
@@ -190,6 +193,18 @@ class Body:
         except ImportError as error:
             raise Unsuited(str(error)) from None
         self.code = block
+
+    def still(self, stamp: Stamp) -> bool:
+        """Whether it is of a model with these weights: it is read anew, in no time."""
+        return False
+
+    def knows(self, visibility: Visibility) -> bool:
+        """Whether its layers may see by this rule."""
+        return visibility.known and visibility.rule is None
+
+    def takes(self, input_ids, past_key_values, **others) -> bool:
+        """Whether it serves such a step: of so many rows, in layers that see all that they hold."""
+        return len(input_ids) <= ROWS and all(layer.local is None for layer in past_key_values.attending)
 
     def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
         """As the model's own forward, for one new token per row."""
@@ -261,13 +276,6 @@ def _linear(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
     return _array(linear.weight), NOTHING if linear.bias is None else _array(linear.bias)
 
 
-def of_ours(hook) -> bool:
-    """Whether a hook may go uncalled: those of transformers serve outputs that no such step is asked for, and
-    of kvlab's own `_listens` and the layers' timelines tell."""
-    module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
-    return module.startswith(("kvlab.", "transformers."))
-
-
 def _listens(cache) -> bool:
     """Whether its places want the input of every block (InfiniGen)."""
     fetch = getattr(cache.attending[0].place.policy, "fetch", None)
@@ -287,7 +295,7 @@ def _difference(model, body: Body) -> float:
             stepper = Stepper(model, KVCache(model))
             with told() as rules:
                 stepper.feed(ids)
-            if any(rule.rule is not None or not rule.known for rule in rules):
+            if any(not body.knows(rule) for rule in rules):
                 raise Unsuited("its layers see by a rule of their own")
             model.forward = step
             found.append(torch.cat([stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]))

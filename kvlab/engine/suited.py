@@ -1,0 +1,34 @@
+"""Suited: what a compiled step of any kind asks of a model, or one line that says why not."""
+
+from __future__ import annotations
+
+import torch
+
+from ..attention import NAME
+from .stamp import Stamp
+
+
+class Unsuited(Exception):
+    """Why a model's steps are not compiled: one line."""
+
+
+def check(model, stamp: Stamp) -> None:
+    """Unsuited for a model that nothing here compiles. stamp: of this model as it is now."""
+    config = model.config
+    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in stamp.parameters):
+        raise Unsuited("it compiles models in fp32 on a CPU")
+    if any(not of_ours(hook) for hook in stamp.hooking):
+        raise Unsuited("a hook is on a module of it")
+    if any("forward" in vars(module) for module in stamp.inside):
+        raise Unsuited("a module of it has a forward of its own")
+    if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
+        raise Unsuited("its configuration asks for more than logits")
+    if getattr(config, "return_dict", True) is not True or config._attn_implementation != NAME:
+        raise Unsuited("its configuration asks for another kind of forward")
+
+
+def of_ours(hook) -> bool:
+    """Whether a hook may go uncalled: those of transformers serve outputs that no such step is asked for, and
+    of kvlab's own a step's cache and the layers' timelines tell."""
+    module = getattr(getattr(hook, "func", hook), "__module__", None) or ""
+    return module.startswith(("kvlab.", "transformers."))
