@@ -153,12 +153,15 @@ def _drawing(cell, which: str, given: dict) -> str:
     return _image("svg+xml", base64.b64encode((DRAWINGS / found[2]).read_bytes()).decode(), found[1])
 
 
-def _image(kind: str, data: str, alt: str) -> str:
-    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(alt)}">'
+def _image(kind: str, data: str, alt: str, letters: float = 0) -> str:
+    """letters: how high a picture's smallest ones are, as a part of its width; for who measures the slide."""
+    told = f' data-letters="{letters:.4f}"' if letters else ""
+    return f'<img src="data:image/{kind};base64,{data}" alt="{escape(alt)}"{told}>'
 
 
 def pictures(cell) -> list[tuple[str, dict]]:
-    """The pictures that a cell has drawn: (data, {alt, width, height}); ValueError where there is none."""
+    """The pictures that a cell has drawn: (data, {alt, width, height, letters}); ValueError where there is
+    none."""
     drawn = [out for out in cell.get("outputs", []) if "image/png" in out.get("data", {})]
     if not drawn:
         raise ValueError("the cell has drawn no picture")
@@ -167,7 +170,7 @@ def pictures(cell) -> list[tuple[str, dict]]:
 
 def _picture(cell, which: str, given: dict) -> str:
     data, about = pictures(cell)[int(which or 1) - 1]
-    return _image("png", data, about["alt"])
+    return _image("png", data, about["alt"], about["letters"] / about["width"])
 
 
 def _formula(cell, which: str, given: dict) -> str:

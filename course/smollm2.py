@@ -33,6 +33,76 @@ QUESTION = (
 )
 
 
+# Goal, what reaches it, what does not: questions of common sense, in the form of piqa and written for this.
+SENSE = (
+    ("dry wet shoes", "put them in a warm, airy place", "put them in a bucket of water"),
+    ("open a jar with a tight lid", "hold the lid under hot water, then turn it",
+     "hold the jar and look at it"),
+    ("keep bread fresh", "keep it in a closed bag", "keep it in the rain"),
+    ("find a lost key in the dark", "look for it with a lamp", "look for it with a spoon"),
+    ("stop a door from squeaking", "put a drop of oil on the hinge",
+     "put a drop of honey on the window"),
+    ("warm up cold soup", "heat it in a pot on the stove", "heat it in the freezer"),
+    ("cut a thick rope", "use a sharp knife", "use a soft pillow"),
+    ("carry water up a hill", "pour it into a bucket", "pour it into a net"),
+    ("make a room darker", "close the curtains", "switch on the lights"),
+    ("reach a high shelf", "stand on a ladder", "lie down on the floor"),
+    ("clean a dirty plate", "wash it with soap and water", "wash it with mud"),
+    ("sleep well", "lie down in a quiet room", "drink strong coffee at midnight"),
+    ("keep milk from turning sour", "put it in the fridge", "put it in the sun"),
+    ("write on a blackboard", "use a piece of chalk", "use a piece of cheese"),
+    ("catch a fish", "use a hook and a line", "use a hammer and a nail"),
+    ("put out a candle", "blow on the flame", "pour oil on the flame"),
+    ("stay dry in the rain", "open an umbrella", "open a book"),
+    ("hang a picture on a wall", "hammer a nail into the wall", "hammer an egg into the wall"),
+    ("cool a hot drink", "add some ice", "add some sand"),
+    ("see far-away birds", "look through binoculars", "look through a blanket"),
+    ("glue two pieces of wood", "press them together until the glue is dry",
+     "keep them apart until the glue is dry"),
+    ("boil an egg", "put it in boiling water for ten minutes", "put it in cold milk for ten seconds"),
+    ("grow tomatoes", "water the plants and give them sun", "keep the plants in a dark cupboard"),
+    ("sharpen a pencil", "turn it in a sharpener", "turn it in a glass of juice"),
+    ("send a letter", "put a stamp on it and post it", "put a stone on it and forget it"),
+    ("tie a shoe", "make a knot in the laces", "make a cut in the laces"),
+    ("heat a cold house", "light a fire in the stove", "open all the windows in winter"),
+    ("paint a fence", "use a brush and a can of paint", "use a fork and a can of beans"),
+    ("measure a table", "use a tape measure", "use a thermometer"),
+)  # fmt: skip
+SHOTS = 5  # of them stand before each question, with what reaches the goal
+
+
+def sense(model, tokenizer):
+    """Right answers to short questions of common sense, with what stands before them cut and without any."""
+    line = "Question: how do you {}?\nAnswer: {}\n\n".format
+    before = "".join(line(goal, good) for goal, good, _ in SENSE[:SHOTS])
+    asked, rows = SENSE[SHOTS:], []
+
+    def likely(method: str, start: str, goal: str, said: str) -> float:
+        """log p of an answer, a token of it; every token is fed through the cache."""
+        head = tokenizer(start + line(goal, "").rstrip(), return_tensors="pt").input_ids
+        answer = tokenizer(" " + said, return_tensors="pt").input_ids
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+        stepper.feed(head[:, :-1])
+        total, token = 0.0, head[:, -1:]
+        for n in range(answer.shape[1]):
+            logits = stepper.feed(token, last=True)
+            token = answer[:, n : n + 1]
+            total += logits.log_softmax(-1)[0, token].item()
+        return total / answer.shape[1]
+
+    for method in ("full", f"sinks:budget={BUDGET}", f"h2o:budget={BUDGET}", "nothing before the question"):
+        start, cache = (before, method) if ":" in method or method == "full" else ("", "full")
+        right = sum(
+            likely(cache, start, goal, good) > likely(cache, start, goal, bad) for goal, good, bad in asked
+        )
+        rows.append([method, right])
+    return (
+        f"right answers of {len(asked)} to questions like those of piqa, {SHOTS} worked examples before each",
+        ["method", "right"],
+        rows,
+    )
+
+
 def needle(model, tokenizer):
     """Right answers about one sentence of a long story, the question known and unknown at compression."""
     chosen = ("sinks", "h2o", "snapkv", "topk", "infinigen")
@@ -218,7 +288,7 @@ def alike(model, tokenizer, tokens: int = 384):
 
 STUDIES = {
     study.__name__: study
-    for study in (needle, after, again, size, reserved, formats, turned, sinks, link, alike)
+    for study in (needle, sense, after, again, size, reserved, formats, turned, sinks, link, alike)
 }
 
 

@@ -205,7 +205,7 @@ real_slots = Exercise(
     },
     "tokens at the end, padding before them",
     holds="booleans",
-    given=lambda seen, window: [slot < seen for slot in range(window)],
+    given=lambda seen, window: [slot >= window - seen - 1 for slot in range(window)],
     signs={
         "a mask has one boolean for each of the `window` slots": lambda r, seen, window: len(r) != window,
         "padding is attended to": lambda r, seen, window: bool(r.sum() > min(seen, window)),

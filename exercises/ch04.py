@@ -135,97 +135,97 @@ kivi_keys = Exercise(
     ),
 )
 
-# 2. Two codes in a byte, with a bug.
+# 2. The planted bug: a cast that cuts off.
 
 
-def _unpack(packed):
-    low, high = packed & 15, packed >> 4
-    return torch.cat([low, high], dim=-1).to(torch.int8) - 8
+def _coded(round_=torch.round, limit=lambda codes, n: codes.clamp(-n, n), step_of=lambda step: step):
+    """Codes with one part exchanged."""
+    return lambda x, step, largest: limit(round_(x / step_of(step)), largest)
 
 
-def _as_found(packed):
-    low = packed & 15
-    high = packed & 240
-    return torch.cat([low, high], dim=-1).to(torch.int8) - 8
+def _numbers():
+    draw = torch.Generator().manual_seed(24)
+
+    def made(tokens, channels, largest, beyond=0.0):
+        x = torch.randn(tokens, channels, generator=draw) * torch.rand(tokens, 1, generator=draw) * 5
+        step = x.abs().amax(-1, keepdim=True) / largest
+        x[0, 0] = x[0].abs().amax() * (1 + beyond)  # a later token, larger than those that decided the step
+        x[-1, -1] = -x[-1].abs().amax() * (1 + beyond)
+        return x, step, largest
+
+    return [made(4, 8, 7), made(6, 16, 127), made(5, 12, 1), made(4, 8, 7, 0.6), made(3, 32, 7, 2.0)]
 
 
-def _bytes():
-    generator = torch.Generator().manual_seed(44)
-    draw = lambda *shape: torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-    return [(draw(4),), (draw(3, 6),)]
-
-
-unpack = Exercise(
-    "unpack",
-    _unpack,
-    _bytes,
+to_codes = Exercise(
+    "to_codes",
+    _coded(),
+    _numbers,
     {
-        "the codes are unsigned here: subtract 8 to get -8 to 7": (
-            lambda p: torch.cat([p & 15, p >> 4], dim=-1).to(torch.int8)
+        "the cast cuts off what stands behind the point, so every number moves toward zero: round first": (
+            lambda x, step, largest: (x / step).int()
         ),
-        "low and high halves are exchanged: the first half of the channels is in the low bits": (
-            lambda p: torch.cat([p >> 4, p & 15], dim=-1).to(torch.int8) - 8
+        "within the limits, and still cut off toward zero: round to the nearest whole number": _coded(
+            torch.trunc
         ),
-        "the high half still holds the low bits below it: shift it by four": (
-            lambda p: torch.cat([p & 15, p & 240], dim=-1).to(torch.int8) - 8
+        "that rounds down, below zero too: all numbers move to one side, by half a step on average": _coded(
+            torch.floor
         ),
-        "that is one half only: every byte holds two values": lambda p: (p & 15).to(torch.int8) - 8,
-        "that is the high half only: every byte holds two values": lambda p: (p >> 4).to(torch.int8) - 8,
-        "the halves are interleaved: the first half of the channels lies in the low bits, side by side": (
-            lambda p: torch.stack([p & 15, p >> 4], dim=-1).flatten(-2).to(torch.int8) - 8
+        "that rounds up: all numbers move to one side, by half a step on average": _coded(torch.ceil),
+        "that rounds away from zero: every number becomes larger than it was": _coded(
+            lambda x: x.sign() * x.abs().ceil()
         ),
-        "the low half is not masked: it still has the high bits above it": (
-            lambda p: torch.cat([p, p >> 4], dim=-1).to(torch.int8) - 8
+        "a half is added and the rest cut off: below zero that goes the wrong way": _coded(
+            lambda x: (x + 0.5).trunc()
         ),
-        "the halves are joined along the first dimension; channels are the last": (
-            lambda p: torch.cat([p & 15, p >> 4], dim=0).to(torch.int8) - 8
+        "not rounded: a code is a whole number": _coded(lambda x: x),
+        "the sign is lost: codes go from -largest to largest": _coded(lambda x: x.abs().round()),
+        "a number beyond the scale gets a code that does not exist: the largest one is `largest`": _coded(
+            limit=lambda codes, n: codes
         ),
-        "you shifted by three: four bits are a half of a byte": (
-            lambda p: torch.cat([p & 15, p >> 3], dim=-1).to(torch.int8) - 8
+        "the smallest code is -largest: zero lies in the middle": _coded(
+            limit=lambda codes, n: codes.clamp(-n - 1, n)
         ),
-        "you shifted by eight: nothing of a byte is left; a half has four bits": (
-            lambda p: torch.cat([p & 15, p >> 8], dim=-1).to(torch.int8) - 8
+        "the limit holds above only: there is a smallest code, too": _coded(
+            limit=lambda codes, n: codes.clamp(max=n)
         ),
-        "you shifted to the left: the high half must come down, to the right": (
-            lambda p: torch.cat([p & 15, p << 4], dim=-1).to(torch.int8) - 8
+        "the limit holds below only: there is a largest code, too": _coded(
+            limit=lambda codes, n: codes.clamp(min=-n)
         ),
-        "a half has 16 values: % 16 and // 16 take it apart, not 15": (
-            lambda p: torch.cat([p % 15, p // 15], dim=-1).to(torch.int8) - 8
+        "what lies beyond begins anew at the other end: a very large number becomes a very small one": _coded(
+            limit=lambda codes, n: (codes + n) % (2 * n + 1) - n
         ),
-        "% 15 is not & 15: a half has 16 values, so the low one is % 16": (
-            lambda p: torch.cat([p % 15, p // 16], dim=-1).to(torch.int8) - 8
+        "codes are counted from zero here; they go from -largest to largest": _coded(
+            limit=lambda codes, n: codes.clamp(-n, n) + n
         ),
-        "// 15 is not >> 4: a half has 16 values, so the high one is // 16": (
-            lambda p: torch.cat([p & 15, p // 15], dim=-1).to(torch.int8) - 8
+        "multiplied by the step; a code says how many steps a number is, so divide": (
+            lambda x, step, largest: (x * step).round().clamp(-largest, largest)
         ),
-        "the mask of four bits is 15, not 16": lambda p: (
-            torch.cat([p & 16, p >> 4], dim=-1).to(torch.int8) - 8
+        "those are the numbers that will be read back; asked for are the codes": (
+            lambda x, step, largest: (x / step).round().clamp(-largest, largest) * step
         ),
-        "the mask of four bits is 15, not 7": lambda p: torch.cat([p & 7, p >> 4], dim=-1).to(torch.int8) - 8,
-        "you subtracted 8 while the bytes had no sign: below 8 they wrap around to 248 and more": (
-            lambda p: torch.cat([p & 15, p >> 4], dim=-1) - 8
+        "the numbers are rounded before they are divided": (
+            lambda x, step, largest: (x.round() / step).clamp(-largest, largest)
         ),
-        "you subtracted 7: the codes are stored plus 8": (
-            lambda p: torch.cat([p & 15, p >> 4], dim=-1).to(torch.int8) - 7
+        "the limits are those of the codes: divide and round first, then cut": (
+            lambda x, step, largest: (x.clamp(-largest, largest) / step).round()
         ),
-        "you subtracted 16: the codes are stored plus 8": (
-            lambda p: torch.cat([p & 15, p >> 4], dim=-1).to(torch.int8) - 16
+        "one step serves all tokens here; each token has its own": _coded(step_of=lambda step: step.max()),
+        "the first token's step serves all; each token has its own": _coded(step_of=lambda step: step[:1]),
+    },
+    "to the nearest, and no further than the largest code",
+    given=lambda x, step, largest: (x / step).int(),
+    signs={
+        "not all of these are whole numbers, and a code is one": lambda r, x, step, largest: (
+            not torch.equal(r.double(), r.double().round())
         ),
-        "8 is taken from the low half only": (
-            lambda p: torch.cat([(p & 15).to(torch.int8) - 8, (p >> 4).to(torch.int8)], dim=-1)
+        "no code is further from zero than its number: something is cut off": lambda r, x, step, largest: (
+            bool((r.abs() <= (x / step).abs() + 1e-4).all())
         ),
-        "8 is taken from the high half only": (
-            lambda p: torch.cat([(p & 15).to(torch.int8), (p >> 4).to(torch.int8) - 8], dim=-1)
-        ),
-        "you divided by 16 and kept the fraction: shift, or divide with //": (
-            lambda p: torch.cat([(p & 15).float(), p / 16], dim=-1) - 8
-        ),
-        "the bytes were taken as signed before the shift: a high bit of 1 turns them negative": (
-            lambda p: torch.cat([p & 15, p.to(torch.int8) >> 4], dim=-1) - 8
+        "there is a code beyond `largest`": lambda r, x, step, largest: bool((r.abs() > largest).any()),
+        "a code is more than half a step from its number": lambda r, x, step, largest: bool(
+            ((r - x / step).abs()[x.abs() <= largest * step] > 0.51).any()
         ),
     },
-    "two values of four bits in every byte",
-    given=_as_found,
 )
 
 # 3. Decide: which format.

@@ -3,7 +3,7 @@
 
 import torch
 
-from course.teaching.check.answer import plain, same_members
+from course.teaching.check.answer import plain
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. SnapKV: the end of the prompt chooses.
@@ -151,171 +151,105 @@ snapkv = Exercise(
     },
 )
 
-# 2. H2O: find the bug in the eviction.
+# 2. The planted bug: sums that do not add up.
 
 
-def _heavy_hitters(received, budget, recent):
-    """The heavy slots outside the window and the window, in order."""
-    received = torch.as_tensor(received, dtype=torch.float32)
-    window = len(received) - recent
-    heavy = received[:window].topk(budget - recent).indices.sort().values
-    return heavy.tolist() + list(range(window, len(received)))
+def _added(
+    old=lambda so_far, now: so_far + now, new=lambda so_far, now: now, give=lambda old, new: (old, new)
+):
+    """The sums with one part exchanged: those of held tokens, those of new ones, or how they are joined."""
+
+    def add_up(so_far, received):
+        if so_far is None:
+            return received
+        held = so_far.shape[-1]
+        parts = give(old(so_far, received[..., :held]), new(so_far, received[..., held:]))
+        return torch.cat(parts, dim=-1)
+
+    return add_up
 
 
-def _scores():
-    generator = torch.Generator().manual_seed(5)
-    return [
-        ((torch.rand(size, generator=generator) * weight), budget, recent)
-        for size, budget, recent, weight in (
-            (12, 6, 3, torch.linspace(1.5, 0.1, 12)),
-            (20, 8, 4, torch.linspace(0.2, 2, 20)),
-            (9, 5, 2, torch.tensor([1.0] * 8 + [9.0])),
-        )
-    ] + [(torch.tensor([5.5, 0.1, 0.2, 4.5, 0.1, 0.3, 0.05]), 3, 2)]  # sums of many steps, larger than 1
+_add_up = _added()
 
 
-def _lightest(received, budget, recent):
-    window = len(received) - recent
-    return received[:window].topk(budget - recent, largest=False).indices.sort().values.tolist() + list(
-        range(window, len(received))
-    )
+def _of_the_last(so_far, received):
+    if so_far is None:
+        return received
+    empty = torch.zeros(*received.shape[:-1], received.shape[-1] - so_far.shape[-1])
+    return received + torch.cat([empty, so_far], dim=-1)
 
 
-def _no_window(received, budget, recent):
-    return received.topk(budget).indices.sort().values.tolist()
+def _shared(so_far, received):
+    total = _add_up(so_far, received)
+    return total / total.sum(-1, keepdim=True)
 
 
-def _as_found(received, budget, recent):
-    window = len(received) - recent  # the first slot of the window
-    heavy = received.topk(budget - recent).indices
-    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
+def _over_heads(so_far, received):
+    total = _add_up(so_far, received)
+    return total if so_far is None else total.sum(1, keepdim=True).expand_as(total)
 
 
-def _window_may_be_heavy(received, budget, recent):
-    heavy = received.topk(budget - recent).indices
-    return sorted(set(heavy.tolist()) | set(range(len(received) - recent, len(received))))
+def _frozen(so_far, received):
+    if so_far is None:
+        return received
+    held = so_far.shape[-1]
+    return torch.cat([so_far, received[..., held:]], dim=-1)
 
 
-def _newest_evicted(received, budget, recent):
-    window = len(received) - recent - 1
-    heavy = received[:window].topk(budget - recent).indices.sort().values
-    return heavy.tolist() + list(range(window, len(received) - 1))
+def _passes():
+    draw = torch.Generator().manual_seed(25)
+
+    def made(batch, heads, held, new):
+        so_far = None if held is None else torch.rand(batch, heads, held, generator=draw) * 3
+        slots = new if held is None else held + new
+        return so_far, torch.randn(batch, heads, slots, generator=draw).mul(2).softmax(-1)
+
+    return [made(1, 2, None, 6), made(1, 2, 6, 1), made(1, 3, 9, 1), made(2, 2, 7, 1), made(2, 3, 8, 4)]
 
 
-def _window_raised_by_one(received, budget, recent):
-    raised = received.clone()
-    raised[-recent:] += 1
-    return sorted(raised.topk(budget).indices.tolist())
-
-
-def _lightest_of_all(received, budget, recent):
-    heavy = received.topk(budget - recent, largest=False).indices
-    return sorted(set(heavy.tolist()) | set(range(len(received) - recent, len(received))))
-
-
-def _window_on_top(received, budget, recent):
-    window = len(received) - recent
-    heavy = received[:window].topk(min(budget, window)).indices
-    return sorted(heavy.tolist()) + list(range(window, len(received)))
-
-
-def _window_cut_too_early(received, budget, recent):
-    window = len(received) - recent - 1
-    heavy = received[:window].topk(budget - recent).indices
-    return sorted(heavy.tolist()) + list(range(window + 1, len(received)))
-
-
-def _latest(received, budget, recent):
-    return list(range(len(received) - budget, len(received)))
-
-
-def _evicted(received, budget, recent):
-    return sorted(set(range(len(received))) - set(_heavy_hitters(received, budget, recent)))
-
-
-def _scores_instead(received, budget, recent):
-    return [received[slot].item() for slot in _heavy_hitters(received, budget, recent)]
-
-
-def _indices_of_the_window(received, budget, recent):
-    heavy = received[: len(received) - recent].topk(budget - recent).indices
-    return sorted(heavy.tolist()) + list(range(recent))
-
-
-def _heavy_in_the_window(received, budget, recent):
-    window = len(received) - recent
-    heavy = received[-recent:].topk(min(budget - recent, recent)).indices + window
-    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
-
-
-def _heavy_in_the_window_only(received, budget, recent):
-    window = len(received) - recent
-    heavy = received[window:].topk(budget - recent).indices + window
-    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
-
-
-def _numbered_from_the_window(received, budget, recent):
-    window = len(received) - recent
-    heavy = received[window:].topk(budget - recent).indices
-    return sorted(set(heavy.tolist()) | set(range(window, len(received))))
-
-
-def _first_cut_off(received, budget, recent):
-    heavy = received[recent:].topk(budget - recent).indices
-    return sorted(set(heavy.tolist()) | set(range(len(received) - recent, len(received))))
-
-
-def _oldest_kept(received, budget, recent):
-    return list(range(budget - recent)) + list(range(len(received) - recent, len(received)))
-
-
-heavy_hitters = Exercise(
-    "heavy_hitters",
-    _heavy_hitters,
-    _scores,
+add_up = Exercise(
+    "add_up",
+    _add_up,
+    _passes,
     {
-        "you kept the tokens with the least attention: those are to go": _lightest,
-        "the recent window is missing: a new token has received little attention and would go at once": (
-            _no_window
+        "what held tokens receive in this pass is lost: only new tokens get a sum": _added(
+            old=lambda so_far, now: so_far
         ),
-        "recent tokens took places of heavy ones: choose the heavy ones outside the window": (
-            _window_may_be_heavy
+        "only this pass counts: the sums of all earlier ones are forgotten": _added(
+            old=lambda so_far, now: now
         ),
-        "the newest token is evicted: the window must end with the last slot": _newest_evicted,
-        "received is a sum and may be larger than 1: what lifts the window must be more than all of it": (
-            _window_raised_by_one
+        "the larger of the two stays; H2O adds them": _added(old=torch.maximum),
+        "that is the mean of the two; H2O adds them": _added(old=lambda so_far, now: (so_far + now) / 2),
+        "the sums fade a little at every pass; H2O forgets nothing": _added(
+            old=lambda so_far, now: 0.9 * so_far + now
         ),
-        "you kept the tokens with the least attention, and chose them in the window, too": _lightest_of_all,
-        "budget heavy ones and the window on top: the window is part of the budget": _window_on_top,
-        "the token just before the window can never stay: the part before it ends at `window`": (
-            _window_cut_too_early
+        "the two are multiplied; H2O adds them": _added(old=torch.mul),
+        "subtracted: a token that is looked at becomes lighter": _added(old=lambda so_far, now: so_far - now),
+        "the earlier sums are added to the last slots; the tokens that were held are the first ones": _of_the_last,
+        "the new tokens are missing: the next pass has a sum for every slot": _added(
+            give=lambda old, new: (old,)
         ),
-        "only the window is left: that is a sliding window, nothing heavy stays": _latest,
-        "those are the slots that go; asked for are the ones that stay": _evicted,
-        "those are the scores; asked for are the numbers of the slots": _scores_instead,
-        "the window stands at the front: its slots are the last `recent` ones": _indices_of_the_window,
-        "the heavy ones are looked for inside the window, where all stay anyway": _heavy_in_the_window,
-        "the heavy ones are looked for inside the window, where all stay anyway; it may also be too short": (
-            _heavy_in_the_window_only
+        "the new tokens stand in front: they come behind those that were held": _added(
+            give=lambda old, new: (new, old)
         ),
-        "received[window:] is the window itself, where all stay anyway: cut off what follows, [:window]": (
-            _numbered_from_the_window
+        "a new token begins with nothing; it begins with what it received in this pass": _added(
+            new=lambda so_far, now: torch.zeros_like(now)
         ),
-        "received[recent:] lacks the first slots, and counts from there: the window stands at the end": (
-            _first_cut_off
+        "a new token begins with the largest sum of all, so it can never be the lightest": _added(
+            new=lambda so_far, now: so_far.amax(-1, keepdim=True) + now
         ),
-        "the first slots stay, whatever they received: those are sinks, not heavy hitters": _oldest_kept,
+        "what a new token received is counted twice": _added(new=lambda so_far, now: 2 * now),
+        "the sums are divided by their total; how much was received in all must stay": _shared,
+        "the heads are added up: each KV head has sums of its own": _over_heads,
     },
-    "heavy ones and recent ones, each within its share of the budget",
-    alike=same_members,
-    holds="indices",
-    given=_as_found,
+    "every query gives away a weight of 1, and now none of it is lost",
+    given=_frozen,
     signs={
-        "too few different slots: choose the heavy ones outside the window": lambda r, x, b, n: (
-            len(set(r.tolist())) < b
+        "the sums have another total: every query gives away a weight of 1, no more and no less": (
+            lambda r, so_far, received: (
+                abs(float(r.sum() - received.sum() - (0 if so_far is None else so_far.sum()))) > 1e-3
+            )
         ),
-        "more slots than the budget allows": lambda r, x, b, n: len(r) > b,
-        "a recent slot is missing": lambda r, x, b, n: not set(range(len(x) - n, len(x))) <= set(r.tolist()),
     },
 )
 

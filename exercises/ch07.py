@@ -8,43 +8,37 @@ import torch
 from course.teaching.check.answer import plain
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. What a layer will fetch: partial columns and the alpha rule.
+# 1. What a layer will fetch: columns, a partial score, the alpha rule.
 
 
 def _chosen(
-    width=lambda guess, columns: guess.shape[-1],
-    columns_of=lambda columns: columns,
+    size=lambda queries, keys: queries.abs().sum(1) + keys.abs().sum(1),
+    take=lambda size, count: size.topk(count).indices,
+    kept=lambda part, d: round(part * d),
+    width=lambda d, columns: d,
     read=lambda x: x,
     top=lambda scores: scores.amax(-1, keepdim=True),
     near=lambda scores, top, alpha: scores > top - alpha,
     count=lambda counts: math.ceil(counts.mean().item()),
     capped=min,
     best=lambda scores, count: scores.topk(count).indices,
+    asks=lambda guess, queries: guess,
 ):
     """InfiniGen's choice with one part exchanged."""
 
-    def choose(guess, keys, columns, alpha, cap):
-        mine = columns_of(columns)
-        q = guess.gather(-1, mine)  # [heads, c]
-        k = keys.gather(-1, mine[:, None].expand(-1, keys.shape[1], -1))  # [heads, tokens, c]
-        scores = read((k @ q[..., None])[..., 0] / width(guess, columns) ** 0.5)  # [heads, tokens]
+    def choose(queries, keys, guess, part, alpha, cap):
+        tokens, d = keys.shape[1:]
+        columns = take(size(queries, keys), kept(part, d)).expand(len(keys), -1)
+        q = asks(guess, queries).gather(-1, columns)  # [heads, c]
+        k = keys.gather(-1, columns[:, None].expand(-1, tokens, -1))  # [heads, tokens, c]
+        scores = read((k @ q[..., None])[..., 0] / width(d, columns) ** 0.5)  # [heads, tokens]
         counts = near(scores, top(scores), alpha).sum(-1).float()  # [heads]
-        return best(scores, max(1, min(capped(cap, count(counts)), keys.shape[1])))
+        return best(scores, max(1, min(capped(cap, count(counts)), tokens)))
 
     return choose
 
 
 _choose = _chosen()
-
-
-def _every_column(guess, keys, columns, alpha, cap):
-    all_of_them = torch.arange(guess.shape[-1]).expand(len(guess), -1)
-    return _choose(guess, keys, all_of_them, alpha, cap)
-
-
-def _first_columns(guess, keys, columns, alpha, cap):
-    first = torch.arange(columns.shape[-1]).expand(len(guess), -1)
-    return _choose(guess, keys, first, alpha, cap)
 
 
 def _row_by_row(one, other):
@@ -58,21 +52,20 @@ def _row_by_row(one, other):
 def _guesses():
     draw = torch.Generator().manual_seed(17)
 
-    def made(heads, tokens, d, c, alpha, cap, spread=1.6):
-        guess = torch.randn(heads, d, generator=draw) * spread
-        keys = torch.randn(heads, tokens, d, generator=draw) * spread
+    def made(heads, tokens, d, part, alpha, cap, spread=1.6):
+        loud = torch.rand(2, heads, 1, d, generator=draw) * 2  # columns differ in size, and from head to head
+        queries, keys = torch.randn(2, heads, tokens, d, generator=draw) * loud * spread
+        guess = torch.randn(heads, d, generator=draw) * loud[0, :, 0] * spread
         guess[0] *= 1.8  # one head has larger scores than the others
-        columns = torch.stack([torch.randperm(d, generator=draw)[:c] for _ in range(heads)])
-        return guess, keys, columns, alpha, cap
+        return queries, keys, guess, part, alpha, cap
 
-    full = made(1, 30, 8, 8, 1.0, 1)
     return [
-        (*full[:2], torch.arange(8)[None], 1.0, 1),
-        made(1, 40, 12, 5, 2.0, 40),
-        made(3, 50, 16, 6, 2.5, 50),
-        made(4, 60, 12, 4, 2.0, 60),
-        made(5, 60, 16, 5, 4.0, 6),
-        made(7, 45, 10, 4, 1.5, 45),
+        made(1, 30, 8, 1.0, 1.0, 1),
+        made(1, 40, 12, 0.4, 2.0, 40),
+        made(3, 50, 16, 0.4, 2.5, 50),
+        made(4, 60, 12, 0.3, 2.0, 60),
+        made(5, 60, 16, 0.3, 4.0, 6),
+        made(7, 45, 10, 0.45, 1.5, 45),
     ]
 
 
@@ -81,20 +74,43 @@ choose = Exercise(
     _choose,
     _guesses,
     {
-        "all columns are used: the other ones are on the host with the tokens": _every_column,
-        "the first columns are used; `columns` says which ones each head has chosen": _first_columns,
-        "the columns of head 0 are used for all heads: each has chosen its own": _chosen(
-            columns_of=lambda columns: columns[:1].expand(len(columns), -1)
+        "all columns are used: the other ones are on the host with the tokens": _chosen(
+            kept=lambda part, d: d
+        ),
+        "the first columns are used; each head takes those that are largest over the prompt": _chosen(
+            take=lambda size, count: torch.arange(count).expand(len(size), -1)
+        ),
+        "the columns of head 0 are used for all heads: each chooses its own": _chosen(
+            take=lambda size, count: size[:1].topk(count).indices
+        ),
+        "the heads choose their columns together; each chooses its own": _chosen(
+            take=lambda size, count: size.sum(0, keepdim=True).topk(count).indices
+        ),
+        "the smallest columns are kept: those that may be left out": _chosen(
+            take=lambda size, count: size.topk(count, largest=False).indices
+        ),
+        "only the queries choose the columns; the keys' magnitudes are added to theirs": _chosen(
+            size=lambda queries, keys: queries.abs().sum(1)
+        ),
+        "only the keys choose the columns; the queries' magnitudes are added to theirs": _chosen(
+            size=lambda queries, keys: keys.abs().sum(1)
+        ),
+        "the columns are summed with their signs: positive and negative values cancel": _chosen(
+            size=lambda queries, keys: queries.sum(1) + keys.sum(1)
+        ),
+        "a large product of query and key is looked for; the rule adds the two magnitudes": _chosen(
+            size=lambda queries, keys: queries.abs().sum(1) * keys.abs().sum(1)
+        ),
+        "the newest query of the prompt asks; the guess is what the next layer will ask": _chosen(
+            asks=lambda guess, queries: queries[:, -1]
         ),
         "divide by the root of d, the whole head dimension: the partial score stands for the whole one": _chosen(
-            width=lambda guess, columns: columns.shape[-1]
+            width=lambda d, columns: columns.shape[-1]
         ),
         "the scores are not divided by the root of d, and alpha is a distance of scores": _chosen(
-            width=lambda guess, columns: 1
+            width=lambda d, columns: 1
         ),
-        "the scores are divided by d; divide by its root": _chosen(
-            width=lambda guess, columns: guess.shape[-1] ** 2
-        ),
+        "the scores are divided by d; divide by its root": _chosen(width=lambda d, columns: d**2),
         "one maximum for all heads: heads with small scores would fetch nothing; each has its own": _chosen(
             top=lambda scores: scores.max()
         ),
@@ -156,8 +172,8 @@ choose = Exercise(
         "seven heads, a narrow alpha",
     ),
     signs={
-        "a step fetches more than `cap` tokens": lambda r, g, k, columns, alpha, cap: r.shape[-1] > cap,
-        "every head fetches the same number of tokens: [heads, n]": lambda r, g, *case: r.dim() != 2,
+        "a step fetches more than `cap` tokens": lambda r, q, k, g, part, alpha, cap: r.shape[-1] > cap,
+        "every head fetches the same number of tokens: [heads, n]": lambda r, q, *case: r.dim() != 2,
         "you fetch more tokens than the rule says": lambda r, *case: r.shape[-1] > _choose(*case).shape[-1],
         "you fetch fewer tokens than the rule says": lambda r, *case: r.shape[-1] < _choose(*case).shape[-1],
     },

@@ -6,11 +6,20 @@ import torch
 from course.teaching.check.answer import plain, same_members
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. A Keep of one's own: small keys stay, and what must stay by rule.
+# 1. A Keep of one's own: small keys stay with their neighbours, and what must stay by rule.
+
+
+def _apart(positions):
+    """How far the tokens of two slots stand from each other in the text."""
+    return (positions[..., :, None] - positions[..., None, :]).abs()
 
 
 def _scored(
     norm=lambda keys: -keys.norm(dim=-1),
+    apart=_apart,
+    near=lambda apart, reach: apart <= reach,
+    there=lambda positions: positions >= 0,
+    among=lambda scores: scores.amax(-1),
     newest=lambda positions: positions.amax(-1, keepdim=True),
     window=lambda positions, last, recent: positions > last - recent,
     first=lambda positions, sinks: positions < sinks,
@@ -21,8 +30,10 @@ def _scored(
 ):
     """The score with one part exchanged."""
 
-    def norm_score(keys, positions, sinks, recent):
+    def norm_score(keys, positions, sinks, recent, reach):
         score = norm(keys)
+        beside = near(apart(positions), reach) & there(positions)[..., None, :]
+        score = among(score[..., None, :].expand(beside.shape).masked_fill(~beside, -torch.inf))
         score = score.masked_fill(window(positions, newest(positions), recent), above)
         score = score.masked_fill(first(positions, sinks), above)
         return give(score.masked_fill(empty(positions), below))
@@ -31,6 +42,12 @@ def _scored(
 
 
 _norm_score = _scored()
+
+
+def _mean(scores):
+    """Over what is no infinity."""
+    there = scores > -torch.inf
+    return scores.masked_fill(~there, 0).sum(-1) / there.sum(-1).clamp(min=1)
 
 
 def _same_ranking(one, other):
@@ -48,8 +65,9 @@ def _same_ranking(one, other):
             return False
         if not ends[1] < ends[0]:
             return False
-        x, y = a[rest], b[rest]
-        if not torch.equal(x[:, None] > x[None], y[:, None] > y[None]):
+        x, y = a[rest], b[rest]  # neighbours may share a score: rounding decides nothing
+        same = (x[:, None] - x[None]).abs() <= 1e-6 * x.abs().max() if len(x) else x
+        if not torch.equal((x[:, None] > x[None]) & ~same, y[:, None] > y[None]):
             return False
     return True
 
@@ -57,15 +75,15 @@ def _same_ranking(one, other):
 def _slots():
     draw = torch.Generator().manual_seed(8)
 
-    def made(batch, heads, slots, d, sinks, recent, shuffled=False, empty=0):
+    def made(batch, heads, slots, d, sinks, recent, shuffled=False, empty=0, reach=0):
         keys = torch.randn(batch, heads, slots, d, generator=draw)
         positions = torch.arange(slots).expand(batch, heads, -1).clone()
         if shuffled:
             order = torch.stack([torch.randperm(slots, generator=draw) for _ in range(batch * heads)])
-            positions = (2 * order).view(batch, heads, slots)
+            positions = (order + order // 3).view(batch, heads, slots)  # every fourth token has gone
         if empty:
-            positions[-1, :, :empty] = -1
-        return keys, positions, sinks, recent
+            positions[-1, :, :empty], keys[-1, :, :empty] = -1, 0.01  # small keys, and none
+        return keys, positions, sinks, recent, reach
 
     return [
         made(1, 2, 6, 4, 0, 1),
@@ -73,6 +91,8 @@ def _slots():
         made(1, 2, 9, 4, 2, 2),
         made(2, 2, 12, 8, 3, 4, shuffled=True),
         made(2, 2, 10, 8, 2, 3, empty=3),
+        made(1, 2, 14, 8, 1, 2, reach=1),
+        made(2, 2, 18, 6, 0, 3, shuffled=True, empty=2, reach=2),
     ]
 
 
@@ -133,8 +153,36 @@ norm_score = Exercise(
         "the newest token of all heads together is looked for; each head holds tokens of its own": _scored(
             newest=lambda positions: positions.amax() + 1
         ),
+        "the neighbours have no say: a token scores as the best one within `reach` of it": _scored(
+            near=lambda apart, reach: apart == 0
+        ),
+        "the neighbours' mean is taken; a token scores as the best of them, so that a name stays whole": _scored(
+            among=_mean
+        ),
+        "the worst neighbour decides here; it is the best": _scored(
+            among=lambda scores: scores.masked_fill(scores.isinf(), torch.inf).amin(-1)
+        ),
+        "one neighbour too few: a token at a distance of `reach` counts": _scored(
+            near=lambda apart, reach: apart < reach + (reach == 0)
+        ),
+        "one neighbour too many: no further than `reach`": _scored(
+            near=lambda apart, reach: apart <= reach + (reach > 0)
+        ),
+        "neighbouring slots are taken for neighbouring tokens; look at `positions`": _scored(
+            apart=lambda positions: _apart(torch.arange(positions.shape[-1]).expand_as(positions))
+        ),
+        "only the tokens before it count as neighbours here; those after it do, too": _scored(
+            apart=lambda positions: (
+                (positions[..., :, None] - positions[..., None, :])
+                .float()
+                .masked_fill(positions[..., :, None] < positions[..., None, :], torch.inf)
+            )
+        ),
+        "an empty slot counts as a neighbour: its key is none": _scored(
+            there=lambda positions: torch.ones_like(positions).bool()
+        ),
     },
-    "small keys stay, the first and the newest in any case, and an empty slot never",
+    "small keys stay with their neighbours, the first and the newest in any case, and an empty slot never",
     alike=_same_ranking,
     grows=(
         "small keys first, and the newest token stays",
@@ -142,14 +190,16 @@ norm_score = Exercise(
         "the first tokens stay, too",
         "slots in which the tokens stand in any order",
         "a row that is shorter, with empty slots",
+        "tokens that score as their best neighbour",
+        "neighbours in any order, beside empty slots",
     ),
     signs={
         "that is a mask; asked for is a score for each slot, by which the slots can be ordered": (
             lambda r, keys, *more: r.shape == keys.shape[:3] and set(r.unique().tolist()) <= {0, 1}
         ),
         "slots with different norms get the same score: do not round or cut off": (
-            lambda r, keys, positions, sinks, recent: (
-                r.shape == keys.shape[:3] and len(r.unique()) < r.numel() / 3
+            lambda r, keys, positions, sinks, recent, reach: (
+                not reach and r.shape == keys.shape[:3] and len(r.unique()) < r.numel() / 3
             )
         ),
         "the largest keys come first: high scores stay, so the sign must turn": (

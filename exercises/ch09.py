@@ -2,143 +2,167 @@
 
 import torch
 
-from course.teaching.check.answer import same_members
 from course.teaching.check.exercise import Choice, Exercise
 
-# 1. Quest: the pages with the largest bounds.
+# 1. A step of Quest: bounds, pages, and attention to what was fetched.
 
 
-def _pages(query, keys, page, count, bound):
-    """The `count` pages with the largest bound(query, low, high, rows)."""
-    found = [bound(query, rows.min(0).values, rows.max(0).values, rows) for rows in keys.split(page)]
-    return torch.stack(found).topk(count).indices.sort().values.tolist()
+def _of_pages(x, page):
+    """`[heads, tokens, d]` cut into pages, the last one may be short."""
+    return x.split(page, dim=1)
 
 
-def _upper(query, low, high, rows):
-    return torch.maximum(query * low, query * high).sum()
+def _step(
+    bound=lambda query, low, high, rows: torch.maximum(query * low, query * high).sum(-1),
+    cut=_of_pages,
+    take=lambda bounds, count: bounds.topk(min(count, bounds.shape[1])).indices,
+    page_of=lambda tokens, page: torch.arange(tokens) // page,
+    scale=lambda d: d**-0.5,
+    cover=lambda scores, fetched: scores.masked_fill(~fetched, -torch.inf).softmax(-1),
+    give=lambda weights, values, query: (weights[:, None] @ values)[:, 0],
+):
+    """A step with one part exchanged."""
+
+    def quest_step(query, keys, values, page, count):
+        tokens, d = keys.shape[1:]
+        bounds = torch.stack(
+            [bound(query, rows.amin(1), rows.amax(1), rows) for rows in cut(keys, page)], dim=1
+        )  # [heads, pages]
+        chosen = take(bounds, count).expand(len(keys), -1)  # [heads, count]
+        fetched = (page_of(tokens, page) == chosen[..., None]).any(1)  # [heads, tokens]
+        scores = (keys @ query[..., None])[..., 0] * scale(d)
+        return give(cover(scores, fetched), values, query)
+
+    return quest_step
 
 
-def _fetch_pages(query, keys, page, count):
-    return _pages(query, keys, page, count, _upper)
+_quest_step = _step()
 
 
-def _with(bound):
-    return lambda query, keys, page, count: _pages(query, keys, page, count, bound)
-
-
-def _whole_pages(query, keys, page, count):
-    whole = keys[: len(keys) // page * page]
-    return _pages(query, whole, page, min(count, len(whole) // page), _upper)
-
-
-def _tokens(query, keys, page, count):
-    return (keys @ query).topk(count).indices.sort().values.tolist()
-
-
-def _tokens_of_pages(query, keys, page, count):
-    chosen = _fetch_pages(query, keys, page, count)
-    return [t for p in chosen for t in range(p * page, min((p + 1) * page, len(keys)))]
-
-
-def _first_tokens(query, keys, page, count):
-    return [p * page for p in _fetch_pages(query, keys, page, count)]
-
-
-def _mask(query, keys, page, count):
-    chosen = _fetch_pages(query, keys, page, count)
-    return [p in chosen for p in range(-(-len(keys) // page))]
-
-
-def _bounds(query, keys, page, count):
-    return torch.stack([_upper(query, r.min(0).values, r.max(0).values, r) for r in keys.split(page)])
-
-
-def _smallest(query, keys, page, count):
-    return _bounds(query, keys, page, count).topk(count, largest=False).indices.tolist()
-
-
-def _as_many_pages(query, keys, page, count):
-    return _pages(query, keys, -(-len(keys) // page), min(count, page), _upper)
+def _whole_pages(x, page):
+    whole = x[:, : max(page, x.shape[1] // page * page)]
+    return whole.split(page, dim=1)
 
 
 def _cases():
     draw = torch.Generator().manual_seed(19)
-    made = []
-    for tokens, width, page, count in (
-        (40, 8, 8, 2),
-        (45, 6, 7, 3),
-        (64, 16, 16, 1),
-        (33, 4, 4, 4),
-        (9, 5, 4, 1),
-    ):
-        keys = torch.randn(tokens, width, generator=draw)
-        keys[tokens // 2] += 3 * torch.randn(width, generator=draw)
-        made.append((torch.randn(width, generator=draw), keys, page, count))
-    keys = torch.zeros(10, 3)  # the best key is in the short last page; negative channels decide
-    keys[9] = torch.tensor([-4.0, -4.0, 0.0])
-    keys[1] = torch.tensor([2.0, 0.0, 1.0])
-    made.append((torch.tensor([-1.0, -1.0, 0.5]), keys, 4, 1))
-    return made
+
+    def made(heads, tokens, d, page, count, negative=False):
+        query, values = (
+            torch.randn(heads, d, generator=draw) * 2,
+            torch.randn(heads, tokens, d, generator=draw),
+        )
+        keys = torch.randn(heads, tokens, d, generator=draw)
+        keys[:, tokens // 2] += 3 * torch.randn(heads, d, generator=draw)
+        if negative:  # below zero the smallest value of a page decides; the best page is the last, short one
+            query, keys[:, -1] = -query.abs(), -3.0
+        return query, keys, values, page, count
+
+    return [
+        made(1, 12, 6, 4, 3),
+        made(1, 40, 8, 8, 2),
+        made(1, 37, 6, 8, 2, negative=True),
+        made(3, 48, 8, 8, 2),
+        made(4, 45, 16, 7, 3),
+        made(2, 9, 5, 4, 5),
+    ]
 
 
-fetch_pages = Exercise(
-    "fetch_pages",
-    _fetch_pages,
+quest_step = Exercise(
+    "quest_step",
+    _quest_step,
     _cases,
     {
-        "only the largest values are used: where the query is negative, the smallest value gives more": (
-            _with(lambda q, low, high, rows: (q * high).sum())
+        "only the largest values are used: where the query is negative, the smallest value gives more": _step(
+            lambda q, low, high, rows: (q * high).sum(-1)
         ),
-        "only the smallest values are used: where the query is positive, the largest value gives more": (
-            _with(lambda q, low, high, rows: (q * low).sum())
+        "only the smallest values are used: where the query is positive, the largest value gives more": _step(
+            lambda q, low, high, rows: (q * low).sum(-1)
         ),
-        "the smaller product of each channel is no upper bound: take the larger one (torch.maximum)": (
-            _with(lambda q, low, high, rows: torch.minimum(q * low, q * high).sum())
+        "the smaller product of each channel is no upper bound: take the larger one (torch.maximum)": _step(
+            lambda q, low, high, rows: torch.minimum(q * low, q * high).sum(-1)
         ),
-        "the larger of two sums is too small: take the larger product channel by channel, then the sum": (
-            _with(lambda q, low, high, rows: torch.maximum((q * low).sum(), (q * high).sum()))
+        "the larger of two sums is too small: take the larger product of each channel, then the sum": _step(
+            lambda q, low, high, rows: torch.maximum((q * low).sum(-1), (q * high).sum(-1))
         ),
-        "those are the best scores of the keys themselves; only their smallest and largest values are here": (
-            _with(lambda q, low, high, rows: (rows @ q).max())
+        "the pages are chosen by their keys; only the smallest and largest values are on the device": _step(
+            lambda q, low, high, rows: (rows @ q[..., None])[..., 0].amax(-1)
         ),
-        "that is the mean key of each page: a mean is no bound": (
-            _with(lambda q, low, high, rows: q @ rows.mean(0))
+        "the mean key chooses the pages: a mean is no bound": _step(
+            lambda q, low, high, rows: (q * rows.mean(1)).sum(-1)
         ),
-        "that is the middle of each page: the smallest and largest values are added, not compared": (
-            _with(lambda q, low, high, rows: (q * (low + high)).sum())
+        "the middle of each page chooses: the smallest and largest values are added, not compared": _step(
+            lambda q, low, high, rows: (q * (low + high)).sum(-1)
         ),
-        "the magnitudes are compared: a large product below zero makes the bound smaller": (
-            _with(lambda q, low, high, rows: torch.maximum((q * low).abs(), (q * high).abs()).sum())
+        "the magnitudes are compared: a large product below zero makes the bound smaller": _step(
+            lambda q, low, high, rows: torch.maximum((q * low).abs(), (q * high).abs()).sum(-1)
         ),
-        "that is how far the page reaches (largest minus smallest), whatever the query asks": (
-            _with(lambda q, low, high, rows: (high - low).sum())
+        "pages are chosen by how far they reach (largest minus smallest), whatever the query asks": _step(
+            lambda q, low, high, rows: (high - low).sum(-1)
         ),
-        "the largest channel decides here; the bound is the sum over all channels": (
-            _with(lambda q, low, high, rows: torch.maximum(q * low, q * high).max())
+        "the largest channel decides here; the bound is the sum over all channels": _step(
+            lambda q, low, high, rows: torch.maximum(q * low, q * high).amax(-1)
         ),
-        "the last page is missing where it is short; keys.split(page) keeps it": _whole_pages,
-        "those are tokens with the largest scores; asked for are pages": _tokens,
-        "those are the tokens of the right pages; asked for are the numbers of the pages": _tokens_of_pages,
-        "those are the first tokens of the right pages; asked for are the pages, by number": _first_tokens,
-        "that is a mask over the pages; asked for are the numbers of those that are fetched": _mask,
-        "those are the bounds of all pages; asked for are the numbers of the largest": _bounds,
-        "those are the largest bounds; asked for are the numbers of their pages": (
-            lambda q, k, p, c: _bounds(q, k, p, c).topk(c).values
+        "the last page is missing where it is short; split(page, dim=1) keeps it": _step(cut=_whole_pages),
+        "the pages with the smallest bounds are fetched": _step(
+            take=lambda bounds, count: bounds.topk(min(count, bounds.shape[1]), largest=False).indices
         ),
-        "those are the pages with the smallest bounds": _smallest,
-        "pages are counted from 0": lambda q, k, p, c: [i + 1 for i in _fetch_pages(q, k, p, c)],
-        "there are `page` pages here; each page has `page` tokens": _as_many_pages,
-        "all pages are fetched; asked for are the `count` best": lambda q, k, p, c: list(
-            range(-(-len(k) // p))
+        "the last pages are fetched; asked for are those with the largest bounds": _step(
+            take=lambda bounds, count: torch.arange(bounds.shape[1]).flip(0)[:count]
+        ),
+        "head 0 chooses the pages for all heads; each has bounds of its own": _step(
+            take=lambda bounds, count: bounds[:1].topk(min(count, bounds.shape[1])).indices
+        ),
+        "the bounds of all heads are added up; each head fetches its own pages": _step(
+            take=lambda bounds, count: bounds.sum(0, keepdim=True).topk(min(count, bounds.shape[1])).indices
+        ),
+        "all pages are fetched, so that nothing is saved": _step(
+            take=lambda bounds, count: torch.arange(bounds.shape[1])
+        ),
+        "one page too few": _step(
+            take=lambda bounds, count: bounds.topk(max(1, min(count, bounds.shape[1]) - 1)).indices
+        ),
+        "the first token of each page is attended to; a page is fetched whole": _step(
+            page_of=lambda tokens, page: torch.where(
+                torch.arange(tokens) % page == 0, torch.arange(tokens) // page, -1
+            )
+        ),
+        "pages are counted from 0": _step(page_of=lambda tokens, page: torch.arange(tokens) // page + 1),
+        "token t lies on page t // page; the remainder is its place in it": _step(
+            page_of=lambda tokens, page: torch.arange(tokens) % page
+        ),
+        "what was not fetched still takes its part of the softmax: mask before it, not after": _step(
+            cover=lambda scores, fetched: scores.softmax(-1) * fetched
+        ),
+        "a masked score of 0 still gets weight: mask with minus infinity": _step(
+            cover=lambda scores, fetched: (scores * fetched).softmax(-1)
+        ),
+        "the mask is turned around: attention goes to what was not fetched": _step(
+            cover=lambda scores, fetched: scores.masked_fill(fetched, -torch.inf).softmax(-1).nan_to_num()
+        ),
+        "the scores are not divided by the root of d": _step(scale=lambda d: 1.0),
+        "the scores are divided by d; divide by its root": _step(scale=lambda d: 1 / d),
+        "no softmax: the scores themselves weigh the values": _step(
+            cover=lambda scores, fetched: scores.masked_fill(~fetched, 0.0)
+        ),
+        "those are the weights; asked for is what they make of the values": _step(
+            give=lambda weights, values, query: weights
         ),
     },
-    "the pages whose bounds are largest, from two values a channel",
-    alike=same_members,
-    holds="indices",
+    "two values a channel choose the pages, and attention sees these alone",
+    grows=(
+        "one head, every page",
+        "one head, two pages of five",
+        "a negative query, and a short last page",
+        "three heads, each with pages of its own",
+        "four heads, and pages that do not fit evenly",
+        "more pages asked for than there are",
+    ),
     signs={
-        "you return more pages than `count`": lambda r, q, k, p, c: r.numel() > c,
-        "you return fewer pages than `count`": lambda r, q, k, p, c: r.numel() < c,
-        "there is no page with that number": lambda r, q, k, p, c: bool((r >= -(-len(k) // p)).any()),
+        "asked for is one vector for each head, [heads, d]": lambda r, q, *case: r.shape != q.shape,
+        "attention saw other tokens than those of the chosen pages": lambda r, q, k, v, p, c: (
+            r.shape == q.shape and not r.isnan().any()
+        ),
     },
 )
 

@@ -1,10 +1,14 @@
 """One visual language for the course and the reports: how each method looks, bars, and timelines.
 
-Okabe-Ito colours, which colour-blind readers tell apart. Figures are made without pyplot, and the same call
-draws the same figure in a notebook, on a page or in a test.
+Okabe-Ito colours, which colour-blind readers tell apart: orange computes, blue is held, vermillion comes over
+the link, yellow goes to the host or lies there. Letters have one size: in a figure that is at most 8.8 inches
+wide and 3.4 high they are 24 pixels high on a slide. Figures are made without pyplot, and the same call draws
+the same figure in a notebook, on a page or in a test.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -68,12 +72,17 @@ STYLE = {
     "hf-quanto": (GREY, "8", ":"),
     "hf-hqq": (GREY, "H", ":"),
 }
-OTHERS = [(BLUE, "8", ":"), (VERMILLION, "H", ":"), (GREEN, "P", ":"), (PURPLE, "D", ":")]
+# What is no method: colours that no method and no state of a token has.
+OTHERS = [(INK, "8", "-"), ("#8c564b", "H", "--"), ("#5b7083", "P", "-."), ("#6b6b00", "D", ":")]
+LETTERS = 13  # points
 SETTINGS = {
     "svg.hashsalt": "kvlab",
     "svg.fonttype": "none",
     "font.family": "sans-serif",
-    "font.size": 10.5,
+    "font.size": LETTERS,
+    "axes.titlesize": LETTERS,
+    "figure.titlesize": LETTERS,
+    "legend.fontsize": LETTERS,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -102,15 +111,18 @@ def canvas(
     return figure, list(axes.flat)
 
 
-def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = None, axes=None) -> Figure:
+def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = None, colour: str = "",
+         axes=None) -> Figure:  # fmt: skip
     """One horizontal bar for each name, in order from the top, its value written at its end.
 
-    values: name -> number; a method's name brings its colour. limit: end of the axis. Returns the figure.
+    values: name -> number; a method's name brings its colour. colour: of all bars, where they are no methods.
+    limit: end of the axis. Returns the figure.
     """
     if axes is None:
-        axes = canvas(6.8, 0.9 + 0.34 * len(values))[1][0]
+        axes = canvas(7.2, 0.8 + 0.3 * len(values))[1][0]
     with matplotlib.rc_context(SETTINGS):
-        drawn = axes.barh(list(values), list(values.values()), color=[style(n)[0] for n in values])
+        colours = [colour or style(name)[0] for name in values]
+        drawn = axes.barh(list(values), list(values.values()), color=colours)
         axes.bar_label(drawn, padding=3, fmt="{:g}")
         axes.invert_yaxis()
         axes.set(xlabel=x, title=title)
@@ -129,12 +141,12 @@ def tiers(machines: dict, marks: dict[str, float], *, title: str = "") -> Figure
             axes.plot(sizes, speeds, color=colour, marker=marker, ls=line, lw=1, label=machine)
             for name, one in memories.items():
                 axes.annotate(name, (one.size, one.bandwidth), xytext=(6, 5), textcoords="offset points",
-                              fontsize=9, color=colour)  # fmt: skip
+                              color=colour)  # fmt: skip
         axes.set(xscale="log", yscale="log", xlabel="bytes it holds", ylabel="bytes per second", title=title)
         axes.margins(x=0.15, y=0.15)
         for label, size in marks.items():
             axes.axvline(size, color=INK, lw=0.8, ls=":")
-            axes.annotate(label, (size, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=8,
+            axes.annotate(label, (size, 0.02), xycoords=("data", "axes fraction"), rotation=90,
                           xytext=(-3, 0), textcoords="offset points", ha="right", va="bottom")  # fmt: skip
         axes.grid(True)
         axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.14, 0.02))
@@ -158,16 +170,16 @@ def splits(weights: list[list[float]], shares: list[float], *, title: str = "") 
             alone.bar(places, own, **drawn)
             together.bar(places, [share * weight for weight in own], **drawn)
             middle = start + (len(own) - 1) / 2
-            alone.text(middle, 1.02, "sum 1", transform=alone.get_xaxis_transform(), ha="center", fontsize=9)
+            alone.text(middle, 1.02, "sum 1", transform=alone.get_xaxis_transform(), ha="center")
             together.text(middle, 1.02, f"sum {share:.2f}", transform=together.get_xaxis_transform(),
-                          ha="center", fontsize=9)  # fmt: skip
+                          ha="center")  # fmt: skip
             start += len(own)
             for axes in (alone, together):
                 if number < len(weights) - 1:
                     axes.axvline(start - 0.5, color=INK, lw=0.8, ls=":")
         alone.set(ylabel="weight, alone", xticks=[])
         together.set(ylabel="weight, together", xlabel="token")
-        alone.figure.suptitle(title, fontsize=11)
+        alone.figure.suptitle(title)
     return alone.figure
 
 
@@ -182,7 +194,7 @@ def to_the_end(curves: dict[str, list[tuple[float, float]]], *, x: str, y: str, 
             axes.plot(places, values, color=colour, ls=line, label=label)
             axes.plot(places[-1], values[-1], color=colour, marker=marker, ls="")
             axes.annotate(f"{places[-1]:,}: {values[-1]:,.0f}", (places[-1], values[-1]), xytext=(-4, 7),
-                          textcoords="offset points", fontsize=9, ha="right", color=colour)  # fmt: skip
+                          textcoords="offset points", ha="right", color=colour)  # fmt: skip
         axes.set(xlabel=x, ylabel=y, title=title)
         axes.set_ylim(0, 1.15 * max(value for points in curves.values() for _, value in points))
         axes.grid(True)
@@ -190,88 +202,115 @@ def to_the_end(curves: dict[str, list[tuple[float, float]]], *, x: str, y: str, 
     return axes.figure
 
 
-# What the spans of a `measure.timeline.Timeline` look like: colour and hatching.
+# What the spans of a `measure.timeline.Timeline` look like: colour, hatching, and their name in the legend.
 SPANS = {
-    "project": (SKY, ""),
-    "selection": (PURPLE, "..."),
-    "stall": ("#ffffff", "xxx"),
-    "attention": (BLUE, ""),
-    "ffn": (GREEN, ""),
-    "prefetch": (ORANGE, ""),
-    "fetch": (VERMILLION, ""),
-    "write": (YELLOW, ""),
+    "project": (ORANGE, "", "computes"),
+    "attention": (ORANGE, "", "computes"),
+    "ffn": (ORANGE, "", "computes"),
+    "selection": (ORANGE, "...", "chooses"),
+    "stall": ("#ffffff", "xxx", "waits"),
+    "prefetch": (VERMILLION, "", "fetched ahead"),
+    "fetch": ("#f7b48a", "", "fetched late"),
+    "write": (YELLOW, "", "to the host"),
 }
+LANES = {"compute": "device", "to device": "link", "to host": "back"}
 
 
-def gantt(timeline, *, title: str = "", axes: Axes | None = None, until: float | None = None) -> Figure:
+def gantt(timeline, *, title: str = "") -> Figure:
     """A timeline as three lanes: what the device computes, what comes to it over the link, what goes back.
 
     timeline: a `measure.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention carries
-    the number of its layer, a transfer that of the layer it is for, where there is room. until: seconds at
-    which the axis ends (default: with the computation). Returns the figure.
+    the number of its layer, a transfer that of the layer it is for, where there is room. Returns the figure.
     """
     if not timeline.spans:
         raise ValueError("timeline: it holds no spans")
     lanes = _lanes(timeline)
-    first = min(span.start for span in timeline.compute)
-    last = max(span.end for span in timeline.compute)
-    until = last if until is None else until
-    unit, factor = ("ms", 1e3) if until - first < 10 else ("s", 1.0)
-    axes = canvas(7.6, 1.3 + 0.4 * len(lanes))[1][0] if axes is None else axes
+    axes = canvas(8.4, 1.3 + 0.42 * len(lanes))[1][0]
     with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
-        for span in timeline.spans:
-            start, end = max(span.start, first), min(span.end, last)
-            if end <= start:
-                continue
-            colour, hatch = SPANS[span.what]
-            row, long = lanes.index(span.lane), (end - start) * factor
-            axes.barh(row, long, left=start * factor, height=0.62, color=colour, hatch=hatch, edgecolor=INK,
-                      linewidth=0.4)  # fmt: skip
-            if span.what in ("attention", "prefetch", "fetch") and end - start > (until - first) / 40:
-                white = "white" if span.what == "attention" else INK
-                axes.text((start + end) / 2 * factor, row, span.layer, color=white, ha="center", va="center",
-                          fontsize=8)  # fmt: skip
-        axes.set(
-            xlim=(first * factor, until * factor), ylim=(len(lanes) - 0.5, -0.5), xlabel=unit, title=title
-        )
-        axes.set_yticks(range(len(lanes)), lanes)
-        axes.spines["left"].set_visible(False)
-        marks = _legend_of_spans({span.what for span in timeline.spans})
-        axes.legend(handles=marks, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8.5)
+        unit, factor, longest = _scale([timeline])
+        _spans(axes, timeline, {lane: row for row, lane in enumerate(lanes)}, factor, longest)
+        axes.set(xlim=(0, longest * factor), ylim=(len(lanes) - 0.5, -0.5), xlabel=unit)
+        axes.set_yticks(range(len(lanes)), [LANES[lane] for lane in lanes])
+        _legend_of_spans(axes, {span.what for span in timeline.spans}, title)
     return axes.figure
 
 
 def gantts(timelines: dict, *, title: str = "") -> Figure:
-    """Timelines one below the other on one time axis: name -> `measure.timeline.Timeline`; one legend."""
-    lanes = [1 + len(_lanes(timeline)) for timeline in timelines.values()]
-    axes = canvas(7.8, 0.6 + 0.3 * sum(lanes), heights=lanes)[1]
-    starts = {name: min(s.start for s in timeline.compute) for name, timeline in timelines.items()}
-    longest = max(s.end - starts[name] for name, timeline in timelines.items() for s in timeline.compute)
-    used = {span.what for timeline in timelines.values() for span in timeline.spans}
-    for part, (name, timeline) in zip(axes, timelines.items(), strict=True):
-        gantt(timeline, axes=part, until=starts[name] + longest)
-        part.get_legend().remove()
-        with matplotlib.rc_context(SETTINGS):
-            part.set_title(name, loc="left", fontsize=10)
-        if part is not axes[-1]:
-            part.set_xlabel("")
-            part.tick_params(labelbottom=False)
-    with matplotlib.rc_context(SETTINGS):
-        marks = _legend_of_spans(used)
-        figure = axes[0].figure
-        figure.legend(handles=marks, loc="outside right upper", frameon=False, fontsize=8.5)
-        if title:
-            figure.suptitle(title, fontsize=11)
-    return figure
+    """Timelines one below the other on one time axis: name -> `measure.timeline.Timeline`. Of each the upper
+    lane is the device and the lower one what comes to it; what goes back to the host, one token a layer, is
+    left out."""
+    axes = canvas(8.4, 1.0 + 0.46 * len(timelines))[1][0]
+    with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
+        unit, factor, longest = _scale(timelines.values())
+        for row, timeline in enumerate(timelines.values()):
+            lanes = {"compute": row - 0.2, "to device": row + 0.2} if timeline.transfers else {"compute": row}
+            _spans(axes, timeline, lanes, factor, longest, height=0.36)
+        axes.set(xlim=(0, longest * factor), ylim=(len(timelines) - 0.45, -0.55), xlabel=unit)
+        axes.set_yticks(range(len(timelines)), timelines)
+        lanes = [span for line in timelines.values() for span in line.spans if span.lane != "to host"]
+        _legend_of_spans(axes, {span.what for span in lanes}, title)
+    return axes.figure
+
+
+def _scale(timelines) -> tuple[str, float, float]:
+    """(Unit, how many of it make a second, seconds of the longest one's computation)."""
+    longest = max(max(s.end for s in t.compute) - min(s.start for s in t.compute) for t in timelines)
+    return ("ms", 1e3, longest) if longest < 10 else ("s", 1.0, longest)
+
+
+def _spans(axes: Axes, timeline, lanes: dict, factor: float, longest: float, height: float = 0.66) -> None:
+    """Boxes to scale, from the begin of the computation to its end; lanes: name -> where it lies."""
+    first, last = min(s.start for s in timeline.compute), max(s.end for s in timeline.compute)
+    for span in timeline.spans:
+        start, end = max(span.start, first) - first, min(span.end, last) - first
+        if end <= start or span.lane not in lanes:
+            continue
+        colour, hatch, _ = SPANS[span.what]
+        row = lanes[span.lane]
+        axes.barh(row, (end - start) * factor, left=start * factor, height=height, color=colour, hatch=hatch,
+                  edgecolor=INK, linewidth=0.4)  # fmt: skip
+        if span.what in ("attention", "prefetch", "fetch") and end - start > longest / 32:
+            axes.text((start + end) / 2 * factor, row, span.layer, ha="center", va="center_baseline")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
 
 
 def _lanes(timeline) -> list[str]:
-    return ["compute", "to device", "to host"] if timeline.transfers else ["compute"]
+    return list(LANES) if timeline.transfers else ["compute"]
 
 
-def _legend_of_spans(used) -> list[Patch]:
-    return [
-        Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4, label=what)
-        for what, (colour, hatch) in SPANS.items()
+def _legend_of_spans(axes: Axes, used, title: str) -> None:
+    """The title, and under it in one line what the colours mean."""
+    marks = {
+        name: Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4, label=name)
+        for what, (colour, hatch, name) in SPANS.items()
         if what in used
-    ]
+    }
+    above(axes, marks.values(), title)
+
+
+def above(axes: Axes, handles, title: str = "") -> None:
+    """A legend above the axes, at most five names a line, and the title over it."""
+    handles = list(handles)
+    axes.legend(
+        handles=handles, title=title or None, loc="lower left", bbox_to_anchor=(-0.01, 0.99), frameon=False,
+        ncols=min(5, len(handles)), alignment="left", borderpad=0.1, borderaxespad=0, handlelength=1,
+        handletextpad=0.4, columnspacing=1.2,
+    )  # fmt: skip
+
+
+def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    placed = list(wanted)
+    for _ in range(200):
+        for a, b in pairwise(order):
+            overlap = gap - (placed[b] - placed[a])
+            if overlap > 1e-9:
+                placed[a] -= overlap / 2
+                placed[b] += overlap / 2
+        if order:
+            shift = max(0.0, low - placed[order[0]]) - max(0.0, placed[order[-1]] - high)
+            placed = [min(max(p + shift, low), high) for p in placed]
+    return placed

@@ -31,14 +31,41 @@ def test_a_timeline_is_drawn_to_scale():
         for span in spans
     ]
     assert [t.get_text() for t in axes.texts] == ["0", "0"]  # the layer, on attention and on the fetch
-    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["project", "stall", "attention", "fetch"]
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["computes", "waits", "fetched late"]
     with pytest.raises(ValueError, match="timeline"):
         plots.gantt(Timeline())
-    both = plots.gantts({"short": Timeline(spans[:1]), "long": Timeline(spans)}, title="two")
-    assert [part.get_xlim() for part in both.axes] == [(0, pytest.approx(4))] * 2  # one scale
-    assert [part.get_title(loc="left") for part in both.axes] == ["short", "long"]
-    assert not [text for text in both.axes[0].texts]  # a projection carries no number
-    assert [t.get_text() for t in both.legends[0].get_texts()] == ["project", "stall", "attention", "fetch"]
+
+
+def test_timelines_share_one_scale_and_begin_together():
+    one = [Span("compute", "project", 0, 0, 0.0, 0.001)]
+    late = [
+        Span("compute", "attention", 0, 0, 0.010, 0.014),
+        Span("to device", "prefetch", 1, 0, 0.010, 0.012, 100, 0.010),
+        Span("to host", "write", 0, 0, 0.013, 0.014, 10, 0.013),
+    ]
+    axes = plots.gantts({"short": Timeline(one), "long": Timeline(late)}, title="two").axes[0]
+    assert axes.get_xlim() == (0, pytest.approx(4))
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["short", "long"]
+    boxes = [(p.get_x(), p.get_width()) for p in axes.patches]  # what goes back to the host is left out
+    assert boxes == [(0, pytest.approx(1)), (0, pytest.approx(4)), (0, pytest.approx(2))]
+    assert [t.get_text() for t in axes.texts] == ["0", "1"]  # a projection carries no number
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == ["computes", "fetched ahead"]
+
+
+def test_what_moves_and_what_computes_has_the_colour_of_a_tokens_state():
+    """Orange, vermillion and yellow mean the same in a timeline as in the picture of a cache."""
+    from course.teaching import pictures
+
+    assert {plots.SPANS[what][0] for what in ("project", "attention", "ffn", "selection")} == {
+        pictures.STATES[pictures.COMPUTED].colour
+    }
+    assert plots.SPANS["prefetch"][0] == pictures.STATES[pictures.FETCHED].colour
+    assert plots.SPANS["write"][0] == pictures.STATES[pictures.HOST].colour
+
+
+def test_what_is_no_method_has_no_methods_colour():
+    taken = {colour.upper() for colour, _, _ in plots.STYLE.values()}
+    assert not taken & {colour.upper() for colour, _, _ in plots.OTHERS}
 
 
 def test_memories_are_drawn_by_size_and_speed():

@@ -143,7 +143,13 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     4,
                     (1,),
-                    home=("The same answer?", "What the cache holds", "What it costs", "The bill so far"),
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "When it does not help",
+                        "The bill so far",
+                    ),
                     late=("exercise 1", "Bits and answers"),
                 ),
                 Pause("lunch", 50),

@@ -41,21 +41,21 @@ def picture(*methods: str) -> tuple[Figure, str]:
     """
     asked = bill(*methods)
     weights, memory = asked.weights_bytes / 1e9, asked.memory / 1e9
-    axes = canvas(7.4, 1.1 + 0.36 * len(methods))[1][0]
+    axes = canvas(8.6, 1.15 + min(0.36, 2.5 / len(methods)) * len(methods))[1][0]
     with matplotlib.rc_context(SETTINGS):
         for row, line in enumerate(asked.lines):
             cache = line.device_bytes / 1e9
             axes.barh(row, weights, color=GREY, height=0.62)
             axes.barh(row, cache, left=weights, color=style(line.method)[0], height=0.62)
-            axes.text(33, row, _said(line), va="center", fontsize=9)
+            axes.text(33, row, _said(line), va="center")
         axes.axvline(memory, color=INK, ls="--", lw=1)
-        axes.annotate(
-            f"{DEVICE}: {memory:g} GB", (memory, -0.9), fontsize=9, ha="center", annotation_clip=False
-        )
+        top = {"xycoords": ("data", "axes fraction"), "annotation_clip": False, "va": "bottom"}
+        axes.annotate(f"{DEVICE}: {memory:g} GB", (memory, 1.0), ha="center", **top)
+        axes.annotate("a token takes at least", (33, 1.0), **top)
         axes.set_yticks(range(len(methods)), [line.method for line in asked.lines])
         axes.set_ylim(len(methods) - 0.5, -0.7)
         axes.set_xlim(0, 32.5)
-        axes.set_xlabel(f"GB on the GPU: weights (grey) and the cache of {TOKENS:,} tokens (coloured)")
+        axes.set_xlabel(f"GB: weights (grey), {TOKENS:,} tokens (coloured)")
     fits = [line.method for line in asked.lines if line.users is None or line.users >= 1]
     too_large = [line.method for line in asked.lines if line.method not in fits]
     sentence = (
@@ -70,7 +70,7 @@ def _said(line) -> str:
     if line.users is not None and line.users < 1:
         return "does not fit"
     step = f"{line.step:.1f} s" if line.step >= 1 else f"{line.step * 1e3:.0f} ms"
-    return f"at least {step} a token ({line.first})"
+    return f"{step} ({line.first})"
 
 
 def _list(names) -> str:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from PIL import Image
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from kvlab.plots import (
     GREEN,
     GRID,
     INK,
+    LETTERS,
     ORANGE,
     OTHERS,
     SETTINGS,
@@ -31,6 +33,8 @@ from kvlab.plots import (
     STYLE,
     VERMILLION,
     YELLOW,
+    above,
+    apart,
     canvas,
     style,
 )  # fmt: skip
@@ -59,67 +63,81 @@ STATES = (
 )
 
 
-def cache_picture(states, *, title: str = "", tokens=None, axes: Axes | None = None) -> Figure:
+def cache_picture(states, *, title: str = "", tokens=None) -> Figure:
     """The life of a cache: one row for each step, one column for each token, coloured by `STATES`.
 
     states: `[steps, tokens]` integers, indices into `STATES`. tokens: labels under the columns, at most 40
-    of which are written. axes: where to draw (default: a new figure). Returns the figure.
+    of which are written. Returns the figure.
     Raises ValueError for another number of dimensions or a state that does not exist.
     """
+    grid = _grid(states)
+    steps, slots = grid.shape
+    small = slots <= 40 and steps <= 24  # large enough cells for marks and labels
+    labels = (
+        [str(token).replace("\n", "⏎").strip() for token in tokens] if tokens is not None and small else []
+    )
+    rows = 0.21 if small else 0.06
+    axes = canvas(8.4, 0.75 + rows * steps + (0.15 + 0.1 * max(map(len, labels)) if labels else 0.45))[1][0]
+    with matplotlib.rc_context(SETTINGS):
+        _draw(axes, grid, small)
+        if small:
+            axes.set_yticks([row + 0.5 for row in range(steps)], range(steps))
+        if labels:
+            axes.set_xticks([column + 0.5 for column in range(len(labels))], labels, rotation=90)
+        axes.set(xlabel="" if labels else "token", ylabel="step")
+        above(axes, _legend(grid), title)
+    return axes.figure
+
+
+def cache_pictures(lives: dict, *, x: str) -> Figure:
+    """The lives of caches side by side: name -> states, as in `cache_picture`; x: what a column is."""
+    grids = {name: _grid(states) for name, states in lives.items()}
+    steps = max(len(grid) for grid in grids.values())
+    figure, axes = canvas(8.4, 1.35 + 0.15 * steps, columns=len(grids))
+    with matplotlib.rc_context(SETTINGS):
+        for one, (name, grid) in zip(axes, grids.items(), strict=True):
+            _draw(one, grid, False)
+            one.set_title(name)
+            one.set_xlabel(x)
+            for axis in (one.xaxis, one.yaxis):
+                axis.set_major_locator(matplotlib.ticker.MaxNLocator(4, integer=True))
+        axes[0].set_ylabel("step")
+        marks = _legend(torch.cat([grid.flatten() for grid in grids.values()]), marked=False)
+        figure.legend(
+            handles=marks, loc="outside upper left", frameon=False, ncols=len(marks), handlelength=1
+        )
+    return figure
+
+
+def _grid(states) -> Tensor:
     grid = torch.as_tensor(states).long().cpu()
     if grid.dim() != 2 or grid.numel() == 0:
         raise ValueError(f"states has shape {tuple(grid.shape)}: expected [steps, tokens], not empty")
     low, high = int(grid.min()), int(grid.max())
     if low < 0 or high >= len(STATES):
         raise ValueError(f"states holds {low}..{high}: expected 0..{len(STATES) - 1}")
-    steps, slots = grid.shape
-    small = slots <= 40 and steps <= 24  # large enough cells for marks and labels
-    if axes is None:
-        height = min(7.5, 1.4 + (0.26 if small else 0.09) * steps + (0.55 if tokens and small else 0))
-        axes = canvas(7.6, height)[1][0]
-    with matplotlib.rc_context(SETTINGS):
-        colours = ListedColormap([state.colour for state in STATES])
-        line = {"edgecolors": "white", "linewidth": 0.8} if small else {}
-        axes.pcolormesh(
-            grid.numpy(), cmap=colours, vmin=-0.5, vmax=len(STATES) - 0.5, rasterized=True, **line
-        )
-        axes.invert_yaxis()
-        if small:
-            for (row, column), state in _cells(grid):
-                if STATES[state].mark:
-                    axes.text(
-                        column + 0.5, row + 0.5, STATES[state].mark, ha="center", va="center", fontsize=8
-                    )
-            axes.set_yticks([row + 0.5 for row in range(steps)], range(steps), fontsize=8)
-        if tokens is not None and small:
-            labels = [str(token).replace("\n", "⏎") for token in tokens]
-            places = [column + 0.5 for column in range(len(labels))]
-            axes.set_xticks(places, labels, rotation=90, fontsize=8)
-        axes.set(xlabel="token" if tokens is None or not small else "", ylabel="step", title=title)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        _legend_of_states(axes, grid)
-    return axes.figure
+    return grid
 
 
-def _cells(grid: Tensor):
-    for row, states in enumerate(grid.tolist()):
+def _draw(axes: Axes, grid: Tensor, marked: bool) -> None:
+    """The cells; marked: large enough for lines between them, and for the marks of their states."""
+    colours = ListedColormap([state.colour for state in STATES])
+    line = {"edgecolors": "white", "linewidth": 0.8} if marked else {}
+    axes.pcolormesh(grid.numpy(), cmap=colours, vmin=-0.5, vmax=len(STATES) - 0.5, rasterized=True, **line)
+    axes.invert_yaxis()
+    for row, states in enumerate(grid.tolist() if marked else []):
         for column, state in enumerate(states):
-            yield (row, column), state
+            if STATES[state].mark:
+                axes.text(column + 0.5, row + 0.5, STATES[state].mark, ha="center", va="center_baseline")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
 
 
-def _legend_of_states(axes: Axes, grid: Tensor) -> None:
+def _legend(grid: Tensor, marked: bool = True) -> list[Patch]:
+    """What the colours of a picture mean."""
     used = [STATES[i] for i in sorted(set(grid.flatten().tolist())) if i != NOTHING]
-    names = [f"{state.name} ({state.mark})" if state.mark else state.name for state in used]
-    patches = [Patch(facecolor=s.colour, edgecolor=INK, linewidth=0.5, label=n) for s, n in zip(used, names)]
-    axes.legend(
-        handles=patches,
-        loc="upper left",
-        bbox_to_anchor=(1.0, 1.0),
-        frameon=False,
-        fontsize=9,
-        handlelength=1,
-    )
+    names = [f"{state.name} ({state.mark})" if marked and state.mark else state.name for state in used]
+    return [Patch(facecolor=s.colour, edgecolor=INK, linewidth=0.5, label=n) for s, n in zip(used, names)]
 
 
 def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str = "", axes=None, **limits):
@@ -132,30 +150,30 @@ def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str =
     if matrix.dim() != 2:
         raise ValueError(f"values has shape {tuple(matrix.shape)}: expected [rows, columns]")
     if axes is None:
-        axes = canvas(6.4, 3.6)[1][0]
+        axes = canvas(7.2, 3.2)[1][0]
     with matplotlib.rc_context(SETTINGS):
         image = axes.imshow(matrix.numpy(), cmap="cividis", aspect="auto", interpolation="nearest", **limits)
         axes.figure.colorbar(image, ax=axes, label=colour, shrink=0.9)
         axes.set(xlabel=x, ylabel=y, title=title)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_locator(matplotlib.ticker.MaxNLocator(integer=True))
+            axis.set_major_locator(matplotlib.ticker.MaxNLocator(6, integer=True))
     return axes.figure
 
 
-def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: str = "", axes=None) -> Figure:
-    """Curves over the same `xs`, named in a legend; log: "x", "y" or "xy" for such axes.
+def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: str = "") -> Figure:
+    """Curves over the same `xs`, each named at its end; log: "x", "y" or "xy" for such axes.
 
     series: name -> values, as many as xs. A method's name brings its colour and marker with it, other names
     get the next ones.
     Returns the figure.
     """
-    if axes is None:
-        axes = canvas(6.8, 3.4)[1][0]
+    axes = canvas(8.0, 3.2)[1][0]
     with matplotlib.rc_context(SETTINGS):
         for index, (name, values) in enumerate(series.items()):
             known = name_of(name) in STYLE
             colour, marker, line = style(name) if known else OTHERS[index % len(OTHERS)]
-            axes.plot(xs, values, color=colour, marker=marker, ls=line, ms=6, mec=INK, mew=0.5, label=name)
+            few = marker if len(xs) <= 40 else ""  # where there are many, they would hide the line
+            axes.plot(xs, values, color=colour, marker=few, ls=line, ms=6, mec=INK, mew=0.5, label=name)
         if "x" in log:
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -165,8 +183,23 @@ def lines(xs, series: dict, *, title: str = "", x: str = "", y: str = "", log: s
         axes.set_axisbelow(True)
         axes.set(xlabel=x, ylabel=y, title=title)
         if len(series) > 1:
-            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+            _name_at_the_end(axes)
     return axes.figure
+
+
+def _name_at_the_end(axes: Axes) -> None:
+    """Write every curve's name behind its last point, none over another."""
+    axes.autoscale_view()  # limits are known only when they are asked for
+    inside = axes.transData - axes.transAxes
+    ends = [float(inside.transform(curve.get_xydata()[-1])[1]) for curve in axes.lines]
+    gap = 1.3 * LETTERS / 72 / (0.72 * axes.figure.get_figheight())  # of the height of the axes
+    for curve, end, place in zip(axes.lines, ends, apart(ends, gap, 0.0, 1.0), strict=True):
+        colour = curve.get_color()
+        line = {"arrowstyle": "-", "lw": 2, "color": colour, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        axes.annotate(
+            curve.get_label(), (1.0, end), (1.04, place), xycoords="axes fraction", arrowprops=line,
+            va="center", annotation_clip=False,
+        )  # fmt: skip
 
 
 def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "", axes=None) -> Figure:
@@ -178,7 +211,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
     extras = (
         [0, *(2.0**k for k in range(-11, -3)), *(k / 8 for k in range(1, 17))] if extras is None else extras
     )
-    axes = canvas(6.8, 3.4)[1][0] if axes is None else axes
+    axes = canvas(8.8, 3.4)[1][0] if axes is None else axes
     rows, heads = length - 1, shape.kv_heads
 
     def at(extra: float, shared: int) -> tuple[float, float]:  # GB reserved, GB copied per 1,000 tokens
@@ -205,7 +238,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
         axes.grid(True)
         axes.set_axisbelow(True)
         axes.set(xlabel="GB reserved", ylabel="GB copied per 1,000 tokens", title=title)
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return axes.figure
 
 
@@ -226,9 +259,15 @@ def show(figure: Figure, sentence: str) -> None:
     if get_ipython() is not None:
         width, height = (round(inches * 100) for inches in figure.get_size_inches())
         data = {"image/png": _png(figure), "text/plain": f"Figure: {sentence}"}
-        size = {"alt": sentence, "width": width, "height": height}
+        size = {"alt": sentence, "width": width, "height": height, "letters": letters(figure)}
         display(data, raw=True, metadata={"image/png": size})
     print(sentence)
+
+
+def letters(figure: Figure) -> float:
+    """How high the smallest letters of a figure are, in pixels, where it is shown in its own size."""
+    written = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    return round(min(text.get_fontsize() for text in written) / 72 * 100, 1)
 
 
 def _png(figure: Figure) -> bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -18,28 +17,11 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
-from kvlab.plots import GRID, INK, SETTINGS, style
+from kvlab.plots import GRID, INK, SETTINGS, apart, style
 
 from ..core.files import write_file
 
 NOBODY = {"Software": None}  # so that a picture is the same bytes every time
-
-
-def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
-    placed = list(wanted)
-    for _ in range(200):
-        for a, b in pairwise(order):
-            overlap = gap - (placed[b] - placed[a])
-            if overlap > 1e-9:
-                placed[a] -= overlap / 2
-                placed[b] += overlap / 2
-        if order:
-            shift = max(0.0, low - placed[order[0]]) - max(0.0, placed[order[-1]] - high)
-            placed = [min(max(p + shift, low), high) for p in placed]
-    return placed
 
 
 def label_right(axes, points: list[tuple[float, float, str]], gap: float = 0.062) -> None:
@@ -103,7 +85,7 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     steps = (1,) if most / least > 20 else (1, 2, 5)
     ticks = [m * 10.0**e for e in range(-6, 3) for m in steps]
     ticks = [t for t in ticks if zero * 1.5 <= t < most * 1.5]
-    axes.set_xticks([zero, *ticks], ["0", *(f"{100 * t:g} %" for t in ticks)], fontsize=9)
+    axes.set_xticks([zero, *ticks], ["0", *(f"{100 * t:g} %" for t in ticks)])
     axes.minorticks_off()
     axes.grid(True)
     axes.set_axisbelow(True)

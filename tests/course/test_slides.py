@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from functools import cache
@@ -17,6 +18,10 @@ CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
 NAMES = [name for name, book in BOOKS.items() if any(cell.metadata.get("slides") for cell in book.cells)]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+DRAWN = base64.b64encode(
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 400 100" width="400" height="100">'
+    b'<text x="9" y="50" font-size="10">ten</text></svg>'
+).decode()
 NUMBER = re.compile(r"\d[\d,.]*\d|\d")
 MEASURE = (Path(__file__).parent / "measure_slides.js").read_text()
 
@@ -56,7 +61,7 @@ def test_what_is_shown_comes_from_the_cell():
     picture = new_output(
         "display_data",
         {"image/png": PIXEL},
-        metadata={"image/png": {"alt": "All fit.", "width": 9, "height": 3}},
+        metadata={"image/png": {"alt": "All fit.", "width": 9, "height": 3, "letters": 1}},
     )
     made = one("code", "secret_code()", {"show": "picture", "title": "T"}, outputs=[picture])
     assert (
@@ -243,13 +248,17 @@ def test_the_measure_sees_what_is_small_long_or_cut(tmp_path, browser):
         slides.Slide("output", "T", shown="<pre style='font-size: 30px'>" + "x" * 90 + "</pre>"),
         slides.Slide("output", "T", shown="<pre>" + "x\n" * 40 + "</pre>"),
         slides.Slide("words", "T", words="<p>good</p>"),
+        slides.Slide("picture", "T", shown=slides._image("png", PIXEL, "dots", 0.03)),
+        slides.Slide("drawing", "T", shown=slides._image("svg+xml", DRAWN, "letters of 10 in 400")),
     ]
     page.write_text(slides.page(bad, "bad"))
     browser.size(slides.WIDE, slides.HIGH)
     browser.open(page.as_uri(), "window.Reveal && Reveal.isReady()")
-    small, long, wide, high, good = browser.run(MEASURE)
+    small, long, wide, high, good, picture, drawing = browser.run(MEASURE)
     assert small["smallest"] == 20 and long["words"] == 51 and wide["cut"] and high["cut"]
     assert good["smallest"] >= 24 and good["words"] == 2 and good["cut"] == []
+    assert picture["smallest"] < 24  # three hundredths of a square as high as the slide leaves it
+    assert drawing["smallest"] == pytest.approx(10 * 1184 / 400, rel=0.01)
 
 
 def test_keys_open_the_speakers_window_and_start_the_countdown(tmp_path, browser):

@@ -95,23 +95,34 @@ RIGHT = {
         "    done.append(max(link, done[-1]) + c)\nreturn np.float64(done[-1])",
     ],
     "choose": [
-        "heads, tokens, d = keys.shape\ns = torch.stack([keys[h][:, columns[h]] @ guess[h, columns[h]] for h in range(heads)]) / math.sqrt(d)\n"
+        "heads, tokens, d = keys.shape\ns = []\nfor h in range(heads):\n    size = queries[h].abs().sum(0) + keys[h].abs().sum(0)\n"
+        "    c = size.argsort(descending=True)[: round(part * d)]\n    s.append(keys[h][:, c] @ guess[h, c] / math.sqrt(d))\n"
         "near = sum(int((row > row.max() - alpha).sum()) for row in s)\nn = min(cap, -(-near // heads))\n"
-        "return s.argsort(-1, descending=True)[:, :n]",
-        "mask = torch.zeros_like(guess).scatter(1, columns, 1.0)\ns = torch.einsum('hd,htd->ht', guess * mask, keys) * guess.shape[1] ** -0.5\n"
-        "near = (s.max(1, keepdim=True).values - s < alpha).sum() / len(s)\nreturn s.topk(min(cap, math.ceil(near))).indices.sort(-1).values",
-        "s = []\nfor g, k, c in zip(guess.numpy(), keys.numpy(), columns.numpy()):\n    s.append(k[:, c] @ g[c] / np.sqrt(len(g)))\ns = np.stack(s)\n"
+        "return torch.stack(s).argsort(-1, descending=True)[:, :n]",
+        "d = keys.shape[-1]\nsize = torch.cat([queries, keys], 1).abs().mean(1)\n"
+        "mask = torch.zeros_like(guess).scatter(1, size.topk(round(part * d)).indices, 1.0)\n"
+        "s = torch.einsum('hd,htd->ht', guess * mask, keys) * d**-0.5\n"
+        "near = (s.max(1, keepdim=True).values - s < alpha).sum() / len(s)\n"
+        "return s.topk(min(cap, math.ceil(near))).indices.sort(-1).values",
+        "s = []\nfor g, q, k in zip(guess.numpy(), queries.numpy(), keys.numpy()):\n"
+        "    c = np.argsort(-(np.abs(q).sum(0) + np.abs(k).sum(0)))[: round(part * len(g))]\n"
+        "    s.append(k[:, c] @ g[c] / np.sqrt(len(g)))\ns = np.stack(s)\n"
         "n = int(min(cap, np.ceil((s > s.max(1, keepdims=True) - alpha).sum(1).mean())))\nreturn np.argsort(-s, axis=1)[:, :n]",
     ],
     "norm_score": [
-        "score = 1 / (1 + keys.norm(dim=-1))\nlast = positions.max(-1, keepdim=True).values\n"
+        "d = (positions[..., :, None] - positions[..., None, :]).abs()\nn = keys.norm(dim=-1)[..., None, :].expand(d.shape)\n"
+        "n = torch.where((d <= reach) & (positions >= 0)[..., None, :], n, 1e9).amin(-1)\nscore = 1 / (1 + n)\n"
+        "last = positions.max(-1, keepdim=True).values\n"
         "score[(positions < sinks) | (positions > last - recent)] = 9.0\nscore[positions < 0] = -9.0\nreturn score",
-        "score = -(keys**2).sum(-1)\nsafe = (positions < sinks) | (positions + recent > positions.amax(-1)[..., None])\n"
-        "return torch.where(positions < 0, -1e9, torch.where(safe, 1e9, score))",
-        "n, p = -np.linalg.norm(keys.numpy(), axis=-1), positions.numpy()\nn[p > p.max(-1, keepdims=True) - recent] = np.inf\n"
-        "n[p < sinks] = np.inf\nn[p == -1] = -np.inf\nreturn n",
-        "score = torch.exp(-keys.norm(dim=-1))\nsafe = (positions < sinks) | (positions > positions.amax(-1, keepdim=True) - recent)\n"
-        "return (score + 2 * safe).masked_fill(positions < 0, -1)",
+        "b, h, s, _ = keys.shape\nout = torch.zeros(b, h, s)\nfor i in range(b):\n    for j in range(h):\n"
+        "        p, n = positions[i, j].tolist(), keys[i, j].norm(dim=-1).tolist()\n        for k in range(s):\n"
+        "            near = [n[m] for m in range(s) if p[m] >= 0 and abs(p[m] - p[k]) <= reach]\n"
+        "            safe = p[k] < sinks or p[k] > max(p) - recent\n"
+        "            out[i, j, k] = -1e9 if p[k] < 0 else 1e9 if safe else -min(near)\nreturn out",
+        "n, p = np.linalg.norm(keys.numpy(), axis=-1), positions.numpy()\n"
+        "far = (np.abs(p[..., :, None] - p[..., None, :]) > reach) | (p < 0)[..., None, :]\n"
+        "n = -np.where(far, np.inf, np.broadcast_to(n[..., None, :], far.shape)).min(-1)\n"
+        "n[p > p.max(-1, keepdims=True) - recent] = np.inf\nn[p < sinks] = np.inf\nn[p == -1] = -np.inf\nreturn n",
     ],
     "decode_flops": [
         "return 24 * l * b * h * h + 4 * l * b * held * h + 2 * b * h * V",
@@ -132,22 +143,18 @@ RIGHT = {
         "return np.arange(window) + seen >= window",
         "return tuple(window - slot <= seen for slot in range(window))",
     ],
-    "unpack": [
-        "return torch.cat([packed % 16, packed // 16], dim=-1).int() - 8",
-        "p = packed.numpy().astype(int)\nreturn np.concatenate([p & 15, p >> 4], axis=-1) - 8",
-        "p = packed.to(torch.int16)\nreturn torch.cat([(p & 0xF) - 8, (p & 0xF0) / 16 - 8], -1)",
+    "to_codes": [
+        "return torch.clamp(torch.round(x / step), -largest, largest)",
+        "return np.clip(np.rint((x / step).numpy()), -largest, largest)",
+        "return [[max(-largest, min(largest, round(float(v / s)))) for v in row] for row, s in zip(x, step)]",
+        "return (x / step).clamp(-largest, largest).round().int()",
     ],
-    "heavy_hitters": [
-        "w = len(received) - recent\nheavy = torch.argsort(received[:w], descending=True)[: budget - recent]\n"
-        "return torch.cat([heavy.sort().values, torch.arange(w, len(received))])",
-        "r = received.clone()\nr[-recent:] = float('inf')\nreturn r.topk(budget).indices.sort().values",
-        "r = received.clone()\nr[-recent:] = float('inf')\nreturn r.topk(budget).indices",
-        "w = len(received) - recent\n"
-        "return received[:w].topk(budget - recent).indices.tolist() + list(range(w, len(received)))",
-        "w = len(received) - recent\nbest = sorted(range(w), key=lambda i: -received[i])\n"
-        "return sorted(best[: budget - recent] + list(range(w, len(received))))",
-        "w = len(received) - recent\nheavy = np.argsort(-received.numpy()[:w])[: budget - recent]\n"
-        "return np.sort(np.append(heavy, np.arange(w, len(received))))",
+    "add_up": [
+        "out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nreturn out",
+        "if so_far is None:\n    return received\nmore = received.shape[-1] - so_far.shape[-1]\n"
+        "return received + torch.nn.functional.pad(so_far, (0, more))",
+        "out = received.numpy().copy()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far.numpy()\nreturn out",
+        "old = torch.zeros_like(received)\nif so_far is not None:\n    old[..., : so_far.shape[-1]] = so_far\nreturn old + received",
     ],
     "schedule": [
         "events = []\nfor i in range(layers):\n    if i == 0:\n        events.append(['ask', 0])\n"
@@ -177,17 +184,20 @@ RIGHT = {
         "    if not good or p[0] > good[-1][0] or p == good[-1]:\n        good.append(p)\n"
         "return [i for i, p in enumerate(points) if p in good][::-1]",
     ],
-    "fetch_pages": [
-        "b = torch.stack([torch.where(query > 0, query * p.max(0).values, query * p.min(0).values).sum()\n"
-        "                 for p in keys.split(page)])\nreturn b.topk(count).indices",
-        "n = math.ceil(len(keys) / page)\nb = []\nfor i in range(n):\n    p = keys[i * page : (i + 1) * page]\n"
-        "    lo, hi = p.amin(0), p.amax(0)\n    b.append(float(query.clamp(min=0) @ hi + query.clamp(max=0) @ lo))\n"
-        "return sorted(sorted(range(n), key=lambda i: -b[i])[:count])",
-        "b = [(query * p).amax(0).sum() for p in keys.split(page)]\n"
-        "return set(torch.tensor(b).argsort(descending=True)[:count].tolist())",
-        "k, q = keys.numpy(), query.numpy()\n"
-        "b = [np.maximum(q * k[i : i + page].min(0), q * k[i : i + page].max(0)).sum() for i in range(0, len(k), page)]\n"
-        "return np.argsort(b)[::-1][:count].copy()",
+    "quest_step": [
+        "out = []\nfor q, k, v in zip(query, keys, values):\n    pages = list(zip(k.split(page), v.split(page)))\n"
+        "    bound = [float(torch.where(q > 0, q * rows.amax(0), q * rows.amin(0)).sum()) for rows, _ in pages]\n"
+        "    best = sorted(range(len(pages)), key=lambda i: -bound[i])[:count]\n"
+        "    k, v = (torch.cat([pages[i][n] for i in best]) for n in (0, 1))\n"
+        "    out.append((k @ q / math.sqrt(len(q))).softmax(0) @ v)\nreturn torch.stack(out)",
+        "h, t, d = keys.shape\nn = math.ceil(t / page)\nb = torch.empty(h, n)\nfor i in range(n):\n    rows = keys[:, i * page : (i + 1) * page]\n"
+        "    b[:, i] = (query.clamp(min=0) * rows.max(1).values + query.clamp(max=0) * rows.min(1).values).sum(-1)\n"
+        "rank = b.argsort(-1, descending=True).argsort(-1)\nseen = (rank < count).repeat_interleave(page, 1)[:, :t]\n"
+        "return torch.nn.functional.scaled_dot_product_attention(query[:, None], keys, values, seen[:, None])[:, 0]",
+        "b = np.stack([(query[:, None] * p).amax(1).sum(-1).numpy() for p in keys.split(page, 1)], 1)\n"
+        "best = np.argsort(-b, axis=1)[:, :count]\ns = torch.einsum('hd,htd->ht', query, keys).numpy() / np.sqrt(query.shape[1])\n"
+        "w = np.exp(s - s.max())\nfor head, row in enumerate(w):\n    row[[t for t in range(len(row)) if t // page not in best[head]]] = 0\n"
+        "return np.einsum('ht,htd->hd', w / w.sum(1, keepdims=True), values.numpy())",
     ],
     "head_counts": [
         "held = scores >= scores.flatten().topk(total).values.min()\nreturn held.sum(-1)",
@@ -295,41 +305,42 @@ WRONG = {
     "choose": [
         ("s = (keys @ guess[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
          "return s.topk(min(cap, math.ceil(n))).indices", "on the host with the tokens"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0]\n"
-         "s = s / q.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / q.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
          "return s.topk(min(cap, math.ceil(n))).indices", "whole head dimension"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\n"
-         "s = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.max() - alpha).sum(-1).float().mean()\n"
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.max() - alpha).sum(-1).float().mean()\n"
          "return s.topk(min(cap, math.ceil(n))).indices", "one maximum for all"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\n"
-         "s = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, int(n))).indices", "rounded the mean down"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\n"
-         "s = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nreturn s.topk(cap).indices", "cap tokens are always fetched"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\n"
-         "s = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(math.ceil(n)).indices", "cap is missing"),
-        ("q = guess.gather(-1, columns)\nk = keys.gather(-1, columns[:, None].expand(-1, keys.shape[1], -1))\n"
-         "s = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n)))", "two tensors here"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, int(n))).indices", "rounded the mean down"),
+        ("c = queries.abs().sum(1).topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\n"
+         "k = keys.gather(-1, c)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nreturn s.topk(cap).indices", "cap tokens are always fetched"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(math.ceil(n)).indices", "cap is missing"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, math.ceil(n)))", "two tensors here"),
+        ("size = queries.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "only the queries choose"),
+        ("size = (queries + keys).sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "with their signs"),
     ],
     "norm_score": [
-        ("return -keys.norm(dim=-1)", "test 1 of 5"),
+        ("return -keys.norm(dim=-1)", "test 1 of 7"),
         ("return keys.norm(dim=-1)", "the largest keys come first"),
-        ("s = -keys.norm(dim=-1)\ns[..., -recent:] = torch.inf\nreturn s.masked_fill(positions < sinks, torch.inf)", "test 4 of 5"),
-        ("s = -keys.norm(dim=-1)\ns[..., -recent:] = torch.inf\ns = s.masked_fill(positions < sinks, torch.inf)\n"
-         "return s.masked_fill(positions < 0, -torch.inf)", "last slots are taken"),
+        ("s = -keys.norm(dim=-1)\ns[..., -recent:] = torch.inf\nreturn s.masked_fill(positions < sinks, torch.inf)", "test 4 of 7"),
         ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
-         "return s.masked_fill(positions < 0, -torch.inf)", "first tokens may go"),
+         "s = s.masked_fill(positions < sinks, torch.inf)\nreturn s.masked_fill(positions < 0, -torch.inf)", "the neighbours have no say"),
         ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
-         "return s.masked_fill(positions < sinks, torch.inf)", "empty slot"),
+         "return s.masked_fill(positions < 0, -torch.inf)", "test 3 of 7"),
+        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < sinks, torch.inf)", "test 5 of 7"),
+        ("i = torch.arange(positions.shape[-1])\nfar = (i[:, None] - i).abs() > reach\n"
+         "s = -keys.norm(dim=-1)[..., None, :].expand(*positions.shape, len(i))\n"
+         "s = s.masked_fill(far | (positions < 0)[..., None, :], -torch.inf).amax(-1)\n"
+         "s = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < sinks, torch.inf).masked_fill(positions < 0, -torch.inf)", "neighbouring slots"),
         ("s = keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
-         "return s.masked_fill(positions < sinks, torch.inf).masked_fill(positions < 0, -torch.inf)", "largest norm"),
+         "return s.masked_fill(positions < sinks, torch.inf).masked_fill(positions < 0, -torch.inf)", "test 1 of 7"),
         ("return -keys.norm(dim=-1, keepdim=True)", "shape"),
         ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1) - recent, torch.inf)\nreturn s", "it stops with RuntimeError"),
         ("return torch.log(-keys.norm(dim=-1))", "NaN"),
-        ("keys /= 2\nreturn -keys.norm(dim=-1)", "test 1 of 5"),
+        ("keys /= 2\nreturn -keys.norm(dim=-1)", "test 1 of 7"),
     ],
     "decode_flops": [
         ("return l * (12 * b * h**2 + 4 * b * held * h) + 2 * b * h * V", "24bh², not 12"),
@@ -359,45 +370,32 @@ WRONG = {
         ("return [s >= window - seen for s in range(1, window + 1)]", "one slot of padding"),
         ("mask = [False] * window\nfor s in range(seen):\n    mask[window - 1 - s] = True\nreturn mask", "IndexError"),
     ],
-    "unpack": [
-        ("return torch.cat([packed & 15, packed & 240], dim=-1).to(torch.int8) - 8", "still holds the low bits"),
-        ("return torch.cat([packed >> 4, packed & 15], dim=-1).to(torch.int8) - 8", "exchanged"),
-        ("return torch.cat([packed & 15, packed >> 4], dim=-1).to(torch.int8)", "subtract 8"),
-        ("return torch.cat([packed & 15, packed >> 4], dim=-1) - 8", "wrap around"),
-        ("packed -= 8\nreturn torch.cat([packed & 15, packed >> 4], dim=-1)", "in place"),
-        ("return torch.cat([packed & 15, packed / 16], dim=-1) - 8", "kept the fraction"),
-        ("return torch.cat([packed & 15, packed >> 4], dim=0).to(torch.int8) - 8", "first dimension"),
-        ("return torch.cat([packed & 15, packed >> 8], dim=-1).to(torch.int8) - 8", "shifted by eight"),
-        ("return torch.cat([packed & 15, packed << 4], dim=-1).to(torch.int8) - 8", "shifted to the left"),
-        ("return torch.cat([packed % 15, packed // 15], dim=-1).to(torch.int8) - 8", "% 16 and // 16"),
-        ("return torch.cat([packed % 15, packed >> 4], dim=-1).to(torch.int8) - 8", "% 15 is not & 15"),
-        ("return torch.cat([packed & 15, packed // 15], dim=-1).to(torch.int8) - 8", "// 15 is not >> 4"),
-        ("return [[b % 16 - 8 for b in row] + [b // 16 - 8 for b in row] for row in packed.tolist()]",
-         "are there fewer dimensions?"),
+    "to_codes": [
+        ("return (x / step).to(torch.int8)", "the cast cuts off"),
+        ("return (x / step).clamp(-largest, largest).int()", "still cut off"),
+        ("return (x / step).floor().clamp(-largest, largest)", "rounds down"),
+        ("return torch.round(x / step)", "does not exist"),
+        ("return torch.round(x / step).clamp(-largest - 1, largest)", "zero lies in the middle"),
+        ("return (x / step + 0.5).int().clamp(-largest, largest)", "the wrong way"),
+        ("return x / step", "not all of these are whole numbers"),
+        ("return torch.round(x * step).clamp(-largest, largest)", "multiplied by the step"),
+        ("return (x / step).round().clamp(-largest, largest) + largest", "counted from zero"),
+        ("(x / step).round().clamp(-largest, largest)", "returns nothing"),
+        ("x /= step\nreturn x.round().clamp(-largest, largest)", "in place"),
+        ("return (x / step).round().clamp(largest)", "code beyond `largest`"),
     ],
-    "heavy_hitters": [
-        (
-            "return received[-recent:].topk(budget - recent).indices",
-            "topk is asked for more numbers than there are",
-        ),
-        ("return sorted(received.topk(budget).indices.tolist())", "recent window is missing"),
-        ("w = len(received) - recent\nheavy = received[w:].topk(budget - recent).indices\n"
-         "return sorted(set(heavy.tolist()) | set(range(w, len(received))))", "is the window itself"),
-        ("w = len(received) - recent\nheavy = received[w:].topk(budget - recent).indices + w\n"
-         "return sorted(set(heavy.tolist()) | set(range(w, len(received))))", "may also be too short"),
-        ("w = len(received) - recent\nheavy = received[recent:].topk(budget - recent).indices\n"
-         "return sorted(set(heavy.tolist()) | set(range(w, len(received))))", "lacks the first slots"),
-        ("return list(range(len(received) - budget, len(received)))", "only the window is left"),
-        ("received[-recent:] = 9e9\nreturn received.topk(budget).indices.sort().values", "in place"),
-        ("r = received.clone()\nr[-recent:] += 1\nreturn sorted(r.topk(budget).indices.tolist())", "larger than 1"),
-        ("r = received.clone()\nr[-recent:] += 100 * r.max()\nreturn r.topk(budget, largest=False).indices",
-         "recent slot is missing"),
-        ("w = len(received) - recent\nh = received[:w].topk(budget - recent).indices.sort().values.float()\n"
-         "return torch.cat([h, torch.arange(w, len(received)).float()])", "not floats"),
-        ("w = len(received) - recent\nh = received[:w].topk(budget - recent).values\n"
-         "return sorted(set(h.tolist()) | set(range(w, len(received))))", "not floats"),
-        ("w = len(received) - recent\nh = received[:w].topk(budget).indices\n"
-         "return sorted(set(h.tolist()) | set(range(w, len(received))))", "window on top"),
+    "add_up": [
+        ("if so_far is None:\n    return received\nreturn torch.cat([so_far, received[..., so_far.shape[-1]:]], -1)", "is lost"),
+        ("return received", "forgotten"),
+        ("if so_far is None:\n    return received\nreturn so_far + received[..., : so_far.shape[-1]]", "new tokens are missing"),
+        ("if so_far is None:\n    return received\nreturn so_far + received", "it stops with RuntimeError"),
+        ("if so_far is not None:\n    received[..., : so_far.shape[-1]] += so_far\nreturn received", "in place"),
+        ("out = received.clone()\nif so_far is not None:\n    out[..., -so_far.shape[-1] :] += so_far\nreturn out", "the last slots"),
+        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\n"
+         "return out / out.sum(-1, keepdim=True)", "divided by their total"),
+        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nprint(out)", "returns nothing"),
+        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += 2 * so_far\nreturn out", "another total"),
+        ("return received + so_far", "it stops with"),
     ],
     "schedule": [
         ("e = [('ask', 0)]\nfor i in range(layers):\n    e += [('wait', i), ('ask', i + 1), ('attend', i)]\nreturn e",
@@ -434,18 +432,20 @@ WRONG = {
         ("return [float(i) for i, p in enumerate(points)"
          " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "not floats"),
     ],
-    "fetch_pages": [
-        ("b = torch.stack([(query * p.max(0).values).sum() for p in keys.split(page)])\nreturn b.topk(count).indices", "only the largest values"),
-        ("b = torch.stack([torch.maximum(query * p.min(0).values, query * p.max(0).values).sum() for p in keys.split(page)])\n"
-         "return b.topk(count).values", "largest bounds"),
-        ("b = torch.stack([(p @ query).max() for p in keys.split(page)])\nreturn b.topk(count).indices", "of the keys themselves"),
-        ("p = keys[: len(keys) // page * page].view(-1, page, keys.shape[1])\n"
-         "b = torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1)\nreturn b.topk(min(count, len(b))).indices", "the last page is missing"),
-        ("b = torch.stack([query @ p.mean(0) for p in keys.split(page)])\nreturn b.topk(count).indices", "a mean is no bound"),
-        ("return (keys @ query).topk(count).indices", "asked for are pages"),
-        ("b = torch.stack([torch.maximum(query * p.min(0).values, query * p.max(0).values).sum() for p in keys.split(page)])\n"
-         "return b.topk(count).indices.float()", "whole numbers"),
-        ("torch.stack([query @ p.max(0).values for p in keys.split(page)]).topk(count)", "returns nothing"),
+    "quest_step": [
+        ("b = torch.stack([(query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "only the largest values"),
+        ("b = torch.stack([(p @ query[..., None])[..., 0].amax(1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "chosen by their keys"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1) * m\nreturn (w[:, None] @ values)[:, 0]", "mask before it"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = (s * m).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "minus infinity"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0]\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "not divided by the root"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nreturn s.masked_fill(~m, -torch.inf).softmax(-1)", "those are the weights"),
+        ("s = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "all pages are fetched"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(count).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "topk is asked for more numbers"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "attention saw other tokens"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nw @ values", "returns nothing"),
     ],
     "head_counts": [
         ("worth = scores.softmax(-1)\nbest = worth.flatten().topk(total).indices\n"

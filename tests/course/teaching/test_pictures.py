@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import matplotlib.colors
 import pytest
 import torch
@@ -51,6 +53,14 @@ def test_a_large_picture_has_no_marks_but_all_cells():
     assert axes.collections[0].get_array().size == states.numel()
 
 
+def test_lives_stand_side_by_side_under_one_legend():
+    lives = {"one": [[1, 0], [1, 6]], "two": [[1, 5, 6], [5, 1, 6]]}
+    figure = pictures.cache_pictures(lives, x="row")
+    assert [axes.get_title() for axes in figure.axes] == ["one", "two"]
+    assert [axes.collections[0].get_array().size for axes in figure.axes] == [4, 6]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["kept", "evicted", "computed now"]
+
+
 @pytest.mark.parametrize("states", [[1, 2], [[7]], [[-1]], torch.zeros(0, 3)])
 def test_a_picture_of_something_else_is_refused(states):
     with pytest.raises(ValueError, match="states"):
@@ -61,6 +71,21 @@ def test_lines_take_the_methods_colours():
     curves = pictures.lines([1, 2], {"full": [1, 2], "int4": [2, 3]}, log="xy").axes[0]
     assert [line.get_color() for line in curves.lines] == [plots.style(m)[0] for m in ("full", "int4")]
     assert curves.get_xscale() == curves.get_yscale() == "log"
+
+
+def test_curves_are_named_at_their_ends_and_no_name_lies_on_another():
+    axes = pictures.lines([1, 2], {"full": [1, 2.0], "int4": [1, 2.01], "h2o": [1, 1]}).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["full", "int4", "h2o"]
+    heights = sorted(text.xyann[1] for text in axes.texts)
+    letter = plots.LETTERS / 72 / axes.figure.get_figheight()
+    assert all(above - below > letter for below, above in pairwise(heights))
+
+
+def test_letters_are_read_off_the_figure():
+    figure = plots.bars({"full": 3})
+    assert pictures.letters(figure) == round(plots.LETTERS / 72 * 100, 1)
+    figure.axes[0].text(0, 0, "small", fontsize=7.2)
+    assert pictures.letters(figure) == 10.0
 
 
 def test_a_heat_map_shows_the_matrix():
