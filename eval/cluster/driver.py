@@ -315,7 +315,9 @@ class Driver:
         elif kind == "ready":
             seat.ready, self.spoiled = True, 0
         elif not seat.ready:
-            raise Refused(value[0])
+            line, _, node = value
+            elsewhere = self.plan.address is not None and node not in line
+            raise Refused(f"on node {node}: {line}" if elsewhere else line)
         else:
             job, seat.job = seat.job, None
             self.left -= 1

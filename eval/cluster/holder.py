@@ -57,7 +57,7 @@ class Holder:
         return self.place
 
     def set_up(self) -> tuple:
-        """("ready", process id), or as `do` says."""
+        """("ready", process id), or ("failed" or "full", (line, traceback, node))."""
         try:
             if line := unlike(self.maker, self.options, self.expected):
                 raise ValueError(line)
@@ -69,7 +69,7 @@ class Holder:
             self.about = {"machine": machine(device, self.threads), "node": platform.node()}
             self.about |= {"versions": versions(), "commit": commit()}
         except Exception as error:
-            return _how(error), describe(error)
+            return _how(error), (*describe(error), platform.node())
         return "ready", os.getpid()
 
     def _report(self, done: int, total: int) -> None:

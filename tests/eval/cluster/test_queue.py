@@ -267,12 +267,16 @@ def test_a_holder_knows_its_kvlab(field):
     assert unlike("m", options, same) is None
     line = unlike("m", options, same | {field: "another"})
     assert line.startswith("node ") and "runs another kvlab (version " in line and "\n" not in line
-    kind, (said, _) = Holder("m", options, 0, same | {field: "another"}).set_up()
+    kind, (said, *_) = Holder("m", options, 0, same | {field: "another"}).set_up()
     assert (kind, said) == ("failed", line)
-    refused = Ray([{"CPU": 1}])
-    refused.set_up = kind, (said, "")
-    with pytest.raises(Refused, match="runs another kvlab"):
-        driven(refused, range(3))
+
+
+@pytest.mark.parametrize(("address", "said"), [(None, "^no model$"), ("h:1", "^on node n2: no model$")])
+def test_a_node_where_no_actor_can_be_set_up_is_named(address, said):
+    ray = Ray([{"CPU": 1}])
+    ray.set_up = "failed", ("no model", "trace", "n2")
+    with pytest.raises(Refused, match=said):
+        driven(ray, range(3), address=address)
 
 
 def test_half_of_a_gpu_and_whole_nodes():
