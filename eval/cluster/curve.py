@@ -180,10 +180,25 @@ def main(words: list[str] | None = None) -> int:
             took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sleeping.cpu.items())
             print(f"{actors} actors, time of a core: {took}", flush=True)
             write_json(given.out, about() | {"rows": rows})
+        print("\n".join(table(rows)))
     except (Problem, Failed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def table(rows: list[dict]) -> list[str]:
+    """Lines: efficiencies by actors and length."""
+    lengths = sorted({row["length"] for row in rows})
+    found = {(row["actors"], row["length"]): row["efficiency"] for row in rows}
+    lines = [
+        f"| actors |{''.join(f' {length:g} s |' for length in lengths)}",
+        "|--:|" + "--:|" * len(lengths),
+    ]
+    for actors in sorted({row["actors"] for row in rows}):
+        values = "".join(f" {found[actors, length]:.2f} |" for length in lengths)
+        lines.append(f"| {actors} |{values}")
+    return lines
 
 
 def about() -> dict:

@@ -14,6 +14,7 @@ import uuid
 
 import pytest
 
+from eval.__main__ import main
 from eval.core.digests import digest
 from eval.core.errors import Problem, one_line
 from eval.core.files import write_json
@@ -263,6 +264,9 @@ def bucket(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/cells", method="PUT"))
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()  # fsspec remembers one, and the server that it was for
     yield "s3://cells/study"
     server.stdin.close()
     server.wait(20)
@@ -285,6 +289,23 @@ def test_the_protocol_of_s3(bucket):
     assert json.loads(again.home.read("summary.json"))
     with pytest.raises(Problem, match="cannot be written"):
         Store("s3://nobodys/study").prepare()
+
+
+@pytest.mark.parametrize("system", ["memory", "s3"])
+def test_a_sweep_into_an_address(request, folder, tmp_path, capsys, system):
+    """Its cells and its report come there, the same command finds them, and they are those of a folder."""
+    where = request.getfixturevalue("bucket") if system == "s3" else f"memory://{uuid.uuid4().hex}/study"
+    words = ["accuracy", "--model", str(folder), "--limit", "2", "--tasks", "recall", "--jobs", "0"]
+    words += ["--methods", "full", "int8", "--out"]
+    assert main([*words, str(tmp_path / "out")]) == 0
+    capsys.readouterr()
+    assert main([*words, where]) == 0
+    assert main([*words, where]) == 0
+    assert "2 of 2 accuracy cells are kept" in capsys.readouterr().err
+    here, there = Store(tmp_path / "out"), Store(where)
+    assert there.home.read("report.html") and there.home.read("run.json")
+    found, expected = ([(c["method"], c["values"], c["bytes"]) for c in s.records()] for s in (there, here))
+    assert found == expected and len(found) == 2
 
 
 # merging

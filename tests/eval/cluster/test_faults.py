@@ -26,6 +26,7 @@ import psutil
 import pytest
 
 from eval.__main__ import main
+from eval.core.alike import SPEED
 from eval.core.results import Store
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,11 +55,14 @@ def demo():
 
 
 @pytest.fixture(scope="module")
-def sweep(folder):
-    """Words of a sweep of six cells in three jobs."""
+def sweep(folder, tmp_path_factory):
+    """Words of a sweep of six cells in three jobs: agreement, chain, recall. The last one reads rows of the
+    user's, for which a process writes files."""
+    rows = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    shutil.copy(ROOT / "eval" / "tasks" / "data" / "recall.jsonl", rows)
     methods = ["full", "sinks:budget=0.5"]
     words = ["accuracy", "--model", str(folder), "--limit", "2", "--methods", *methods]
-    return [*words, "--tasks", "recall", "chain", "agreement"]
+    return [*words, "--data", f"recall={rows}", "--tasks", "recall", "chain", "agreement"]
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +75,7 @@ def local(sweep, tmp_path_factory):
 
 def table(out: Path) -> list:
     """What must be the same digit by digit."""
-    cells = Store(out).records()
+    cells = [cell for cell in Store(out).records() if not cell["task"].startswith(SPEED)]
     return [(c["method"], c["task"], c["config"], c["metrics"], c["values"], c["bytes"]) for c in cells]
 
 
@@ -194,29 +198,24 @@ def at_work(demo, cluster, run) -> tuple[psutil.Process, str]:
 
 
 def test_a_cluster_that_runs_gives_the_local_table(cluster, sweep, local, tmp_path):
+    """Accuracy, agreement and speed by one command; speed cells have the node for themselves."""
     before = starts(cluster)
-    ended(started(*sweep, "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
-    assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
-    assert sorted((starts(cluster) - before).values()) == [1, 1, 1]
-
-
-def test_everything_runs_on_a_cluster(cluster, folder, tmp_path):
-    """Accuracy, agreement and speed by one command; speed takes the node for itself."""
-    words = ["all", "--model", str(folder), "--limit", "1", "--methods", "full", "--tasks", "recall"]
-    ended(started(*words, "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
-    cells = {(cell["method"], cell["task"]): cell for cell in Store(tmp_path).records()}
-    speed = [cell for (_, task), cell in cells.items() if task.startswith("speed:")]
-    assert ("full", "recall") in cells and len(speed) == len(cells) - 1 >= 2
+    ended(started("all", *sweep[1:], "--on", cluster.on, "--out", str(tmp_path), **cluster.token))
+    speed = [cell for cell in Store(tmp_path).records() if cell["task"].startswith(SPEED)]
+    assert table(tmp_path) == local and tries(tmp_path) == {1: 6 + len(speed)}
     assert all(cell["alone"] and cell["node"] and cell["rows"] for cell in speed)
+    assert {"full", "sinks:budget=0.5"} < {cell["method"] for cell in speed}  # and transformers' own
+    assert sorted((starts(cluster) - before).values()) == [1, 1, 1, 1]
     assert (tmp_path / "report.html").exists()
 
 
 def test_two_halves_are_merged_into_the_whole(sweep, local, tmp_path):
     """Made apart, a task on the one side and two on the other."""
-    at = sweep.index("--tasks")
-    for name, tasks in (("a", ["recall"]), ("b", ["chain", "agreement"])):
-        half = [*sweep[: at + 1], *tasks, "--jobs", "0", "--out", str(tmp_path / name)]
-        assert main(half) == 0
+    data, tasks = sweep.index("--data"), sweep.index("--tasks")
+    one = [*sweep[:tasks], "--tasks", "recall"]
+    other = [*sweep[:data], "--tasks", "chain", "agreement"]
+    for name, half in (("a", one), ("b", other)):
+        assert main([*half, "--jobs", "0", "--out", str(tmp_path / name)]) == 0
     halves = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert main(["merge", *halves, "--out", str(tmp_path / "c")]) == 0
     assert table(tmp_path / "c") == local
@@ -227,15 +226,24 @@ def test_a_cluster_whose_token_is_not_shown_is_one_line(cluster, sweep, tmp_path
     assert line.startswith(f"error: --on {cluster.on}") and line.endswith("export RAY_AUTH_MODE=token")
 
 
-def test_an_actor_that_is_killed_loses_nothing(demo, cluster, sweep, local, tmp_path):
+def test_an_actor_that_is_killed_and_one_whose_scratch_is_full_lose_nothing(
+    demo, cluster, sweep, local, tmp_path
+):
+    """The first job's actor is killed; the next one may write no file longer than nothing, which the last job
+    needs."""
     before = starts(cluster)
     run = started(*sweep, "--on", cluster.on, "--actors", "1", "--out", str(tmp_path), **cluster.token)
-    actor, job = at_work(demo, cluster, run)
+    actor, killed = at_work(demo, cluster, run)
     actor.kill()
+    actor, again = at_work(demo, cluster, run)
+    assert again == killed
+    actor.rlimit(psutil.RLIMIT_FSIZE, (0, 0))
+    actor.resume()
     ended(run)
-    assert table(tmp_path) == local and tries(tmp_path) == {1: 4, 2: 2}
-    begun = starts(cluster) - before
-    assert begun.pop(job) == 2 and sorted(begun.values()) == [1, 1]
+    assert table(tmp_path) == local
+    found = {cell["task"]: cell["tries"] for cell in Store(tmp_path).records()}
+    assert found == {"agreement": 2, "chain": 1, "recall": 2}
+    assert sorted((starts(cluster) - before).values()) == [1, 2, 2]
 
 
 def test_an_actor_that_takes_ten_times_as_long_is_waited_for(demo, cluster, sweep, local, tmp_path):
@@ -250,16 +258,6 @@ def test_an_actor_that_takes_ten_times_as_long_is_waited_for(demo, cluster, swee
     ended(run)
     assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
     assert sorted((starts(cluster) - before).values()) == [1, 1, 1]
-
-
-def test_a_worker_whose_scratch_is_full_leaves_its_job_to_others(demo, cluster, sweep, local, tmp_path):
-    """No file that it writes may be longer than nothing."""
-    run = started(*sweep, "--on", cluster.on, "--actors", "1", "--out", str(tmp_path), **cluster.token)
-    actor, _ = at_work(demo, cluster, run)
-    actor.rlimit(psutil.RLIMIT_FSIZE, (0, 0))
-    actor.resume()
-    ended(run)
-    assert table(tmp_path) == local
 
 
 def test_two_sweeps_into_one_folder_at_once(cluster, sweep, local, tmp_path):
@@ -284,20 +282,16 @@ def test_two_sweeps_into_one_folder_at_once(cluster, sweep, local, tmp_path):
     assert not list(tmp_path.rglob(".writing-*")) and json.loads((tmp_path / "summary.json").read_text())
 
 
-def test_a_cluster_of_ones_own_joins_nobody_and_leaves_nothing(cluster, sweep, local, tmp_path):
-    before, others, folders = rays(), starts(cluster), set(Path("/tmp").glob("kr*"))
-    ended(started(*sweep, "--on", "ray", "--actors", "2", "--out", str(tmp_path)))
-    assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
-    assert starts(cluster) == others
-    assert rays() <= before and set(Path("/tmp").glob("kr*")) <= folders
-
-
 # clusters that are lost, or parts of them
 
 
-def test_a_head_that_is_killed_ends_the_run_and_the_same_command_resumes(demo, sweep, local, tmp_path):
+def test_a_head_that_is_killed_ends_the_run_and_the_same_command_resumes(
+    demo, cluster, sweep, local, tmp_path
+):
+    """On clusters of the command's own, which join nobody and leave nothing."""
     words = [*sweep, "--on", "ray", "--actors", "1", "--out", str(tmp_path)]
-    before, run = rays(), started(*words)
+    before, others, folders = rays(), starts(cluster), set(Path("/tmp").glob("kr*"))
+    run = started(*words)
 
     def at_work():
         processes = psutil.Process(run.pid).children(recursive=True)
@@ -310,9 +304,11 @@ def test_a_head_that_is_killed_ends_the_run_and_the_same_command_resumes(demo, s
             process.send_signal(signal.SIGKILL)
     line = ended(run, 2).strip().splitlines()[-1]
     assert line.startswith("error: ") and "same command resumes" in line
-    assert rays() <= before
+    assert rays() <= before and set(Path("/tmp").glob("kr*")) <= folders
     ended(started(*words))
-    assert table(tmp_path) == local
+    assert table(tmp_path) == local and tries(tmp_path) == {1: 6}
+    assert starts(cluster) == others
+    assert rays() <= before and set(Path("/tmp").glob("kr*")) <= folders
 
 
 def test_a_node_that_is_killed_loses_nothing(sweep, local, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from eval.__main__ import chosen
-from eval.cluster import hours
+from eval.cluster import curve, hours
 from eval.core.machine import machine
 from eval.core.results import Store
 
@@ -55,6 +55,22 @@ def test_hours_of_nothing(tmp_path, capsys, where):
     assert hours.main([str(tmp_path / where)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ") and where in line
+
+
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+
+
+def test_the_page_says_how_many_hours():
+    """20 methods at 6 budgets on 10 tasks, under 2 protocols, of 3 models."""
+    cells = hours.read(ROOT / "docs" / "results" / "hours.json")
+    told = hours.said(cells, 120, 6)
+    assert told[0].startswith("7200 cells: 6 sweeps of 10 tasks")
+    assert "\n".join(told) in PAGE
+
+
+def test_the_page_says_how_even_a_share_is():
+    rows = json.loads((ROOT / "docs" / "results" / "ray.json").read_text())["rows"]
+    assert "\n".join(curve.table(rows)) in PAGE
 
 
 def entered(entrypoint: str, address: str) -> list[str]:
