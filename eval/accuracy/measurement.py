@@ -21,6 +21,7 @@ from . import cuts, taskset
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
 HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks that take longest go first
+NAMED = 3  # methods of a job that its name says before it counts
 
 
 @dataclass(kw_only=True)
@@ -196,13 +197,19 @@ class Accuracy(Pooled):
             parts[job] = len(job[1]) * min(1.0, done / max(total, 1))
             bar.at(job[0], sum(part for (task, _), part in parts.items() if task == job[0]))
 
-        pool = self.pool(lambda job: f"{', '.join(job[1])} · {job[0]} · {self.protocol}")
+        pool = self.pool(self.called)
         for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
             task, methods = done.job
             for method in methods:
                 one = done.found if isinstance(done.found, Failed) else done.found[method]
                 yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
             report(done.job, 1, 1)
+
+    def called(self, job: tuple[str, tuple[str, ...]]) -> str:
+        """A job's name, of which Ray's dashboard and logs show one line."""
+        task, methods = job
+        told = methods if len(methods) <= NAMED else (*methods[:NAMED], f"{len(methods) - NAMED} more")
+        return f"{', '.join(told)} · {task} · {self.protocol}"
 
     def result(self, found: dict) -> str:
         return shown(found["metrics"][0])
