@@ -22,6 +22,10 @@ from .visibility import CAUSAL, Visibility, own_positions
 
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
+LONG, WATCHED_BLOCK = (
+    1024,
+    64,
+)  # tokens from which weights of a block leave a CPU's cache; queries that do not
 
 
 def kvlab_attention(
@@ -279,11 +283,16 @@ def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
     (batch, heads, tokens, _), local = query.shape, visibility.local
     real, _ = visibility.real(batch, tokens, 0)
     everything = real is None and (visibility.rule is None or tokens <= (local or 0))
-    if everything and not observes and given.softcap is None and given.sinks is None:
+    if everything and given.softcap is None and given.sinks is None:
         gqa = heads != keys.shape[1]
-        return scaled_dot_product_attention(
-            query, keys, values, is_causal=tokens > 1, scale=given.scaling, enable_gqa=gqa
-        ), None
+        how = {"is_causal": tokens > 1, "scale": given.scaling, "enable_gqa": gqa}
+        if not observes:
+            return scaled_dot_product_attention(query, keys, values, **how), None
+        if tokens > LONG and all(map(_plain, (query, keys, values))):
+            if last is None:
+                return _watched(given, 0, wanted)
+            out = scaled_dot_product_attention(query, keys, values, **how) if wanted else None
+            return out, _watched(given, max(0, tokens - last), False)[1]
     if real is None:
         positions = torch.arange(tokens, device=query.device).expand(batch, 1, -1)
     else:
@@ -309,6 +318,38 @@ def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
         if counted is not None:
             received[..., first:end] += weights
     return out, received
+
+
+def _plain(x: Tensor) -> bool:
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not x.requires_grad
+
+
+def _watched(given: Recorded, first: int, wanted: bool) -> tuple[Tensor | None, Tensor]:
+    """As `prefill`, of the queries from `first` on, over a prompt without padding or window, head by head:
+    the weights of `WATCHED_BLOCK` queries stay in the processor's cache while they are made and used."""
+    query, keys, values = given.query, given.keys, given.values
+    (batch, heads, tokens, width), kv_heads = query.shape, keys.shape[1]
+    group = heads // kv_heads
+    out = query.new_empty(batch, heads, tokens, values.shape[3]) if wanted else None
+    received = query.new_zeros(batch, kv_heads, tokens)
+    room = query.new_empty(group * WATCHED_BLOCK * tokens)
+    later = torch.ones(WATCHED_BLOCK, WATCHED_BLOCK, dtype=torch.bool).triu(1)
+    for row in range(batch):
+        for head in range(kv_heads):
+            mine = slice(head * group, (head + 1) * group)
+            for start in range(first, tokens, WATCHED_BLOCK):
+                end = min(start + WATCHED_BLOCK, tokens)
+                count = end - start
+                asked = (query[row, mine, start:end] * given.scaling).reshape(group * count, width)
+                weights = room[: group * count * end].view(group * count, end)
+                torch.mm(asked, keys[row, head, :end].t(), out=weights)
+                weights.view(group, count, end)[..., start:].masked_fill_(later[:count, :count], -torch.inf)
+                torch.softmax(weights, -1, out=weights)
+                received[row, head, :end] += weights.sum(0)
+                if wanted:
+                    block = weights @ values[row, head, :end]
+                    out[row, mine, start:end] = block.view(group, count, -1)
+    return out, received.div_(group)
 
 
 def observed(asked: Tensor, newest: Tensor, last: int | None) -> Tensor:

@@ -137,6 +137,34 @@ def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):
     assert sizes and max(shape[-2] for shape in sizes) <= 2 * 16  # group of 2 query heads
 
 
+@pytest.mark.parametrize("last", [None, 1, 13, 200])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+def test_a_long_prompt_is_watched_in_blocks_that_stay_in_a_cache(heads, last, monkeypatch):
+    """With what it says of short ones, and room for a block's weights, used again."""
+    from kvlab import attention
+    from kvlab.visibility import CAUSAL
+
+    monkeypatch.setattr(attention, "WATCHED_BLOCK", 8)
+    sizes, original = [], torch.softmax
+
+    def softmax(x, *args, out=None):
+        sizes.append((x.shape, out.untyped_storage().nbytes()))
+        return original(x, *args, out=out)
+
+    monkeypatch.setattr(torch, "softmax", softmax)
+    query, keys, values = (torch.randn(2, count, 61, 16) for count in (heads[0], heads[1], heads[1]))
+    given = attention.Recorded(query, keys, values, CAUSAL, 0.3)
+    expected = *given.attend(True, last), given.received(last)
+    assert not sizes
+    monkeypatch.setattr(attention, "LONG", 60)
+    found = *given.attend(True, last), given.received(last)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine - theirs).abs().max() <= 1e-6 * (1 + theirs.abs().max())
+    group = heads[0] // heads[1]
+    assert sizes and all(x[0] <= 8 * group and x[1] <= 61 for x, _ in sizes)
+    assert {room for _, room in sizes} == {4 * 8 * group * 61}
+
+
 def test_static_copies_nothing():
     model, cache = tiny("llama"), kvlab.make_cache(tiny("llama"), "static")
     stepper = kvlab.Stepper(model, cache)

@@ -21,7 +21,7 @@ from .stamp import Stamp
 from .suited import Unsuited, check
 from .traced import Traced
 
-ROWS = 4  # with more, torch's matrix products are faster
+ROWS = 8  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)

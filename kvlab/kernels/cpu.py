@@ -25,6 +25,7 @@ BLOCK = 128  # tokens whose scores are held at a time
 SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
 LEAST = np.float32(-87.0)  # e to this is the least that `_exp` can tell from nothing
+FAINT = np.float32(-64.0)  # e to this is nothing beside 1, and what is much smaller is slow to multiply
 LANES, SIDES = 16, 8  # of K: codes of a piece where they divide it, pieces side by side at most
 FAST = {
     "reassoc",
@@ -88,6 +89,13 @@ def _exp(x):
     p = p * f + np.float32(1.0)
     p = p * f + np.float32(1.0)
     return p * np.int32((np.int32(whole) + 127) << 23).view(np.float32)
+
+
+@njit(inline="always", fastmath=FAST)
+def _faint(x):
+    """e^x for x <= 0; 0 where that is nothing beside 1, as where a token is masked. Times V it would become a
+    number without a leading 1 (subnormal), and a processor takes a hundred times longer for each of these."""
+    return np.float32(0.0) if x < FAINT else _exp(x)
 
 
 # What is written has the bits that the formats write (`tests/kernels/test_fused.py` compares), so none of
@@ -280,7 +288,7 @@ def merge(parts, out, scores, received):
             weight = np.float32(0.0)
             out[h, s, :] = 0.0
             for i in range(splits):
-                shrink = _exp(parts[h, i, s, head_dim + 1] - most) if splits > 1 else np.float32(1.0)
+                shrink = _faint(parts[h, i, s, head_dim + 1] - most) if splits > 1 else np.float32(1.0)
                 weight += parts[h, i, s, head_dim] * shrink
                 for j in range(head_dim):
                     out[h, s, j] += parts[h, i, s, j] * shrink
@@ -384,14 +392,14 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                         for t in range(size):
                             noted[b * kv_heads + h, s, at + t] = mine[t]
                     if highest > most[s]:
-                        shrink = _exp(most[s] - highest)
+                        shrink = _faint(most[s] - highest)
                         weight[s] *= shrink
                         for j in range(head_dim):
                             total[s, j] *= shrink
                         most[s] = highest
                     highest = most[s]
                     for t in range(size):
-                        mine[t] = _exp(mine[t] - highest)
+                        mine[t] = _faint(mine[t] - highest)
                     add = np.float32(0.0)
                     for t in range(size):
                         add += mine[t]

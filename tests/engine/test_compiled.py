@@ -257,7 +257,7 @@ def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
         with pytest.warns(UserWarning, match="eager engine: a hook is on a module of it"):
             fast(prompt(1), past_key_values=cache)
         hook.remove()
-    decoded(fast, "full", [prompt(6, seed=seed) for seed in range(5)], count=0)  # then two rows: two steps
+    decoded(fast, "full", [prompt(6, seed=seed) for seed in range(9)], count=0)  # then two rows: two steps
     assert len(steps) == 2
     with torch.no_grad():
         fast(prompt(1), past_key_values=cache)

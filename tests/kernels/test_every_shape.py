@@ -169,6 +169,13 @@ def test_pieces_cover_every_code_once_and_lie_in_one_group(kind):
                 assert start // group == (start + piece - 1) // group
 
 
+def test_a_weight_beside_which_nothing_counts_is_0(uncompiled):
+    """And no subnormal number, nor is NaN lost."""
+    faint = [float(uncompiled._faint(np.float32(x))) for x in (0, -1, -63.9, -64.1, -1e30, -np.inf, np.nan)]
+    assert faint[:3] == pytest.approx([1, np.exp(-1), np.exp(-63.9)], rel=1e-5)
+    assert faint[3:6] == [0, 0, 0] and np.isnan(faint[6])
+
+
 COMPILED = {
     "int8": (lambda: Int(8, 32), 96),
     "int4": (lambda: Int(4, 64), 192),
