@@ -1,4 +1,7 @@
-"""Clock: whose seconds they are, where several caches are filled from one prefill."""
+"""Clock: whose seconds they are, where several caches are filled from one prefill.
+
+What numba takes to compile a kernel is nobody's: it is paid once on a machine, by whoever comes first.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,36 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
+from numba.core import event
+
+COMPILING = event.TimingListener()
+event.register("numba:compile", COMPILING)
+
+
+def compiled() -> float:
+    """Seconds that numba has compiled in this process so far."""
+    return COMPILING.duration if COMPILING.done else 0.0
 
 
 class Clock:
-    """own: {cache's name: seconds that were spent for it alone}; `total`: all seconds since the beginning.
-    What is nobody's own, the shared prefill above all, is `shared`."""
+    """own: {cache's name: seconds that were spent for it alone}; `total`: all seconds since the beginning,
+    `prepared`: those that compiled kernels. What is left, the shared prefill above all, is `shared`."""
 
     def __init__(self):
         self.own: Counter[str] = Counter()
         self.started, self.ended = time.perf_counter(), None
         self._whose: str | None = None
         self._since = self.started
+        self._compiled = self._before = compiled()
 
     def turn(self, whose: str | None) -> str | None:
         """From now on it is this one's time (None: nobody's); returns whose it was."""
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()  # what was asked of the device until now
-        now, before = time.perf_counter(), self._whose
+        now, before, spent = time.perf_counter(), self._whose, compiled()
         if before is not None:
-            self.own[before] += now - self._since
-        self._whose, self._since = whose, now
+            self.own[before] += now - self._since - (spent - self._compiled)
+        self._whose, self._since, self._compiled = whose, now, spent
         return before
 
     @contextlib.contextmanager
@@ -49,6 +62,10 @@ class Clock:
         return (self.ended or time.perf_counter()) - self.started
 
     @property
+    def prepared(self) -> float:
+        return self._compiled - self._before
+
+    @property
     def shared(self) -> float:
         """Seconds that were nobody's own."""
-        return max(0.0, self.total - sum(self.own.values()))
+        return max(0.0, self.total - self.prepared - sum(self.own.values()))
