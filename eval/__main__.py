@@ -156,12 +156,15 @@ def work(measurements: list[Measurement], command: str) -> int:
     from kvlab.scratch import set_up
 
     set_up()
+    split = any(getattr(one, "tp", False) for one in measurements)
+    if "TORCHELASTIC_RUN_ID" in os.environ and not split and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise Problem("torchrun started several processes, each of which would make all cells: add --tp")
     for measurement in measurements:
         measurement.check()
     last = measurements[-1]
     store = Store(last.folder, lambda line: show.line(line))
     show = Show(store.out, store.home.at(LOG))
-    if any(getattr(one, "tp", False) for one in measurements) and int(os.environ.get("RANK", 0)):
+    if split and int(os.environ.get("RANK", 0)):
         return follow(measurements, store, show)
     store.prepare()
     if not isinstance(last, Report | Merge):
@@ -223,6 +226,8 @@ def main(words: list[str] | None = None) -> int:
             out = measurements[-1].folder
             return work(measurements, shlex.join(["python", "-m", "eval", *given]))
     except (ValueError, Failed) as error:
+        if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
+            return 2  # the first process says it for all
         return ended(2, f"error: {one_line(error)}")
     except ModuleNotFoundError as error:
         from kvlab.doctor import on_request

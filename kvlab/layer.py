@@ -15,6 +15,7 @@ from .kernels import Fused, attend_packed, fits
 from .merging import merge
 from .models import renumbered, rotations_of
 from .policy import View
+from .ranks import added
 from .reread import attend_again
 from .slots import PER_EMPTY
 from .visibility import Visibility
@@ -195,7 +196,7 @@ class Layer(Held):
         slots = keep.choose(view) if evicts and not self._one_goes(view) else None
         if slots is not None:
             if self.in_prompt:
-                self.scored = scored(slots, keep.by_rule(view))
+                self.scored = scored(slots, keep.by_rule(view), self.ranks)
             if keep.merge:
                 merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
             self._let_go(slots, self.keep.longest)
@@ -273,10 +274,13 @@ class Layer(Held):
         return later and self.observes and self.last_queries is not None
 
 
-def scored(slots: Tensor, by_rule: Tensor) -> float:
-    """The share of `slots` `[batch, kv_heads, n]` (-1: none) that no rule held: the score chose it."""
+def scored(slots: Tensor, by_rule: Tensor, ranks: int) -> float:
+    """The share of `slots` `[batch, kv_heads, n]` (-1: none), of all processes that share the heads, that no
+    rule held: the score chose it."""
     held = slots >= 0
-    return float((held & ~by_rule.gather(-1, slots.clamp(min=0))).sum() / held.sum())
+    chosen = held & ~by_rule.gather(-1, slots.clamp(min=0))
+    chosen, of_all = added(ranks, [int(chosen.sum()), int(held.sum())])
+    return chosen / of_all
 
 
 class HybridLayer(LinearAttentionLayer, Layer):

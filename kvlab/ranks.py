@@ -12,8 +12,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-SHARES = ("scored", "missed_mass")  # of `Stats`: parts of one
-
 
 def split(source) -> dict:
     """What `from_pretrained` is told to split a model's heads among the processes of `torchrun`, whose group
@@ -79,9 +77,9 @@ def own_heads(layer, x: Tensor) -> Tensor:
     return x.chunk(layer.ranks, dim=1)[layer.rank]
 
 
-def added(model, numbers: Iterable[float]) -> list[float]:
-    """Each of these numbers, those of all processes added up."""
-    if ranks_of(model) == 1:
+def added(ranks: int, numbers: Iterable[float]) -> list[float]:
+    """Each of these numbers, those of all `ranks` processes added up."""
+    if ranks == 1:
         return list(numbers)
     total = torch.tensor(list(numbers), dtype=torch.float64)
     if torch.distributed.get_backend() == "nccl":
@@ -92,10 +90,10 @@ def added(model, numbers: Iterable[float]) -> list[float]:
 
 def summed(model, stats):
     """`cache.stats()` of all processes together: bytes added up (each process's own are what it holds), of
-    shares the mean. What counts tokens is the same, or is one process's most, in all of them."""
+    `missed_mass` the mean (all have as many heads). `scored` is of all already. What counts tokens is the
+    same, or is one process's most, in all of them."""
     ranks, own = ranks_of(model), vars(stats)
     sizes = [name for name in own if name.endswith("_bytes")]
-    shares = [name for name in SHARES if own[name] is not None]
-    found = dict(zip([*sizes, *shares], added(model, [own[name] for name in [*sizes, *shares]]), strict=True))
-    found = {name: int(total) if name in sizes else total / ranks for name, total in found.items()}
-    return type(stats)(**own | found)
+    *held, missed = added(ranks, [*(own[name] for name in sizes), own["missed_mass"] or 0.0])
+    missed = None if own["missed_mass"] is None else missed / ranks
+    return type(stats)(**own | dict(zip(sizes, map(int, held), strict=True)) | {"missed_mass": missed})

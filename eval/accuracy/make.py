@@ -87,12 +87,10 @@ def setup(settings, report: Callable) -> Callable:
 
 
 def of_all(model, found: dict) -> dict:
-    """A cell's numbers where processes share the model's heads: the bytes of all of them, of `scored` the
-    mean."""
-    names, share = ("device_bytes", "host_bytes", "moved_bytes"), found["scored"]
-    *sizes, chosen = added(model, [*(found["bytes"][name] for name in names), share or 0.0])
-    held = found["bytes"] | dict(zip(names, sizes, strict=True))
-    return found | {"bytes": held, "scored": None if share is None else chosen / ranks_of(model)}
+    """A cell's numbers where processes share the model's heads: the bytes of all of them."""
+    names = ("device_bytes", "host_bytes", "moved_bytes")
+    sizes = added(ranks_of(model), [found["bytes"][name] for name in names])
+    return found | {"bytes": found["bytes"] | dict(zip(names, sizes, strict=True))}
 
 
 def floor(lm: KVLabLM, name: str, settings) -> dict:
