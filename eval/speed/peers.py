@@ -13,6 +13,7 @@ from ..core.modules import ROOT
 FILE = ROOT / "docs" / "results" / "speed.json"
 ROUNDS = 8
 CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048)}
+GROWING = {"batch": (2, 4, 8), "layers": (2, 4, 16)}  # of the workshop model, at the first of its contexts
 STEPS = 8  # of a row in a round, at most
 
 
@@ -60,6 +61,9 @@ class Steps(Measurement):
             config["rounds"] = self.rounds
             for context in map(int, self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])):
                 found.append(Cell(model, "", f"steps:{context}", config))
+            if model == "workshop" and not self.contexts:
+                shapes = [f"steps:{what}={n}" for what, sizes in GROWING.items() for n in sizes]
+                found += [Cell(model, "", f"{task}:{CONTEXTS[model][0]}", config) for task in shapes]
         return found
 
     def notes(self) -> list[str]:
@@ -76,13 +80,16 @@ class Steps(Measurement):
     def make(self, cell: Cell) -> dict:
         from .steps import measure
 
-        return measure(named(cell.model), int(cell.task.rpartition(":")[2]), self.rounds, self._at)
+        _, *shape, context = cell.task.split(":")
+        sizes = {what: int(size) for what, size in (each.split("=") for each in shape)}
+        return measure(named(cell.model), int(context), self.rounds, self._at, **sizes)
 
     def label(self, cell: Cell) -> str:
-        return f"steps of {cell.model} at {cell.task.rpartition(':')[2]} tokens"
+        _, *shape, context = cell.task.split(":")
+        return ", ".join([f"steps of {cell.model} at {context} tokens", *shape])
 
     def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.steps import lines
+        from ..report.steps import draw, lines, rows
         from ..reproduce.document import write_steps
 
         cells = list(store.records())
@@ -90,6 +97,7 @@ class Steps(Measurement):
             show.line(line)
         if self.collect:
             write_steps(cells, FILE, True, show)
+            draw(rows(cells), FILE.parent)
 
 
 def named(model: str) -> str | None:

@@ -12,6 +12,9 @@ row that has taken `LONGEST` seconds with one number of threads has no more turn
     off                largest difference of logits from those of DynamicCache, of the largest logit, after a
                        prompt of `PROMPT` tokens and a step: the row computes this model
 
+A batch (`batch` rows) is padded on the left, row i by i times `PADDING` tokens; a model may be given another
+number of `layers`, drawn at random beyond its own. Both are measured of the rows in `FEW` alone.
+
 Caches are filled with random K and V, or in llama.cpp with short texts side by side: times do not depend on
 what they hold. Tokens held grow from `context` less all the steps to `context`. All weights are fp32.
 """
@@ -33,7 +36,7 @@ from kvlab.arithmetic import read_bandwidth
 from kvlab.attention import Recorded
 from kvlab.engine.compiled import compiled, engine_of
 from kvlab.models import ModelShape, source_of
-from kvlab.visibility import CAUSAL
+from kvlab.visibility import CAUSAL, Visibility
 
 from . import llama
 from .baselines import QUANTIZED, baselines
@@ -44,6 +47,8 @@ LONGEST = 10.0  # seconds
 PROMPT = 24
 REST = 0.005  # seconds between turns, in which threads of the last one fall asleep
 OURS = ("full", "int8", "int4", "fp8", "h2o:budget=0.2")
+PADDING = 9
+FEW = ("hf-dynamic", "full", "int8")
 ENGINES = ("eager", "compiled")
 
 
@@ -64,9 +69,10 @@ class Row:
 class Step:
     """A cache of transformers or of kvlab, and a step of a model with it."""
 
-    def __init__(self, model, cache, position: int):
-        self.model, self.cache = model, cache
-        self.ids, self.position = torch.ones(1, 1, dtype=torch.long), position
+    def __init__(self, model, cache, position: int, padding: torch.Tensor | None = None):
+        self.model, self.cache, self.padding = model, cache, padding
+        self.ids = torch.ones(1 if padding is None else len(padding), 1, dtype=torch.long)
+        self.position = position
 
     def threads(self, count: int) -> None:
         torch.set_num_threads(count)
@@ -75,7 +81,12 @@ class Step:
     def step(self) -> torch.Tensor:
         at = torch.full_like(self.ids, self.position)
         self.position += 1
-        given = {"past_key_values": self.cache, "use_cache": True, "position_ids": at, "logits_to_keep": 1}
+        given = {"past_key_values": self.cache, "use_cache": True, "logits_to_keep": 1}
+        if self.padding is not None:
+            self.padding = torch.cat([self.padding, self.ids], 1)
+            at = self.padding.sum(-1, keepdim=True) - 1
+            given["attention_mask"] = self.padding
+        given["position_ids"] = at
         return self.model(self.ids, **given).logits
 
     def bytes(self) -> int:
@@ -120,14 +131,15 @@ def tried() -> tuple[int, ...]:
 class Bench:
     """The model in all its forms: one set of weights for each engine, as if it ran alone."""
 
-    def __init__(self, name: str | None, longest: int):
-        self.theirs = loaded(name, longest)
+    def __init__(self, name: str | None, longest: int, batch: int = 1, layers: int | None = None):
+        self.theirs = loaded(name, longest, layers)
         self.theirs.set_attn_implementation("sdpa")
-        self.shape = ModelShape.of(self.theirs)
-        self.ours = {engine: kvlab.prepare(loaded(name, longest)) for engine in ENGINES}
+        self.shape, self.batch = ModelShape.of(self.theirs), batch
+        self.few = batch > 1 or layers is not None
+        self.ours = {engine: kvlab.prepare(loaded(name, longest, layers)) for engine in ENGINES}
         compiled(self.ours["compiled"])
         self.llama = None
-        if llama.there():
+        if llama.there() and not self.few:
             with tempfile.TemporaryDirectory() as folder:
                 llama.write(self.theirs, Path(folder) / "model.gguf")
                 self.llama = llama.Model(Path(folder) / "model.gguf")  # the mapping outlives the name
@@ -138,8 +150,17 @@ class Bench:
         for kind in llama.TYPES if self.llama else ():
             for flash in (False, True) if kind[0] == "f" else (True,):  # quantized V needs it
                 found.append(self._of_llama(kind, flash, spare))
-        found += [self._of_theirs(kind, spare) for kind in baselines()]
-        return found + [self._of_ours(method, engine, spare) for method in OURS for engine in ENGINES]
+        theirs, ours = (
+            [name for name in names if name in FEW or not self.few] for names in (baselines(), OURS)
+        )
+        found += [self._of_theirs(kind, spare) for kind in theirs]
+        return found + [self._of_ours(method, engine, spare) for method in ours for engine in ENGINES]
+
+    def padding(self, held: int) -> torch.Tensor | None:
+        """The mask `[batch, held]` of a batch whose rows hold so many tokens, padding included."""
+        if self.batch == 1:
+            return None
+        return (torch.arange(held) >= PADDING * torch.arange(self.batch)[:, None]).long()
 
     def _of_llama(self, kind: str, flash: bool, spare: int) -> Row:
         def make(context: int) -> LlamaStep:
@@ -158,10 +179,10 @@ class Bench:
     def _of_theirs(self, kind: str, spare: int) -> Row:
         def make(context: int) -> Step:
             cache, held = self.their_cache(kind, context), context - spare
-            size = (1, self.shape.kv_heads, held, self.shape.head_dim)
+            size = (self.batch, self.shape.kv_heads, held, self.shape.head_dim)
             for layer in range(self.shape.layers):
                 cache.update(torch.randn(size), torch.randn(size), layer)
-            return Step(self.theirs, cache, held)
+            return Step(self.theirs, cache, held, self.padding(held))
 
         def logits(ids: torch.Tensor) -> torch.Tensor:
             return fed(self.theirs, self.their_cache(kind, 2 * PROMPT), ids)
@@ -173,8 +194,9 @@ class Bench:
 
         def make(context: int) -> Step:
             cache, held = kvlab.make_cache(model, method), context - spare
-            fill(cache, self.shape, held)
-            return Step(model, cache, held)
+            padding = self.padding(held)
+            fill(cache, self.shape, held, padding)
+            return Step(model, cache, held, padding)
 
         def logits(ids: torch.Tensor) -> torch.Tensor:
             return fed(model, kvlab.make_cache(model, method), ids)
@@ -195,23 +217,29 @@ class Bench:
             self.llama.close()
 
 
-def loaded(name: str | None, longest: int):
-    """A model in fp32 that takes `longest` tokens: beyond what it was made for, only times count."""
+def loaded(name: str | None, longest: int, layers: int | None = None):
+    """A model in fp32 that takes `longest` tokens: beyond what it was made for, only times count. layers:
+    instead of its own number; those that it has not are drawn at random, the same every time."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(source_of(name), dtype=torch.float32).eval()
+    torch.manual_seed(0)
+    how = {} if layers is None else {"num_hidden_layers": layers}
+    model = AutoModelForCausalLM.from_pretrained(source_of(name), dtype=torch.float32, **how).eval()
     model.config.max_position_embeddings = max(longest, model.config.max_position_embeddings)
     return model
 
 
 @torch.no_grad()
-def fill(cache, shape: ModelShape, tokens: int) -> None:
-    """Fill an empty cache of kvlab's with random K and V, as if a prompt had been fed."""
+def fill(cache, shape: ModelShape, tokens: int, padding: torch.Tensor | None = None) -> None:
+    """Fill an empty cache of kvlab's with random K and V, as if a prompt had been fed, padded as `padding`
+    `[batch, tokens]` says."""
+    batch = 1 if padding is None else len(padding)
+    sees = CAUSAL if padding is None else Visibility(padding.bool())
     for layer in cache.attending:
-        query = torch.randn(1, shape.heads, tokens, shape.head_dim)
-        keys, values = torch.randn(2, 1, shape.kv_heads, tokens, shape.head_dim)
-        received = torch.rand(1, shape.kv_heads, tokens) if layer.observes else None
-        layer.fill(Recorded(query, keys, values, CAUSAL, shape.head_dim**-0.5), received)
+        query = torch.randn(batch, shape.heads, tokens, shape.head_dim)
+        keys, values = torch.randn(2, batch, shape.kv_heads, tokens, shape.head_dim)
+        received = torch.rand(batch, shape.kv_heads, tokens) if layer.observes else None
+        layer.fill(Recorded(query, keys, values, sees, shape.head_dim**-0.5), received)
 
 
 @torch.no_grad()
@@ -221,11 +249,13 @@ def fed(model, cache, ids: torch.Tensor) -> torch.Tensor:
     return model(ids[:, -1:], past_key_values=cache, use_cache=True).logits[0, -1]
 
 
-def measure(name: str | None, context: int, rounds: int, at: Callable) -> dict:
+def measure(
+    name: str | None, context: int, rounds: int, at: Callable, batch: int = 1, layers: int | None = None
+) -> dict:
     """What the cell of a model at a context holds. at(what, part): how far it is."""
     before, threads = torch.get_num_threads(), tried()
     spare = rounds * (1 + TIMED) * len(threads)
-    bench = Bench(name, context)
+    bench = Bench(name, context, batch, layers)
     try:
         bandwidth = {}
         for count in threads:
@@ -265,6 +295,8 @@ def measure(name: str | None, context: int, rounds: int, at: Callable) -> dict:
         "llama.cpp": llama.features() if bench.llama else None,
         "weight_bytes": weights,
         "compiled": engine,
+        "batch": batch,
+        "layers": bench.shape.layers,
     }
     return {"rows": told, "about": about}
 

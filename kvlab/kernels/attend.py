@@ -22,6 +22,7 @@ ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
 NONE = {np.dtype(kind): np.zeros((1, 1, 0, 1), kind) for kind in (np.float32, np.uint16)}  # no token is new
 EXACT = {torch.float32: 4, torch.bfloat16: 5}  # kinds of the kernel (`cpu.F32`, `cpu.BF16`)
+ALONE = 2**21  # numbers of K and V up to which one thread attends: to share them out takes longer
 TOLERANCE = 0.02  # relative: what half precision may cost; a wrong kernel is off by far more
 
 
@@ -59,7 +60,7 @@ def attend_packed(
     query `[batch, heads, 1, head_dim]` -> same; allowed: bool `[batch, 1 or kv_heads, 1, tokens]` or None.
     received: None, or fp32 `[batch, kv_heads, tokens]` to be filled with what `attention.attend` returns
     under that name. Only where `fits`. Equal to `reference` to 1e-5 relative. On more than one thread the
-    splits are shared out; the result does not change by that.
+    splits are shared out where they are many (`ALONE`); the result does not change by that.
     """
     if on_gpu(query):
         count_kernel(4 * query.numel() * store.length)
@@ -99,7 +100,8 @@ def run(
         noted = np.empty((batch * kv_heads, share, count), np.float32)
         observed = noted, received.view(-1, count).numpy()
     given = query.float().contiguous().numpy(), np.float32(scaling)
-    threads = min(torch.get_num_threads(), items)
+    few = 2 * batch * kv_heads * count * head_dim <= ALONE
+    threads = 1 if few else min(torch.get_num_threads(), items)
     if threads == 1:
         if not kernel(*given, *new, *held, mask, count, 0, items, parts, merged, *observed):
             return None

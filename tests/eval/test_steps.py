@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+import kvlab
 from eval.__main__ import main
 from eval.report import steps as report
 from eval.reproduce import collect, tables
@@ -86,6 +87,51 @@ def test_the_faster_way_to_attend_counts():
     assert report.times(rows, "m", "2")[1][0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
     assert report.ratios(rows, "1")[1][0][1:] == ["1.50"] and report.ratios(rows, "2")[1][0][1:] == ["2.00"]
     assert report.ratios(rows, "1")[1][1][1:] == ["–"]  # nothing was measured of it
+
+
+def test_what_a_step_grows_with(tmp_path):
+    def measured(cpu, wall=1.0, threads=1, context=256, batch=1, layers=8, shape=()):
+        more = {"model": "workshop", "context": context, "batch": batch, "layers": layers, "shape": [*shape]}
+        return row("full", cpu, wall, "kvlab, compiled", threads) | more
+
+    rows = [measured(3.0), measured(9.0, 4.0, 2), measured(5.0, context=2048)]
+    rows += [measured(4.0, batch=2, shape=["batch=2"]), measured(7.0, 6.0, 2, batch=2, shape=["batch=2"])]
+    rows += [measured(6.0, layers=16, shape=["layers=16"])]
+    expected = {
+        "context": [(256, 3.0), (2048, 5.0)], "batch": [(1, 3.0), (2, 4.0)], "layers": [(8, 3.0), (16, 6.0)],
+        "threads": [(1, 1.0), (2, 4.0)],
+    }  # fmt: skip
+    for what, points in expected.items():
+        assert report.growth(rows, what) == {"kvlab, compiled: full": points}
+    assert report.times(rows, "workshop", "1")[1] == [
+        ["kvlab, compiled: full", "3.00 (3.00–3.00)", "5.00 (5.00–5.00)"]
+    ], "tables are of one row and the model's own layers"
+    report.draw(rows[:1], tmp_path)
+    assert not [*tmp_path.iterdir()]
+    report.draw(rows, tmp_path)
+    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("batch, layers", [(3, None), (1, 3)])
+def test_a_padded_batch_and_another_number_of_layers(batch, layers, llama_folder, quick):
+    bench = steps.Bench(str(llama_folder), 64, batch, layers)
+    rows = bench.rows(4)
+    assert {row.method for row in rows} == set(steps.FEW) and len(rows) == 5
+    assert bench.shape.layers == (layers or 2)
+    ids, logits = torch.arange(1, 9)[None], []
+    right = steps.fed(bench.theirs, bench.their_cache("hf-dynamic", 0), ids)
+    for row in rows:
+        off = (row.logits(ids) - right).abs().max() / right.abs().max()
+        assert off < (0.05 if row.method == "int8" else 1e-5)
+        torch.manual_seed(3)
+        run = row.make(44)
+        run.step()
+        logits.append(run.step()[:, -1])
+    assert logits[0].shape[0] == batch and all(len(each) == batch for each in logits)
+    cache = kvlab.make_cache(bench.ours["eager"], "full")
+    steps.fill(cache, bench.shape, 40, bench.padding(40))
+    assert cache.lengths == [40 - steps.PADDING * i for i in range(batch)]
+    bench.close()
 
 
 @built
