@@ -45,7 +45,7 @@ def place(text: str) -> str | None:
     if not address:
         return None
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise Problem(f"--on {text}: expected ray:HOST:PORT, the address that `ray start --head` says")
     if not answers(address, PROBE):
         raise Problem(f"--on {text}: nobody answers at {address}")

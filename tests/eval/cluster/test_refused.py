@@ -53,7 +53,7 @@ def test_an_address_that_nobody_answers(monkeypatch):
             pool.place(f"ray:{address}")
         free.listen()
         assert pool.place(f"ray:{address}") == address
-    for wrong in ("ray:here", "ray:here:port", "ray:here:99999"):
+    for wrong in ("ray:here", "ray:here:port", "ray:here:99999", "ray://here:10001"):
         with pytest.raises(Problem, match="HOST:PORT"):
             pool.place(wrong)
 
