@@ -133,7 +133,7 @@ def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = No
 def tiers(machines: dict, marks: dict[str, float], *, title: str = "") -> Figure:
     """Memories by how much they hold and how fast they give it: machine -> name -> `arithmetic.Tier`, a line
     for each machine; marks: label -> bytes, a dotted line each. Returns the figure."""
-    axes = canvas(7.0, 3.6)[1][0]
+    axes = canvas(8.8, 4.6)[1][0]
     looks = [(BLUE, "o", "-"), (VERMILLION, "s", "--"), (GREEN, "^", ":")]
     with matplotlib.rc_context(SETTINGS):
         for (machine, memories), (colour, marker, line) in zip(machines.items(), looks, strict=False):
@@ -186,19 +186,20 @@ def splits(weights: list[list[float]], shares: list[float], *, title: str = "") 
 def to_the_end(curves: dict[str, list[tuple[float, float]]], *, x: str, y: str, title: str = "") -> Figure:
     """Curves that end where something is used up: label -> points (x, y), the last of each marked with its
     numbers. Returns the figure."""
-    axes = canvas(7.0, 3.4)[1][0]
+    axes = canvas(8.4, 3.4)[1][0]
     looks = [(BLUE, "o", "-"), (GREEN, "^", "--"), (VERMILLION, "s", ":")]
     with matplotlib.rc_context(SETTINGS):
         for (label, points), (colour, marker, line) in zip(curves.items(), looks, strict=False):
             places, values = zip(*points, strict=True)
             axes.plot(places, values, color=colour, ls=line, label=label)
             axes.plot(places[-1], values[-1], color=colour, marker=marker, ls="")
-            axes.annotate(f"{places[-1]:,}: {values[-1]:,.0f}", (places[-1], values[-1]), xytext=(-4, 7),
-                          textcoords="offset points", ha="right", color=colour)  # fmt: skip
+            axes.annotate(f"{places[-1]:,}: {values[-1]:,.0f}", (places[-1], values[-1]), xytext=(-8, -8),
+                          textcoords="offset points", va="top", color=colour)  # fmt: skip
         axes.set(xlabel=x, ylabel=y, title=title)
         axes.set_ylim(0, 1.15 * max(value for points in curves.values() for _, value in points))
+        axes.margins(x=0.14)
         axes.grid(True)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="upper left")
     return axes.figure
 
 
@@ -246,7 +247,7 @@ def gantts(timelines: dict, *, title: str = "") -> Figure:
             lanes = {"compute": row - 0.2, "to device": row + 0.2} if timeline.transfers else {"compute": row}
             _spans(axes, timeline, lanes, factor, longest, height=0.36)
         axes.set(xlim=(0, longest * factor), ylim=(len(timelines) - 0.45, -0.55), xlabel=unit)
-        axes.set_yticks(range(len(timelines)), timelines)
+        axes.set_yticks(range(len(timelines)), [name_of(name) for name in timelines])
         lanes = [span for line in timelines.values() for span in line.spans if span.lane != "to host"]
         _legend_of_spans(axes, {span.what for span in lanes}, title)
     return axes.figure

@@ -156,8 +156,8 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     5,
                     (3,),
-                    home=("The same answer?", "What it costs"),
-                    late=("What the cache holds", "exercise 3"),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("exercise 3",),
                 ),
                 STRETCH,
                 Chapter(
@@ -179,7 +179,12 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     8,
                     (1,),  # a method of one's own: the chapter's heart
-                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "The same on a model people know",
+                    ),
                     late=("The Pareto picture", "The pain"),
                 ),
                 AGAIN,
