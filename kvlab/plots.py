@@ -291,13 +291,17 @@ def _legend_of_spans(axes: Axes, used, title: str) -> None:
 
 
 def above(axes: Axes, handles, title: str = "") -> None:
-    """A legend above the axes, at most five names a line, and the title over it."""
+    """A legend above the axes, at most five names a line and no wider than the figure; over it the title."""
     handles = list(handles)
-    axes.legend(
-        handles=handles, title=title or None, loc="lower left", bbox_to_anchor=(-0.01, 0.99), frameon=False,
-        ncols=min(5, len(handles)), alignment="left", borderpad=0.1, borderaxespad=0, handlelength=1,
-        handletextpad=0.4, columnspacing=1.2,
-    )  # fmt: skip
+    for columns in range(min(5, len(handles)), 0, -1):
+        legend = axes.legend(
+            handles=handles, title=title or None, loc="lower left", bbox_to_anchor=(-0.01, 0.99),
+            frameon=False, ncols=columns, alignment="left", borderpad=0.1, borderaxespad=0, handlelength=1,
+            handletextpad=0.4, columnspacing=1.2,
+        )  # fmt: skip
+        axes.figure.draw_without_rendering()
+        if legend.get_window_extent().x1 <= axes.figure.bbox.x1:
+            break
 
 
 def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:

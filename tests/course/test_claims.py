@@ -92,9 +92,9 @@ def test_every_picture_of_the_talks_slide_on_infinigen_is_spoken_of():
     took = {
         name: int(ms) for name, ms in re.findall(r"(\w+):budget=0.1 \d+ of (\d+) ms", shown("07", "recorded"))
     }
-    assert took["infinigen"] > 2 * took["topk"]
+    assert took["infinigen"] > took["topk"]
     talk = told(TALK)
-    assert "its step takes more than twice as long as top-k's" in talk and "first two layers" in talk
+    assert "its step takes longer than top-k's" in talk and "first two layers" in talk
     assert "Here InfiniGen loses: two of its eight layers" in told(ROOT / "notebooks/07_infinigen.ipynb")
 
 
