@@ -9,8 +9,6 @@ from transformers import DynamicCache
 
 import kvlab
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 STEPS = 8
 
 

@@ -12,8 +12,6 @@ from tiny import prompt, refused, tiny
 import kvlab
 from kvlab.keep import H2O
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_fork_equals_separate_prompts(spec):

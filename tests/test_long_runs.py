@@ -12,8 +12,6 @@ from tiny import EACH, prompt, tiny
 
 import kvlab
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 
 def test_a_cache_remembers_no_computation():
     """Without `no_grad` a pass builds a graph; no part of it stays in the cache, which can be copied."""

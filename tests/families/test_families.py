@@ -28,8 +28,6 @@ from families.table import (
 from kvlab.models import EMBEDDED, LISTED, blocks_of, query_of
 from kvlab.twin import outputs
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
 found = cache(find)  # a row is worked out once
 

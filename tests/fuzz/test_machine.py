@@ -5,8 +5,6 @@ from fuzz.machine import ACTIONS, METHODS, cases, met, run, table
 
 import kvlab.methods
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 
 @pytest.fixture(autouse=True, scope="module")
 def graphs(tmp_path_factory):

@@ -20,8 +20,6 @@ from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float8, Growing, Int, Kivi, Rotated, Static
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 packed = importlib.import_module("kvlab.kernels.attend")
 
 FITTING = {

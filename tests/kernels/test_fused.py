@@ -14,8 +14,6 @@ from kvlab.measure.timeline import record
 from kvlab.place import Host
 from kvlab.store import Exact, Float8, Growing, Int, Paged, Static
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 HEAD = 32
 FORMS = {
     "full": Exact(),

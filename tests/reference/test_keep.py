@@ -20,8 +20,6 @@ from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 MIXED = (1,) * 17 + (5,) + (1,) * 9 + (2,) + (1,) * 7  # passes of several tokens among the steps
 
 

@@ -15,8 +15,6 @@ from kvlab.reference.store import groups
 from kvlab.store import Exact, Float8, Growing, Int, Static
 from kvlab.store.int import AXES, DTYPES
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 
 @pytest.mark.parametrize("axis, group", AXIS_GROUP)
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -20,8 +20,6 @@ from eval.tasks import corpus
 from eval.tasks.words import EVAL_NAMES, NAMES
 from kvlab.cache import KVCache
 
-pytestmark = pytest.mark.no_cover  # counting lines costs most here, and they are counted in other tests
-
 FETCHED = "3"  # STATE.fetched in session.js
 METHODS = ("full", "int4", "int2", "sinks", "h2o", "snapkv", "topk", "infinigen")
 PICK = """({ids: found.ids, context: found.context, answer: found.answer,
