@@ -116,7 +116,7 @@ def breakdown(rows):
     left = dict.fromkeys(names, 0.0)
     for part in parts:
         width = [values[f"{system}: {part}"] for system in names]
-        colour, hatch = plots.SPANS[part]
+        colour, hatch, _ = plots.SPANS[part]
         axes.barh(names, width, left=list(left.values()), color=colour, hatch=hatch, edgecolor=plots.INK,
                   linewidth=0.4, label=part)  # fmt: skip
         left = {system: left[system] + w for system, w in zip(names, width, strict=True)}
