@@ -156,15 +156,15 @@ def work(measurements: list[Measurement], command: str) -> int:
     from kvlab.scratch import set_up
 
     set_up()
-    split = any(getattr(one, "tp", False) for one in measurements)
-    if "TORCHELASTIC_RUN_ID" in os.environ and not split and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    shared = any(getattr(one, "tp", False) for one in measurements)
+    if "TORCHELASTIC_RUN_ID" in os.environ and not shared and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise Problem("torchrun started several processes, each of which would make all cells: add --tp")
     for measurement in measurements:
         measurement.check()
     last = measurements[-1]
     store = Store(last.folder, lambda line: show.line(line))
     show = Show(store.out, store.home.at(LOG))
-    if split and int(os.environ.get("RANK", 0)):
+    if shared and int(os.environ.get("RANK", 0)):
         return follow(measurements, store, show)
     store.prepare()
     if not isinstance(last, Report | Merge):

@@ -22,10 +22,8 @@ from .visibility import CAUSAL, Visibility, own_positions
 
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
-LONG, WATCHED_BLOCK = (
-    1024,
-    64,
-)  # tokens from which weights of a block leave a CPU's cache; queries that do not
+LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
+WATCHED_BLOCK = 64  # queries whose weights stay there
 
 
 def kvlab_attention(

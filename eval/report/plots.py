@@ -21,6 +21,7 @@ from kvlab.plots import GRID, INK, SETTINGS, apart, style
 
 from ..core.files import write_file
 
+FEW = 3  # points whose names have room beside them
 NOBODY = {"Software": None}  # so that a picture is the same bytes every time
 
 
@@ -66,7 +67,7 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     zero = least / 3  # where "nothing" is drawn, left of all others
     left, right = math.log(zero / 1.8), math.log(most * 1.5)
     bottom = max(0.0, math.floor(min(p["accuracy"] for p in points) * 10 - 0.5) / 10)
-    top = min(1.02, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
+    top = min(1.06, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
     labels = []
     for p in points:
         colour, marker, _ = style(p["method"])
@@ -92,6 +93,12 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     axes.set_xlabel(f"{what}, share of what the full cache holds")
     axes.set_ylabel("mean accuracy over the tasks")
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    if len(labels) <= FEW:
+        for x, y, name in labels:
+            axes.annotate(
+                name, (x, y), xytext=(9, -5), textcoords="offset points", va="top", parse_math=False
+            )
+        return figure
     label_above(
         axes,
         [

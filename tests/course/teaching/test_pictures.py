@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from itertools import pairwise
 
 import matplotlib.colors
 import pytest
 import torch
+from PIL import Image
 
 from course.teaching import pictures
 from kvlab import plots
@@ -100,6 +102,18 @@ def test_show_prints_its_sentence_and_wants_one(capsys):
     assert capsys.readouterr().out == "The figure: two bars.\n"
     with pytest.raises(ValueError, match="sentence"):
         pictures.show(plots.canvas()[0], "  ")
+
+
+def test_a_colour_of_one_marker_is_kept():
+    """Few colours are stored, and the most frequent ones alone would turn int4's green into blue."""
+    axes = plots.canvas()[1][0]
+    for place, method in enumerate(("full", "int4", "h2o")):
+        axes.plot(place, 0, plots.style(method)[1], color=plots.style(method)[0])
+    drawn = Image.open(io.BytesIO(pictures._png(axes.figure))).convert("RGB")
+    found = [colour for _, colour in drawn.getcolors()]
+    for method in ("full", "int4", "h2o"):
+        wanted = [int(plots.style(method)[0][at : at + 2], 16) for at in (1, 3, 5)]
+        assert min(max(abs(a - b) for a, b in zip(one, wanted, strict=True)) for one in found) <= 8
 
 
 def test_the_same_figure_gives_the_same_bytes():
