@@ -11,6 +11,8 @@ from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
 from kvlab.place import Host, InfiniGen, ModelledLink, OnDemand, TopK
 from kvlab.store import Growing, Paged
 
+pytestmark = pytest.mark.uncounted
+
 # A store that rounds is left out: there a chunk attends to the chunks before it as they are stored.
 SPECS = [spec for spec in NEUTRAL + LOSSY if spec != "recompute" and not rounds(spec)]
 

@@ -9,6 +9,8 @@ from transformers import DynamicCache
 
 import kvlab
 
+pytestmark = pytest.mark.uncounted
+
 STEPS = 8
 
 

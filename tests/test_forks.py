@@ -12,6 +12,8 @@ from tiny import prompt, refused, tiny
 import kvlab
 from kvlab.keep import H2O
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.mark.parametrize("spec", EVERY)
 def test_fork_equals_separate_prompts(spec):

@@ -28,6 +28,8 @@ from families.table import (
 from kvlab.models import EMBEDDED, LISTED, blocks_of, query_of
 from kvlab.twin import outputs
 
+pytestmark = pytest.mark.uncounted
+
 LATENT = ("DeepSeek-V2", "DeepSeek-V3")
 found = cache(find)  # a row is worked out once
 

@@ -5,6 +5,8 @@ from fuzz.machine import ACTIONS, METHODS, cases, met, run, table
 
 import kvlab.methods
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.fixture(autouse=True, scope="module")
 def graphs(tmp_path_factory):

@@ -20,6 +20,8 @@ from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float8, Growing, Int, Kivi, Rotated, Static
 
+pytestmark = pytest.mark.uncounted
+
 packed = importlib.import_module("kvlab.kernels.attend")
 
 FITTING = {

@@ -20,6 +20,8 @@ from kvlab import attention, kernels
 from kvlab.kernels import attend, cpu
 from kvlab.store import Float8, Growing, Int
 
+pytestmark = pytest.mark.uncounted
+
 HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
 LENGTHS = (1, 2, 3, 5, 9, 11, 17)  # in blocks of 4 and splits of 8 tokens

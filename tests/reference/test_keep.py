@@ -20,6 +20,8 @@ from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
 
+pytestmark = pytest.mark.uncounted
+
 MIXED = (1,) * 17 + (5,) + (1,) * 9 + (2,) + (1,) * 7  # passes of several tokens among the steps
 
 

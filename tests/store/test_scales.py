@@ -15,6 +15,8 @@ from kvlab.reference.store import groups
 from kvlab.store import Exact, Float8, Growing, Int, Static
 from kvlab.store.int import AXES, DTYPES
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.mark.parametrize("axis, group", AXIS_GROUP)
 @pytest.mark.parametrize("symmetric", [True, False])

@@ -17,6 +17,8 @@ import torch
 
 from course.teaching.check.exercise import CORRECT, EXERCISES, INCORRECT, Choice
 
+pytestmark = pytest.mark.uncounted
+
 # The body of a function with the exercise's own parameters.
 RIGHT = {
     "generate": [
