@@ -51,7 +51,7 @@ def test_equals_transformers(family, spec):
     assert torch.allclose(trace.logprobs, logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec, family", in_turn(NEUTRAL + LOSSY, 3))
+@pytest.mark.parametrize("spec, family", in_turn(NEUTRAL + LOSSY, 2))
 def test_padded_batch_equals_each_row_alone(spec, family):
     # Coarse formats turn a difference in the last digit of fp32 into a whole step of theirs, so those are
     # compared where the last digit is far away.
