@@ -11,15 +11,19 @@ from collections import Counter
 from collections.abc import Iterator
 
 import torch
-from numba.core import event
 
-COMPILING = event.TimingListener()
-event.register("numba:compile", COMPILING)
+try:
+    from numba.core import event
+except ImportError:  # a workshop's kit leaves numba out, and then nothing is compiled
+    COMPILING = None
+else:
+    COMPILING = event.TimingListener()
+    event.register("numba:compile", COMPILING)
 
 
 def compiled() -> float:
     """Seconds that numba has compiled in this process so far."""
-    return COMPILING.duration if COMPILING.done else 0.0
+    return COMPILING.duration if COMPILING and COMPILING.done else 0.0
 
 
 class Clock:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from types import SimpleNamespace
 
 import numba
@@ -109,6 +111,16 @@ def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, mo
             "prefill_seconds": 100 * len(passes),
             "together": 3,
         }
+
+
+def test_the_clock_goes_without_numba_as_in_a_workshops_kit(monkeypatch):
+    monkeypatch.setitem(sys.modules, "numba", None)
+    for name in [name for name in sys.modules if name.startswith("numba.")]:
+        monkeypatch.delitem(sys.modules, name)
+    spec = importlib.util.spec_from_file_location("clock_without_numba", clock.__file__)
+    without = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(without)
+    assert without.compiled() == 0 and without.Clock().prepared == 0
 
 
 def test_what_is_compiled_once_is_nobodys_time(monkeypatch):
