@@ -1,7 +1,8 @@
 """Drawings: the one that each chapter opens with, as SVG; `python -m course drawings` writes them.
 
 Boxes, arrows and rows of tokens in the colours of `kvlab.plots`: orange is computed now, blue is kept, grey
-is gone, yellow is on the host, vermillion is fetched, and no box of another kind has one of these colours.
+is gone, yellow is on the host, vermillion is fetched, and no box of another kind has one of these colours. A
+box that names methods has their colour, made pale.
 They have a light ground of their own, so that a dark page shows them as they are. Letters are of 15 points
 and more: a slide shows a drawing 1,184 pixels wide, and there they are 24 pixels high.
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 from html import escape
 from pathlib import Path
 
-from kvlab.plots import BLUE, GREEN, GREY, GRID, INK, ORANGE, SKY, VERMILLION, YELLOW
+from kvlab.plots import BLUE, GREEN, GREY, GRID, INK, ORANGE, PURPLE, SKY, VERMILLION, YELLOW
 
 WIDTH = 720
+PALE = {GREEN: "#cfe8dd", SKY: "#d3e9f8", VERMILLION: "#f8d9c6", PURPLE: "#f3dde9"}  # of a box of methods
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"
 
 
@@ -121,7 +123,7 @@ def contract() -> Drawing:
     d.box(448, 42, 226, 115, "weights 16.1 GB", fill="#d5d8dd")  # 7.16 points a GB
     d.box(448, 157, 226, 112, fill=BLUE)
     d.text(561, 188, "cache 15.7 GB", anchor="middle", colour="#ffffff")
-    d.line(430, 212, 692, 212, colour=VERMILLION, wide=2.5, dashed=True)
+    d.line(430, 212, 692, 212, wide=2.5, dashed=True)
     d.height = 284
     return d
 
@@ -201,7 +203,7 @@ def quantization() -> Drawing:
             x = 60 + 600 * value * scale
             d.shapes.append(f'<circle cx="{x:g}" cy="{y}" r="5" fill="{SKY}" stroke="{INK}"/>')
         if row:
-            d.shapes.append(f'<circle cx="658" cy="{y}" r="6" fill="{VERMILLION}" stroke="{INK}"/>')
+            d.shapes.append(f'<circle cx="658" cy="{y}" r="6" fill="{INK}" stroke="{INK}"/>')
     d.text(60, 100, "four bits: sixteen levels between the smallest and the largest", size=15)
     d.text(60, 194, "three levels are left for fourteen numbers", size=15)
     return d
@@ -285,7 +287,7 @@ def eviction() -> Drawing:
     d.text(40 + 30 * 10 + 12, 146, "clause 17", anchor="middle", size=15, bold=True)
     d.line(40 + 30 * 8, 130, 40 + 30 * 13 - 6, 130, colour=GREY)
     d.box(440, 178, 240, 32, "What does clause 17 say?")
-    d.arrow(440, 192, 366, 154, colour=VERMILLION, wide=2)
+    d.arrow(440, 192, 366, 154, wide=2)
     d.text(60, 200, "The question comes later.", size=15)
     return d
 
@@ -351,9 +353,9 @@ def compare() -> Drawing:
         "have to support.",
     )
     for n, (name, told, fill) in enumerate((
-        ("Keep", "which tokens stay?", "#f6d5c3"),
-        ("Store", "in what form?", "#cfe8dd"),
-        ("Place", "where?", "#d3e6f5"),
+        ("Keep", "which tokens stay?", PALE[GREEN]),
+        ("Store", "in what form?", PALE[SKY]),
+        ("Place", "where?", PALE[VERMILLION]),
     )):  # fmt: skip
         y = 30 + 56 * n
         d.box(30, y, 226, 42, fill=fill)
@@ -392,10 +394,10 @@ def after() -> Drawing:
         for column in range(len(columns)):
             d.box(left + wide * column + 3, y + 3, wide - 6, high - 6, edge=GRID)
     held = {
-        (0, 0): (("int4, turned", "TurboQuant", "KVQuant"), "#cfe8dd"),
-        (1, 0): (("KVzip", "KeyDiff", "LagKV"), "#f6d5c3"),
-        (1, 1): (("SnapKV", "H2O, TOVA", "PyramidKV"), "#f6d5c3"),
-        (2, 2): (("top-k, Quest", "InfiniGen", "ShadowKV"), "#d3e6f5"),
+        (0, 0): (("int4, turned", "TurboQuant", "KVQuant"), PALE[SKY]),
+        (1, 0): (("KVzip", "KeyDiff", "LagKV"), PALE[PURPLE]),
+        (1, 1): (("SnapKV", "H2O, TOVA", "PyramidKV"), PALE[GREEN]),
+        (2, 2): (("top-k, Quest", "InfiniGen", "ShadowKV"), PALE[VERMILLION]),
         (3, 0): (("GQA, MLA:", "the model was", "made that way"), "#eeeeee"),
     }
     for (column, row), (names, fill) in held.items():

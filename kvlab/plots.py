@@ -1,7 +1,10 @@
 """One visual language for the course and the reports: how each method looks, bars, and timelines.
 
-Okabe-Ito colours, which colour-blind readers tell apart: orange computes, blue is held, vermillion comes over
-the link, yellow goes to the host or lies there. Letters have one size: in a figure that is at most 8.8 inches
+A colour of Okabe and Ito, which colour-blind readers tell apart, means the same thing of a token and of a
+method: blue is held as it is, sky blue rounded, orange computed now, vermillion comes over the link, yellow
+lies on the host. A method has the colour of what it does to a token. The two that are left, green and purple,
+are the methods that throw tokens away: green asks who attended to them, purple does not. What is neither a
+token nor a method has none of these colours. Letters have one size: in a figure that is at most 8.8 inches
 wide and 3.4 high they are 24 pixels high on a slide. Figures are made without pyplot, and the same call draws
 the same figure in a notebook, on a page or in a test.
 """
@@ -21,51 +24,52 @@ INK, GRID = "#1f2328", "#c9ced6"
 BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE, GREY = (
     "#0072B2", "#56B4E9", "#009E73", "#F0E442", "#E69F00", "#D55E00", "#CC79A7", "#7a7f87",
 )  # fmt: skip
+OCHRE = "#a89c00"  # yellow, dark enough for a line on white
 
-# Methods: (colour, marker, line).
+# Methods: (colour, marker, line). The colour says what becomes of a token; marker and line tell them apart.
 STYLE = {
     "full": (BLUE, "o", "-"),
-    "recompute": ("#7f7f7f", "X", ":"),
-    "static": (SKY, "s", "--"),
-    "padded": (ORANGE, "X", "--"),
-    "paged": (SKY, "P", ":"),
-    "int8": (GREEN, "^", "-"),
-    "int4": (GREEN, "v", "--"),
-    "int5": (GREEN, "p", "-."),
-    "int2": (GREEN, "D", ":"),
-    "mixed": (GREEN, "8", "-."),
-    "nvfp4": ("#005f43", "s", "-"),
-    "mxfp4": ("#005f43", "^", "--"),
-    "turboquant": ("#005f43", "*", "-."),
-    "kvquant": ("#005f43", "h", ":"),
-    "kivi4": ("#5f8f00", "s", "--"),
-    "kivi2": ("#5f8f00", "X", ":"),
-    "fp8": ("#5f8f00", "D", "-."),
-    "sinks": (ORANGE, "P", "-"),
-    "h2o": (VERMILLION, "h", "-"),
-    "d2o": (VERMILLION, "D", "--"),
-    "topk": (PURPLE, "*", "-"),
-    "infinigen": ("#9a4f96", "p", "--"),
-    "infinigen+int4": ("#9a4f96", "v", ":"),
-    "quest": ("#44aa99", "p", "-"),
-    "quest+int8": ("#44aa99", "^", "--"),
-    "shadowkv": ("#44aa99", "D", "-."),
-    "snapkv": (YELLOW, "P", "--"),
-    "pyramidkv": (YELLOW, "^", ":"),
-    "tova": (ORANGE, "X", "-."),
-    "adakv": (YELLOW, "D", "-"),
-    "kvzip": ("#332288", "*", "-"),
-    "keydiff": ("#882255", "v", "-"),
-    "keynorm": ("#882255", "<", "--"),
-    "lagkv": ("#882255", ">", "-."),
-    "expected": ("#332288", "d", "-"),
-    "rkv": ("#332288", "X", "--"),
-    "random": (GREY, "x", ":"),
-    "offload": (SKY, "o", "-"),
-    "offload+int4": (SKY, "v", "--"),
-    "offload+h2o": (SKY, "h", "-."),
-    "uvm": ("#4d4d4d", "s", "-"),
-    "uvm+h2o": ("#4d4d4d", "h", "--"),
+    "static": (BLUE, "s", "--"),
+    "padded": (BLUE, "X", "--"),
+    "paged": (BLUE, "P", ":"),
+    "recompute": (ORANGE, "X", ":"),
+    "int8": (SKY, "^", "-"),
+    "int4": (SKY, "v", "--"),
+    "int5": (SKY, "p", "-."),
+    "int2": (SKY, "D", ":"),
+    "mixed": (SKY, "8", "-."),
+    "fp8": (SKY, "d", "-."),
+    "nvfp4": (SKY, "P", "-"),
+    "mxfp4": (SKY, "h", "--"),
+    "turboquant": (SKY, "*", "-."),
+    "kvquant": (SKY, "H", ":"),
+    "kivi4": (SKY, "s", "--"),
+    "kivi2": (SKY, "X", ":"),
+    "h2o": (GREEN, "h", "-"),
+    "d2o": (GREEN, "D", "--"),
+    "snapkv": (GREEN, "P", "--"),
+    "pyramidkv": (GREEN, "^", ":"),
+    "tova": (GREEN, "X", "-."),
+    "adakv": (GREEN, "d", "-"),
+    "rkv": (GREEN, "v", "--"),
+    "sinks": (PURPLE, "P", "-"),
+    "keydiff": (PURPLE, "v", "-"),
+    "keynorm": (PURPLE, "<", "--"),
+    "lagkv": (PURPLE, ">", "-."),
+    "kvzip": (PURPLE, "*", "-"),
+    "expected": (PURPLE, "d", "--"),
+    "random": (PURPLE, "x", ":"),
+    "offload": (OCHRE, "o", "-"),
+    "offload+int4": (OCHRE, "v", "--"),
+    "offload+h2o": (OCHRE, "h", "-."),
+    "uvm": (OCHRE, "s", "-"),
+    "uvm+h2o": (OCHRE, "H", "--"),
+    "topk": (VERMILLION, "*", "-"),
+    "infinigen": (VERMILLION, "p", "--"),
+    "infinigen+int4": (VERMILLION, "v", ":"),
+    "quest": (VERMILLION, "d", "-"),
+    "quest+int8": (VERMILLION, "^", "--"),
+    "shadowkv": (VERMILLION, "D", "-."),
     "hf-dynamic": (GREY, "<", "-"),
     "hf-static": (GREY, ">", "--"),
     "hf-quantized": (GREY, "d", "-."),
@@ -73,7 +77,7 @@ STYLE = {
     "hf-hqq": (GREY, "H", ":"),
 }
 # What is no method: colours that no method and no state of a token has.
-OTHERS = [(INK, "8", "-"), ("#8c564b", "H", "--"), ("#5b7083", "P", "-."), ("#6b6b00", "D", ":")]
+OTHERS = [(INK, "8", "-"), ("#8c564b", "H", "--"), ("#5b7083", "P", "-."), ("#6a51a3", "D", ":")]
 LETTERS = 13  # points
 SETTINGS = {
     "svg.hashsalt": "kvlab",
@@ -134,9 +138,8 @@ def tiers(machines: dict, marks: dict[str, float], *, title: str = "") -> Figure
     """Memories by how much they hold and how fast they give it: machine -> name -> `arithmetic.Tier`, a line
     for each machine; marks: label -> bytes, a dotted line each. Returns the figure."""
     axes = canvas(8.8, 4.6)[1][0]
-    looks = [(BLUE, "o", "-"), (VERMILLION, "s", "--"), (GREEN, "^", ":")]
     with matplotlib.rc_context(SETTINGS):
-        for (machine, memories), (colour, marker, line) in zip(machines.items(), looks, strict=False):
+        for (machine, memories), (colour, marker, line) in zip(machines.items(), OTHERS, strict=False):
             sizes, speeds = zip(*((one.size, one.bandwidth) for one in memories.values()), strict=True)
             axes.plot(sizes, speeds, color=colour, marker=marker, ls=line, lw=1, label=machine)
             for name, one in memories.items():
@@ -160,13 +163,13 @@ def splits(weights: list[list[float]], shares: list[float], *, title: str = "") 
     softmax that lies on each split. Returns the figure.
     """
     alone, together = canvas(7.2, 3.6, heights=(1, 1))[1]
-    looks = [(BLUE, ""), (ORANGE, "///"), (GREEN, "..."), (PURPLE, "xxx")]
+    looks = ("", "///", "...", "xxx")
     with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
         start = 0
         for number, (own, share) in enumerate(zip(weights, shares, strict=True)):
             places = range(start, start + len(own))
-            colour, hatch = looks[number % len(looks)]
-            drawn = {"color": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.4}
+            hatch = looks[number % len(looks)]
+            drawn = {"color": "#d5d8dd", "hatch": hatch, "edgecolor": INK, "linewidth": 0.4}
             alone.bar(places, own, **drawn)
             together.bar(places, [share * weight for weight in own], **drawn)
             middle = start + (len(own) - 1) / 2
@@ -187,9 +190,8 @@ def to_the_end(curves: dict[str, list[tuple[float, float]]], *, x: str, y: str, 
     """Curves that end where something is used up: label -> points (x, y), the last of each marked with its
     numbers. Returns the figure."""
     axes = canvas(8.4, 3.4)[1][0]
-    looks = [(BLUE, "o", "-"), (GREEN, "^", "--"), (VERMILLION, "s", ":")]
     with matplotlib.rc_context(SETTINGS):
-        for (label, points), (colour, marker, line) in zip(curves.items(), looks, strict=False):
+        for (label, points), (colour, marker, line) in zip(curves.items(), OTHERS, strict=False):
             places, values = zip(*points, strict=True)
             axes.plot(places, values, color=colour, ls=line, label=label)
             axes.plot(places[-1], values[-1], color=colour, marker=marker, ls="")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import matplotlib.colors
 import pytest
 
-from kvlab import plots
+from kvlab import methods, plots
 from kvlab.arithmetic import Tier
 from kvlab.measure.timeline import Span, Timeline
+from kvlab.place import OnDemand, Whole
 
 
 def test_bars_take_the_methods_colours():
@@ -63,9 +64,58 @@ def test_what_moves_and_what_computes_has_the_colour_of_a_tokens_state():
     assert plots.SPANS["write"][0] == pictures.STATES[pictures.HOST].colour
 
 
-def test_what_is_no_method_has_no_methods_colour():
+def becomes(name: str) -> int:
+    """What a method does to a token, as a state of `course.teaching.pictures`."""
+    from course.teaching import pictures
+
+    if name == "recompute":
+        return pictures.COMPUTED
+    method = methods.METHODS[name]
+    if method.family == methods.HOST:
+        fetch = getattr(method.policies()["place"], "fetch", None)
+        return pictures.HOST if isinstance(fetch, Whole | OnDemand) else pictures.FETCHED
+    states = {methods.WHOLE: pictures.KEPT, methods.ROUNDED: pictures.QUANTIZED}
+    return states.get(method.family, pictures.EVICTED)
+
+
+@pytest.mark.parametrize("name", sorted(methods.METHODS))
+def test_a_colour_means_the_same_of_a_token_and_of_a_method(name):
+    """A method has the colour of what it does to a token; green and purple throw tokens away."""
+    from course.teaching import pictures
+
+    state = becomes(name)
+    allowed = {pictures.EVICTED: {plots.GREEN, plots.PURPLE}, pictures.HOST: {plots.OCHRE}}
+    assert plots.style(name)[0] in allowed.get(state, {pictures.STATES[state].colour})
+
+
+def test_what_evicts_has_no_tokens_colour_and_ochre_is_the_yellow_of_the_host():
+    from course.teaching import pictures
+
+    tokens = {state.colour for state in pictures.STATES}
+    assert not tokens & {plots.GREEN, plots.PURPLE, plots.OCHRE}
+    hue = lambda colour: matplotlib.colors.rgb_to_hsv(matplotlib.colors.to_rgb(colour))[0]
+    assert hue(plots.OCHRE) == pytest.approx(hue(pictures.STATES[pictures.HOST].colour), abs=0.01)
+
+
+def test_no_two_methods_look_the_same():
+    looks = [(colour, marker) for colour, marker, _ in plots.STYLE.values()]
+    assert len(set(looks)) == len(looks)
+
+
+def test_what_is_neither_a_method_nor_a_token_has_no_colour_of_theirs():
+    from course.teaching import pictures
+
     taken = {colour.upper() for colour, _, _ in plots.STYLE.values()}
+    taken |= {state.colour.upper() for state in pictures.STATES}
     assert not taken & {colour.upper() for colour, _, _ in plots.OTHERS}
+    machines = {"one": {"HBM": Tier(1e10, 1e11)}, "two": {"DRAM": Tier(1e11, 1e10)}}
+    drawn = [
+        *plots.tiers(machines, {}).axes[0].lines,
+        *plots.to_the_end({"16": [(1, 5.0)], "8": [(1, 6.0)]}, x="rows", y="t/s").axes[0].lines,
+        *plots.splits([[0.5], [1.0]], [0.25, 0.75]).axes[0].patches,
+    ]
+    colours = [one.get_facecolor() if hasattr(one, "get_facecolor") else one.get_color() for one in drawn]
+    assert not taken & {matplotlib.colors.to_hex(colour).upper() for colour in colours}
 
 
 def test_memories_are_drawn_by_size_and_speed():

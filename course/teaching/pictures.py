@@ -22,7 +22,6 @@ from torch import Tensor
 from kvlab.arithmetic import kv_bytes_per_token, padded_buffer_bytes, padded_copied_bytes
 from kvlab.plots import (
     BLUE,
-    GREEN,
     GRID,
     INK,
     LETTERS,
@@ -223,7 +222,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
     with matplotlib.rc_context(SETTINGS):
         for name, shared, colour, line in (
             ("an allocation per head", 1, BLUE, "-"),
-            (f"{heads} heads share one", heads, VERMILLION, "--"),
+            (f"{heads} heads share one", heads, INK, "--"),
         ):
             xs, ys = zip(*(at(extra, shared) for extra in extras), strict=True)
             axes.plot(xs, ys, color=colour, ls=line, label=f"compromise, {name}")
@@ -233,7 +232,7 @@ def buffers(shape, length: int, *, bits: float = 16, extras=None, title: str = "
                 axes.plot(x, y, marker, color=colour, ms=7, mec=INK, mew=0.5, label=label)
         ring = kv_bytes_per_token(shape, bits) * 1e3 / 1e9  # one row per token, once it is full
         x = padded_buffer_bytes(shape, length, 1, bits) / 1e9
-        axes.plot(x, ring, "*", color=GREEN, ms=10, mec=INK, mew=0.5, label="ring (takes an index)")
+        axes.plot(x, ring, "*", color=OTHERS[1][0], ms=10, mec=INK, mew=0.5, label="ring (takes an index)")
         axes.set_yscale("log")
         axes.grid(True)
         axes.set_axisbelow(True)
