@@ -53,16 +53,17 @@ def fetch(arguments: argparse.Namespace) -> int:
 
 def methods(arguments: argparse.Namespace) -> int:
     """Print the table of named methods, by family."""
-    from .methods import METHODS
+    from .finding import METHODS, PROFILED
 
+    known = [*METHODS.values(), *PROFILED.values()]
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("method", no_wrap=True)
     table.add_column("parameters", no_wrap=True)
     table.add_column("what it does", ratio=1)
-    for family in dict.fromkeys(method.family for method in METHODS.values()):
+    for family in dict.fromkeys(method.family for method in known):
         table.add_section()
         table.add_row(f"[bold]{family}[/]")
-        for method in METHODS.values():
+        for method in known:
             if method.family == family:
                 paper = f" [dim]{method.paper}.[/]" if method.paper else ""
                 table.add_row(method.name, parameters(method), escape(method.summary) + paper)

@@ -7,22 +7,21 @@ are made.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import importlib
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 
+from .finding import METHODS, find, method
 from .keep import (
     H2O,
     RKV,
     TOVA,
     AdaKV,
+    Duo,
     ExpectedAttention,
     Keep,
     KeyDiff,
     KeyNorm,
+    KVzap,
     KVzip,
     LagKV,
     Pool,
@@ -32,7 +31,7 @@ from .keep import (
     SnapKV,
 )
 from .parameters import check_one_of
-from .place import Device, Fetch, Host, InfiniGen, OnDemand, Quest, ShadowKV, TopK, Whole
+from .place import Fetch, Host, InfiniGen, OnDemand, Quest, ShadowKV, TopK, Whole
 from .store import (
     Codebook,
     Exact,
@@ -55,38 +54,6 @@ WHOLE = "every token, exact"
 ROUNDED = "every token, rounded"
 CHOSEN = "some tokens, the rest dropped"
 HOST = "every token, on the host"
-OWN = "of your own"
-
-
-@dataclass(frozen=True)
-class Method:
-    """A named method: `policies(**parameters)` returns the keep, store and place of a `KVCache`."""
-
-    name: str
-    summary: str
-    policies: Callable[..., dict]
-    family: str = OWN
-    paper: str = ""  # authors and year, as in docs/sources.md; empty where nobody in particular
-
-    @property
-    def parameters(self) -> dict[str, object]:
-        """Parameter names and their defaults."""
-        signature = inspect.signature(self.policies).parameters.values()
-        return {parameter.name: parameter.default for parameter in signature}
-
-
-METHODS: dict[str, Method] = {}
-
-
-def method(name: str, family: str = OWN, paper: str = ""):
-    """Decorator: enter a function `(**parameters) -> {"keep": ..., "store": ..., "place": ...}` into
-    METHODS under `name`. Its docstring is the one-sentence summary."""
-
-    def enter(policies):
-        METHODS[name] = Method(name, " ".join((policies.__doc__ or "").split()), policies, family, paper)
-        return policies
-
-    return enter
 
 
 def keeping(policies):
@@ -376,6 +343,20 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
     return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
+@method("duo", CHOSEN, "Xiao et al. 2024")
+def _duo(profile=None, heads=0.5, every=None):
+    """Every token in heads that look far back, first and recent ones in others; python -m recipes.duo trains
+    which."""
+    return {"keep": Duo(profile, heads, every)}
+
+
+@method("kvzap", CHOSEN, "Jégou and Jeblick 2026")
+def _kvzap(profile=None, threshold=None, recent=None, every=None):
+    """What kvzip would keep, as guessed from a token's key and value; python -m recipes.kvzap calibrates the
+    guess."""
+    return {"keep": KVzap(profile, threshold, recent, every)}
+
+
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
     """The policies of a method on the host."""
     place = {"store": Growing(form), "place": Host(fetch, link, missed)}
@@ -458,48 +439,3 @@ def _shadowkv(budget=0.2, rank=0.156, chunk=8, outliers=0.05, recent=4):
 FIRST_WAVE = (
     "full", "recompute", "static", "int8", "int4", "fp8", "sinks", "h2o", "topk", "infinigen",
 )  # fmt: skip
-
-
-def find(name: str) -> Method:
-    """The method of a name in METHODS, or of `module.Class`.
-
-    Raises ValueError, naming the nearest known names.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    if "." in name:
-        return _import(name)
-    raise ValueError(f"unknown method {name!r}{nearest(name, METHODS)}; known: {', '.join(METHODS)}")
-
-
-def _import(path: str) -> Method:
-    """`module.Class` as a method of its own."""
-    module, _, attribute = path.rpartition(".")
-    try:
-        policy = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"method {path!r}: {error}") from error
-    kinds = (
-        (Keep, "keep"),
-        (Fetch, "fetch"),
-        (Device, "place"),
-        (Growing, "store"),
-        (Exact, "store"),
-    )
-    role = next((role for kind, role in kinds if inspect.isclass(policy) and issubclass(policy, kind)), None)
-    if role is None:
-        raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
-
-    def policies(**parameters):
-        made = policy(**parameters)
-        return {"place": Host(made)} if role == "fetch" else {role: made}
-
-    policies.__signature__ = inspect.signature(policy)
-    summary = (inspect.getdoc(policy) or "").split("\n")[0]
-    return Method(path, summary, policies)
-
-
-def nearest(name: str, known) -> str:
-    """The known names that are most like one that is not, as the end of a sentence."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return f", did you mean {' or '.join(near)}?" if near else ""

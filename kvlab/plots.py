@@ -58,6 +58,8 @@ STYLE = {
     "lagkv": (PURPLE, ">", "-."),
     "kvzip": (PURPLE, "*", "-"),
     "expected": (PURPLE, "d", "--"),
+    "duo": (PURPLE, "s", "-."),
+    "kvzap": (PURPLE, "H", ":"),
     "random": (PURPLE, "x", ":"),
     "offload": (OCHRE, "o", "-"),
     "offload+int4": (OCHRE, "v", "--"),

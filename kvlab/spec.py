@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .methods import Method, find, nearest
+from .finding import Method, find, nearest
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Spec:
 def parse(spec: str | Spec) -> Spec:
     """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is handed back.
 
-    The name is one of METHODS, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
+    The name is one of the table's, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
     Raises ValueError, naming the nearest known names, for anything unknown or malformed.
     """
     if isinstance(spec, Spec):

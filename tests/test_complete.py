@@ -8,7 +8,7 @@ import pytest
 from tiny import ELSEWHERE, SETTINGS, policies, rounds
 
 from kvlab import keep, place, plots, store
-from kvlab.methods import METHODS
+from kvlab.finding import METHODS, PROFILED
 from kvlab.place import Host
 from kvlab.policy import Policy
 from kvlab.store import Exact, Growing
@@ -40,6 +40,15 @@ def test_every_method_is_in_every_list(name):
     if not re.search(rf'"{re.escape(name)}[:,"]', defined):
         missing.append("the comparisons in tests/reference (with a definition in kvlab/reference)")
     assert not missing, f"{name} is missing in {'; '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", PROFILED)
+def test_a_method_that_wants_a_profile_is_in_the_lists_of_people(name):
+    """Those of code go through every method with its defaults, for which it has none."""
+    assert f"| `{name}` |" in text("README.md") and name in plots.STYLE
+    assert f"| `{name}` | `keep/{name}.py`" in text("docs/architecture.md")
+    assert (ROOT / f"tests/keep/test_{name}.py").is_file() and (ROOT / f"recipes/{name}.py").is_file()
+    assert f"def {name}(" in text("kvlab/reference/keep.py")
 
 
 def files(part) -> list[str]:

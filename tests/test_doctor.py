@@ -314,11 +314,11 @@ def test_command_line(monkeypatch, capsys, tmp_path):
 
 
 def test_methods_command_lists_every_method(capsys):
-    from kvlab import METHODS
+    from kvlab.finding import METHODS, PROFILED
 
     assert cli.main(["methods"]) == 0
     out = capsys.readouterr().out
-    for name in METHODS:
+    for name in METHODS | PROFILED:
         assert re.search(rf"(^|\s){re.escape(name)}\s", out, re.M), name
 
 

@@ -7,7 +7,8 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.methods import CHOSEN, HOST, METHODS, ROUNDED, WHOLE
+from kvlab.finding import METHODS, PROFILED
+from kvlab.methods import CHOSEN, HOST, ROUNDED, WHOLE
 from kvlab.spec import parse
 
 
@@ -18,9 +19,17 @@ def test_the_table():
         assert all(not isinstance(default, type) for default in entry.parameters.values())
 
 
+@pytest.mark.parametrize("name", PROFILED)
+def test_a_method_that_wants_a_profile_says_in_one_line_what_makes_one(name):
+    for given in ("", ":profile=none", ":profile=1"):
+        with pytest.raises(ValueError, match=rf"profile=.*; python -m recipes\.{name} makes one$"):
+            kvlab.make_cache(tiny("llama"), name + given)
+    assert f"python -m recipes.{name}" in PROFILED[name].summary and name not in METHODS
+
+
 def test_every_method_has_a_family_and_its_paper_stands_among_the_sources():
     sources = (Path(__file__).parents[1] / "docs" / "sources.md").read_text(encoding="utf-8")
-    for entry in METHODS.values():
+    for entry in (METHODS | PROFILED).values():
         assert entry.family in (WHOLE, ROUNDED, CHOSEN, HOST), entry.name
         for paper in filter(None, entry.paper.split(", ")):
             assert f"| {paper} |" in sources, entry.name

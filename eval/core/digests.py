@@ -56,29 +56,31 @@ def code_digest(*makers: str, root: Path = ROOT) -> str:
 
 def method_digest(spec) -> str:
     """Of the code that a method's `Spec` stands for, kvlab's own or the user's: its entry, the classes that
-    the entry names, and all that these import from the project or from beside themselves.
+    the entry names, and all that these import from the project or from beside themselves; and of the profile
+    that it is given.
 
     Raises Problem for a user's module that loads what only a run can name.
     """
-    from kvlab.methods import METHODS
+    from kvlab.finding import METHODS, PROFILED
     from kvlab.spec import parse
 
-    if spec.name in METHODS:
+    profile = [digest([spec.parameters["profile"]])] if "profile" in spec.parameters else []
+    if spec.name in METHODS | PROFILED:
         names, texts = _entry(spec.method.policies)
         for other in {**spec.method.parameters, **spec.parameters}.values():
             if isinstance(other, str) and other in METHODS:  # it stands on another method
                 texts.append(method_digest(parse(other)))
-        return _digest_of(spec.method.policies.__module__, names, texts)
+        return _digest_of(spec.method.policies.__module__, names, texts + profile)
     module, _, name = spec.name.rpartition(".")  # `my_module.MyKeep`
     if reached(module, roots=roots_of(module)):
-        return _digest_of(module, [spec.name], [])
+        return _digest_of(module, [spec.name], profile)
     return _digest_of(module, *_entry(getattr(sys.modules[module], name)))
 
 
 @cache
 def methods_digest() -> str:
     """Of all methods that kvlab has, for a study that uses some of them."""
-    from kvlab.methods import METHODS
+    from kvlab.finding import METHODS
 
     entries = [_entry(m.policies) for m in METHODS.values() if m.policies.__module__ == "kvlab.methods"]
     names, texts = ([one for found in entries for one in found[part]] for part in (0, 1))

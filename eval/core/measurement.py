@@ -232,10 +232,10 @@ class OfMethods(OnModel):
 
     def check(self) -> None:
         super().check()
-        from kvlab.methods import METHODS
+        from kvlab.finding import METHODS, PROFILED
 
         for spec in self.specs:
-            if spec.name in METHODS:  # values that no model could take
+            if spec.name in METHODS | PROFILED:  # values that no model could take
                 try:
                     spec.method.policies(**spec.parameters)
                 except (TypeError, ValueError) as error:

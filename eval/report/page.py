@@ -8,7 +8,7 @@ from pathlib import Path
 
 import jinja2
 
-import kvlab
+from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
 from ..accuracy.agreement import DECODED, PROMPT
@@ -102,7 +102,8 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
     )  # fmt: skip
     environment.filters["share"] = share
     environment.filters["small"] = small
-    summaries = {name: method.summary for name, method in kvlab.METHODS.items()} | BASELINES
+    named = METHODS | PROFILED
+    summaries = {name: method.summary for name, method in named.items()} | BASELINES
     return environment.get_template("report.html.j2").render(
         boards=found,
         columns=COLUMNS,

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-import kvlab
+from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
@@ -147,7 +147,7 @@ def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Bo
         found.setdefault(cell["model"], Board(cell["model"])).cells.append(cell)
     for board in found.values():
         board.left_out = (left_out or {}).get(board.model, "")
-        known = [*kvlab.METHODS, *BASELINES]
+        known = [*METHODS, *PROFILED, *BASELINES]
         board.methods = order((c["method"] for c in board.cells), known)
         scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c["metrics"]]
         board.tasks = order((c["task"] for c in scored if c["task"] != AGREEMENT), LOCAL)

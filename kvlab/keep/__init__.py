@@ -7,6 +7,7 @@ from .expected import ExpectedAttention
 from .h2o import H2O
 from .keydiff import KeyDiff
 from .keynorm import KeyNorm
+from .kvzap import KVzap
 from .kvzip import KVzip
 from .lagkv import LagKV
 from .pool import Pool
@@ -18,6 +19,6 @@ from .snapkv import SnapKV
 from .tova import TOVA
 
 __all__ = [
-    "H2O", "RKV", "TOVA", "AdaKV", "Duo", "ExpectedAttention", "KVzip", "Keep", "KeepAll", "KeyDiff",
-    "KeyNorm", "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+    "H2O", "RKV", "TOVA", "AdaKV", "Duo", "ExpectedAttention", "KVzap", "KVzip", "Keep", "KeepAll",
+    "KeyDiff", "KeyNorm", "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..calibrate.profile import check, read
 from ..parameters import check_number
-from .base import Keep, KeepState
+from .base import Keep, KeepState, in_order
 
 KIND = "duo"
 
@@ -82,12 +82,8 @@ class Duo(Keep):
         if not bool(due.any()):
             return None
         stays |= held & ~due[:, None, None]
-        counts = stays.sum(-1)
-        state.longest = counts.amax(-1).tolist()
-        slots, most = positions.shape[2], max(state.longest)
-        chosen = torch.where(stays, torch.arange(slots, device=positions.device), slots)
-        chosen = chosen.sort(dim=-1).values[..., :most]
-        return chosen.masked_fill(chosen == slots, -1)
+        state.longest = stays.sum(-1).amax(-1).tolist()
+        return in_order(stays)
 
 
 class DuoState(KeepState):

@@ -342,3 +342,35 @@ def duo(held: list[int], retrieves: bool, first: int, recent: int) -> list[int]:
     """DuoAttention (Xiao et al. 2024, section 3.3): a head that retrieves holds every token, another one the
     first ones and the newest. held: positions."""
     return [p for p in held if retrieves or p < first or p > max(held) - recent]
+
+
+def kvzap(held: list[int], guess, before: int, threshold: float, recent: int) -> list[int]:
+    """KVzap (Jegou and Jeblick 2026, section 3): tokens behind the newest `recent` ones are judged, once.
+
+    held: positions in one head. guess(position) -> what the surrogate says of a token (`surrogate`). before:
+    tokens of the text that have been judged.
+    """
+    judged = range(before, max(held) + 1 - recent)
+    return [p for p in held if p not in judged or guess(p) >= threshold]
+
+
+def surrogate(
+    keys: Tensor, values: Tensor, position: int, frequencies: list[float], weight: Tensor, bias: float
+) -> float:
+    """What a linear model guesses of a token's score in one KV head, from the token's keys after RoPE and
+    values in all of them, `[kv_heads, head_dim]`. weight `[kv_heads * 2 * head_dim]`."""
+    turn = rotation(position, frequencies, keys.shape[1])
+    numbers = [x for key, value in zip(keys, values, strict=True) for x in (*(turn.T @ key), *value)]
+    return math.exp(sum(w * x for w, x in zip(weight.tolist(), map(float, numbers), strict=True)) + bias)
+
+
+def ridge(rows: Tensor, targets: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
+    """Ridge regression: (weight `[numbers]`, bias) with the least sum of (target - weight x - bias)^2 over
+    the rows x `[n, numbers]`, + penalty * |weight|^2, for which more rows stand. targets `[n]`."""
+    size = rows.shape[1]
+    more = torch.cat([penalty**0.5 * torch.eye(size), torch.zeros(size, 1)], 1).to(rows)
+    extended = torch.cat([torch.cat([rows, torch.ones_like(rows[:, :1])], 1), more])
+    found = torch.linalg.lstsq(extended, torch.cat([targets, targets.new_zeros(size)])[:, None]).solution[
+        :, 0
+    ]
+    return found[:-1], found[-1]

@@ -15,6 +15,7 @@ from eval.__main__ import KINDS, main
 from eval.core import digests
 from eval.core.digests import code_digest, method_digest
 from eval.core.modules import APART, OUTSIDE, Root, imports, reached
+from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,9 +43,9 @@ def outside(module: str, names=OUTSIDE) -> bool:
 
 
 def methods_modules() -> set[str]:
-    """What the entries of the table of methods lead to, and keeps that need a file of one's own."""
-    entries = (digests._entry(method.policies)[0] for method in kvlab.METHODS.values())
-    return set(reached(*(name for names in entries for name in names), "kvlab.keep.Duo"))
+    """What the entries of the table of methods lead to."""
+    entries = (digests._entry(method.policies)[0] for method in (METHODS | PROFILED).values())
+    return set(reached(*(name for names in entries for name in names)))
 
 
 @pytest.mark.parametrize("maker", MAKERS)
@@ -90,6 +91,17 @@ def test_a_method_stands_on_its_own_classes(method):
 def test_a_method_that_names_others_stands_on_them():
     of = {text: method_digest(parse(text)) for text in ("mixed", "mixed:k=nvfp4", "mixed:v=int8")}
     assert len(set(of.values())) == 3
+
+
+def test_a_method_stands_on_its_profile(tmp_path):
+    """The file's content, by the table's name and by the class's."""
+    file = tmp_path / "profile"
+    file.write_text("one")
+    specs = [parse(f"{name}:profile={file}") for name in ("duo", "kvzap", "kvlab.keep.Duo")]
+    before = [method_digest(spec) for spec in specs]
+    assert before == [method_digest(spec) for spec in specs] and len({*before[:2]}) == 2
+    file.write_text("other")
+    assert not {*before} & {method_digest(spec) for spec in specs}
 
 
 def project(tmp_path, **files: str) -> Path:

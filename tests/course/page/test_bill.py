@@ -14,9 +14,9 @@ from live import SEED
 import kvlab
 from course.page import recipes
 from kvlab import cli
+from kvlab.finding import Method
 from kvlab.keep import Keep
 from kvlab.methods import METHODS as METHODS_OF_KVLAB
-from kvlab.methods import Method
 
 
 def test_the_bill_is_kvlabs(opened):

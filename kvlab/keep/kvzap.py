@@ -1,0 +1,126 @@
+"""KVzap: guess from its key and value what KVzip would say of a token (Jégou and Jeblick 2026, arXiv
+2601.07891)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..calibrate.profile import check, read
+from ..gather import gather_slots
+from ..models import rotations_of
+from ..parameters import check_number, check_whole
+from ..ranks import all_heads, own_heads
+from .base import Keep, KeepState, by_row, in_order
+
+KIND = "kvzap"
+
+
+class KVzap(Keep):
+    """KVzip's scores without KVzip's second reading: a linear model of every layer guesses them from what the
+    layer makes of a token, when it is written. What scores too little goes, also while decoding.
+
+    Definition: x is what a layer holds of a token: the keys before RoPE and the values of all its KV heads
+    side by side. The log of the token's score in KV head h is guessed as w_h x + b_h. When `recent` newer
+    tokens have come, a token goes from the heads in which the guess is below log(threshold); it is judged
+    once. There is no budget: heads, layers and texts hold as much as they are judged to need, in a `Ragged`
+    store. The numbers w and b are calibrated: `python -m recipes.kvzap` makes a profile of a model by ridge
+    regression to its KVzip scores.
+
+    profile: file of a profile of this model. threshold: a weight between 0 and 1, below which a score is too
+    little; 0 keeps all. recent: newest tokens that are not judged. None for either: the profile's, which let
+    a stated share of its texts stay. every: judge each time that so many are due (None: at every pass).
+    Deviations: the paper's linear model reads the layer's input, which no cache sees; ours the keys and
+    values that the layer makes of it. It also has a network of two layers, which guesses better; ours is
+    linear only. The scores are KVzip's weights; the paper's are these, multiplied by the norm of what a value
+    adds to the output and divided by that of the input. recent is 128 there, more than many a prompt here
+    holds. While a prompt is read all of it is attended to, as in kvpress, the authors' code.
+    ValueError for a profile of another model, and for models without RoPE.
+    State: `judged`, for each row how many of its tokens have been.
+    """
+
+    ragged = True
+
+    def __init__(
+        self,
+        profile: str,
+        threshold: float | None = None,
+        recent: int | None = None,
+        every: int | None = None,
+    ):
+        super().__init__(1, every=every)
+        if not isinstance(profile, str):
+            raise ValueError(
+                f"profile={profile!r}: expected the file of a calibration; python -m recipes.kvzap makes one"
+            )
+        if threshold is not None:
+            check_number("threshold", threshold, lambda x: 0 <= x <= 1, "a weight between 0 and 1")
+        if recent is not None:
+            check_whole("recent", recent, 1)
+        found = read(profile, KIND)
+        self.profile, self.made_for = found.path, found.model
+        self.threshold = found.about["threshold"] if threshold is None else threshold
+        self.recent = found.about["recent"] if recent is None else recent
+        self.weight, self.bias = (found.tensors[name].numpy() for name in ("weight", "bias"))
+
+    @property
+    def evicts(self) -> bool:
+        return self.threshold != 0
+
+    def start(self, layer) -> KeepState:
+        if layer.order == 0:
+            check(self.profile, self.made_for, layer.model)
+        state = KVzapState(self)
+        state.rotation = rotations_of(layer.model)[layer.order]
+        state.weight, state.bias = (torch.from_numpy(x[layer.order]) for x in (self.weight, self.bias))
+        return state
+
+    def by_rule(self, layer) -> Tensor:
+        positions = layer.slot_positions
+        return positions >= by_row([length - self.recent for length in layer.lengths], positions)
+
+    def choose(self, layer) -> Tensor | None:
+        state, positions = layer.state, layer.slot_positions
+        state.limits = state.longest = layer.rows_held
+        before = state.judged or [0] * len(layer.lengths)
+        least = 1 if layer.in_prompt else self.every or 1
+        now = [max(length - self.recent, 0) for length in layer.lengths]
+        now = [end if end - at >= least else at for at, end in zip(before, now, strict=True)]
+        if now == before:
+            return None
+        state.judged = now
+        due = (positions >= by_row(before, positions)) & (positions < by_row(now, positions))
+        asked = in_order(due)  # [batch, kv_heads, n]: no head has let go of any of these
+        low = (self.guesses(layer, asked) < math.log(self.threshold)) & (asked >= 0)
+        gone = torch.zeros_like(torch.cat([due, due[..., :1]], -1))  # the last one for what is not there
+        gone.scatter_(2, asked.masked_fill(~low, due.shape[2]), True)
+        stays = (positions >= 0) & ~gone[..., :-1]
+        state.longest = stays.sum(-1).amax(-1).tolist()
+        return in_order(stays)
+
+    def guesses(self, layer, slots: Tensor) -> Tensor:
+        """Guessed logs of the scores of these slots `[batch, kv_heads, n]`, whose tokens are the same in all
+        heads, same shape, fp64."""
+        state, positions = layer.state, gather_slots(layer.slot_positions, slots)
+        keys, values = (gather_slots(x, slots) for x in layer.store.read(slots.device))
+        if state.rotation is not None:
+            keys = state.rotation.undo(keys, positions)
+        weight, bias = (x.to(slots.device, torch.float64) for x in (state.weight, state.bias))
+        guessed = features(all_heads(layer, keys), all_heads(layer, values)).double() @ weight.T + bias
+        return own_heads(layer, guessed.transpose(1, 2))
+
+
+def features(keys: Tensor, values: Tensor) -> Tensor:
+    """What a layer holds of a token: keys before RoPE and values `[batch, kv_heads, n, head_dim]`, side by
+    side, head after head, `[batch, n, kv_heads * 2 * head_dim]`."""
+    return torch.cat([keys, values], -1).transpose(1, 2).flatten(2)
+
+
+class KVzapState(KeepState):
+    """See `KVzap`. rotation: how the layer rotates; weight `[kv_heads, numbers]`, bias `[kv_heads]`: of its
+    linear model, of all processes' heads."""
+
+    per_row = (*KeepState.per_row, "judged")
+    shared = ("rotation", "weight", "bias")

@@ -1,0 +1,190 @@
+"""KVzap beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
+
+import pytest
+import torch
+from reference.driven import Driven, check
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.calibrate import profile
+from kvlab.keep import KVzap
+from kvlab.models import ModelShape, rotations_of
+from kvlab.reference import keep
+
+RECENT = 5
+
+
+@pytest.fixture()
+def made(tmp_path):
+    """made(model) -> the file of a profile whose linear models were drawn at random: about half of the tokens
+    are guessed to score less than its threshold."""
+
+    def make(model, **about):
+        shape, draw = ModelShape.of(model), torch.Generator().manual_seed(3)
+        numbers = shape.kv_heads * 2 * shape.head_dim
+        weight = torch.randn(shape.layers, shape.kv_heads, numbers, generator=draw) * 0.3
+        bias = torch.randn(shape.layers, shape.kv_heads, generator=draw) * 0.3 - 2
+        file = tmp_path / f"{profile.model_digest(model)}.safetensors"
+        about = {"threshold": 0.135, "recent": RECENT} | about
+        profile.write(file, "kvzap", model, {"weight": weight, "bias": bias}, **about)
+        return str(file)
+
+    return make
+
+
+def fed(model, policy, ids, mask=None, steps=6, store=None):
+    """(cache, logits after the prompt and every step)."""
+    cache = kvlab.KVCache(model, keep=policy, store=store)
+    stepper = kvlab.Stepper(model, cache)
+    found = [stepper.feed(ids, mask, last=True)]
+    found += [stepper.feed(prompt(1, rows=len(ids), seed=step), last=True) for step in range(steps)]
+    return cache, torch.stack(found, 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "phi"])
+@pytest.mark.parametrize("given", [{"threshold": 0}, {"recent": 100}])
+def test_equivalence(family, given, made):
+    """Nothing scores too little, or nothing is judged: the full cache."""
+    model = tiny(family)
+    _, wanted = fed(model, None, prompt(20))
+    cache, found = fed(model, KVzap(made(model), **given), prompt(20))
+    assert torch.allclose(found, wanted, atol=1e-4)
+    assert all(layer.rows_held == [26] for layer in cache.layers)
+
+
+@pytest.mark.parametrize("every", [None, 4])
+@pytest.mark.parametrize("sizes, head_dim, group", [((33, 7), 20, 3), ((40,), 14, 1), ((3, 4, 9), 20, 3)])
+def test_definition(sizes, head_dim, group, every, made):
+    """Held tokens and outputs after every pass, in grouped queries of odd sizes, padded."""
+    passes = (1,) * 9 + (4,) + (1,) * 8
+    given = {"sizes": sizes, "passes": passes, "head_dim": head_dim, "group": group}
+    model = Driven(**given).model
+    policy = KVzap(made(model), every=every)
+    (rotation,), weight, bias = rotations_of(model), policy.weight[0], policy.bias[0]
+    frequencies = rotation.frequencies.double().tolist()
+
+    def start(row):
+        judged = 0
+
+        def guess(head):
+            return lambda p: keep.surrogate(
+                row.keys[:, p].double(), row.values[:, p].double(), p, frequencies,
+                torch.from_numpy(weight[head]).double(), float(bias[head]),
+            )  # fmt: skip
+
+        def held_after(new, present, attended):
+            nonlocal judged
+            due = new[-1] + 1 - RECENT - judged
+            if due < (1 if new[0] == 0 else every or 1):
+                return present
+            before, judged = judged, judged + due
+            rule = before, policy.threshold, RECENT
+            return [keep.kvzap(mine, guess(head), *rule) for head, mine in enumerate(present)]
+
+        return held_after
+
+    run = Driven({"keep": policy}, **given).run()
+    check(run, start)
+    kept = [len(head) for row in run.seen[-1][0].kept for head in row]
+    assert RECENT < min(kept) and max(kept) < max(sizes) + sum(passes) and len({*kept}) > 1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@torch.no_grad()
+def test_padding(family, made):
+    """A padded batch holds and says what each prompt does alone."""
+    model = tiny(family, dtype=torch.float64)
+    policy, prompts = KVzap(made(model)), [prompt(size, seed=size) for size in (30, 4, 17)]
+    cache, found = fed(model, policy, *left_padded(prompts))
+    for row, one in enumerate(prompts):
+        stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=policy))
+        mine = [stepper.feed(one, last=True)]
+        mine += [stepper.feed(prompt(1, rows=3, seed=s)[row : row + 1], last=True) for s in range(6)]
+        assert torch.allclose(found[row], torch.cat(mine), atol=1e-6)
+        for layer, other in zip(cache.layers, stepper.cache.layers, strict=True):
+            for head in range(layer.kv_heads):
+                own, alone = layer.positions[row, head], other.positions[0, head]
+                assert own[own >= 0].tolist() == alone[alone >= 0].tolist()
+
+
+def test_a_prompt_in_pieces_is_judged_when_it_has_ended(made):
+    model, ids = tiny("llama"), prompt(30)
+    cache, _ = fed(model, KVzap(made(model)), ids, steps=0)
+    pieces = kvlab.KVCache(model, keep=KVzap(made(model)))
+    kvlab.Stepper(model, pieces).feed(ids, chunk=7)
+    for layer, other in zip(cache.layers, pieces.layers, strict=True):
+        assert torch.equal(layer.positions, other.positions)
+        assert layer.keep.judged == [25]
+
+
+def test_window(made):
+    """In a layer with a sliding window, what it still sees is judged."""
+    model = tiny("mistral", sliding_window=12)
+    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=3)
+    held = [head[head >= 0].tolist() for layer in cache.layers for head in layer.positions[0]]
+    assert all(mine[-RECENT:] == [38, 39, 40, 41, 42] and mine[0] >= 32 for mine in held)
+    assert len({len(mine) for mine in held}) > 1
+
+
+def test_bytes(made):
+    """What the heads hold adds up in the storages, and the table and what is judged beside it."""
+    model = tiny("llama")
+    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=0)
+    held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
+    left = [part for layer in cache.layers for part in (*layer.store.left.keys, *layer.store.left.values)]
+    assert sum(part.untyped_storage().nbytes() for part in left) == held * 2 * 8 * 4
+    assert RECENT * 8 < held < 40 * 8
+    assert cache.stats().scored == pytest.approx(1 - RECENT * 8 / held, abs=0.1)
+
+
+def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
+    """Each head holds what the definition says of the decoded keys and values."""
+    model = tiny("llama", num_hidden_layers=1)
+    (rotation,), ids = rotations_of(model), prompt(30)
+    all_of_it, policy = (KVzap(made(model), threshold) for threshold in (0, None))
+    rounded = kvlab.store.Ragged(kvlab.store.Int(4))
+    whole, _ = fed(model, all_of_it, ids, steps=0, store=rounded)
+    keys, values = (x[0].double() for x in whole.layers[0].store.read("cpu"))
+    weight, frequencies = torch.from_numpy(policy.weight[0]).double(), rotation.frequencies.tolist()
+    cache, _ = fed(model, policy, ids, steps=0, store=rounded)
+    for head, held in enumerate(cache.layers[0].positions[0]):
+        about = frequencies, weight[head], float(policy.bias[0][head])
+        guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)
+        wanted = keep.kvzap([*range(30)], guess, 0, policy.threshold, RECENT)
+        assert held[held >= 0].tolist() == wanted and len(wanted) < 30
+
+
+def test_forks_and_crops(made):
+    model = tiny("llama")
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=KVzap(made(model))))
+    stepper.feed(prompt(30))
+    stepper.fork(torch.zeros(3, dtype=torch.long))
+    logits = stepper.feed(prompt(1).expand(3, 1), last=True)
+    assert torch.allclose(logits, logits[:1].expand(3, -1), atol=1e-6)
+    assert stepper.cache.layers[0].keep.judged == [26] * 3
+    with pytest.raises(ValueError, match="has evicted tokens"):
+        stepper.cache.crop(-1)
+
+
+def test_bad_input(made, tmp_path):
+    model, other = tiny("llama"), tiny("qwen2")
+    file = made(model)
+    for threshold in (-0.1, 1.5, "much"):
+        with pytest.raises(ValueError, match=r"threshold=.*: expected a weight between 0 and 1"):
+            KVzap(file, threshold)
+    with pytest.raises(ValueError, match="recent=0: expected a whole number of at least 1"):
+        KVzap(file, recent=0)
+    with pytest.raises(ValueError, match=r"profile=None: .*python -m recipes\.kvzap makes one$"):
+        kvlab.make_cache(model, "kvzap")
+    with pytest.raises(ValueError, match="was made for a model"):
+        kvlab.KVCache(other, keep=KVzap(file))
+    with pytest.raises(ValueError, match=r"profile=.*nowhere"):
+        KVzap(str(tmp_path / "nowhere"))
+    profile.write(tmp_path / "else", "duo", model, {"gates": torch.zeros(1)})
+    with pytest.raises(ValueError, match="expected a profile of kind 'kvzap'"):
+        KVzap(str(tmp_path / "else"))
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        kvlab.KVCache(tiny("gpt2"), keep=KVzap(made(tiny("gpt2"))))
+    for wrong in ({"place": kvlab.place.Host()}, {"store": kvlab.store.Static()}):
+        with pytest.raises(ValueError, match="heads"):
+            kvlab.KVCache(model, keep=KVzap(file), **wrong)
