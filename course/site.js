@@ -13,6 +13,17 @@ function reach() {
 addEventListener("load", reach);
 addEventListener("resize", reach);
 
+// A figure's letters are small on a phone: a tap opens the figure by itself, to be drawn larger by hand.
+addEventListener("DOMContentLoaded", () => {
+  for (const figure of document.querySelectorAll("article img")) {
+    if (figure.closest("a")) continue;
+    const link = document.createElement("a");
+    link.href = figure.src;
+    figure.replaceWith(link);
+    link.append(figure);
+  }
+});
+
 // The live page is dark when the page around it is; all else that its reader has chosen stays.
 addEventListener("DOMContentLoaded", () => {
   const live = document.querySelector("iframe.live"), page = document.documentElement;

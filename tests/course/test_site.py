@@ -181,6 +181,18 @@ def test_every_line_of_columns_has_a_rule_of_its_own_width():
                 assert max(map(len, cell.source.splitlines())) <= int(code.removeprefix("code-"))
 
 
+def test_a_figure_opens_by_itself_where_a_page_is_too_narrow_for_its_letters(browser, tmp_path):
+    page = tmp_path / "page.html"
+    script = (site.ROOT / "course" / "site.js").read_text()
+    page.write_text(
+        "<article><img src='a.png' alt='one'><a href='b.html'><img src='b.png' alt='two'></a></article>"
+        f"<script>DOCUMENTATION_OPTIONS = {{}}; {script}</script>"
+    )
+    browser.open(page.as_uri())
+    links = "[...document.querySelectorAll('img')].map(i => i.parentElement.getAttribute('href'))"
+    assert browser.run(links) == [(tmp_path / "a.png").as_uri(), "b.html"]
+
+
 # The built site.
 
 
