@@ -85,7 +85,7 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     axes.set_ylim(bottom, top)
     steps = (1,) if most / least > 20 else (1, 2, 5)
     ticks = [m * 10.0**e for e in range(-6, 3) for m in steps]
-    ticks = [t for t in ticks if zero * 1.5 <= t < most * 1.5]
+    ticks = [t for t in ticks if zero * 2 <= t < most * 1.5]
     axes.set_xticks([zero, *ticks], ["0", *(f"{100 * t:g} %" for t in ticks)])
     axes.minorticks_off()
     axes.grid(True)
