@@ -3,7 +3,7 @@
 
 import torch
 
-from course.teaching.check.answer import plain
+from course.teaching.check.answer import plain, same
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. SnapKV: the end of the prompt chooses.
@@ -19,6 +19,7 @@ def _keep(
     later=_later,
     scale=lambda d: d**-0.5,
     weigh=lambda scores: scores.softmax(-1),
+    hidden=-torch.inf,
     together=lambda weights: weights.sum(1),
     outside=lambda seen, window: seen[:, :-window],
     best=lambda seen, count: seen.topk(count).indices,
@@ -32,7 +33,7 @@ def _keep(
         tokens = k.shape[1]
         asking = asked(q, window)
         scores = asking @ k.mT * scale(k.shape[-1])  # [heads, window, tokens]
-        weights = weigh(scores.masked_fill(later(asking.shape[1], tokens), -torch.inf))
+        weights = weigh(scores.masked_fill(later(asking.shape[1], tokens), hidden))
         seen = outside(together(weights), window)  # [heads, tokens - window]
         chosen = best(seen, count(budget, window))
         return give(torch.cat([chosen, newest(tokens, window).expand(len(k), -1)], dim=1), tokens)
@@ -52,13 +53,14 @@ def _row_by_row(one, other):
 
 
 def _prompts():
-    draw = torch.Generator().manual_seed(15)
+    draw = torch.Generator().manual_seed(81)  # each wrong mask is seen in one of the first three
 
     def made(heads, tokens, d, window, budget):
         k = torch.randn(heads, tokens, d, generator=draw)
         q = torch.randn(heads, tokens, d, generator=draw) * 2
         q[:, -1] += k[:, 3]  # the last query looks for token 3
         q[:, -window:-1] += 2 * k[:, -1:]  # the others would look at what they may not see yet
+        q[:, -window::2] += k[:, -window::2]  # and every second one at itself
         return q, k, window, budget
 
     return [
@@ -88,6 +90,12 @@ snapkv = Exercise(
         "the mask forgets that the window stands at the end: its first query may look at all tokens before it": _keep(
             later=lambda window, tokens: torch.ones(window, tokens).triu(1).bool(),
             weigh=lambda scores: scores.softmax(-1).nan_to_num(),
+        ),
+        "the mask hides a token from itself: each query of the window sees everything up to its own token": _keep(
+            later=lambda window, tokens: torch.ones(window, tokens).triu(tokens - window).bool()
+        ),
+        "what a query may not look at gets -inf before the softmax; 0 is a score like any other": _keep(
+            hidden=0.0
         ),
         "raw scores are added up; a softmax says which part of a query's attention a token gets": _keep(
             weigh=lambda scores: scores.masked_fill(scores.isinf(), 0.0)
@@ -245,6 +253,11 @@ add_up = Exercise(
     "every query gives away a weight of 1, and now none of it is lost",
     given=_frozen,
     signs={
+        "all held tokens grow by the same; each sum grows by what its own token received": (
+            lambda r, so_far, received: same(
+                r[..., : so_far.shape[-1]] - so_far, (r[..., :1] - so_far[..., :1]).expand_as(so_far)
+            )
+        ),
         "the sums have another total: every query gives away a weight of 1, no more and no less": (
             lambda r, so_far, received: (
                 abs(float(r.sum() - received.sum() - (0 if so_far is None else so_far.sum()))) > 1e-3

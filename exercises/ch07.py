@@ -86,6 +86,12 @@ choose = Exercise(
         "the heads choose their columns together; each chooses its own": _chosen(
             take=lambda size, count: size.sum(0, keepdim=True).topk(count).indices
         ),
+        "the number of columns is rounded up; `part` of d is rounded, as round() does it": _chosen(
+            kept=lambda part, d: math.ceil(part * d)
+        ),
+        "the number of columns is cut off; `part` of d is rounded, as round() does it": _chosen(
+            kept=lambda part, d: int(part * d)
+        ),
         "the smallest columns are kept: those that may be left out": _chosen(
             take=lambda size, count: size.topk(count, largest=False).indices
         ),
@@ -125,6 +131,9 @@ choose = Exercise(
         ),
         "you rounded the mean down: a part of a token more is a token more": _chosen(
             count=lambda counts: math.floor(counts.mean().item())
+        ),
+        "one more than the mean, cut off: a mean that is whole gets a token too many; round it up": _chosen(
+            count=lambda counts: int(counts.mean().item()) + 1
         ),
         "the largest count of any head is taken; the rule takes the mean over the heads": _chosen(
             count=lambda counts: int(counts.max().item())

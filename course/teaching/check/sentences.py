@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .answer import plain, same, same_members
 
+FEW = 8  # numbers that a sentence shows as they are
 IN_PLACE = "your function changes its argument in place: what the caller holds is not the same any more"
 
 
@@ -144,11 +145,22 @@ def difference(cases, given, wanted, alike) -> str:
             return f"it returns {_what(one)}, expected {_what(other)}"
         if isinstance(other, Tensor) and one.shape != other.shape:
             return f"the result has shape {_shape(one)}, expected {_shape(other)}{_asked(case)}"
-        if isinstance(other, Tensor) and other.numel() > 20:
-            worst = (one.double() - other.double()).abs().max().item()
-            return f"case {number} of {len(cases)}: the largest difference is {worst:.3g}"
+        if isinstance(other, Tensor) and other.numel() > FEW:
+            return f"case {number} of {len(cases)}{_asked(case)}: {_first_wrong(one, other)}"
         return f"case {number} of {len(cases)}{_asked(case)}: got {_short(one)}, expected {_short(other)}"
     return "the results differ"
+
+
+def _first_wrong(one: Tensor, other: Tensor) -> str:
+    """Where a result is wrong first, and in how many places; all numbers would be a dump."""
+    wrong = ~torch.isclose(one.double(), other.double(), rtol=1e-5, atol=1e-5, equal_nan=True)
+    if not wrong.any():  # compared as sets or rankings
+        return "the numbers are right, their order is not"
+    place = tuple(wrong.nonzero()[0].tolist())
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} numbers are wrong, the first at {list(place)}: it is"
+        f" {_number(one[place].item())}, expected {_number(other[place].item())}"
+    )
 
 
 def _what(value) -> str:

@@ -292,6 +292,12 @@ WRONG = {
          "w = w.softmax(-1).sum(1)[:, :-window]\n"
          "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1).double()", "not floats"),
         ("q[:, -window:] @ k.mT", "returns nothing"),
+        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window).bool(), -torch.inf)\n"
+         "w = w.softmax(-1).sum(1)[:, :-window]\n"
+         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "hides a token from itself"),
+        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window + 1).bool(), 0)\n"
+         "w = w.softmax(-1).sum(1)[:, :-window]\n"
+         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "0 is a score like any other"),
     ],
     "step_seconds": [
         ("return sum(compute) + sum(transfer)", "take turns"),
@@ -312,6 +318,8 @@ WRONG = {
         ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.max() - alpha).sum(-1).float().mean()\n"
          "return s.topk(min(cap, math.ceil(n))).indices", "one maximum for all"),
         ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, int(n))).indices", "rounded the mean down"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(math.ceil(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "number of columns is rounded up"),
         ("c = queries.abs().sum(1).topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\n"
          "k = keys.gather(-1, c)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
         ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nreturn s.topk(cap).indices", "cap tokens are always fetched"),
@@ -398,6 +406,8 @@ WRONG = {
         ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nprint(out)", "returns nothing"),
         ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += 2 * so_far\nreturn out", "another total"),
         ("return received + so_far", "it stops with"),
+        ("if so_far is None:\n    return received\nheld = so_far.shape[-1]\n"
+         "return torch.cat([so_far + received[..., :held].mean(), received[..., held:]], -1)", "all held tokens grow by the same"),
     ],
     "schedule": [
         ("e = [('ask', 0)]\nfor i in range(layers):\n    e += [('wait', i), ('ask', i + 1), ('attend', i)]\nreturn e",

@@ -23,6 +23,7 @@ from course.teaching.check.exercise import (
     Exercise,
     Verdict,
 )
+from course.teaching.check.sentences import difference
 
 pytestmark = pytest.mark.uncounted
 
@@ -267,3 +268,12 @@ def test_where_tests_grow_an_answer_is_told_the_first_that_it_does_not_pass(name
 def test_every_chapter_has_an_exercise_whose_tests_grow():
     firsts = [one for name, one in FUNCTIONS.items() if one.grows]
     assert len(firsts) == 9
+
+
+def test_many_numbers_are_told_by_their_first_wrong_one_and_not_dumped():
+    case, wanted = (torch.ones(2, 6),), torch.arange(12.0).view(2, 6)
+    given = wanted.clone()
+    given[1, 2:4] = 0.5
+    told = difference([case], [given], [wanted], same)
+    said = "2 of 12 numbers are wrong, the first at [1, 2]: it is 0.5, expected 8"
+    assert told == f"case 1 of 1 for (tensor [2, 6]): {said}"
