@@ -102,6 +102,8 @@ def slide(cell, given: dict) -> Slide:
         heading, timer = heading or task[1], int(task[2])
     if kind == "title":
         heading = cell.source.splitlines()[0].removeprefix("# ")
+    if not heading:
+        raise ValueError("a slide needs a `title`")
     if kind == "picture":
         about = pictures(cell)[int(which or 1) - 1][1]
         words = words or [about["alt"]]

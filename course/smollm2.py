@@ -1,8 +1,8 @@
 """Measure what the chapters show of SmolLM2-135M: `python -m course smollm2 [STUDY ...]`, minutes each.
 
 Each study returns a caption, the names of its columns, and its rows. They are written to
-course/teaching/smollm2.json, with the model's revision, after each study. In a workshop's kit they are only
-shown: what is installed there stays as it came.
+course/teaching/smollm2.json after each study, with the package that the model came in and the digest of its
+files. In a workshop's kit they are only shown: what is installed there stays as it came.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from kvlab.bill import data as bill_data
 from kvlab.doctor import kit_folder
 from kvlab.measure.studies import read, similarity
 from kvlab.models import ModelShape, calibration_ids
+from kvlab.models.fetching import PACKAGES
 
 from .teaching.smollm2 import STORED, drawn
 
@@ -321,8 +322,10 @@ def measure(names: list[str]) -> None:
     torch.set_num_threads(1)
     model, tokenizer = kvlab.load("smollm2")
     kept = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
-    revision = model_digest("smollm2")
-    studies = kept.get("studies", {}) if kept.get("revision") == revision else {}
+    package = f"{PACKAGES['smollm2'].name} {PACKAGES['smollm2'].version}"
+    model_is = {"model": "SmolLM2-135M-Instruct", "package": package, "digest": model_digest("smollm2")}
+    same = all(kept.get(key) == value for key, value in model_is.items())
+    studies = kept.get("studies", {}) if same else {}
     for name in names or STUDIES:
         torch.manual_seed(0)
         with torch.no_grad():
@@ -330,7 +333,7 @@ def measure(names: list[str]) -> None:
         today = datetime.date.today().isoformat()
         studies[name] = {"caption": caption, "columns": columns, "rows": rows, "made": today}
         ordered = {study: studies[study] for study in STUDIES if study in studies}
-        made = {"model": "SmolLM2-135M-Instruct", "revision": revision, "studies": ordered}
+        made = {**model_is, "studies": ordered}
         if kit_folder() is None:
             STORED.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{name}: {caption}\n{drawn(columns, rows)}", flush=True)

@@ -16,7 +16,7 @@ STORED = Path(__file__).with_name("smollm2.json")
 
 @cache
 def stored() -> dict:
-    """What was measured: model, revision, machine, and under `studies` a caption, columns and rows each."""
+    """What was measured: model, package, digest, and under `studies` a caption, columns and rows each."""
     return json.loads(STORED.read_text(encoding="utf-8"))
 
 
@@ -34,8 +34,9 @@ def show(name: str) -> None:
     print(f"{stored()['model']}, {study['caption']}\n{drawn(study['columns'], table)}")
     here = "Here, on the course's command line (START.md)" if kit_folder() else "Here"
     print(
-        f"(Stored: revision {stored()['revision']}, {study['made']}. {here}: kvlab fetch smollm2,"
-        f" then python -m course smollm2 {name})"
+        f"(Weights of the Python package {stored()['package']}, rounded to 4 bits before we saw them; digest"
+        f" of the model's files: {stored()['digest']}.)\n"
+        f"(Stored {study['made']}. {here}: kvlab fetch smollm2, then python -m course smollm2 {name})"
     )
 
 

