@@ -92,7 +92,7 @@ def calibrate(model, documents: list[list[int]], share: float, recent: int, show
     of the tokens of documents that were not fitted is held, the newest `recent` of each among them."""
     shape = ModelShape.of(model)
     numbers = shape.kv_heads * (shape.head_dim + shape.value_dim)
-    fits = [Ridge(numbers, shape.kv_heads) for _ in range(shape.layers)]
+    fits = [Ridge(numbers, shape.kv_heads) for _ in rotations_of(model)]
     held_out = documents[::HELD_OUT]
     fitted = [document for index, document in enumerate(documents) if index % HELD_OUT]
     for order, x, y in heard(model, fitted):

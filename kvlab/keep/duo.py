@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..calibrate.profile import check, read
+from ..models.shape import is_latent
 from ..parameters import check_number
 from .base import Keep, KeepState, in_order
 
@@ -28,7 +29,7 @@ class Duo(Keep):
     Deviations: the paper's streaming heads hold 64 first and 256 recent tokens, which is more than most
     prompts here have: a profile may have other numbers. While a prompt is read all heads attend to all of
     it; in the paper, streaming heads do not.
-    ValueError for a profile of another model.
+    ValueError for a profile of another model, and for models that cache latents.
     """
 
     ragged = True
@@ -59,6 +60,8 @@ class Duo(Keep):
         return found.view_as(gates)
 
     def start(self, layer) -> KeepState:
+        if is_latent(layer.model):
+            raise ValueError("latents are cached: all heads share them, and none can hold fewer")
         if layer.order == 0:
             check(self.profile, self.made_for, layer.model)
         state, mine = DuoState(self), self.retrieves[layer.order]

@@ -1,7 +1,10 @@
 """DuoAttention beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
 
+import copy
+
 import pytest
 import torch
+from families.models import family
 from reference.driven import Driven, check
 from tiny import left_padded, prompt, tiny
 
@@ -164,6 +167,9 @@ def test_bad_input(made, tmp_path):
     profile.write(tmp_path / "else", "surrogate", model, {"gates": torch.zeros(1)})
     with pytest.raises(ValueError, match="expected a profile of kind 'duo'"):
         Duo(str(tmp_path / "else"))
+    with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
+        latent = kvlab.prepare(copy.deepcopy(family("DeepSeek-V3")))
+        kvlab.KVCache(latent, keep=Duo(made(latent)))
     for wrong in (
         {"keep": Duo(file), "place": kvlab.place.Host()},
         {"keep": Duo(file), "store": kvlab.store.Static()},

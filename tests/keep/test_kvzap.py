@@ -1,7 +1,10 @@
 """KVzap beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
 
+import copy
+
 import pytest
 import torch
+from families.models import family
 from reference.driven import Driven, check
 from tiny import left_padded, prompt, tiny
 
@@ -185,6 +188,9 @@ def test_bad_input(made, tmp_path):
         KVzap(str(tmp_path / "else"))
     with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
         kvlab.KVCache(tiny("gpt2"), keep=KVzap(made(tiny("gpt2"))))
+    with pytest.raises(ValueError, match=r"^DeepseekV3ForCausalLM caches latents"):
+        latent = kvlab.prepare(copy.deepcopy(family("DeepSeek-V3")))
+        kvlab.KVCache(latent, keep=KVzap(made(latent)))
     for wrong in ({"place": kvlab.place.Host()}, {"store": kvlab.store.Static()}):
         with pytest.raises(ValueError, match="heads"):
             kvlab.KVCache(model, keep=KVzap(file), **wrong)
