@@ -130,80 +130,88 @@ generate = Exercise(
     ),
 )
 
-# 2. The published decode formula, repaired.
+# 2. The planted bug: a mask for padded rows that hides the beginning of a text as it grows.
 
 
-def _decode_flops(b, held, h, l, V):
-    return l * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * V
+def _padding(lengths):
+    """Padding before each text, `[batch, 1]`: the longest one has none."""
+    return (lengths.max() - lengths)[:, None]
 
 
-def _published(b, held, h, l, V):
-    return l * (24 * b * h**2 + 4 * b * h + 4 * b * held) + 2 * b * h * V * h
+def _visible(lengths, total):
+    return torch.arange(total) >= _padding(lengths)
 
 
-def _flop_cases():
-    return [(1, 17, 32, 2, 96), (3, 100, 64, 4, 211), (2, 1, 16, 1, 50)]
+def _fading(lengths, total):
+    return torch.arange(total) >= (total - lengths)[:, None]
 
 
-decode_flops = Exercise(
-    "decode_flops",
-    _decode_flops,
-    _flop_cases,
+def _rows():
+    return [
+        (torch.tensor([3, 6, 5]), 6),
+        (torch.tensor([3, 6, 5]), 9),
+        (torch.tensor([4]), 7),
+        (torch.tensor([2, 7, 7, 1]), 12),
+    ]
+
+
+visible = Exercise(
+    "visible",
+    _visible,
+    _rows,
     {
-        "12h² numbers are the weights of a layer, and each is multiplied and added: 24bh², not 12": (
-            lambda b, held, h, l, V: l * (12 * b * h**2 + 4 * b * held * h) + 2 * b * h * V
+        "a row sees as many tokens as its prompt had, so for each new one its oldest goes: `total` grows": (
+            lambda lengths, total: _fading(lengths, total)
         ),
-        "the brackets after l are missing: every layer has both terms, not the first one alone": (
-            lambda b, held, h, l, V: l * 24 * b * h**2 + 4 * b * held * h + 2 * b * h * V
+        "the padding is visible: it says something to every row that is shorter": (
+            lambda lengths, total: torch.ones(len(lengths), total).bool()
         ),
-        "the brackets after l end too late or are missing: the logits come once, the rest in every layer": (
-            lambda b, held, h, l, V: 24 * b * h**2 + l * 4 * b * held * h + 2 * b * h * V
+        "the padding stands on the left; you hide the right": (
+            lambda lengths, total: torch.arange(total) < lengths[:, None]
         ),
-        "the attention term has lost its factor h: each of the held keys has h numbers": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * h + 4 * b * held) + 2 * b * h * V
+        "the mask is turned around: True is what a row sees": (
+            lambda lengths, total: torch.arange(total) < _padding(lengths)
         ),
-        "the logits term has a factor h too many: [b, 1, h] x [h, V] costs 2bhV": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * V * h
+        "one off: the first token of each text is hidden, too": (
+            lambda lengths, total: torch.arange(total) > _padding(lengths)
         ),
-        "both are still wrong: the attention term lacks a factor h and the logits term has one too many": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * h + 4 * b * held) + 2 * b * h * V * h
+        "one off: the last token of the padding is visible": (
+            lambda lengths, total: torch.arange(total) >= _padding(lengths) - 1
         ),
-        "you counted the logits once for each layer; they are computed once, after the last": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * held * h + 2 * b * h * V)
+        "one mask for all rows: each has padding of its own": (
+            lambda lengths, total: (torch.arange(total) >= lengths.max() - lengths.min()).expand(
+                len(lengths), total
+            )
         ),
-        "that is the cost of feeding all tokens again; a decode step feeds one": (
-            lambda b, held, h, l, V: l * (24 * b * held * h**2 + 4 * b * held**2 * h) + 2 * b * held * h * V
+        "what was written is taken for padding: padding stands before the shorter texts, and does not grow": (
+            lambda lengths, total: (torch.arange(total) >= total - lengths.max()).expand(len(lengths), total)
         ),
-        "held counts the new token already: do not take it away": (
-            lambda b, held, h, l, V: _decode_flops(b, held - 1, h, l, V)
+        "the prompt is hidden, and only what was written is visible": (
+            lambda lengths, total: (torch.arange(total) >= lengths.max()).expand(len(lengths), total)
         ),
-        "the layers are missing: every layer has its products, the logits come once": (
-            lambda b, held, h, l, V: 24 * b * h**2 + 4 * b * held * h + 2 * b * h * V
+        "what was written is hidden: it is part of the text now": (
+            lambda lengths, total: _visible(lengths, total) & (torch.arange(total) < lengths.max())
         ),
-        "the batch is missing: every row costs as much again": (
-            lambda b, held, h, l, V: _decode_flops(1, held, h, l, V)
+        "that is how many tokens a row sees; asked for is which": (
+            lambda lengths, total: total - _padding(lengths)[:, 0]
         ),
-        "the logits are missing: [b, 1, h] x [h, V] costs 2bhV": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * held * h)
+        "rows and columns are exchanged: [batch, total]": (
+            lambda lengths, total: _visible(lengths, total).T.contiguous()
         ),
-        "you counted queries with keys and forgot weights with values (or the other way): 2bh·held each": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 2 * b * held * h) + 2 * b * h * V
-        ),
-        "you counted multiply-adds as one operation; the counter counts two": (
-            lambda b, held, h, l, V: _decode_flops(b, held, h, l, V) / 2
-        ),
-        "held counts the new token already: do not add one more (nor the 4bh of the first document)": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * h + 4 * b * held * h) + 2 * b * h * V
-        ),
-        "h is an axis of 24bh² twice: [b, 1, h] x [h, h] costs 2bh², not 2bh": (
-            lambda b, held, h, l, V: l * (24 * b * h + 4 * b * held * h) + 2 * b * h * V
-        ),
-        "the attention term grows with held, not with its square: one query is fed, not held of them": (
-            lambda b, held, h, l, V: l * (24 * b * h**2 + 4 * b * held**2 * h) + 2 * b * h * V
+        "0 and minus infinity are added to scores; here True and False are asked for": (
+            lambda lengths, total: torch.where(_visible(lengths, total), 0.0, -torch.inf)
         ),
     },
-    "this is what the counter counts",
-    given=_published,
+    "each row sees one token more at each step, and never its padding",
+    holds="booleans",
+    given=_fading,
+    signs={
+        "a row must see one token more at each step, and its text from the first token on": (
+            lambda r, lengths, total: (
+                r.shape == (len(lengths), total) and (r.sum(-1) < total - _padding(lengths)[:, 0]).any()
+            )
+        ),
+    },
 )
 
 # 3. Decide: what to do about the growth.

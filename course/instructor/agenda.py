@@ -71,7 +71,10 @@ BYTES = Chapter(
     late=("How many bytes", "exercise 2"),
 )
 LOOP = Chapter(
-    1, (3,), home=("What the cache holds", "What it costs"), late=("exercise 3", "The same answer?")
+    1,
+    (3,),
+    home=("Two printed formulas", "What the cache holds", "What it costs"),
+    late=("exercise 3", "The same answer?"),
 )
 LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
     6,

@@ -126,11 +126,11 @@ RIGHT = {
         "n = -np.where(far, np.inf, np.broadcast_to(n[..., None, :], far.shape)).min(-1)\n"
         "n[p > p.max(-1, keepdims=True) - recent] = np.inf\nn[p < sinks] = np.inf\nn[p == -1] = -np.inf\nreturn n",
     ],
-    "decode_flops": [
-        "return 24 * l * b * h * h + 4 * l * b * held * h + 2 * b * h * V",
-        "per_layer = 8 * b * h**2 + 16 * b * h**2 + 2 * (2 * b * held * h)\nreturn l * per_layer + 2 * b * V * h",
-        "return float(2 * b * h * (l * (12 * h + 2 * held) + V))",
-        "return torch.tensor(2 * b * h * V + sum(24 * b * h * h + 4 * b * held * h for _ in range(l)))",
+    "visible": [
+        "longest = max(lengths.tolist())\nreturn [[i >= longest - n for i in range(total)] for n in lengths.tolist()]",
+        "mask = torch.zeros(len(lengths), total, dtype=torch.bool)\nwritten = total - lengths.max()\n"
+        "for row, n in enumerate(lengths):\n    mask[row, -int(n + written):] = True\nreturn mask",
+        "pad = lengths.numpy().max() - lengths.numpy()\nreturn np.arange(total)[None, :] >= pad[:, None]",
     ],
     "next_position": [
         "return list(range(held, held + new))",
@@ -352,16 +352,14 @@ WRONG = {
         ("return torch.log(-keys.norm(dim=-1))", "NaN"),
         ("keys /= 2\nreturn -keys.norm(dim=-1)", "test 1 of 7"),
     ],
-    "decode_flops": [
-        ("return l * (12 * b * h**2 + 4 * b * held * h) + 2 * b * h * V", "24bh², not 12"),
-        ("return l * 24 * b * h**2 + 4 * b * held * h + 2 * b * h * V", "brackets after l are missing"),
-        ("return l * (24 * b * h**2 + 4 * b * h * held) + 2 * b * h * V * h", "logits term has a factor h too many"),
-        ("return 24 * l * b * h * h + 4 * l * b * (h + held) + 2 * b * h * V", "lost its factor h"),
-        ("return l * (24 * b * h * h + 4 * b * h + 4 * b * held * h) + 2 * b * h * V", "held counts the new token"),
-        ("return l * (24 * b * h * h + 4 * b * held * h)", "logits are missing"),
-        ("return 12 * l * b * h * h + 2 * l * b * held * h + b * h * V", "one operation"),
-        ("return -(l * (24 * b * h**2 + 4 * b * held * h) + 2 * b * h * V)", "sign is turned"),
-        ("return l * (24 * b * h ^ 2 + 4 * b * held * h) + 2 * b * h * V", "no power"),
+    "visible": [
+        ("return [[i >= total - n for i in range(total)] for n in lengths.tolist()]", "its oldest goes"),
+        ("return torch.ones(len(lengths), total, dtype=torch.bool)", "padding is visible"),
+        ("pad = lengths.max() - lengths\nreturn [[i > p for i in range(total)] for p in pad.tolist()]", "first token of each text"),
+        ("pad = lengths.max() - lengths\nreturn [[int(i >= p) for i in range(total)] for p in pad.tolist()]", "True and False"),
+        ("return [[[i < n for n in lengths.tolist()] for i in range(total)]]", "shape"),
+        ("return torch.arange(total) >= lengths.max() - lengths", "it stops with RuntimeError"),
+        ("mask = torch.zeros(len(lengths), total).bool()\nmask[:, -3:] = True\nreturn mask", "one token more at each step"),
     ],
     "next_position": [
         ("return list(range(new))", "does not advance"),
