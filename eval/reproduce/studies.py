@@ -17,6 +17,8 @@ CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", 
 TURNED = ("full", "int4", "int4:rotate=true", "turboquant")
 SINCE = ("kvzip", "quest")
 AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
+LATEST = ("full", "random", "h2o", "d2o", "rkv", "shadowkv")
+THRESHOLDS = ("0.03", "0.06", "0.12", "0.24")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHOTS = 5
@@ -60,6 +62,30 @@ def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The same of the workshop model, on the tasks that it was trained for."""
     shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0}
     shared |= {"tasks": ("recall",) if quick else ("recall", "needle", "chain")}
+    return {
+        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
+        for protocol in (FIRST, INSIDE)
+    }
+
+
+def toy_after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The workshop model through what merges, drops what is said again, or keeps few numbers of a key."""
+    shared = {"methods": LATEST, "budgets": ONE, "jobs": 0}
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    return {
+        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
+        for protocol in (FIRST, INSIDE)
+    }
+
+
+def kvzap(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """Scores that are guessed, beside those that they are guesses of, on the workshop model."""
+    if rows is None:
+        return {}
+    profile = found(rows, "workshop-kvzap", ".safetensors")
+    guessed = (f"kvzap:profile={profile},threshold={at},recent=4" for at in THRESHOLDS)
+    shared = {"methods": ("full", "random", "keydiff", "kvzip", *guessed), "budgets": ("0.1",), "jobs": 0}
+    shared |= {"tasks": ("recall",)}
     return {
         protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
         for protocol in (FIRST, INSIDE)
@@ -111,6 +137,8 @@ STUDIES = {
     "needles": Study("SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
+    "toy_after": Study("The workshop model on the same documents, for d2o, rkv and shadowkv", toy_after),
+    "kvzap": Study("The workshop model with scores guessed by a profile, 10 % budget of the others", kvzap),
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot
     ),

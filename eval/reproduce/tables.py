@@ -37,9 +37,10 @@ def filled(text: str) -> str:
 
 
 def label(method: str) -> str:
-    """A method as a table names it: its text without the budget, which stands above the table."""
+    """A method as a table names it: its text without the budget, which stands above the table, and without
+    the file that is the reader's own."""
     name, _, rest = method.partition(":")
-    more = ",".join(part for part in rest.split(",") if part and not part.startswith("budget="))
+    more = ",".join(part for part in rest.split(",") if part and not part.startswith(("budget=", "profile=")))
     return f"{name}:{more}" if more else name
 
 

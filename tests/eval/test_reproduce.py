@@ -64,7 +64,7 @@ def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--studies", "speeches"], "expected one of passages, needles, after, toy, fewshot, perplexity"),
+    (["--studies", "speeches"], "expected one of passages, needles, after, toy, toy_after, kvzap, few"),
     (["--rows", "nowhere"], "there is no such folder"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, said, capsys):
