@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..store.growing import LEAST_ROOM
-from .attend import ALL, arrays, fits, kept_as, kernel_for, run
+from .attend import ALL, fits, kept_as, prepared, run, writes
 
 
 class Fused:
@@ -22,8 +22,8 @@ class Fused:
         self.asked = (batch, heads, 1, head_dim)  # shapes of the query, and of K and V
         self.new = (batch, kv_heads, 1, head_dim)
         self.dtype = kept_as(store) or torch.float32
-        self.kernel = kernel_for(store, self.asked)
-        self.buffers, self.held = store.keys, (*arrays(store.keys), *arrays(store.values))
+        self.kernel, self.held = prepared(store, self.asked)
+        self.buffers = store.keys
         self.rows = None  # the bytes of the buffers, once something goes
 
     @classmethod
@@ -33,7 +33,9 @@ class Fused:
         if turned or not store.in_place or query.device.type != "cpu":
             return None
         one = query[:, :, -1:].detach()
-        return cls(store, query.shape[1], query.shape[3]) if fits(store, one) else None
+        if not (fits(store, one) and writes(store, query.shape[3])):
+            return None
+        return cls(store, query.shape[1], query.shape[3])
 
     def call(
         self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
