@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kvlab
 from kvlab.keep import Sinks
 from kvlab.kernels import Fused, reference
+from kvlab.kernels.turning import turned
 from kvlab.measure.timeline import record
 from kvlab.place import Host
-from kvlab.store import Exact, Float4, Float8, Growing, Int, Paged, Planes, Static
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Paged, Planes, Rotated, Static
 
 HEAD = 32
 FORMS = {
@@ -28,6 +29,8 @@ FORMS = {
     "int5-g8": Planes(5, 8),
     "nvfp4": Float4(),
     "mxfp4": Float4("mxfp4"),
+    "rotated": Rotated(Int(4)),
+    "rotated-signs": Rotated(Planes(5), True),
 }
 
 
@@ -70,6 +73,21 @@ def test_what_is_written_has_the_bits_of_the_format(name):
     assert went > 130 and fused.length == plain.length == 155
 
 
+@pytest.mark.parametrize("signs", [False, True])
+@pytest.mark.parametrize("head_dim", [2, 32, 80, 96, 160])
+def test_vectors_are_turned_to_the_bit(head_dim, signs):
+    """Blocks of 2 to 32 channels; what is turned is turned back."""
+    torch.manual_seed(0)
+    form, x = Rotated(Int(8), signs), torch.randn(3, 5, 7, head_dim).transpose(0, 1)
+    found = turned(form, x)
+    assert torch.equal(found, form.turn(x)) and (found - x).abs().max() > 0.1
+    assert torch.equal(turned(form, found, back=True), form.turn_back(found))
+    assert turned(Int(8), x) is x
+    for wrong in (torch.nan, torch.inf, 7e4):
+        x[2, 1, 3, 1] = wrong
+        assert turned(form, x) is None and turned(form, x, back=True) is not None
+
+
 def test_bf16_is_kept_and_read_as_it_is():
     torch.manual_seed(0)
     fused, plain = stores(Exact(), torch.bfloat16)
@@ -88,7 +106,7 @@ def test_bf16_is_kept_and_read_as_it_is():
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 65504 * 128.0])
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("name", ["int8", "int4", "e4m3", "int5", "nvfp4"])
+@pytest.mark.parametrize("name", ["int8", "int4", "e4m3", "int5", "nvfp4", "rotated"])
 def test_a_token_that_the_format_refuses_changes_nothing(name, side, wrong):
     if name in ("e4m3", "nvfp4") and wrong < float("inf"):
         pytest.skip("floats store their largest value instead")
@@ -143,7 +161,7 @@ def life(model, store):
 
 
 @pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form)])
-@pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3", "int5", "nvfp4"])
+@pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3", "int5", "nvfp4", "rotated"])
 @torch.no_grad()
 def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch):
     """To the bit: both write the same and attend by the same kernel."""
