@@ -13,23 +13,30 @@ from .spec import Spec, parse
 from .twin import serve
 
 ENGINES = ("eager", "compiled")
+WEIGHTS = ("fp32", "bf16", "int8")  # of the compiled engine
 
 
 def load(
-    name_or_path=None, *, device=None, dtype=None, engine="eager", device_map=None, tensor_parallel=False
-):
+    name_or_path=None, *, device=None, dtype=None, engine="eager", weights="fp32", device_map=None,
+    tensor_parallel=False,
+):  # fmt: skip
     """Load a model ready for kvlab caches, and its tokenizer; returns (model in eval mode, tokenizer).
 
     engine: what computes a decode step, "eager" (the model's own modules) or "compiled" (see
-    `kvlab.engine.compiled`). Everything else, and what is raised: see `models.load`.
+    `kvlab.engine.compiled`). weights: "fp32", or "bf16" or "int8" with the compiled engine, which reads them
+    so and says a little else (see `kvlab.engine.narrow`). Everything else, and what is raised: see
+    `models.load`. ValueError for weights that no engine reads, and a model that cannot have them.
     """
     check_one_of("engine", engine, ENGINES)
+    check_one_of("weights", weights, WEIGHTS)
+    if weights != "fp32" and engine != "compiled":
+        raise ValueError(f"weights={weights!r}: the {engine} engine reads fp32 alone; add engine='compiled'")
     where = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
     model, tokenizer = loading.load(name_or_path, dtype=dtype, **where)
     if engine == "compiled":
         from .engine.compiled import compiled
 
-        compiled(prepare(model))
+        compiled(prepare(model), weights)
         if not listed(model):
             restore(model)
     return model, tokenizer

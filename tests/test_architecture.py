@@ -31,6 +31,8 @@ LATE = {  # module -> (why, who imports it)
     "kvlab.kernels.cpu": ("numba", {"kvlab.kernels"}),
     "kvlab.kernels.gpu": ("triton", {"kvlab.kernels"}),
     "kvlab.kernels.gpu_kivi": ("triton", {"kvlab.kernels"}),
+    "kvlab.kernels.turning": ("numba", {"kvlab.kernels"}),
+    "kvlab.kernels.wide": ("numba", {"kvlab.kernels"}),
     "kvlab.engine.block": ("numba", {"kvlab.engine"}),
     "kvlab.engine.compiled": ("numba, and only who asks for it", {"kvlab.make"}),
     "kvlab.link.zero_copy": ("triton", {"kvlab.link"}),

@@ -1,22 +1,38 @@
 """Block: the arithmetic of a Llama-shaped block for one token of few rows, compiled by numba.
 
 One call does all that lies between two layers' attention (`between`): output projection, residual, norm,
-MLP, the next layer's norm, its projections of query, key and value, and their rotary embedding. Weights
-`[out, in]` are read where the model has them; a bias, or a norm of heads, that a model lacks is an empty
-array. The code is compiled once for all models, and numba keeps it on disk, by versions and this file's date.
+MLP, the next layer's norm, its projections of query, key and value, and their rotary embedding. A linear
+layer is (weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
+ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which are widened in registers. What
+a model lacks, a scale, a bias or a norm of heads, is an empty array. The code is compiled once for
+all models with weights of one kind, and numba keeps it on disk, by versions and this file's date.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+from numba import int16, njit
+from numba.extending import overload
 
 from ..kernels.cpu import FAST, _exp
 
 
+def _number(weight):
+    """A weight as fp32: int16 holds the upper half of such a number's bits. Compiled code alone calls it."""
+    raise NotImplementedError
+
+
+@overload(_number, inline="always")
+def _number_of(weight):
+    if weight == int16:
+        return lambda weight: np.int32(np.int32(weight) << 16).view(np.float32)
+    return lambda weight: np.float32(weight)
+
+
 @njit(fastmath=FAST)
-def _product(weight, bias, x, out):
+def _product(layer, x, out):
     """x `[rows, in]` -> out `[rows, out]`. Four rows of weights at a time, read once for all rows of x."""
+    weight, scale, bias = layer
     count, width = weight.shape
     whole = count - count % 4
     for o in range(0, whole, 4):
@@ -26,10 +42,10 @@ def _product(weight, bias, x, out):
             s0 = s1 = s2 = s3 = np.float32(0.0)
             for i in range(width):
                 v = given[i]
-                s0 += w0[i] * v
-                s1 += w1[i] * v
-                s2 += w2[i] * v
-                s3 += w3[i] * v
+                s0 += _number(w0[i]) * v
+                s1 += _number(w1[i]) * v
+                s2 += _number(w2[i]) * v
+                s3 += _number(w3[i]) * v
             out[r, o], out[r, o + 1], out[r, o + 2], out[r, o + 3] = s0, s1, s2, s3
     for o in range(whole, count):
         w0 = weight[o]
@@ -37,8 +53,11 @@ def _product(weight, bias, x, out):
             given = x[r]
             s0 = np.float32(0.0)
             for i in range(width):
-                s0 += w0[i] * given[i]
+                s0 += _number(w0[i]) * given[i]
             out[r, o] = s0
+    for r in range(x.shape[0] if scale.shape[0] else 0):
+        for o in range(count):
+            out[r, o] *= scale[o]
     if bias.shape[0]:
         for r in range(x.shape[0]):
             for o in range(count):
@@ -82,14 +101,14 @@ def _silu(gate, up):
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def into(x, norm, eps, wq, bq, wk, bk, wv, bv, norm_q, norm_k, cos, sin, q, k, v):
+def into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v):
     """A layer's input x `[rows, hidden]` -> its q, k, v `[rows, heads or kv_heads, 1, head_dim]`."""
     rows = x.shape[0]
     given = np.empty_like(x)
     _norm(x, norm, eps, given)
-    _product(wq, bq, given, q.reshape(rows, -1))
-    _product(wk, bk, given, k.reshape(rows, -1))
-    _product(wv, bv, given, v.reshape(rows, -1))
+    _product(wq, given, q.reshape(rows, -1))
+    _product(wk, given, k.reshape(rows, -1))
+    _product(wv, given, v.reshape(rows, -1))
     if norm_q.shape[0]:
         heads_q, heads_k = q.reshape(-1, q.shape[3]), k.reshape(-1, k.shape[3])
         _norm(heads_q, norm_q, eps, heads_q)
@@ -99,33 +118,33 @@ def into(x, norm, eps, wq, bq, wk, bk, wv, bv, norm_q, norm_k, cos, sin, q, k, v
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def out_of(attended, x, wo, bo, norm, eps, wg, bg, wu, bu, wd, bd):
+def out_of(attended, x, wo, norm, eps, wg, wu, wd):
     """What a layer attended to `[rows, heads * head_dim]`, and its MLP, are added to x `[rows, hidden]`."""
     rows = x.shape[0]
     added, given = np.empty_like(x), np.empty_like(x)
-    _product(wo, bo, attended, added)
+    _product(wo, attended, added)
     x += added
     _norm(x, norm, eps, given)
-    gate, up = np.empty((rows, wg.shape[0]), np.float32), np.empty((rows, wg.shape[0]), np.float32)
-    _product(wg, bg, given, gate)
-    _product(wu, bu, given, up)
+    gate, up = np.empty((rows, wg[0].shape[0]), np.float32), np.empty((rows, wu[0].shape[0]), np.float32)
+    _product(wg, given, gate)
+    _product(wu, given, up)
     _silu(gate, up)
-    _product(wd, bd, gate, added)
+    _product(wd, gate, added)
     x += added
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def between(attended, x, wo, bo, after, eps, wg, bg, wu, bu, wd, bd,
-            norm, wq, bq, wk, bk, wv, bv, norm_q, norm_k, cos, sin, q, k, v):  # fmt: skip
+def between(attended, x, wo, after, eps, wg, wu, wd,
+            norm, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v):  # fmt: skip
     """From one layer's attention to the next one's: `out_of` the first, `into` the second."""
-    out_of(attended, x, wo, bo, after, eps, wg, bg, wu, bu, wd, bd)
-    into(x, norm, eps, wq, bq, wk, bk, wv, bv, norm_q, norm_k, cos, sin, q, k, v)
+    out_of(attended, x, wo, after, eps, wg, wu, wd)
+    into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v)
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def logits(attended, x, wo, bo, after, eps, wg, bg, wu, bu, wd, bd, norm, head, bias, out):
+def logits(attended, x, wo, after, eps, wg, wu, wd, norm, head, out):
     """From the last layer's attention to logits `[rows, vocabulary]`."""
-    out_of(attended, x, wo, bo, after, eps, wg, bg, wu, bu, wd, bd)
+    out_of(attended, x, wo, after, eps, wg, wu, wd)
     given = np.empty_like(x)
     _norm(x, norm, eps, given)
-    _product(head, bias, given, out)
+    _product(head, given, out)

@@ -15,7 +15,9 @@ from ..attention import kvlab_attention, told
 from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
+from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
+from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
 from .stamp import Stamp
 from .suited import Unsuited, check
@@ -25,6 +27,7 @@ ROWS = 8  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
+NARROW = {nn.Linear: NarrowLinear, nn.Embedding: NarrowEmbedding}  # what may stand in their place
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
     "input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
     "return_dict", "cache_position",
@@ -32,7 +35,7 @@ GIVEN = {  # arguments of a forward that the compiled body knows; any other one,
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
 
 
-def compiled(model):
+def compiled(model, weights: str = "fp32"):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
     They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with at most `ROWS` rows
@@ -42,11 +45,18 @@ def compiled(model):
     the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
     memory (`gather`), where the model's parameters are views of them. A model whose steps cannot, or not
     as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
+
+    weights: "fp32" as they are, or "bf16" or "int8": then the model's linear layers hold theirs so from now
+    on (`narrow`), for prompts too, which widen them layer by layer. ValueError for another name, and for a
+    model that is not Llama-shaped or has them already.
     """
-    if isinstance(model.forward, Forward):
+    check_one_of("weights", weights, WEIGHTS)
+    if isinstance(model.forward, Forward) and weights in ("fp32", weights_of(model)):
         model.forward.current(model)
         return model
     forward = Forward(model)
+    if weights != "fp32":
+        _narrowed(model, weights)
     if forward.current(model) is not None:
         gather(model.parameters())
         forward.current(model)  # reads the weights where they are now
@@ -54,10 +64,28 @@ def compiled(model):
     return model
 
 
+def _narrowed(model, weights: str) -> None:
+    """Hold the weights of a Llama-shaped model so. ValueError, and nothing has changed, for any other one."""
+    if (held := weights_of(model)) != "fp32":
+        raise ValueError(f"weights={weights!r}: the model holds them in {held} already; load it again")
+    try:
+        stamp = Stamp(model)
+        check(model, stamp)
+        Body(model, stamp)
+    except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"weights={weights!r}: only compiled code for Llama-shaped models on a CPU reads them, and "
+            f"{type(model).__name__} cannot use it: {first_line(error)}"
+        ) from error
+    narrow(model, weights)
+
+
 def engine_of(model) -> str:
-    """By which engine the model decodes as it is now: "eager" or "compiled"."""
-    forward = model.forward
-    return "compiled" if isinstance(forward, Forward) and forward.current(model) is not None else "eager"
+    """By which engine the model decodes as it is now: "eager" or "compiled"; narrow weights are named beside
+    it, as in "compiled, int8 weights"."""
+    forward, weights = model.forward, weights_of(model)
+    compiles = isinstance(forward, Forward) and forward.current(model) is not None
+    return ("compiled" if compiles else "eager") + ("" if weights == "fp32" else f", {weights} weights")
 
 
 class Forward:
@@ -161,7 +189,7 @@ class Body:
         self.head_dim = self.attentions[0].head_dim
         self.eps = np.float32(_eps(inner.norm))
         self.into, self.out_of = zip(*map(self._weights, inner.layers), strict=True)
-        self.last = _array(inner.norm.weight), *_linear(model.lm_head)
+        self.last = _array(inner.norm.weight), _linear(model.lm_head)
         self.cos = self.sin = torch.empty(0)
         self._code()
 
@@ -180,11 +208,10 @@ class Body:
                 raise Unsuited("its norms differ")
         qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
         per_head = [_array(norm.weight) for norm in heads] or [NOTHING, NOTHING]
-        into = *(x for part in qkv for x in _linear(part)), *per_head
-        after = (array for part in (mlp.gate_proj, mlp.up_proj, mlp.down_proj) for array in _linear(part))
+        after = map(_linear, (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
         return (
-            (_array(layer.input_layernorm.weight), self.eps, *into),
-            (*_linear(attention.o_proj), _array(layer.post_attention_layernorm.weight), self.eps, *after),
+            (_array(layer.input_layernorm.weight), self.eps, *map(_linear, qkv), *per_head),
+            (_linear(attention.o_proj), _array(layer.post_attention_layernorm.weight), self.eps, *after),
         )
 
     def _code(self) -> None:
@@ -215,7 +242,7 @@ class Body:
         if position_ids is None:
             position_ids = torch.full((1, 1), cache.get_seq_length())
         cos, sin = self._rotations(position_ids.expand(rows, 1)[:, 0])
-        x = self.embedding.weight[input_ids[:, 0]].detach().numpy()
+        x = self.embedding.forward(input_ids[:, 0]).detach().numpy()
         code = self.code
         q, k, v = self._room(rows)
         code.into(x, *self.into[0], cos, sin, q.numpy(), k.numpy(), v.numpy())
@@ -228,7 +255,7 @@ class Body:
             q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
             after, into = self.out_of[index], self.into[index + 1]
             code.between(attended, x, *after, into[0], *into[2:], cos, sin, q.numpy(), k.numpy(), v.numpy())
-        found = torch.empty(rows, 1, self.last[1].shape[0])
+        found = torch.empty(rows, 1, len(self.last[1][0]))
         code.logits(attended, x, *self.out_of[-1], *self.last, found[:, 0].numpy())
         return CausalLMOutputWithPast(logits=found, past_key_values=cache)
 
@@ -254,7 +281,11 @@ def _are(module, expected: dict) -> None:
     """Unsuited where a module has other children than these, by name; None: of any class."""
     found = {} if module is None else dict(module.named_children())
     wrong = found.keys() ^ expected.keys()
-    wrong |= {name for name, kind in expected.items() if kind and type(found.get(name)) is not kind}
+    wrong |= {
+        name
+        for name, kind in expected.items()
+        if kind and type(found.get(name)) not in (kind, NARROW.get(kind))
+    }
     if wrong:
         raise Unsuited(f"it is no Llama-shaped model ({type(module).__name__}: {', '.join(sorted(wrong))})")
 
@@ -270,10 +301,12 @@ def _array(weight: Tensor) -> np.ndarray:
     return weight.detach().contiguous().numpy()
 
 
-def _linear(linear: nn.Linear) -> tuple[np.ndarray, np.ndarray]:
+def _linear(linear: nn.Linear | NarrowLinear) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(Weight, scale, bias), as `block._product` takes them."""
     if not linear.weight.is_contiguous():
         raise Unsuited("its weights are not contiguous")
-    return _array(linear.weight), NOTHING if linear.bias is None else _array(linear.bias)
+    parts = linear.weight, getattr(linear, "scale", None), linear.bias
+    return tuple(NOTHING if part is None else _array(part) for part in parts)
 
 
 def _listens(cache) -> bool:

@@ -15,7 +15,10 @@ class Unsuited(Exception):
 def check(model, stamp: Stamp) -> None:
     """Unsuited for a model that nothing here compiles. stamp: of this model as it is now."""
     config = model.config
-    if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in stamp.parameters):
+    numbers = [p for p in stamp.parameters if p.is_floating_point()]  # what is none: see `narrow.py`
+    if any(p.dtype != torch.float32 for p in numbers) or any(
+        p.device.type != "cpu" for p in stamp.parameters
+    ):
         raise Unsuited("it compiles models in fp32 on a CPU")
     if any(not of_ours(hook) for hook in stamp.hooking):
         raise Unsuited("a hook is on a module of it")

@@ -10,6 +10,7 @@ from ..store.exact import Exact
 from ..store.float8 import Float8
 from ..store.growing import Growing, GrowingState
 from ..store.int import Int
+from ..store.planes import Planes
 from .attend import attend_packed, fits
 
 HELD = 8  # tokens to attend to; any number compiles the same code
@@ -28,7 +29,7 @@ def compile_for(shape: ModelShape, form: Exact) -> bool:
 
 def main() -> None:
     shape = ModelShape.of(load()[0])
-    for form in (Int(8), Int(4), Float8()):
+    for form in (Int(8), Int(4), Float8(), Planes(5)):  # the last one's kernel reads many others
         compile_for(shape, form)
 
 

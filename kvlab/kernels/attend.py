@@ -37,19 +37,22 @@ def fits(store, query: Tensor, observed: bool = False) -> bool:
     (observed) say what every token received.
 
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
-    fp32 or bf16, or, with an fp32 query, symmetric int8 or int4 with a scale per group of channels, or 8-bit
-    floats without scale. Smaller heads gain nothing. On a GPU it can where triton is there, for what
-    `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody observes.
+    fp32 or bf16, or, with an fp32 query, symmetric integers with a scale per group of channels, 8-bit floats
+    without scale, 4-bit floats, or KIVI's blocks. Smaller heads gain nothing. On a GPU it can where triton is
+    there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody observes.
     """
     if query.shape[2] != 1:
         return False
     if on_gpu(query):
         return not observed and _fits_gpu(store, query)
-    if not store.kernel_ready or query.device.type != "cpu" or query.requires_grad or query.shape[3] % 32:
+    blocks = store.in_blocks and store.written > 0
+    if not (store.kernel_ready or blocks) or query.device.type != "cpu" or query.requires_grad:
         return False
-    if query.dtype != (kept_as(store) or torch.float32) or layout(store, query.shape[3]) is None:
+    if query.shape[3] % 32 or query.dtype != (kept_as(store) or torch.float32):
         return False
-    return all(part.is_contiguous() for part in (*store.keys, *store.values)) and _numba()
+    if not all(part.is_contiguous() for part in (*store.keys, *store.values)):
+        return False
+    return _numba() and (layout(store, query.shape[3]) or _wide(store, query.shape[3])) is not None
 
 
 def attend_packed(
@@ -67,17 +70,35 @@ def attend_packed(
         return _attend_gpu(query, store, scaling, allowed)
     batch, count = query.shape[0], store.length
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
-    held = *arrays(store.keys), *arrays(store.values)
+    kernel, held = prepared(store, query.shape)
     turned = store.format.turn(query)
-    out = run(kernel_for(store, query.shape), turned, scaling, nothing(held), held, mask, count, received)
+    out = run(kernel, turned, scaling, nothing(held), held, mask, count, received)
     return store.value_format.turn_back(out)
 
 
-def kernel_for(store, query_shape: tuple[int, ...]):
-    """The compiled kernel for this store and queries of this shape."""
-    from . import cpu
+def prepared(store, query_shape: tuple[int, ...]):
+    """(The compiled kernel for this store and queries of this shape; the arrays in which it reads codes and
+    scales of K and of V)."""
+    from . import cpu, wide
 
-    return cpu.compiled(*layout(store, query_shape[3]), query_shape[1] > store.keys[0].shape[1])
+    heads, _, head_dim = query_shape[1:]
+    if (known := layout(store, head_dim)) is None:
+        return wide.prepared(store, head_dim)
+    kernel = cpu.compiled(*known, heads > store.keys[0].shape[1])
+    return kernel, (*arrays(store.keys), *arrays(store.values))
+
+
+def writes(store, head_dim: int) -> bool:
+    """Whether the kernel of a store that `fits` can also write a token as its formats do."""
+    from . import wide
+
+    return layout(store, head_dim) is not None or wide.writes(store)
+
+
+def _wide(store, head_dim: int) -> tuple[int, ...] | None:
+    from . import wide
+
+    return wide.layout(store, head_dim)
 
 
 def run(
@@ -130,7 +151,9 @@ def kept_as(store) -> torch.dtype | None:
 
 
 def layout(store, head_dim: int) -> tuple[int, int, int] | None:
-    """(kind, head_dim, group) of the compiled kernel for this store, or None."""
+    """(kind, head_dim, group) of the kernel that is compiled for this store alone, or None."""
+    if store.in_blocks:
+        return None
     keys = _layout_of(store.format.coded, store.keys, head_dim)
     return keys if keys == _layout_of(store.value_format.coded, store.values, head_dim) else None
 

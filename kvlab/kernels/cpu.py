@@ -269,6 +269,29 @@ def _widen(kind, head_dim, group, piece, codes, scales, row):
                 row[width + j] = upper * _upper(codes[j])
 
 
+@njit(inline="always", fastmath=FAST)
+def _soften(scores, size, total, weight, most, s):
+    """A step of the online softmax of query head s: the first `size` scores become weights beside the largest
+    score so far, three zeros follow; total `[head_dim]`, weight[s] and most[s] go along."""
+    highest = most[s]
+    for t in range(size):
+        highest = max(highest, scores[t])
+    if highest > most[s]:
+        shrink = _faint(most[s] - highest)
+        weight[s] *= shrink
+        for j in range(total.shape[0]):
+            total[j] *= shrink
+        most[s] = highest
+    highest = most[s]
+    for t in range(size):
+        scores[t] = _faint(scores[t] - highest)
+    add = np.float32(0.0)
+    for t in range(size):
+        add += scores[t]
+    weight[s] += add
+    scores[size : size + 3] = 0.0
+
+
 @njit(nogil=True, fastmath=FAST, cache=True)
 def merge(parts, out, scores, received):
     """Bring the splits of every head to one common largest score and add them up: parts `[heads of all rows,
@@ -385,26 +408,9 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                         there = allowed[b, masked]
                         for t in range(size):
                             mine[t] = mine[t] if there[at + t] else FLOOR
-                    highest = most[s]
-                    for t in range(size):
-                        highest = max(highest, mine[t])
                     if noted.shape[2]:
-                        for t in range(size):
-                            noted[b * kv_heads + h, s, at + t] = mine[t]
-                    if highest > most[s]:
-                        shrink = _faint(most[s] - highest)
-                        weight[s] *= shrink
-                        for j in range(head_dim):
-                            total[s, j] *= shrink
-                        most[s] = highest
-                    highest = most[s]
-                    for t in range(size):
-                        mine[t] = _faint(mine[t] - highest)
-                    add = np.float32(0.0)
-                    for t in range(size):
-                        add += mine[t]
-                    weight[s] += add
-                    mine[size : size + 3] = 0.0
+                        noted[b * kv_heads + h, s, at : at + size] = mine[:size]
+                    _soften(mine, size, total[s], weight, most, s)
                 if widened:
                     for t in range(size):
                         _widen(kind, head_dim, group, piece, v[at + t], vs[at + t], rows[t])

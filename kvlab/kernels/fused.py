@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..store.growing import LEAST_ROOM
-from .attend import ALL, arrays, fits, kept_as, kernel_for, run
+from ..store.rotated import Rotated
+from .attend import ALL, fits, kept_as, prepared, run, writes
 
 
 class Fused:
@@ -22,18 +23,22 @@ class Fused:
         self.asked = (batch, heads, 1, head_dim)  # shapes of the query, and of K and V
         self.new = (batch, kv_heads, 1, head_dim)
         self.dtype = kept_as(store) or torch.float32
-        self.kernel = kernel_for(store, self.asked)
-        self.buffers, self.held = store.keys, (*arrays(store.keys), *arrays(store.values))
+        self.kernel, self.held = prepared(store, self.asked)
+        self.buffers = store.keys
+        self.turns = any(isinstance(form, Rotated) for form in (store.format, store.value_format))
         self.rows = None  # the bytes of the buffers, once something goes
 
     @classmethod
     def of(cls, store, query: Tensor) -> Fused | None:
         """For a store and queries like this one; None where no kernel fits, or writes into its buffers."""
-        turned = store.format.coded is not store.format or store.value_format.coded is not store.value_format
-        if turned or not store.in_place or query.device.type != "cpu":
+        forms = store.format, store.value_format
+        known = all(form.coded is form or isinstance(form, Rotated) for form in forms)
+        if not (known and store.in_place and query.device.type == "cpu"):
             return None
         one = query[:, :, -1:].detach()
-        return cls(store, query.shape[1], query.shape[3]) if fits(store, one) else None
+        if not (fits(store, one) and writes(store, query.shape[3])):
+            return None
+        return cls(store, query.shape[1], query.shape[3])
 
     def call(
         self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
@@ -51,12 +56,20 @@ class Fused:
             return None
         if store.keys is not self.buffers or store.filled == self.held[0].shape[2]:
             return None
+        if self.turns:
+            from .turning import turned
+
+            query, keys = (turned(store.format, x) for x in (query, keys))
+            values = turned(store.value_format, values)
+            if query is None or keys is None or values is None:
+                return None
         new = tuple(_bits(x.contiguous()).numpy() for x in (keys, values))
         mask = ALL if there is None else there.numpy()
         out = run(self.kernel, query, scaling, new, self.held, mask, store.filled + 1, received)
-        if out is not None:
-            store.filled += 1
-        return out
+        if out is None:
+            return None
+        store.filled += 1
+        return turned(store.value_format, out, back=True) if self.turns else out
 
     def close_up(self, store, slots: Tensor) -> bool:
         """As `store.keep_slots`, within the buffers; False, and nothing has changed, where they are others,

@@ -19,7 +19,7 @@ class Planes(Int):
 
     A code of 5 bits is 4 and 1: two codes share a byte of the first plane, eight a byte of the second, and
     nothing is wasted (as in llama.cpp's q5_0, which packs 32 such codes in 16 + 4 bytes). Scales, zero points
-    and parameters are those of `Int`; default cost: bits + 16 / head_dim. No kernel reads it. Where the head
+    and parameters are those of `Int`; default cost: bits + 16 / head_dim. Where the head
     dimension is no multiple of 8, the last byte of a plane may be short; ValueError where not even the bytes
     of the first plane are full.
 
@@ -29,7 +29,6 @@ class Planes(Int):
     WIDTHS = (3, 5, 6, 7)
 
     bits: int = 5
-    kernel_ready = False
 
     def check(self, head_dim: int) -> None:
         self.scales.check(head_dim)

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,6 +88,13 @@ def block(head_dim: int) -> int:
 
 
 @cache
+def signs_of(head_dim: int, drawn: bool) -> np.ndarray:
+    """fp64 `[head_dim]`: the channels' signs, drawn once, the same everywhere; or all 1."""
+    draw = random.Random(0)
+    return np.array([1.0 if not drawn or draw.random() < 0.5 else -1.0 for _ in range(head_dim)])
+
+
+@cache
 def matrix(head_dim: int, signs: bool, device: torch.device) -> Tensor:
     """fp64 `[head_dim, head_dim]`: blocks of H, rows times the channels' signs; entries 1, -1 and 0."""
     size = block(head_dim)
@@ -95,7 +103,4 @@ def matrix(head_dim: int, signs: bool, device: torch.device) -> Tensor:
         while len(hadamard) < size:
             hadamard = torch.kron(torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), hadamard)
         found = torch.block_diag(*[hadamard] * (head_dim // size))
-        if signs:
-            draw = random.Random(0)
-            found *= torch.tensor([[1.0 if draw.random() < 0.5 else -1.0] for _ in range(head_dim)])
-        return found.to(device)
+        return (found * torch.from_numpy(signs_of(head_dim, signs))[:, None]).to(device)

@@ -108,11 +108,11 @@ def test_large_scores_do_not_overflow():
     ("store", "query"),
     [
         (lambda: filled(Exact(), 5), (2, 2, 2, HEAD)),
-        (lambda: filled(Int(2), 5), (2, 2, 1, HEAD)),
+        (lambda: filled(Int(2, symmetric=False), 5), (2, 2, 1, HEAD)),
         (lambda: filled(Int(8), 5), (2, 2, 2, HEAD)),
         (lambda: filled(Int(8), 5, head_dim=16), (2, 2, 1, 16)),
     ],
-    ids=["exact", "int2", "two queries", "small heads"],
+    ids=["exact", "asymmetric", "two queries", "small heads"],
 )
 def test_what_no_kernel_can_do_is_left_to_the_reference(store, query):
     assert not kernels.fits(store(), torch.randn(query))

@@ -18,7 +18,7 @@ from kvlab.kernels import Fused
 from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
-from kvlab.store import Float8, Growing, Int, Kivi, Rotated, Static
+from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes, Rotated, Static
 
 pytestmark = pytest.mark.uncounted
 
@@ -29,6 +29,9 @@ FITTING = {
     "int8": {"store": Int(8)},
     "int4": {"store": Int(4, 16)},
     "fp8": {"store": Float8()},
+    "int5": {"store": Planes(5)},
+    "int2, nvfp4": {"store": Growing(Int(2), Float4())},
+    "kivi": {"store": Kivi(4, 4, 5)},
     "rotated": {"store": Rotated(Int(4))},
     "rotated keys": {"store": Growing(Rotated(Int(8), True), Int(8))},
     "rotated topk": {"store": Rotated(Int(8), True), "place": Host(TopK(9))},
@@ -44,7 +47,7 @@ FITTING = {
     "infinigen": {"store": Growing(Int(8)), "place": Host(InfiniGen(9), Link())},
 }
 OTHERS = {
-    "int2": {"store": Int(2)},
+    "asymmetric": {"store": Int(4, symmetric=False)},
     "renumbered keys": {"keep": Sinks(9, renumber=True)},
     "exact sinks": {"store": Growing(Int(8), sinks=2)},
 }
@@ -142,7 +145,11 @@ def test_a_width_that_no_kernel_knows_goes_without(monkeypatch):
 def test_kernels_are_compiled_ahead():
     model = llama(4)
     shape = ModelShape.of(model)
-    assert compile_for(shape, Int(8)) and compile_for(shape, Float8()) and not compile_for(shape, Int(2))
+    assert (
+        compile_for(shape, Int(8))
+        and compile_for(shape, Float8())
+        and not compile_for(shape, Int(2, symmetric=False))
+    )
 
 
 # On a GPU, or what stands in for one: the kernel of `kernels/gpu.py` in Triton's interpreter, or a fake.

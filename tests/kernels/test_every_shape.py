@@ -17,8 +17,8 @@ from tiny import started
 
 import kvlab.kernels
 from kvlab import attention, kernels
-from kvlab.kernels import attend, cpu
-from kvlab.store import Float8, Growing, Int
+from kvlab.kernels import attend, cpu, wide
+from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes
 
 pytestmark = pytest.mark.uncounted
 
@@ -72,7 +72,7 @@ class FencedNumpy:
         return getattr(np, name)
 
     def empty(self, shape, dtype):
-        return np.full(shape, np.nan, dtype).view(Fenced)
+        return np.full(shape, np.nan if np.dtype(dtype).kind == "f" else 77, dtype).view(Fenced)
 
 
 @pytest.fixture()
@@ -82,25 +82,29 @@ def uncompiled(monkeypatch):
     def no_njit(function=None, **_):
         return function or no_njit
 
-    spec = importlib.util.spec_from_file_location("uncompiled_cpu", cpu.__file__)
-    module = importlib.util.module_from_spec(spec)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(numba, "njit", no_njit)
-        spec.loader.exec_module(module)
-
-    def compiled(*layout):
-        kernel = interpreted(*layout)
+    def fenced(kernel):
         return lambda *args: kernel(*(a.view(Fenced) if isinstance(a, np.ndarray) else a for a in args))
 
-    interpreted, module.compiled, module.np = module.compiled, compiled, FencedNumpy()
-    module.BLOCK, module.SPLIT = 4, 8
-    monkeypatch.setitem(sys.modules, "kvlab.kernels.cpu", module)
-    monkeypatch.setattr(kvlab.kernels, "cpu", module)
+    def again(compiled):
+        name = compiled.__name__
+        spec = importlib.util.spec_from_file_location(f"{name}_uncompiled", compiled.__file__)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        module.BLOCK, module.SPLIT, module.np = 4, 8, FencedNumpy()
+        monkeypatch.setitem(sys.modules, name, module)
+        monkeypatch.setattr(kvlab.kernels, name.rpartition(".")[2], module)
+        return module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(numba, "njit", no_njit)
+        module, other = again(cpu), again(wide)
+    interpreted, module.compiled = module.compiled, lambda *layout: fenced(interpreted(*layout))
+    other._kernel = fenced(other._kernel)
     return module
 
 
 def filled(form, head_dim: int, kv_heads: int, tokens: int, batch: int = 1):
-    store = started(Growing(form), head_dim, kv_heads)
+    store = started(form if isinstance(form, Growing) else Growing(form), head_dim, kv_heads)
     store.append(*torch.randn(2, batch, kv_heads, tokens, head_dim))
     return store
 
@@ -144,6 +148,47 @@ def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
     assert kernels.fits(store, query) == (head_dim % 32 == 0)
 
 
+WIDE = [
+    *(Planes(bits, group) for bits, group in ((3, None), (5, 16), (6, 32), (7, None), (5, None))),
+    *(Int(2), Int(2, 8), Float4("nvfp4"), Float4("nvfp4", "4over6"), Float4("mxfp4")),
+    *(Growing(Int(8), Int(4, 16)), Growing(Planes(5), Float4()), Growing(Int(4), Int(4, 8))),
+]
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 160])
+@pytest.mark.parametrize("form", WIDE, ids=str)
+def test_what_is_widened_first_is_right_and_stays_within_bounds(form, head_dim, uncompiled):
+    place = (WIDE.index(form) * 4 + head_dim) % len(LENGTHS)
+    kv_heads, share = ((1, 1), (1, 2), (3, 1), (1, 3))[place % 4]
+    store, query = case(form, head_dim, kv_heads, share, LENGTHS[place], head_dim % 3 == 0)
+    assert kernels.fits(store, query)
+
+
+@pytest.mark.parametrize("form", [Planes(3), Planes(5, 16), Int(2), Float4()], ids=str)
+def test_halves_of_words_are_left_to_the_reference(form):
+    store = filled(form, 80, 1, 3)
+    assert not kernels.fits(store, torch.randn(1, 1, 1, 80))
+
+
+@pytest.mark.parametrize("bits, head_dim, group, recent, share", [
+    (2, 32, 3, 2, 1), (4, 96, 4, 0, 2), (8, 64, 5, 7, 3), (2, 160, 32, 5, 1), (4, 64, 2, 1, 1),
+])  # fmt: skip
+@pytest.mark.parametrize("masked", [False, True])
+def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent, share, masked, uncompiled):
+    """Blocks that are short, that a kernel's own blocks and splits cut, and windows of every length."""
+    torch.manual_seed(bits)
+    store = started(Kivi(bits, group, recent), head_dim, 2)
+    for tokens in (recent + 3, *[1] * 9):
+        store.append(*torch.randn(2, 2, 2, tokens, head_dim))
+        query = torch.randn(2, 2 * share, 1, head_dim)
+        allowed = mask(2, 2, store.length) if masked else None
+        assert store.written and kernels.fits(store, query)
+        found = kernels.attend_packed(query, store, 0.2, allowed)
+        read = (side.double() for side in store.read(query.device))
+        expected, _ = attention.attend(query.double(), *read, 0.2, allowed)
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
 @pytest.mark.parametrize("kv_heads", [1, 3])
 @pytest.mark.parametrize("share", [1, 2, 3])
 @pytest.mark.parametrize("masked", [False, True])
@@ -177,6 +222,7 @@ def test_a_weight_beside_which_nothing_counts_is_0(uncompiled):
 
 
 COMPILED = {
+    "widened first": (lambda: Growing(Planes(5, 32), Float4()), 96),
     "int8": (lambda: Int(8, 32), 96),
     "int4": (lambda: Int(4, 64), 192),
     "int4 in thirds": (lambda: Int(4, 32), 96),
@@ -202,10 +248,9 @@ def test_compiled_it_writes_nothing_around_its_results(name):
     make, head_dim = COMPILED[name]
     store, band = filled(make(), head_dim, 1, 5), 64
     around = torch.full((2 * band + head_dim + 2,), 77.0)
-    held = *attend.arrays(store.keys), *attend.arrays(store.values)
     parts = around[band:-band].view(1, 1, -1).numpy()
     query, out = torch.randn(1, 1, 1, head_dim), torch.empty(1, 1, head_dim)
-    kernel = attend.kernel_for(store, query.shape)
+    kernel, held = attend.prepared(store, query.shape)
     given = query.numpy(), np.float32(1.0), *attend.nothing(held), *held, attend.ALL
     said = torch.full((2 * band + 5,), 77.0)
     watched = np.empty((1, 1, 5), np.float32), said[band:-band].view(1, 5).numpy()

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import kvlab
 from kvlab.keep import Sinks
 from kvlab.kernels import Fused, reference
+from kvlab.kernels.turning import turned
 from kvlab.measure.timeline import record
 from kvlab.place import Host
-from kvlab.store import Exact, Float8, Growing, Int, Paged, Static
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Paged, Planes, Rotated, Static
 
 HEAD = 32
 FORMS = {
@@ -23,6 +24,13 @@ FORMS = {
     "int4-g8": Int(4, 8),
     "e4m3": Float8("e4m3"),
     "e5m2": Float8("e5m2"),
+    **{f"int{bits}": Planes(bits) for bits in (3, 5, 6, 7)},
+    "int2": Int(2),
+    "int5-g8": Planes(5, 8),
+    "nvfp4": Float4(),
+    "mxfp4": Float4("mxfp4"),
+    "rotated": Rotated(Int(4)),
+    "rotated-signs": Rotated(Planes(5), True),
 }
 
 
@@ -65,6 +73,21 @@ def test_what_is_written_has_the_bits_of_the_format(name):
     assert went > 130 and fused.length == plain.length == 155
 
 
+@pytest.mark.parametrize("signs", [False, True])
+@pytest.mark.parametrize("head_dim", [2, 32, 80, 96, 160])
+def test_vectors_are_turned_to_the_bit(head_dim, signs):
+    """Blocks of 2 to 32 channels; what is turned is turned back."""
+    torch.manual_seed(0)
+    form, x = Rotated(Int(8), signs), torch.randn(3, 5, 7, head_dim).transpose(0, 1)
+    found = turned(form, x)
+    assert torch.equal(found, form.turn(x)) and (found - x).abs().max() > 0.1
+    assert torch.equal(turned(form, found, back=True), form.turn_back(found))
+    assert turned(Int(8), x) is x
+    for wrong in (torch.nan, torch.inf, 7e4):
+        x[2, 1, 3, 1] = wrong
+        assert turned(form, x) is None and turned(form, x, back=True) is not None
+
+
 def test_bf16_is_kept_and_read_as_it_is():
     torch.manual_seed(0)
     fused, plain = stores(Exact(), torch.bfloat16)
@@ -83,10 +106,10 @@ def test_bf16_is_kept_and_read_as_it_is():
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 65504 * 128.0])
 @pytest.mark.parametrize("side", [0, 1])
-@pytest.mark.parametrize("name", ["int8", "int4", "e4m3"])
+@pytest.mark.parametrize("name", ["int8", "int4", "e4m3", "int5", "nvfp4", "rotated"])
 def test_a_token_that_the_format_refuses_changes_nothing(name, side, wrong):
-    if name == "e4m3" and wrong < float("inf"):
-        pytest.skip("e4m3 without a scale stores its largest value")
+    if name in ("e4m3", "nvfp4") and wrong < float("inf"):
+        pytest.skip("floats store their largest value instead")
     store, _ = stores(FORMS[name], buffer=Static)
     both, query = torch.randn(2, 3, 2, 1, HEAD), torch.randn(3, 2, 1, HEAD)
     both[side, 1, 1, 0, 17] = wrong
@@ -138,7 +161,7 @@ def life(model, store):
 
 
 @pytest.mark.parametrize("buffer", [Growing, lambda form: Static(60, form)])
-@pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3"])
+@pytest.mark.parametrize("name", ["full", "int8", "int4", "e4m3", "int5", "nvfp4", "rotated"])
 @torch.no_grad()
 def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch):
     """To the bit: both write the same and attend by the same kernel."""
@@ -161,7 +184,13 @@ def fed(cache, model, mask=None, rows=1):
 def test_what_is_no_such_step_goes_as_before(steps):
     model = llama()
     turned = Sinks(9, renumber=True)
-    for answers in ({"keep": turned}, {"store": Int(2)}, {"store": Paged(64)}, {"place": Host()}):
+    for answers in (
+        {"keep": turned},
+        {"store": Int(4, symmetric=False)},
+        {"store": Float4(largest="4over6")},
+        {"store": Paged(64)},
+        {"place": Host()},
+    ):
         fed(kvlab.KVCache(model, **answers), model)
     fed(kvlab.make_cache(model, "kivi4"), model)
     ids, mask = left_padded([prompt(20, seed=1), prompt(11, seed=2)])
@@ -256,7 +285,7 @@ class Counting(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("spec", ["full", "static", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("spec", ["full", "static", "int8", "int4", "fp8", "int5", "nvfp4"])
 @torch.no_grad()
 def test_a_step_of_a_layer_is_a_handful_of_operations_and_copies_nothing(spec):
     model = llama()

@@ -1,0 +1,335 @@
+"""A decode step's attention over formats of many kinds, on a CPU: one kernel, compiled once for them all.
+
+As in `cpu.py`, but format, head dimension and groups are numbers that it is told: integers of 2 to 8 bits in
+planes, 4-bit floats in blocks, and what KIVI holds (K's scale and zero point of a channel for a block of
+tokens, V's of a token, and a window of recent tokens as they are). Every block of K, and then of V, is
+widened to fp32 once, for all query heads that share it, and stays in the processor's cache while they attend.
+Four codes at a time move from planes into bytes, as parts of one 32-bit word.
+
+A `layout` is a `Side` of K and one of V, five numbers each: the form (bits of an integer, or `NVFP4`,
+`MXFP4`), the channels that share a scale, the tokens that do (0: every token has its own), how many of these
+the first block lacks, and the tokens that are written; the others are in the window. Codes are given as words
+`[batch, kv_heads, tokens, width / 4]`, scales and zero points as bytes `[.., groups * 2]` of fp16, or `[..,
+groups]`. The bits that are read, and written, are those of `store/int.py`, `planes.py`, `float4.py` and
+`kivi.py`. In loops over tokens whole arrays are indexed: a slice counts references, which takes longer than
+the token.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from ..store.float4 import Float4
+from ..store.int import Int
+from .cpu import BLOCK, E4M3, F32, FAST, FLOOR, SPLIT, _dots, _eight, _half, _round_up, _soften, _value, merge
+
+Side = tuple[int, int, int, int, int]
+NVFP4, MXFP4 = 16, 17  # forms beside the bits of an integer
+BLOCKS = {"nvfp4": (NVFP4, 16), "mxfp4": (MXFP4, 32)}  # form, channels that share a scale
+ALL_WRITTEN = 2**62  # there is no window
+FOURS, TWOS, ONES = np.int32(0x0F0F0F0F), np.int32(0x03030303), np.int32(0x01010101)  # bits of four codes
+SIGNS = np.int32(-0x7F7F7F80)  # the highest bit of four bytes
+
+
+@njit(inline="always", fastmath=FAST)
+def _number(scales, at, index):
+    """The fp16 number, finite, at place `index` of the bytes of row `at`, as fp32."""
+    low, high = np.int32(scales[at, 2 * index]), np.int32(scales[at, 2 * index + 1])
+    size = _half(np.int32(low | (high & 127) << 8))
+    return -size if high & 128 else size
+
+
+@njit(inline="always", fastmath=FAST)
+def _spread(bits, eighth, words, token, i, spread, t):
+    """Word i of every plane of a token -> words i, eighth + i, ... of its codes, one a byte.
+
+    A plane of w bits holds codes e to e + 1 eighths of the channels in its words (e % w) * eighth and on, for
+    every e below 8: in the lowest bits where e < w, above them for the next w, and so on.
+    """
+    two = 4 * eighth if bits & 4 else 0  # where the planes of 2 bits, and of 1, begin
+    one = two + (2 * eighth if bits & 2 else 0)
+    for e in range(8):
+        codes = np.int32(0)
+        if bits & 4:
+            codes |= np.int32((words[token, e % 4 * eighth + i] >> np.int32(4 * (e // 4))) & FOURS)
+        if bits & 2:
+            part = np.int32((words[token, two + e % 2 * eighth + i] >> np.int32(2 * (e // 2))) & TWOS)
+            codes |= np.int32(part << np.int32(bits & 4))
+        if bits & 1:
+            part = np.int32((words[token, one + i] >> np.int32(e)) & ONES)
+            codes |= np.int32(part << np.int32(bits & 6))
+        spread[t, e * eighth + i] = codes
+
+
+@njit(fastmath=FAST)
+def _unpack(bits, words, at, size, spread):
+    """The codes, 0 to 2^bits - 1, of `size` tokens from `at` on, four in each word of `spread` `[tokens,
+    head_dim / 4]`."""
+    eighth = spread.shape[1] // 8
+    for t in range(size):
+        for i in range(eighth):
+            if bits == 2:
+                _spread(2, eighth, words, at + t, i, spread, t)
+            elif bits == 3:
+                _spread(3, eighth, words, at + t, i, spread, t)
+            elif bits == 4:
+                _spread(4, eighth, words, at + t, i, spread, t)
+            elif bits == 5:
+                _spread(5, eighth, words, at + t, i, spread, t)
+            elif bits == 6:
+                _spread(6, eighth, words, at + t, i, spread, t)
+            elif bits == 7:
+                _spread(7, eighth, words, at + t, i, spread, t)
+            else:  # signed bytes
+                for e in range(8):
+                    spread[t, e * eighth + i] = words[at + t, e * eighth + i] ^ SIGNS
+
+
+@njit(inline="always", fastmath=FAST)
+def _small(code):
+    """The number that 4 bits of a 4-bit float stand for: a sign, and 0, .5, 1, 1.5, 2, 3, 4 or 6."""
+    size = np.int32(np.int32(code) & np.int32(7))
+    normal = np.int32(np.int32(size << 22) + np.int32(126 << 23)).view(np.float32)
+    number = normal if size > 1 else np.float32(size) * np.float32(0.5)
+    return -number if code & 8 else number
+
+
+@njit(inline="always", fastmath=FAST)
+def _step(form, byte):
+    """What the scale of a block of 4-bit floats stands for."""
+    return _value(E4M3, byte) if form == NVFP4 else np.int32(np.int32(byte) << 23).view(np.float32)
+
+
+@njit(fastmath=FAST)
+def _widen(side, words, scales, zeros, window, at, size, rows, spread, codes, steps, bases):
+    """The numbers of `size` tokens from `at` on -> rows `[tokens, head_dim]`. side: see above; scales, zeros
+    (or none): of all tokens, or blocks. Room: spread, and the same as bytes, codes `[tokens, head_dim]`;
+    steps and bases `[head_dim]` for the scales and zero points of a block."""
+    form, group, span, short, written = side
+    head_dim, block = rows.shape[1], -1
+    coded, groups = max(0, min(size, written - at)), head_dim // group
+    grouped, coded_groups = rows.reshape(-1, group), codes.reshape(-1, group)
+    _unpack(4 if form >= NVFP4 else form, words, at, coded, spread)
+    for t in range(coded):
+        if span:
+            if (at + t + short) // span != block:
+                block = (at + t + short) // span
+                for j in range(head_dim):
+                    steps[j], bases[j] = _number(scales, block, j), _number(zeros, block, j)
+            for j in range(head_dim):
+                rows[t, j] = np.float32(codes[t, j]) * steps[j] + bases[j]
+            continue
+        for g in range(groups):
+            at_group = t * groups + g
+            if form >= NVFP4:
+                step = _step(form, scales[at + t, g])
+                for j in range(group):
+                    grouped[at_group, j] = step * _small(coded_groups[at_group, j])
+            else:
+                step = _number(scales, at + t, g)
+                base = _number(zeros, at + t, g) if zeros.shape[0] else -step * np.float32(1 << (form - 1))
+                for j in range(group):
+                    grouped[at_group, j] = np.float32(coded_groups[at_group, j]) * step + base
+    for t in range(coded, size):
+        for j in range(head_dim):
+            rows[t, j] = window[at + t - written, j]
+
+
+# What is written has the bits that the formats write, see `cpu.py`.
+
+
+@njit(fastmath=False)
+def _write(form, group, x, words, scales, spread, codes):
+    """One token's K or V `[head_dim]` in its stored form; False for a value that the format refuses. Room:
+    spread, and the same as bytes, codes `[head_dim]`."""
+    head_dim = x.shape[0]
+    middle = np.float32(1 << (form - 1)) if form < NVFP4 else np.float32(0.0)  # the code of 0
+    qmax = middle - np.float32(1.0)
+    for g in range((head_dim + group - 1) // group):
+        start, end = g * group, min((g + 1) * group, head_dim)
+        most = np.float32(0.0)
+        for j in range(start, end):
+            size = np.float32(abs(x[j]))
+            if not size < np.inf or (
+                form < NVFP4 and size > np.float32(65504.0) * (middle - np.float32(1.0))
+            ):
+                return False
+            most = max(most, size)
+        if form < NVFP4:
+            bits = _round_up(most / qmax)
+            scales[2 * g], scales[2 * g + 1] = np.uint8(bits & 255), np.uint8(bits >> 8)
+            step = max(_half(bits), np.float32(2.0**-24))
+            for j in range(start, end):
+                codes[j] = np.uint8(np.int32(np.rint(np.float32(x[j]) / step) + middle))
+            continue
+        if form == NVFP4:
+            scales[g] = _eight(E4M3, most / np.float32(6.0))
+        else:  # an exponent, less 2
+            scales[g] = np.uint8(max(np.int32(np.float32(most).view(np.int32) >> 23) - 2, 0))
+        step = max(_step(form, scales[g]), np.float32(2.0**-126))
+        for j in range(start, end):
+            size = np.float32(abs(x[j])) / step  # the grid's steps: see `Float4._codes`
+            near = min(np.float32(2.0) * size, size + np.float32(2.0))
+            near = np.rint(min(near, size / np.float32(2.0) + np.float32(4.0)))
+            codes[j] = np.uint8(np.int32(min(near, np.float32(7.0))) + (8 if x[j] < 0 else 0))
+    _pack(4 if form >= NVFP4 else form, spread, words)
+    return True
+
+
+@njit(fastmath=False)
+def _pack(bits, spread, words):
+    """The inverse of `_unpack`, of one token."""
+    eighth, at, done = spread.shape[0] // 8, 0, 0
+    if bits == 8:
+        for i in range(words.shape[0]):
+            words[i] = spread[i] ^ SIGNS
+        return
+    words[:] = 0
+    for width in (4, 2, 1):
+        if bits & width:
+            mask = FOURS if width == 4 else (TWOS if width == 2 else ONES)
+            for e in range(8):
+                for i in range(eighth):
+                    part = np.int32((spread[e * eighth + i] >> np.int32(done)) & mask)
+                    words[at + e % width * eighth + i] |= np.int32(part << np.int32(width * (e // width)))
+            at, done = at + width * eighth, done + width
+
+
+@njit(nogil=True, fastmath=FAST, cache=True)
+def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
+            query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
+            first, last, parts, out, noted, received):  # fmt: skip
+    """See `cpu.compiled`. layout: see above; key_zeros, value_zeros: zero points, or none; recent_keys,
+    recent_values `[batch, kv_heads, tokens, head_dim]`: the tokens after those that are written."""
+    batch, kv_heads = keys.shape[:2]
+    head_dim, share = query.shape[3], query.shape[1] // kv_heads
+    splits = (count + SPLIT - 1) // SPLIT
+    spread = np.empty((BLOCK, head_dim // 4), np.int32)
+    codes = spread.view(np.uint8)
+    if new_keys.shape[2]:
+        for b in range(batch):
+            for h in range(kv_heads):
+                for side in range(2):
+                    new = new_keys[b, h, 0] if side == 0 else new_values[b, h, 0]
+                    words = keys[b, h, count - 1] if side == 0 else values[b, h, count - 1]
+                    scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
+                    form, group = layout[side][0], layout[side][1]
+                    if not _write(form, group, new, words, scales, spread[0], codes[0]):
+                        return False
+    rows, no_scales = np.empty((BLOCK, head_dim), np.float32), np.empty((BLOCK, 0), np.uint16)
+    steps, bases = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
+    scores, q = np.empty((share, BLOCK + 3), np.float32), np.empty((share, head_dim), np.float32)
+    total = np.empty((share, head_dim), np.float32)
+    weight, most = np.empty(share, np.float32), np.empty(share, np.float32)
+    for item in range(first, last):
+        b, h = item // (kv_heads * splits), item // splits % kv_heads
+        start = item % splits * SPLIT
+        end = min(start + SPLIT, count)
+        masked = h if allowed.shape[1] > 1 else 0
+        for s in range(share):
+            for j in range(head_dim):
+                q[s, j] = query[b, h * share + s, 0, j] * scaling
+                total[s, j] = 0.0
+            weight[s], most[s] = 0.0, FLOOR
+        for at in range(start, end, BLOCK):
+            size = min(BLOCK, end - at)
+            _widen(layout[0], keys[b, h], key_scales[b, h], key_zeros[b, h], recent_keys[b, h], at, size,
+                   rows, spread, codes, steps, bases)  # fmt: skip
+            for s in range(share):
+                mine, asked = scores[s], q[s]
+                for t in range(0, size, 4):
+                    _dots(F32, head_dim, asked, rows, no_scales, t, size - 1, mine, t)
+                if allowed.shape[2]:
+                    for t in range(size):
+                        mine[t] = mine[t] if allowed[b, masked, at + t] else FLOOR
+                if noted.shape[2]:
+                    for t in range(size):
+                        noted[b * kv_heads + h, s, at + t] = mine[t]
+                _soften(mine, size, total[s], weight, most, s)
+            _widen(layout[1], values[b, h], value_scales[b, h], value_zeros[b, h], recent_values[b, h], at,
+                   size, rows, spread, codes, steps, bases)  # fmt: skip
+            for s in range(share):
+                _add(head_dim, total, scores, s, rows, size)
+        for s in range(share):
+            parts[item, s, :head_dim] = total[s]
+            parts[item, s, head_dim] = weight[s]
+            parts[item, s, head_dim + 1] = most[s]
+    if first == 0 and last == batch * kv_heads * splits:
+        merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), out, noted, received)
+    return True
+
+
+@njit(fastmath=FAST)
+def _add(head_dim, total, weights, s, rows, size):
+    """Add rows, each times its weight for query head s, to its total, which so is loaded once for four."""
+    for t in range(0, size, 4):
+        t1, t2, t3 = min(t + 1, size - 1), min(t + 2, size - 1), min(t + 3, size - 1)
+        a, b, c, d = (
+            weights[s, t],
+            weights[s, t + 1],
+            weights[s, t + 2],
+            weights[s, t + 3],
+        )  # 0 beyond the last
+        for j in range(head_dim):
+            total[s, j] += a * rows[t, j] + b * rows[t1, j] + (c * rows[t2, j] + d * rows[t3, j])
+
+
+def layout(store, head_dim: int) -> tuple[Side, Side] | None:
+    """What the kernel is told of this store (see above), or None where it cannot read it."""
+    form, other = store.format.coded, store.value_format.coded
+    if head_dim % 32:  # whole words in every plane
+        return None
+    if store.in_blocks:
+        written, short = store.written, (store.recent - store.prompt) % store.group
+        if not written or store.window[1].shape[3] != head_dim:
+            return None
+        return (form.bits, head_dim, store.group, short, written), (form.bits, other.group, 0, 0, written)
+    keys, values = _side(form, store.keys, head_dim), _side(other, store.values, head_dim)
+    return None if keys is None or values is None else (keys, values)
+
+
+def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
+    if isinstance(form, Float4):
+        known, group = BLOCKS[form.format]
+        bits = 4
+    elif isinstance(form, Int) and form.kernel_ready:
+        known = bits = form.bits
+        group = form.scales.group or head_dim
+    else:
+        return None
+    widths = tuple(part.shape[3] for part in parts)
+    fits = widths == (head_dim * bits // 8, -(-head_dim // group))
+    return (known, group, 0, 0, ALL_WRITTEN) if fits else None
+
+
+def writes(store) -> bool:
+    """Whether the kernel can write a token as this store's formats do."""
+    forms = store.format.coded, store.value_format.coded
+    return not store.in_blocks and all(getattr(form, "largest", 6) == 6 for form in forms)
+
+
+def prepared(store, head_dim: int):
+    """(The kernel, told of this store; the arrays that hold codes and scales of K and of V)."""
+    batch, kv_heads = store.keys[0].shape[:2]
+    (keys, *scales), (values, *value_scales) = store.keys, store.values
+    if store.in_blocks:
+        scales, window = store.blocks, [side.contiguous().numpy() for side in store.window]
+    else:
+        window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
+    none = torch.empty(batch, kv_heads, 0, 0)
+    zeros = (_bytes(side[1] if store.in_blocks else none) for side in (scales, value_scales))
+    held = _words(keys), _bytes(scales[0]), _words(values), _bytes(value_scales[0])
+    return partial(_kernel, layout(store, head_dim), *zeros, *window), held
+
+
+def _words(codes: Tensor) -> np.ndarray:
+    return codes.view(torch.int32).numpy()
+
+
+def _bytes(part: Tensor) -> np.ndarray:
+    return part.contiguous().view(torch.uint8).numpy()
