@@ -24,6 +24,7 @@ from kvlab.measure.studies import read, similarity
 from kvlab.models import ModelShape, calibration_ids
 from kvlab.models.fetching import PACKAGES
 
+from .teaching import lease, lesson
 from .teaching.smollm2 import STORED, drawn
 
 NEEDLES = 12
@@ -118,21 +119,23 @@ def after(model, tokenizer):
 
 
 def _found(model, tokenizer, methods):
-    right = {m: [0, 0] for m in methods}
-    for context, question, answer in _needles():
-        for protocol, cut in enumerate((context + question, context)):
-            head = tokenizer(cut, return_tensors="pt").input_ids
-            whole = tokenizer(context + question, return_tensors="pt").input_ids
-            head = whole[:, : -1 if protocol == 0 else min(head.shape[1], whole.shape[1] - 1)]
-            for method in methods:
-                stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
-                stepper.feed(head)
-                for n in range(head.shape[1], whole.shape[1]):
-                    logits = stepper.feed(whole[:, n : n + 1], last=True)
-                said = tokenizer.decode(logits.argmax(-1)).strip()
-                right[method][protocol] += bool(said) and answer.startswith(said)
+    right = lesson.answered(model, tokenizer, methods, _needles())
     return (
         f"right answers of {NEEDLES} about one sentence in about 800 tokens",
+        ["method", "question known", "question unknown"],
+        [[m, *counts] for m, counts in right.items()],
+    )
+
+
+def clause(model, tokenizer):
+    """Right answers about clause 17 of the lease, for what chapters 8 and 9 decide between."""
+    chosen = ("snapkv", "keydiff", "kvzip", "topk")
+    methods = ("full", "fp8", "int4", "int4:rotate=true", *(f"{m}:budget={BUDGET}" for m in chosen))
+    asked = lease.asked_of_smollm2()
+    right = lesson.answered(model, tokenizer, methods, asked)
+    tokens = tokenizer(asked[0][0], return_tensors="pt").input_ids.shape[1]
+    return (
+        f"right answers of {len(asked)} about clause 17 of a contract of {tokens:,} tokens",
         ["method", "question known", "question unknown"],
         [[m, *counts] for m, counts in right.items()],
     )
@@ -289,7 +292,7 @@ def alike(model, tokenizer, tokens: int = 384):
 
 STUDIES = {
     study.__name__: study
-    for study in (needle, sense, after, again, size, reserved, formats, turned, sinks, link, alike)
+    for study in (needle, sense, clause, after, again, size, reserved, formats, turned, sinks, link, alike)
 }
 
 

@@ -53,6 +53,30 @@ def ask(model, tokenizer, method: str, document, *, known: bool = True) -> str:
     return tokenizer.decode(logits.argmax(-1))
 
 
+@torch.inference_mode()
+def answered(model, tokenizer, methods, asked) -> dict[str, tuple[int, int]]:
+    """{method: (right answers with the question known when the cache is compressed, and unknown)}.
+
+    asked: (context, question, answer) each. As `ask`, for many methods: all of them take one prefill.
+    """
+    from eval.accuracy.prefill import shared
+
+    right = {method: [0, 0] for method in methods}
+    for context, question, answer in asked:
+        whole = tokenizer(context + question, return_tensors="pt").input_ids  # [1, tokens]
+        last = whole.shape[1] - 1
+        for protocol, cut in enumerate((last, min(last, len(tokenizer(context).input_ids)))):
+            caches = {method: make_cache(model, method) for method in methods}
+            for method, stepper, read in shared(model, caches, whole[:, :cut], None, last=True):
+                if isinstance(read, Exception):
+                    raise read
+                for token in whole[0, cut:]:
+                    logits = stepper.feed(token.view(1, 1), last=True)
+                said = tokenizer.decode(logits.argmax(-1)).strip()
+                right[method][protocol] += bool(said) and answer.startswith(said)
+    return {method: (known, unknown) for method, (known, unknown) in right.items()}
+
+
 def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) -> list[dict]:
     """One row of the cost table for each method, measured on the same text and the same questions.
 

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from course import drawings
-from course.teaching import contract, smollm2
+from course.teaching import contract, lease, smollm2
 from course.teaching.pictures import show
 
 CHAPTERS = sorted(Path("notebooks").glob("0*.ipynb"))
@@ -36,19 +36,67 @@ def test_the_picture_has_a_bar_for_every_method_and_says_which_fit():
     assert "nothing fits" in contract.picture("full")[1]
 
 
+def test_what_the_prose_says_of_money_is_what_the_bill_and_the_price_say():
+    nothing, four, twice = (contract.cost(method) for method in ("recompute", "int4", "kvzip"))
+    by_hand = contract.ANSWER * nothing.token * contract.PRICE * 100 / 3600
+    assert nothing.money == pytest.approx(by_hand) and f"{nothing.money:.0f}" == "25"  # chapters 1 and 8
+    assert f"{four.money:.1f} {four.again:.3f}" == "0.5 0.014"  # chapter 8
+    assert nothing.again == pytest.approx(nothing.money)
+    assert twice.reading == 2 * four.reading and 1.9 < twice.money / four.money < 2  # chapter 9
+    assert contract.cost("full").money is None and contract.cost("full").memory > 24
+
+
+def test_money_is_printed_for_what_fits(capsys):
+    contract.money("full", "int4")
+    told = capsys.readouterr().out
+    assert "does not fit" in told and "0.52 cents" in told and "0.55 dollars an hour" in told
+
+
 def test_guesses_are_kept_shown_again_and_asked_for(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
-    contract.compare()
-    assert capsys.readouterr().out.count("–") == 3
+    contract.compare("int4")
+    assert capsys.readouterr().out.count("–") == 4
     contract.guess(memory=..., reading=20, token=2)
-    assert "write a number for memory" in capsys.readouterr().out
+    assert "write a number for memory and money" in capsys.readouterr().out
     with pytest.raises(ValueError, match="the guesses are called"):
         contract.guess(memory=20, reading=20, tokens=2)
-    contract.guess(memory=20, reading=60.5, token=2)
+    contract.guess(memory=20, reading=60.5, token=2, money=7)
     capsys.readouterr()
-    contract.compare()
+    contract.compare("int4")
     told = capsys.readouterr().out
-    assert "60.5" in told and "33.0" in told and "31.8" in told
+    assert all(number in told for number in ("60.5", "33.0*", "31.8*", "25.2*", "20.1"))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -4, "20 s", True, None])
+def test_a_guess_that_is_no_amount_is_refused_in_one_line(tmp_path, monkeypatch, capsys, wrong):
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    contract.guess(memory=20, reading=wrong, token=2, money=7)
+    told = capsys.readouterr().out.splitlines()
+    assert len(told) == 1 and f"reading={wrong!r}" in told[0] and "zero or more" in told[0]
+    contract.compare("int4")
+    assert capsys.readouterr().out.count("–") == 4
+
+
+def test_the_last_chapter_compares_with_what_was_decided(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("KVLAB_CACHE", str(tmp_path))
+    assert contract.found("kvzip", 2) == contract.found("kvzip:budget=0.2", 2) != "–"
+    assert contract.found("recompute", 2) == contract.found("full", 2)
+    assert contract.found("kvzip:budget=0.3", 2) == contract.found("sinks", 2) == "–"
+    contract.compare("kvzip")
+    told = capsys.readouterr().out
+    assert "kvzip" in told.splitlines()[0] and "66.0" in told and "SmolLM2" in told
+    with pytest.raises(ValueError, match="unknown method"):
+        contract.compare("nothing")
+
+
+def test_the_lease_says_in_clause_17_alone_what_is_asked_for():
+    for asked, question, answer in (*lease.asked_of_smollm2(), *lease.asked_of_workshop()):
+        clauses = asked.split("\n")
+        (holds,) = [clause for clause in clauses if f" {answer}" in clause]
+        assert holds.startswith("Clause 17. Leaving early.") and answer not in question
+    assert len(lease.written("").split("\n")) == len(lease.CLAUSES) + 1 == 44
+    assert len(lease.asked_of_smollm2()[0][0].split()) > 1700
+    assert lease.written("", 13, 21).startswith("Clause 13. Animals.")
 
 
 def test_letters_in_a_drawing_are_24_pixels_high_on_a_slide():
