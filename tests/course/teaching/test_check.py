@@ -1,6 +1,6 @@
 """The checks of the exercises: they accept the solution and name the mistake in typical wrong answers.
 
-What learners answer, written independently of the checks, is in `test_answers.py`.
+What learners answer, written independently of the checks, is in `tests/answers`.
 """
 
 from __future__ import annotations

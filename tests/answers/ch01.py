@@ -1,0 +1,51 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 1: recompute."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "generate": [
+        "done = [False] * len(ids)\nfor _ in range(new):\n    best = model(ids)[:, -1].max(-1).indices.tolist()\n"
+        "    best = [end if d else b for d, b in zip(done, best)]\n    done = [d or b == end for d, b in zip(done, best)]\n"
+        "    ids = torch.hstack([ids, torch.tensor(best)[:, None]])\n    if all(done):\n        break\nreturn ids",
+        "first = ids.shape[1]\nwhile ids.shape[1] < first + new:\n    over = (ids[:, first:] == end).any(1)\n"
+        "    if over.all():\n        return ids\n    now = model(ids).argmax(-1)[:, -1]\n    now[over] = end\n"
+        "    ids = torch.cat([ids, now.unsqueeze(1)], 1)\nreturn ids",
+        "rows = []\nfor row in ids:\n    row, n = row[None], 0\n    while n < new and (n == 0 or row[0, -1] != end):\n"
+        "        row, n = torch.cat([row, model(row)[:, -1].argmax(-1, keepdim=True)], 1), n + 1\n    rows.append(row[0].tolist())\n"
+        "longest = max(map(len, rows))\nreturn [row + [end] * (longest - len(row)) for row in rows]",
+    ],
+    "visible": [
+        "longest = max(lengths.tolist())\nreturn [[i >= longest - n for i in range(total)] for n in lengths.tolist()]",
+        "mask = torch.zeros(len(lengths), total, dtype=torch.bool)\nwritten = total - lengths.max()\n"
+        "for row, n in enumerate(lengths):\n    mask[row, -int(n + written):] = True\nreturn mask",
+        "pad = lengths.numpy().max() - lengths.numpy()\nreturn np.arange(total)[None, :] >= pad[:, None]",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "generate": [
+        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], 1)\nreturn ids", "`end` is not looked at"),
+        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, 0].argmax(-1, keepdim=True)], 1)\nreturn ids", "test 1 of 6"),
+        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids[:, -1:])[:, -1].argmax(-1, keepdim=True)], 1)\nreturn ids", "test 1 of 6"),
+        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, -1].argmax(-1)], 1)\nreturn ids", "it stops with RuntimeError"),
+        ("for _ in range(new):\n    ids.append(model(ids)[:, -1].argmax(-1))\nreturn ids", "no such method"),
+        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], 1)", "returns nothing"),
+        ("done = torch.zeros(len(ids)).bool()\nfor _ in range(new):\n    now = model(ids)[:, -1].argmax(-1)\n    now[done] = end\n"
+         "    done |= now == end\n    ids = torch.cat([ids, now[:, None]], 1)\nreturn ids", "goes on feeding"),
+        ("done = torch.zeros(len(ids)).bool()\nfor _ in range(new):\n    now = model(ids)[:, -1].argmax(-1)\n    now[done] = end\n"
+         "    done |= now == end\n    ids = torch.cat([ids, now[:, None]], 1)\n    if done.any():\n        break\nreturn ids", "still have something to say"),
+        ("return ids", "unchanged"),
+        ("done = torch.zeros(len(ids)).bool()\nfor _ in range(new):\n    now = model(ids)[:, -1].argmax(-1)\n    now[done] = end\n"
+         "    done |= now == end\n    ids = torch.cat([ids, now[:, None]], 1)\n    if done.all():\n        break\nreturn ids.float()", "whole numbers"),
+    ],
+    "visible": [
+        ("return [[i >= total - n for i in range(total)] for n in lengths.tolist()]", "its oldest goes"),
+        ("return torch.ones(len(lengths), total, dtype=torch.bool)", "padding is visible"),
+        ("pad = lengths.max() - lengths\nreturn [[i > p for i in range(total)] for p in pad.tolist()]", "first token of each text"),
+        ("pad = lengths.max() - lengths\nreturn [[int(i >= p) for i in range(total)] for p in pad.tolist()]", "True and False"),
+        ("return [[[i < n for n in lengths.tolist()] for i in range(total)]]", "shape"),
+        ("return torch.arange(total) >= lengths.max() - lengths", "it stops with RuntimeError"),
+        ("mask = torch.zeros(len(lengths), total).bool()\nmask[:, -3:] = True\nreturn mask", "one token more at each step"),
+    ],
+}  # fmt: skip

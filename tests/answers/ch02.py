@@ -1,0 +1,59 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 2: the KV cache."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "attend_step": [
+        "K, V = torch.cat([K, torch.einsum('nh,khd->knd', x, w_k)], 1), torch.cat([V, torch.einsum('nh,khd->knd', x, w_v)], 1)\n"
+        "out = []\ntimes = len(w_q) // len(w_k)\nfor head, w in enumerate(w_q):\n    rows = []\n    for i, token in enumerate(x):\n"
+        "        upto = K.shape[1] - len(x) + i + 1\n        k, v = K[head // times, :upto], V[head // times, :upto]\n"
+        "        rows.append((k @ (token @ w) / k.shape[-1] ** 0.5).softmax(0) @ v)\n    out.append(torch.stack(rows))\n"
+        "return torch.stack(out), K, V",
+        "K, V = torch.cat((K, x @ w_k), 1), torch.cat((V, x @ w_v), 1)\nn, t = len(x), K.shape[1]\n"
+        "seen = torch.arange(t)[None] <= torch.arange(t - n, t)[:, None]\n"
+        "q = (x @ w_q).unflatten(0, (len(w_k), -1))\n"
+        "s = (q @ K[:, None].mT / math.sqrt(K.shape[-1])).where(seen, torch.tensor(-math.inf))\n"
+        "return [(s.softmax(-1) @ V[:, None]).flatten(0, 1), K, V]",
+        "K, V = torch.cat((K, x @ w_k), 1), torch.cat((V, x @ w_v), 1)\nn, t = len(x), K.shape[1]\n"
+        "mask = torch.ones(n, t).tril(t - n).bool()\ng = len(w_q) // len(w_k)\n"
+        "out = torch.nn.functional.scaled_dot_product_attention(x @ w_q, K.repeat_interleave(g, 0), V.repeat_interleave(g, 0), mask)\n"
+        "return out, K, V",
+    ],
+    "next_position": [
+        "return list(range(held, held + new))",
+        "return np.arange(held, held + new)",
+        "return held + torch.arange(new)",
+        "return range(held, held + new)",
+        "return (held + i for i in range(new))",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "attend_step": [
+        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\n"
+         "return (q @ K.mT / q.shape[-1] ** 0.5).softmax(-1) @ V, K, V", "test 4 of 6"),
+        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\ng = len(q) // len(K)\n"
+         "return (q @ K.repeat_interleave(g, 0).mT / q.shape[-1] ** 0.5).softmax(-1) @ V.repeat_interleave(g, 0), K, V", "the mask is missing"),
+        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k]), torch.cat([V, x @ w_v])\nreturn (q @ K.mT).softmax(-1) @ V, K, V", "it stops with RuntimeError"),
+        ("q, k, v = x @ w_q, x @ w_k, x @ w_v\nreturn q, k, v", "K must be longer"),
+        ("K, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\nreturn x @ w_q, K, V", "K and V are right; the output is not"),
+        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\ng = len(q) // len(K)\nn, t = len(x), K.shape[1]\n"
+         "s = (q @ K.repeat_interleave(g, 0).mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(n, t).triu(t - n + 1).bool(), -torch.inf)\n"
+         "return s.softmax(-1) @ V.repeat_interleave(g, 0)", "the output alone"),
+        ("K = torch.cat([K, x @ w_k], 1)", "returns nothing"),
+        ("return torch.cat([K, x @ wk], 1)", "NameError"),
+        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\ng = len(q) // len(K)\nn, t = len(x), K.shape[1]\n"
+         "s = (q @ K.repeat_interleave(g, 0).mT / q.shape[-1] ** 0.5).masked_fill(torch.ones(n, t).triu(1).bool(), -torch.inf)\n"
+         "return s.softmax(-1) @ V.repeat_interleave(g, 0), K, V", "held already"),
+    ],
+    "next_position": [
+        ("return list(range(new))", "does not advance"),
+        ("return torch.arange(held + 1, held + 1 + new)", "not 7"),
+        ("return torch.linspace(held, held + new - 1, new)", "not floats"),
+        ("return torch.arange(float(held), held + new)", "not floats"),
+        ("return [held] * new", "one position for all"),
+        ("return [slot >= new - held for slot in range(new)]", "`real_slots`"),
+        ("return held, held + new", "two ends"),
+    ],
+}  # fmt: skip

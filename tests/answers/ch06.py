@@ -1,0 +1,51 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 6: offloading."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "step_seconds": [
+        "arrive, leave = [], []\nfor i, (c, t) in enumerate(zip(compute, transfer)):\n"
+        "    begin = max(arrive[-1:] + ([leave[i - buffers]] if i >= buffers else []) + [0])\n    arrive.append(begin + t)\n"
+        "    leave.append(max(leave[-1:] + [arrive[-1]]) + c)\nreturn leave[-1]",
+        "def ready(i):\n    before = ready(i - 1) if i else 0\n    return max(before, over(i - buffers) if i >= buffers else 0) + transfer[i]\n"
+        "def over(i):\n    return max(ready(i), over(i - 1) if i else 0) + compute[i]\nreturn float(over(len(compute) - 1))",
+        "done = [0.0] * buffers\nlink = 0.0\nfor c, t in zip(compute, transfer):\n    link = max(link, done[-buffers]) + t\n"
+        "    done.append(max(link, done[-1]) + c)\nreturn np.float64(done[-1])",
+    ],
+    "schedule": [
+        "events = []\nfor i in range(layers):\n    if i == 0:\n        events.append(['ask', 0])\n"
+        "    if i < layers - 1:\n        events.append(['ask', i + 1])\n"
+        "    events += [['wait', i], ['attend', i]]\nreturn events",
+        "yield 'ask', 0\nfor i in range(layers):\n    if i + 1 != layers:\n        yield 'ask', i + 1\n"
+        "    yield 'wait', i\n    yield 'attend', i",
+        "e = [('ask', 0)]\nfor i in range(1, layers):\n"
+        "    e += [('ask', i), ('wait', i - 1), ('attend', i - 1)]\n"
+        "return tuple(e + [('wait', layers - 1), ('attend', layers - 1)])",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "step_seconds": [
+        ("return sum(compute) + sum(transfer)", "take turns"),
+        ("return max(sum(compute), sum(transfer))", "first layer must be there"),
+        ("return sum(max(c, t) for c, t in zip(compute, transfer))", "with itself"),
+        ("return transfer[0] + sum(max(c, t) for c, t in zip(compute, transfer[1:])) + compute[-1]", "test "),
+        ("link = device = 0\nfor c, t in zip(compute, transfer):\n    link += t\n    device = max(device, link) + c\nreturn device", "buffers is not used"),
+        ("return compute + transfer", "shape"),
+        ("link = 0\nfor t in transfer:\n    link += t\nlink", "returns nothing"),
+        ("return max(compute[i] + transfer[i + 1] for i in range(len(compute)))", "it stops with IndexError"),
+        ("link = device = 0\nfor c, t in zip(compute, transfer):\n    link += t\n    device = link + c\nreturn device", "one at a time"),
+    ],
+    "schedule": [
+        ("e = [('ask', 0)]\nfor i in range(layers):\n    e += [('wait', i), ('ask', i + 1), ('attend', i)]\nreturn e",
+         "does not exist"),
+        ("e = [('ask', i) for i in range(layers)]\nfor i in range(layers):\n    e += [('wait', i), ('attend', i)]\n"
+         "return e", "whole cache again"),
+        ("e = [('ask', 0)]\nfor i in range(layers - 1):\n    e += [('ask', i + 1), ('wait', i), ('attend', i)]\n"
+         "return e", "never attends"),
+        ("for i in range(layers):\n    e = [('ask', i), ('wait', i), ('attend', i)]\nreturn e", "begins anew"),
+        ("return [('ask', i // 3) for i in range(3 * layers)]", "asked for twice"),
+        ("e = ['ask', 0]\nfor i in range(layers):\n    e += ['wait', i, 'attend', i]\nreturn e", "one event is a pair"),
+    ],
+}  # fmt: skip

@@ -1,0 +1,61 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 7: InfiniGen."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "choose": [
+        "heads, tokens, d = keys.shape\ns = []\nfor h in range(heads):\n    size = queries[h].abs().sum(0) + keys[h].abs().sum(0)\n"
+        "    c = size.argsort(descending=True)[: round(part * d)]\n    s.append(keys[h][:, c] @ guess[h, c] / math.sqrt(d))\n"
+        "near = sum(int((row > row.max() - alpha).sum()) for row in s)\nn = min(cap, -(-near // heads))\n"
+        "return torch.stack(s).argsort(-1, descending=True)[:, :n]",
+        "d = keys.shape[-1]\nsize = torch.cat([queries, keys], 1).abs().mean(1)\n"
+        "mask = torch.zeros_like(guess).scatter(1, size.topk(round(part * d)).indices, 1.0)\n"
+        "s = torch.einsum('hd,htd->ht', guess * mask, keys) * d**-0.5\n"
+        "near = (s.max(1, keepdim=True).values - s < alpha).sum() / len(s)\n"
+        "return s.topk(min(cap, math.ceil(near))).indices.sort(-1).values",
+        "s = []\nfor g, q, k in zip(guess.numpy(), queries.numpy(), keys.numpy()):\n"
+        "    c = np.argsort(-(np.abs(q).sum(0) + np.abs(k).sum(0)))[: round(part * len(g))]\n"
+        "    s.append(k[:, c] @ g[c] / np.sqrt(len(g)))\ns = np.stack(s)\n"
+        "n = int(min(cap, np.ceil((s > s.max(1, keepdims=True) - alpha).sum(1).mean())))\nreturn np.argsort(-s, axis=1)[:, :n]",
+    ],
+    "rehearse": [
+        "x = inputs[layer - 1]\nx = x / (x.square().mean() + 1e-6).sqrt() * gains[layer]\nreturn weights[layer] @ x",
+        "x = norm(inputs[layer - 1], gains[layer])\nreturn (weights[layer] * x).sum(-1)",
+        "return torch.nn.functional.linear(norm(inputs[layer - 1], gains[layer]), weights[layer])",
+        "return (norm(inputs[layer - 1], gains[layer])[None] @ weights[layer].T)[0].numpy()",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "choose": [
+        ("s = (keys @ guess[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "on the host with the tokens"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / q.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "whole head dimension"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.max() - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "one maximum for all"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, int(n))).indices", "rounded the mean down"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(math.ceil(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "number of columns is rounded up"),
+        ("c = queries.abs().sum(1).topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\n"
+         "k = keys.gather(-1, c)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nreturn s.topk(cap).indices", "cap tokens are always fetched"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(math.ceil(n)).indices", "cap is missing"),
+        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, math.ceil(n)))", "two tensors here"),
+        ("size = queries.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "only the queries choose"),
+        ("size = (queries + keys).sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
+         "return s.topk(min(cap, math.ceil(n))).indices", "with their signs"),
+    ],
+    "rehearse": [
+        ("return weights[layer - 1] @ norm(inputs[layer - 1], gains[layer])", "W_q belongs to the layer before"),
+        ("return weights[layer] @ norm(inputs[layer], gains[layer])", "not known yet"),
+        ("return weights[layer] @ inputs[layer - 1]", "norm is missing"),
+        ("return weights[layer] @ (inputs[layer - 1] * gains[layer])", "only the gain is there"),
+        ("return norm(inputs[layer - 1], gains[layer]) @ weights[layer]", "transposed"),
+        ("return weights[layer] * norm(inputs[layer - 1], gains[layer])", "element by element"),
+        ("return weights[layer + 1] @ norm(inputs[layer - 1], gains[layer])", "it stops with IndexError"),
+        ("return -weights[layer] @ norm(inputs[layer - 1], gains[layer])", "sign is turned"),
+    ],
+}  # fmt: skip

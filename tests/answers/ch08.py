@@ -1,0 +1,73 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 8: comparing methods."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "norm_score": [
+        "d = (positions[..., :, None] - positions[..., None, :]).abs()\nn = keys.norm(dim=-1)[..., None, :].expand(d.shape)\n"
+        "n = torch.where((d <= reach) & (positions >= 0)[..., None, :], n, 1e9).amin(-1)\nscore = 1 / (1 + n)\n"
+        "last = positions.max(-1, keepdim=True).values\n"
+        "score[(positions < sinks) | (positions > last - recent)] = 9.0\nscore[positions < 0] = -9.0\nreturn score",
+        "b, h, s, _ = keys.shape\nout = torch.zeros(b, h, s)\nfor i in range(b):\n    for j in range(h):\n"
+        "        p, n = positions[i, j].tolist(), keys[i, j].norm(dim=-1).tolist()\n        for k in range(s):\n"
+        "            near = [n[m] for m in range(s) if p[m] >= 0 and abs(p[m] - p[k]) <= reach]\n"
+        "            safe = p[k] < sinks or p[k] > max(p) - recent\n"
+        "            out[i, j, k] = -1e9 if p[k] < 0 else 1e9 if safe else -min(near)\nreturn out",
+        "n, p = np.linalg.norm(keys.numpy(), axis=-1), positions.numpy()\n"
+        "far = (np.abs(p[..., :, None] - p[..., None, :]) > reach) | (p < 0)[..., None, :]\n"
+        "n = -np.where(far, np.inf, np.broadcast_to(n[..., None, :], far.shape)).min(-1)\n"
+        "n[p > p.max(-1, keepdims=True) - recent] = np.inf\nn[p < sinks] = np.inf\nn[p == -1] = -np.inf\nreturn n",
+    ],
+    "pareto": [
+        "return [i for i, (a, s) in enumerate(points)\n"
+        "        if all(b < a or t > s or (b, t) == (a, s) for b, t in points)]",
+        "keep = set()\nfor i, p in enumerate(points):\n    if not any(q != p and q[0] >= p[0] and q[1] <= p[1] "
+        "for q in points):\n        keep.add(i)\nreturn keep",
+        "a, s = np.array(points, dtype=float).T\n"
+        "beats = (a[None] >= a[:, None]) & (s[None] <= s[:, None])\n"
+        "beats &= (a[None] != a[:, None]) | (s[None] != s[:, None])\nreturn np.flatnonzero(~beats.any(1))",
+        "good = []\nfor p in sorted(points, key=lambda p: (p[1], -p[0])):\n"
+        "    if not good or p[0] > good[-1][0] or p == good[-1]:\n        good.append(p)\n"
+        "return [i for i, p in enumerate(points) if p in good][::-1]",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "norm_score": [
+        ("return -keys.norm(dim=-1)", "test 1 of 7"),
+        ("return keys.norm(dim=-1)", "the largest keys come first"),
+        ("s = -keys.norm(dim=-1)\ns[..., -recent:] = torch.inf\nreturn s.masked_fill(positions < sinks, torch.inf)", "test 4 of 7"),
+        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "s = s.masked_fill(positions < sinks, torch.inf)\nreturn s.masked_fill(positions < 0, -torch.inf)", "the neighbours have no say"),
+        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < 0, -torch.inf)", "test 3 of 7"),
+        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < sinks, torch.inf)", "test 5 of 7"),
+        ("i = torch.arange(positions.shape[-1])\nfar = (i[:, None] - i).abs() > reach\n"
+         "s = -keys.norm(dim=-1)[..., None, :].expand(*positions.shape, len(i))\n"
+         "s = s.masked_fill(far | (positions < 0)[..., None, :], -torch.inf).amax(-1)\n"
+         "s = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < sinks, torch.inf).masked_fill(positions < 0, -torch.inf)", "neighbouring slots"),
+        ("s = keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1, keepdim=True) - recent, torch.inf)\n"
+         "return s.masked_fill(positions < sinks, torch.inf).masked_fill(positions < 0, -torch.inf)", "test 1 of 7"),
+        ("return -keys.norm(dim=-1, keepdim=True)", "shape"),
+        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1) - recent, torch.inf)\nreturn s", "it stops with RuntimeError"),
+        ("return torch.log(-keys.norm(dim=-1))", "NaN"),
+        ("keys /= 2\nreturn -keys.norm(dim=-1)", "test 1 of 7"),
+    ],
+    "pareto": [
+        ("return [i for i, (a, s) in enumerate(points) if not any(b > a and t < s for b, t in points)]", "as accurate"),
+        ("return [i for i, (a, s) in enumerate(points) if not any(b >= a and t <= s for b, t in points)]",
+         "beat itself"),
+        ("return [p for p in points if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]",
+         "points themselves"),
+        ("return [i for i, p in enumerate(points) if any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]",
+         "those are the methods that are beaten"),
+        ("points.sort()\nreturn [i for i, p in enumerate(points)"
+         " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "in place"),
+        ("return max(range(len(points)), key=lambda i: points[i][0])", "only the most accurate"),
+        ("return [float(i) for i, p in enumerate(points)"
+         " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "not floats"),
+    ],
+}  # fmt: skip

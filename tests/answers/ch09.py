@@ -1,0 +1,63 @@
+# ruff: noqa: E501 (an answer stands on its own line)
+"""What learners answer in chapter 9: page bounds, ragged heads, and which method for whom."""
+
+# The body of a function with the exercise's own parameters.
+RIGHT = {
+    "quest_step": [
+        "out = []\nfor q, k, v in zip(query, keys, values):\n    pages = list(zip(k.split(page), v.split(page)))\n"
+        "    bound = [float(torch.where(q > 0, q * rows.amax(0), q * rows.amin(0)).sum()) for rows, _ in pages]\n"
+        "    best = sorted(range(len(pages)), key=lambda i: -bound[i])[:count]\n"
+        "    k, v = (torch.cat([pages[i][n] for i in best]) for n in (0, 1))\n"
+        "    out.append((k @ q / math.sqrt(len(q))).softmax(0) @ v)\nreturn torch.stack(out)",
+        "h, t, d = keys.shape\nn = math.ceil(t / page)\nb = torch.empty(h, n)\nfor i in range(n):\n    rows = keys[:, i * page : (i + 1) * page]\n"
+        "    b[:, i] = (query.clamp(min=0) * rows.max(1).values + query.clamp(max=0) * rows.min(1).values).sum(-1)\n"
+        "rank = b.argsort(-1, descending=True).argsort(-1)\nseen = (rank < count).repeat_interleave(page, 1)[:, :t]\n"
+        "return torch.nn.functional.scaled_dot_product_attention(query[:, None], keys, values, seen[:, None])[:, 0]",
+        "b = np.stack([(query[:, None] * p).amax(1).sum(-1).numpy() for p in keys.split(page, 1)], 1)\n"
+        "best = np.argsort(-b, axis=1)[:, :count]\ns = torch.einsum('hd,htd->ht', query, keys).numpy() / np.sqrt(query.shape[1])\n"
+        "w = np.exp(s - s.max())\nfor head, row in enumerate(w):\n    row[[t for t in range(len(row)) if t // page not in best[head]]] = 0\n"
+        "return np.einsum('ht,htd->hd', w / w.sum(1, keepdims=True), values.numpy())",
+    ],
+    "head_counts": [
+        "held = scores >= scores.flatten().topk(total).values.min()\nreturn held.sum(-1)",
+        "order = sorted(((float(x), h) for h, row in enumerate(scores) for x in row), reverse=True)[:total]\n"
+        "return [sum(h == head for _, h in order) for head in range(len(scores))]",
+        "best = np.argsort(-scores.numpy().ravel())[:total]\n"
+        "return np.bincount(best // scores.shape[1], minlength=len(scores))",
+        "rows, _ = np.unravel_index(scores.flatten().argsort(descending=True)[:total].numpy(), tuple(scores.shape))\n"
+        "return [int((rows == h).sum()) for h in range(len(scores))]",
+    ],
+}  # fmt: skip
+
+# And what must be said of it.
+WRONG = {
+    "quest_step": [
+        ("b = torch.stack([(query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "only the largest values"),
+        ("b = torch.stack([(p @ query[..., None])[..., 0].amax(1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "chosen by their keys"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1) * m\nreturn (w[:, None] @ values)[:, 0]", "mask before it"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = (s * m).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "minus infinity"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0]\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "not divided by the root"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nreturn s.masked_fill(~m, -torch.inf).softmax(-1)", "those are the weights"),
+        ("s = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "all pages are fetched"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
+         "c = b.topk(count).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "topk is asked for more numbers"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "attention saw other tokens"),
+        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nw @ values", "returns nothing"),
+    ],
+    "head_counts": [
+        ("worth = scores.softmax(-1)\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "a softmax inside each head"),
+        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best // scores.shape[1]).tolist()", "minlength=heads"),
+        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best % scores.shape[1], minlength=scores.shape[1])", "each token"),
+        ("return [total // len(scores)] * len(scores)", "every head gets the same"),
+        ("return scores.flatten().topk(total).indices", "places of the best"),
+        ("worth = scores / scores.sum(-1, keepdim=True)\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "divided by their head's sum"),
+        ("worth = -scores\nbest = worth.flatten().topk(total).indices\n"
+         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "the lowest scores"),
+        ("best = scores.flatten().topk(total).indices\nreturn [float(n) for n in torch.bincount(best // scores.shape[1], minlength=len(scores))]",
+         "not floats"),
+    ],
+}  # fmt: skip
