@@ -43,6 +43,11 @@ class Speed(Pooled):
     engine: str = option(
         "what computes the decode steps of kvlab's methods", "eager", choices=["eager", "compiled"]
     )
+    weights: str = option(
+        "how the compiled engine holds the weights of kvlab's methods",
+        "fp32",
+        choices=["fp32", "bf16", "int8"],
+    )
 
     @property
     def wide(self) -> bool:
@@ -87,12 +92,18 @@ class Speed(Pooled):
     def check(self) -> None:
         if self.suite not in CONTEXTS:
             raise Problem(f"--suite {self.suite}: this suite belongs to the command speed")
+        if self.weights != "fp32" and self.engine != "compiled":
+            raise Problem(
+                f"--weights {self.weights}: the eager engine reads fp32 alone; add --engine compiled"
+            )
         super().check()
 
     def cells(self) -> list[Cell]:
         shared = {"threads": self.threads, "repeats": self.repeats}
         if self.engine != "eager":  # of a run: what stands in one table was measured in one
             shared["engine"] = self.engine
+        if self.weights != "fp32":
+            shared["weights"] = self.weights
         methods = {
             name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
         }
@@ -140,7 +151,7 @@ class Speed(Pooled):
 
     def worker(self, method: str):
         """A process, or what stands for one, that times a method."""
-        names = ("suite", "model", "device", "dtype", "engine")
+        names = ("suite", "model", "device", "dtype", "engine", "weights")
         options = {name: getattr(self, name) for name in names} | {"method": method}
         kind = workers.Here if self.jobs == 0 else workers.Worker
         return kind(self.maker, options, self.threads)

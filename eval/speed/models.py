@@ -28,7 +28,8 @@ def wide_model(**changes):
 
 
 def load(options: dict, attention: str):
-    """The model to time, in eval mode: options name `suite`, `model`, `device`, `dtype`, `engine`."""
+    """The model to time, in eval mode: options name `suite`, `model`, `device`, `dtype`, `engine`,
+    `weights`."""
     from transformers import AutoModelForCausalLM
 
     device = options.get("device") or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,12 +40,13 @@ def load(options: dict, attention: str):
         if attention == "kvlab":
             kvlab.prepare(model)
             if options.get("engine") == "compiled":
-                compiled(model)
+                compiled(model, options.get("weights", "fp32"))
         else:
             model.set_attn_implementation(attention)
         return model
     if attention == "kvlab":
         how = {"dtype": options.get("dtype"), "engine": options.get("engine", "eager")}
+        how["weights"] = options.get("weights", "fp32")
         return kvlab.load(options["model"], device=device, **how)[0]
     dtype = options.get("dtype") or ("float32" if device == "cpu" else "auto")
     model = AutoModelForCausalLM.from_pretrained(

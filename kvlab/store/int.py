@@ -33,7 +33,7 @@ class Int(Exact):
     symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and what is too
     large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. By default
     the cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
-    A width that does not divide 8 needs another way to pack (`Planes`), which no kernel reads.
+    A width that does not divide 8 needs another way to pack (`Planes`).
     """
 
     WIDTHS = (2, 4, 8)

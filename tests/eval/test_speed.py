@@ -48,12 +48,18 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     assert "12 of 14 speed cells are kept" in capsys.readouterr().err
 
 
-def test_the_engine_is_an_option_and_is_said(folder, tmp_path):
+def test_the_engine_is_an_option_and_is_said(folder, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["speed", "--model", str(folder), "--out", str(out), "--jobs", "0", "--limit", "1"]
     assert main([*words, "--engine", "compiled", "--methods", "full"]) == 0
     rows = {row["method"]: row for row in json.loads((out / "speed.json").read_text())}
     assert rows["full"]["engine"] == "compiled" and rows["hf-dynamic"]["engine"] == "eager"
+    narrow = [*words, "--weights", "int8", "--methods", "full"]
+    assert main(narrow) != 0
+    assert "--weights int8: the eager engine reads fp32 alone; add" in capsys.readouterr().err
+    assert main([*narrow, "--engine", "compiled"]) == 0
+    rows = {row["method"]: row for row in json.loads((out / "speed.json").read_text())}
+    assert rows["full"]["engine"] == "compiled, int8 weights"
 
 
 def test_a_method_that_cannot_be_timed(folder, tmp_path, capsys):
