@@ -20,8 +20,6 @@ from kvlab import attention, kernels
 from kvlab.kernels import attend, cpu, wide
 from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes
 
-pytestmark = pytest.mark.uncounted
-
 HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
 LENGTHS = (1, 2, 3, 5, 9, 11, 17)  # in blocks of 4 and splits of 8 tokens
@@ -136,12 +134,14 @@ def case(form, head_dim, kv_heads, share, tokens, masked, batch=1):
     return store, query
 
 
+@pytest.mark.uncounted
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncompiled):
     store, query = case(Int(bits, group), head_dim, *SHAPES[bits, head_dim, group])
     assert kernels.fits(store, query) == (head_dim % 32 == 0)
 
 
+@pytest.mark.uncounted
 @pytest.mark.parametrize("name, head_dim", FLOATS)
 def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
     store, query = case(Float8(name), head_dim, *SHAPES[name, head_dim])

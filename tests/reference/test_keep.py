@@ -20,8 +20,6 @@ from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
 
-pytestmark = pytest.mark.uncounted
-
 MIXED = (1,) * 17 + (5,) + (1,) * 9 + (2,) + (1,) * 7  # passes of several tokens among the steps
 
 
@@ -341,6 +339,7 @@ KEEPS = {
 }
 
 
+@pytest.mark.uncounted
 @pytest.mark.parametrize("passes", [(1,) * STEPS, MIXED], ids=["steps", "mixed"])
 @pytest.mark.parametrize("spec", KEEPS)
 def test_kept_sets_and_outputs(spec, passes):

@@ -141,9 +141,9 @@ ODD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_whatever_comes_back_gets_a_sentence_about_the_answer(name):
-    for odd in ODD:
+@pytest.mark.parametrize("turn, name", enumerate(FUNCTIONS))
+def test_whatever_comes_back_gets_a_sentence_about_the_answer(turn, name):
+    for odd in ODD[turn % 2 :: 2]:
         verdict = FUNCTIONS[name].verdict(lambda *given, odd=odd: odd)
         assert verdict.state == INCORRECT and verdict.message, odd
     for error in (SystemExit(), RecursionError("deep"), StopIteration(), AssertionError("no"), MemoryError()):
