@@ -187,6 +187,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                         "What the cache holds",
                         "What it costs",
                         "The same on a model people know",
+                        "Clause 17",
                     ),
                     late=("The Pareto picture", "The pain"),
                 ),
