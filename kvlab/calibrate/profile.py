@@ -29,7 +29,10 @@ class Profile:
 def check(path: str, made_for: str, model) -> None:
     """ValueError, one line, where the profile in this file was made for a model with another digest."""
     if (digest := model_digest(model)) != made_for:
-        raise ValueError(f"profile={path}: it was made for a model with digest {made_for}, not {digest}")
+        raise ValueError(
+            f"profile={path}: it was made for a model with digest {made_for}, not {digest} "
+            "(recipes read a model in float32; another dtype has another digest)"
+        )
 
 
 def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **about: float) -> None:
