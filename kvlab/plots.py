@@ -3,10 +3,10 @@
 A colour of Okabe and Ito, which colour-blind readers tell apart, means the same thing of a token and of a
 method: blue is held as it is, sky blue rounded, orange computed now, vermillion comes over the link, yellow
 lies on the host. A method has the colour of what it does to a token. The two that are left, green and purple,
-are the methods that throw tokens away: green asks who attended to them, purple does not. What is neither a
-token nor a method has none of these colours. Letters have one size: in a figure that is at most 8.8 inches
-wide and 3.4 high they are 24 pixels high on a slide. Figures are made without pyplot, and the same call draws
-the same figure in a notebook, on a page or in a test.
+are the methods that throw tokens away: green asks who attended to them while the text was read, purple goes
+by something else. What is neither a token nor a method has none of these colours. Letters have one size: in
+a figure that is at most 8.8 inches wide and 3.4 high they are 24 pixels high on a slide. Figures are made
+without pyplot, and the same call draws the same figure in a notebook, on a page or in a test.
 """
 
 from __future__ import annotations

@@ -180,7 +180,8 @@ def compare(decided: str) -> None:
         values = [found(method, protocol) for method in columns]
         told = f"right answers**, {study['columns'][protocol]}"
         print(f"{told:58}" + "".join(f"{value:>{wide}}" for value in values))
-    print(f"* what you were asked for   ** {smollm2.stored()['model']}, {study['caption']}")
+    print(f"* what you were asked for   ** {smollm2.stored()['model']}, {study['caption']};")
+    print("  without a cache it says what it says with all of it")
 
 
 def _number(value: float | None) -> str:
