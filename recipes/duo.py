@@ -17,8 +17,8 @@ import kvlab
 from eval.core.errors import one_line
 from eval.tasks import corpus
 from kvlab.calibrate import profile
-from kvlab.keep.duo import KIND
-from kvlab.models import ModelShape, layers_of
+from kvlab.keep.duo import KIND, LATENT
+from kvlab.models import ModelShape, bodies_of, is_latent, layers_of
 from kvlab.parameters import check_whole
 
 SEED = 6_000_000  # not those of training, evaluation or other recipes
@@ -75,7 +75,11 @@ def train(
     paper: they begin at 1, the model's weights stay as they are, and the loss of a row is the squared
     difference of the last hidden states, with the gates and without, mean over the answer's tokens and
     channels, + L1 times the gates' mean. ValueError for a model that is another one with all gates open: one
-    with windows shorter than a row, with a soft cap, or with scores beside those of the tokens."""
+    with windows shorter than a row, with a soft cap, or with scores beside those of the tokens; and for
+    one that caches latents."""
+    body = bodies_of(model)[-1]  # the innermost: what comes before the logits
+    if is_latent(model):
+        raise ValueError(LATENT)
     attending = [index for index, layer in enumerate(layers_of(model)) if isinstance(layer, DynamicLayer)]
     orders = {index: order for order, index in enumerate(attending)}
     gates = torch.ones(len(orders), ModelShape.of(model).kv_heads, requires_grad=True)
@@ -88,9 +92,9 @@ def train(
     AttentionInterface.register(NAME, gated)
     try:
         with torch.no_grad():
-            own = model.base_model(**longest).last_hidden_state
+            own = body(**longest).last_hidden_state
             model.set_attn_implementation(NAME)
-            found = model.base_model(**longest).last_hidden_state
+            found = body(**longest).last_hidden_state
         if not (found - own).norm() <= SAME * own.norm():
             raise ValueError(
                 f"{type(model).__name__} attends by windows, a soft cap or sinks, which gates do not know: "
@@ -101,9 +105,9 @@ def train(
             told = slice(len(ids) - answer - 1, len(ids) - 1)  # where the answer's tokens are predicted
             with torch.no_grad():
                 gated.gates = open_gates
-                target = model.base_model(**inputs).last_hidden_state[0, told]
+                target = body(**inputs).last_hidden_state[0, told]
             gated.gates = gates
-            found = model.base_model(**inputs).last_hidden_state[0, told]
+            found = body(**inputs).last_hidden_state[0, told]
             loss = (found - target).pow(2).mean()
             (loss + L1 * gates.abs().mean()).backward()
             adam.step()

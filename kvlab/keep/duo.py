@@ -12,6 +12,7 @@ from ..parameters import check_number, check_whole
 from .base import Keep, KeepState, in_order
 
 KIND = "duo"
+LATENT = "latents are cached: all heads share them, and none can hold fewer"
 
 
 class Duo(Keep):
@@ -64,7 +65,7 @@ class Duo(Keep):
 
     def start(self, layer) -> KeepState:
         if is_latent(layer.model):
-            raise ValueError("latents are cached: all heads share them, and none can hold fewer")
+            raise ValueError(LATENT)
         if layer.order == 0:
             shape = layer.shape.layers, layer.shape.kv_heads
             check(self.profile, self.made_for, layer.model, gates=(torch.tensor(self.gates).shape, shape))

@@ -89,6 +89,8 @@ def test_a_model_that_open_gates_change_is_refused():
             duo.train(other, rows, 2, 3)
         assert other.config._attn_implementation == "kvlab" and next(other.parameters()).requires_grad
     assert duo.train(model, rows[:1], 2, 3).shape == (4, 2)
+    with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
+        duo.train(family("DeepSeek-V3"), rows, 2, 3)
 
 
 @pytest.mark.parametrize(
