@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 import kvlab
+from eval.core.errors import one_line
 from eval.tasks import corpus
 from kvlab.calibrate import profile
 from kvlab.keep import KVzip
 from kvlab.keep.kvzap import KIND, features
 from kvlab.models import ModelShape, rotations_of
+from kvlab.parameters import check_number, check_whole
 
 SEED = 7_000_000  # not those of training, evaluation or other recipes
 LEAST = 1e-6  # of a score: what is below it is as little
@@ -89,12 +91,16 @@ class Ridge:
 
 def calibrate(model, documents: list[list[int]], share: float, recent: int, show=lambda line: None):
     """(tensors, about) of a profile: the linear model of every layer, and the threshold at which this share
-    of the tokens of documents that were not fitted is held, the newest `recent` of each among them."""
+    of the tokens of documents that were not fitted is held, the newest `recent` of each among them.
+    ValueError for a model without RoPE, and for a share that these newest ones fill."""
+    held_out = documents[::HELD_OUT]
+    fitted = [document for index, document in enumerate(documents) if index % HELD_OUT]
+    newest = sum(min(len(ids), recent) for ids in held_out) / sum(map(len, held_out))
+    if share <= newest:
+        raise ValueError(f"share={share}: the newest {recent} tokens of a text are {newest:.0%} of it")
     shape = ModelShape.of(model)
     numbers = shape.kv_heads * (shape.head_dim + shape.value_dim)
     fits = [Ridge(numbers, shape.kv_heads) for _ in rotations_of(model)]
-    held_out = documents[::HELD_OUT]
-    fitted = [document for index, document in enumerate(documents) if index % HELD_OUT]
     for order, x, y in heard(model, fitted):
         fits[order].add(x, y)
     weight, bias = map(torch.stack, zip(*(fit.solve() for fit in fits), strict=True))
@@ -131,6 +137,18 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.2, help="of the texts, that the threshold holds")
     parser.add_argument("--recent", type=int, default=16, help="newest tokens that are held in any case")
     given = parser.parse_args()
+    try:
+        make(given)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"{parser.prog}: error: {one_line(error)}\n")
+
+
+def make(given: argparse.Namespace) -> None:
+    """Calibrate and write what the command line asks for. ValueError, one line, for bad input."""
+    for name, least, unit in (("documents", 2, "texts"), ("tokens", 1, "tokens"), ("recent", 1, "tokens")):
+        check_whole(f"--{name}", getattr(given, name), least, unit)
+    check_number("--share", given.share, lambda x: 0 < x < 1, "a share between 0 and 1")
+    profile.check_folder(given.out)
     model, tokenizer = kvlab.load(given.model, device="cpu", dtype="float32")
     began, texts = time.perf_counter(), documents(tokenizer, given.documents, given.tokens)
     tensors, about = calibrate(model, texts, given.share, given.recent, lambda line: print(line, flush=True))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ..saved import model_digest
@@ -26,13 +27,23 @@ class Profile:
     about: Mapping[str, float]
 
 
-def check(path: str, made_for: str, model) -> None:
-    """ValueError, one line, where the profile in this file was made for a model with another digest."""
+def check(path: str, made_for: str, model, **shapes: tuple[tuple, tuple]) -> None:
+    """ValueError, one line, where the profile in this file was made for a model with another digest, or a
+    tensor in it has another shape than this model asks for. shapes: (its own, the other), by name."""
     if (digest := model_digest(model)) != made_for:
         raise ValueError(
             f"profile={path}: it was made for a model with digest {made_for}, not {digest} "
             "(recipes read a model in float32; another dtype has another digest)"
         )
+    for name, (found, wanted) in shapes.items():
+        if tuple(found) != wanted:
+            raise ValueError(f"profile={path}: {name} has shape {tuple(found)}, expected {wanted}")
+
+
+def check_folder(path: str | Path) -> None:
+    """ValueError, one line, where no profile could be written to this file, since its folder is not there."""
+    if not Path(path).absolute().parent.is_dir():
+        raise ValueError(f"{path}: there is no such folder")
 
 
 def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **about: float) -> None:
@@ -43,8 +54,9 @@ def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **a
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, path, told)
 
 
-def read(path: str | Path, kind: str) -> Profile:
-    """The profile of a kind in a file. ValueError, one line, for a file that holds none."""
+def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
+    """The profile of a kind in a file. dimensions: of the tensors that it must hold, by name. ValueError, one
+    line, for a file that holds none, or that lacks something."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -55,4 +67,12 @@ def read(path: str | Path, kind: str) -> Profile:
         raise ValueError(f"profile={path}: {' '.join(str(error).split())}") from error
     if (told.get("format"), told.get("kind")) != (FORMAT, kind):
         raise ValueError(f"profile={path}: expected a profile of kind {kind!r}, in format {FORMAT}")
-    return Profile(str(path), kind, told["model"], tensors, json.loads(told["about"]))
+    for name, count in dimensions.items():
+        held = tensors.get(name)
+        if held is None or held.dim() != count or held.dtype != torch.float32 or not held.isfinite().all():
+            raise ValueError(f"profile={path}: expected {name}, finite float32 of {count} dimensions")
+    try:
+        about = dict(json.loads(told["about"]))
+        return Profile(str(path), kind, told["model"], tensors, about)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"profile={path}: it does not say which model and numbers it is of") from error

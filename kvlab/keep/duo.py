@@ -8,27 +8,29 @@ from torch import Tensor
 
 from ..calibrate.profile import check, read
 from ..models.shape import is_latent
-from ..parameters import check_number
+from ..parameters import check_number, check_whole
 from .base import Keep, KeepState, in_order
 
 KIND = "duo"
+LATENT = "latents are cached: all heads share them, and none can hold fewer"
 
 
 class Duo(Keep):
     """Heads that look far back hold every token, the others the first ones and a window of recent ones. Which
     are which was trained: `python -m recipes.duo` makes a profile of a model.
 
-    Definition: a profile has a gate in [0, 1] for every KV head of every layer. The share `heads` of all KV
-    heads of the model with the largest gates hold everything; where gates are equal, those of lower layers
-    and then of lower numbers. Every other head holds its first `sinks` tokens and the `recent` newest,
+    Definition: a profile has a gate in [0, 1] for every KV head of every layer that attends. The share
+    `heads` of all these heads with the largest gates hold everything; where gates are equal, those of lower
+    layers and then of lower numbers. Every other head holds its first `sinks` tokens and the `recent` newest,
     numbers that the profile was trained with, after the prompt and after every pass. Heads really hold
     different numbers of tokens: the store is a `Ragged` one.
 
     profile: file of a profile of this model. heads: share of the KV heads that hold everything; 1 keeps all.
     every: streaming heads let go each time that so many tokens are too many (None: at every pass).
-    Deviations: the paper's streaming heads hold 64 first and 256 recent tokens, which is more than most
-    prompts here have: a profile may have other numbers. While a prompt is read all heads attend to all of
-    it; in the paper, streaming heads do not.
+    Deviations: our gates are trained on recall questions about facts in prose, the paper's on passkeys, and
+    the L1 in our loss is of the gates' mean. The paper's streaming heads hold 64 first and 256 recent tokens,
+    which is more than most prompts here have: a profile may have other numbers. While a prompt is read all
+    heads attend to all of it; in the paper, streaming heads do not.
     ValueError for a profile of another model, and for models that cache latents.
     """
 
@@ -41,10 +43,12 @@ class Duo(Keep):
             raise ValueError(
                 f"profile={profile!r}: expected the file of trained gates; python -m recipes.duo makes one"
             )
-        found = read(profile, KIND)
+        found = read(profile, KIND, gates=2)
+        for name, least in (("sinks", 0), ("recent", 1)):
+            check_whole(f"profile={profile}: {name}", found.about.get(name), least)
         self.profile, self.heads, self.made_for = found.path, heads, found.model
-        self.gates = tuple(map(tuple, found.tensors["gates"].tolist()))  # of every layer, of its KV heads
-        self.sinks, self.recent = (int(found.about[name]) for name in ("sinks", "recent"))
+        self.gates = tuple(map(tuple, found.tensors["gates"].tolist()))  # of every such layer, of its heads
+        self.sinks, self.recent = (found.about[name] for name in ("sinks", "recent"))
 
     @property
     def evicts(self) -> bool:
@@ -52,7 +56,7 @@ class Duo(Keep):
 
     @property
     def retrieves(self) -> Tensor:
-        """Which heads hold everything, bool `[layers, kv_heads]`."""
+        """Which heads hold everything, bool `[layers that attend, kv_heads]`."""
         gates = torch.tensor(self.gates)
         order = gates.flatten().argsort(descending=True, stable=True)
         found = torch.zeros(gates.numel(), dtype=torch.bool)
@@ -61,9 +65,10 @@ class Duo(Keep):
 
     def start(self, layer) -> KeepState:
         if is_latent(layer.model):
-            raise ValueError("latents are cached: all heads share them, and none can hold fewer")
+            raise ValueError(LATENT)
         if layer.order == 0:
-            check(self.profile, self.made_for, layer.model)
+            shape = layer.shape.layers, layer.shape.kv_heads
+            check(self.profile, self.made_for, layer.model, gates=(torch.tensor(self.gates).shape, shape))
         state, mine = DuoState(self), self.retrieves[layer.order]
         first = layer.rank * layer.kv_heads
         state.retrieves = mine[first : first + layer.kv_heads, None]

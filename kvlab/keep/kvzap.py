@@ -55,14 +55,18 @@ class KVzap(Keep):
             raise ValueError(
                 f"profile={profile!r}: expected the file of a calibration; python -m recipes.kvzap makes one"
             )
+        within = lambda x: 0 <= x <= 1, "a weight between 0 and 1"
         if threshold is not None:
-            check_number("threshold", threshold, lambda x: 0 <= x <= 1, "a weight between 0 and 1")
+            check_number("threshold", threshold, *within)
         if recent is not None:
             check_whole("recent", recent, 1)
-        found = read(profile, KIND)
+        found = read(profile, KIND, weight=3, bias=2)
+        told = found.about
+        check_number(f"profile={profile}: threshold", told.get("threshold"), *within)
+        check_whole(f"profile={profile}: recent", told.get("recent"), 1)
         self.profile, self.made_for = found.path, found.model
-        self.threshold = found.about["threshold"] if threshold is None else threshold
-        self.recent = found.about["recent"] if recent is None else recent
+        self.threshold = told["threshold"] if threshold is None else threshold
+        self.recent = told["recent"] if recent is None else recent
         self.weight, self.bias = (found.tensors[name].numpy() for name in ("weight", "bias"))
 
     @property
@@ -70,10 +74,14 @@ class KVzap(Keep):
         return self.threshold != 0
 
     def start(self, layer) -> KeepState:
-        if layer.order == 0:
-            check(self.profile, self.made_for, layer.model)
         state = KVzapState(self)
         state.rotation = rotations_of(layer.model)[layer.order]
+        if layer.order == 0:
+            shape = layer.shape
+            bias = shape.layers, shape.kv_heads
+            weight = *bias, shape.kv_heads * (shape.head_dim + shape.value_dim)
+            shapes = {"weight": (self.weight.shape, weight), "bias": (self.bias.shape, bias)}
+            check(self.profile, self.made_for, layer.model, **shapes)
         state.weight, state.bias = (torch.from_numpy(x[layer.order]) for x in (self.weight, self.bias))
         return state
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from families.models import family
 from reference.driven import Driven, check
+from safetensors.torch import save_file
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -137,6 +138,18 @@ def test_which_heads_retrieve(made):
         assert not found.any() or found.all() or gates[found].min() >= gates[~found].max()
 
 
+def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
+    """LFM2: the first layer does not."""
+    model, file = kvlab.prepare(copy.deepcopy(family("LFM2"))), str(tmp_path / "profile")
+    about = {"sinks": SINKS, "recent": RECENT}
+    profile.write(file, "duo", model, {"gates": torch.tensor([[1.0, 0.0, 1.0]])}, **about)
+    cache, _ = fed(model, Duo(file, heads=0.67), prompt(20), steps=3)
+    assert (cache.layers[1].positions[0] >= 0).sum(-1).tolist() == [23, SINKS + RECENT, 23]
+    profile.write(file, "duo", model, {"gates": torch.ones(2, 3)}, **about)
+    with pytest.raises(ValueError, match=r"^profile=.*: gates has shape \(2, 3\), expected \(1, 3\)$"):
+        kvlab.KVCache(model, keep=Duo(file))
+
+
 def test_forks_and_crops(made):
     model = tiny("llama")
     stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=Duo(made(model), 0.5)))
@@ -167,6 +180,21 @@ def test_bad_input(made, tmp_path):
     profile.write(tmp_path / "else", "surrogate", model, {"gates": torch.zeros(1)})
     with pytest.raises(ValueError, match="expected a profile of kind 'duo'"):
         Duo(str(tmp_path / "else"))
+    gates, about = torch.ones(4, 2), {"sinks": SINKS, "recent": RECENT}
+    for tensors, numbers, said in (
+        ({"weight": gates}, about, "expected gates, finite float32 of 2 dimensions"),
+        ({"gates": gates[0]}, about, "expected gates, finite float32 of 2 dimensions"),
+        ({"gates": gates / 0}, about, "expected gates, finite float32 of 2 dimensions"),
+        ({"gates": gates}, {"sinks": SINKS}, "recent=None: expected a whole number of at least 1 tokens"),
+        ({"gates": gates}, about | {"sinks": -1}, "sinks=-1: expected a whole number of at least 0 tokens"),
+        ({"gates": gates.T}, about, r"gates has shape \(2, 4\), expected \(4, 2\)"),
+    ):
+        profile.write(tmp_path / "wrong", "duo", model, tensors, **numbers)
+        with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: {said}$"):
+            kvlab.KVCache(model, keep=Duo(str(tmp_path / "wrong")))
+    save_file({"gates": gates}, tmp_path / "wrong", {"format": profile.FORMAT, "kind": "duo"})
+    with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: it does not say which model"):
+        Duo(str(tmp_path / "wrong"))
     with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
         latent = kvlab.prepare(copy.deepcopy(family("DeepSeek-V3")))
         kvlab.KVCache(latent, keep=Duo(made(latent)))

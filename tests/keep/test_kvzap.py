@@ -186,6 +186,26 @@ def test_bad_input(made, tmp_path):
     profile.write(tmp_path / "else", "duo", model, {"gates": torch.zeros(1)})
     with pytest.raises(ValueError, match="expected a profile of kind 'kvzap'"):
         KVzap(str(tmp_path / "else"))
+    weight, bias, about = torch.ones(4, 2, 32), torch.ones(4, 2), {"threshold": 0.1, "recent": RECENT}
+    for tensors, numbers, said in (
+        ({"weight": weight}, about, "expected bias, finite float32 of 2 dimensions"),
+        ({"weight": weight[0], "bias": bias}, about, "expected weight, finite float32 of 3 dimensions"),
+        (
+            {"weight": weight, "bias": bias},
+            {"recent": 1},
+            "threshold=None: expected a weight between 0 and 1",
+        ),
+        ({"weight": weight, "bias": bias}, about | {"recent": 0}, "recent=0: expected a whole number of .*"),
+        (
+            {"weight": weight[1:], "bias": bias},
+            about,
+            r"weight has shape \(3, 2, 32\), expected \(4, 2, 32\)",
+        ),
+        ({"weight": weight, "bias": bias.T}, about, r"bias has shape \(2, 4\), expected \(4, 2\)"),
+    ):
+        profile.write(tmp_path / "wrong", "kvzap", model, tensors, **numbers)
+        with pytest.raises(ValueError, match=rf"^profile={tmp_path}/wrong: {said}$"):
+            kvlab.KVCache(model, keep=KVzap(str(tmp_path / "wrong")))
     with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
         kvlab.KVCache(tiny("gpt2"), keep=KVzap(made(tiny("gpt2"))))
     with pytest.raises(ValueError, match=r"^DeepseekV3ForCausalLM caches latents"):

@@ -1,5 +1,6 @@
 """The surrogate of KVzap is calibrated: ridge regression, the threshold, and the profile of both."""
 
+import re
 import sys
 
 import pytest
@@ -45,6 +46,44 @@ def test_the_scores_are_those_that_kvzip_chooses_by():
         assert torch.allclose(y.exp().float(), scores, atol=1e-6) and x.shape == (20, 2 * (8 + 8))
 
 
+def test_what_is_heard_of_a_token_is_what_its_layer_made_of_it():
+    """Keys before they are rotated, and values, head after head."""
+    model, made = tiny("llama"), []
+    hooks = [
+        getattr(block.self_attn, name).register_forward_hook(
+            lambda module, inputs, out: made.append(out[0].unflatten(-1, (2, 8)))
+        )
+        for block in model.model.layers
+        for name in ("k_proj", "v_proj")
+    ]
+    found = kvzap.heard(model, [prompt(20)[0].tolist()])
+    first = [x for _, x, _ in found]
+    for hook in hooks:
+        hook.remove()
+    for order, x in enumerate(first):
+        keys, values = made[2 * order : 2 * order + 2]  # of the first reading
+        assert torch.allclose(x.float(), torch.cat([keys, values], -1).flatten(1), atol=1e-5)
+
+
+def test_some_texts_are_fitted_and_the_threshold_is_the_others():
+    """Of which the share asked for is held, by what the profile guesses, the newest tokens among them."""
+    model, texts = tiny("llama"), [prompt(20 + seed, seed=seed)[0].tolist() for seed in range(6)]
+    tensors, about = kvzap.calibrate(model, texts, 0.7, 10)
+    weight, bias = tensors["weight"].double(), tensors["bias"].double()
+    fits = [kvzap.Ridge(32, 2) for _ in range(4)]
+    for order, x, y in kvzap.heard(model, [texts[at] for at in (1, 2, 3, 5)]):
+        fits[order].add(x, y)
+    for order, fit in enumerate(fits):
+        assert torch.allclose(weight[order], fit.solve()[0], atol=1e-6)
+        assert torch.allclose(bias[order], fit.solve()[1], atol=1e-6)
+    held = total = 0
+    for order, x, _ in kvzap.heard(model, [texts[0], texts[4]]):
+        stays = (x @ weight[order].T + bias[order]).exp() >= about["threshold"]
+        stays[-10:] = True
+        held, total = held + int(stays.sum()), total + stays.numel()
+    assert held == round(0.7 * total) and about["threshold"] < 1
+
+
 def test_the_threshold_lies_between_guesses():
     guessed = torch.tensor([-1.0, -2.0, -2.0 - 1e-7, -4.0, -9.0]).double()
     for stay, between in ((1, -1.5), (2, -3.0), (3, -3.0), (4, -6.5)):
@@ -69,9 +108,29 @@ def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch,
     kvzap.main()
     assert "of the variance" in (said := capsys.readouterr().out) and str(out) in said
     model, _ = kvlab.load()
-    found = profile.read(out, "kvzap")
+    found = profile.read(out, "kvzap", weight=3, bias=2)
     assert found.about["share"] == 0.4 and found.tensors["weight"].shape == (8, 8, 8 * 64)
     cache = kvlab.make_cache(model, f"kvzap:profile={out},recent=2")
     kvlab.Stepper(model, cache).feed(prompt(60))
     held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
     assert 2 * 64 <= held < 60 * 64 and isinstance(cache.layers[0].keep.policy, KVzap)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("--documents 1", "--documents=1: expected a whole number of at least 2 texts"),
+        ("--recent 0", "--recent=0: expected a whole number of at least 1 tokens"),
+        ("--share 1.5", "--share=1.5: expected a share between 0 and 1"),
+        ("--tokens 60", "share=0.2: the newest 16 tokens of a text are 27% of it"),
+        ("--model workshop-opt", r"OPTForCausalLM has no rotary embedding \(RoPE\)"),
+        ("--model nosuch", "no tokenizer could be loaded from 'nosuch'.*"),
+        ("--out nowhere/file", "nowhere/file: there is no such folder"),
+    ],
+)
+def test_bad_input_is_one_line(given, said, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", f"kvzap --model workshop --out {tmp_path}/file {given}".split())
+    with pytest.raises(SystemExit) as exit:
+        kvzap.main()
+    assert exit.value.code == 2
+    assert re.fullmatch(rf"python -m recipes\.kvzap: error: {said}\n", capsys.readouterr().err)
