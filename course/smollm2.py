@@ -129,7 +129,7 @@ def _found(model, tokenizer, methods):
 
 def clause(model, tokenizer):
     """Right answers about clause 17 of the lease, for what chapters 8 and 9 decide between."""
-    chosen = ("snapkv", "keydiff", "kvzip", "topk")
+    chosen = ("random", "sinks", "snapkv", "keydiff", "kvzip", "topk")
     methods = ("full", "fp8", "int4", "int4:rotate=true", *(f"{m}:budget={BUDGET}" for m in chosen))
     asked = lease.asked_of_smollm2()
     right = lesson.answered(model, tokenizer, methods, asked)

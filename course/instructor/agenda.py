@@ -188,6 +188,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                         "What it costs",
                         "The same on a model people know",
                         "Clause 17",
+                        "Cached tokens, and models that reason",
                     ),
                     late=("The Pareto picture", "The pain"),
                 ),

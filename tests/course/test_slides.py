@@ -332,6 +332,7 @@ def test_keys_open_the_speakers_window_and_start_the_countdown(tmp_path, browser
     at = next(number for number, slide in enumerate(deck) if slide.kind == "exercise")
     browser.open(f"{page.as_uri()}#/{at}", "window.Reveal && Reveal.isReady()")
     browser.press("s")
+    browser._wait(lambda: browser.run("!!(speaker && speaker.document && speaker.document.body)"))
     told = browser.run("speaker.document.body.innerText")
     assert f"Slide {at + 1} of {len(deck)}" in told and "Wrong answers to expect" in told
     assert f"{deck[at].timer} to work" in told
