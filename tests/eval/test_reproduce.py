@@ -8,6 +8,7 @@ from eval.__main__ import main
 from eval.accuracy.measurement import Accuracy
 from eval.reproduce import collect, studies
 from eval.studies.measurements import Perplexity
+from kvlab.spec import parse
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
@@ -78,3 +79,22 @@ def test_rows_of_the_users_are_asked_for(tmp_path, capsys):
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}")
     assert studies.found(tmp_path / "rows", "piqa", ".jsonl").name == "piqa_validation.jsonl"
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_every_study_names_methods_that_there_are(quick, tmp_path):
+    """A slip of the pen would be found hours later."""
+    for name in (
+        "piqa.jsonl",
+        "copa.jsonl",
+        "hellaswag.jsonl",
+        "wikitext2.txt",
+        "workshop-kvzap.safetensors",
+    ):
+        (tmp_path / name).touch()
+    for study in studies.STUDIES.values():
+        parts = study.parts(quick, tmp_path)
+        assert parts and study.about
+        for measurement in parts.values():
+            assert "full" in {parse(method).name for method in measurement.methods}
+            assert measurement.limit is not None or not quick

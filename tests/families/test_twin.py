@@ -11,8 +11,6 @@ from kvlab.models.shrunk import once
 from kvlab.tried import row
 from kvlab.twin import differs
 
-pytestmark = pytest.mark.uncounted
-
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
         "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096}  # fmt: skip
 LONG = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}

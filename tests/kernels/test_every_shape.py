@@ -141,7 +141,6 @@ def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncomp
     assert kernels.fits(store, query) == (head_dim % 32 == 0)
 
 
-@pytest.mark.uncounted
 @pytest.mark.parametrize("name, head_dim", FLOATS)
 def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
     store, query = case(Float8(name), head_dim, *SHAPES[name, head_dim])
