@@ -11,6 +11,7 @@ from ..core.files import finite, write_file
 from ..core.results import Store
 from ..report import current, rows
 from ..report.budgets import curves, drawable
+from ..report.perplexity import against_bits
 from ..report.plots import save
 from ..report.tables import boards, tabled
 
@@ -32,6 +33,8 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
     if told:
         write_file(file, text(name, about, told))
+    if any("perplexity" in row for row in told) and len({row["model"] for row in told}) == 1:
+        save(against_bits(told), file.with_name(f"{name}-bits"), "png")
     for protocol in dict.fromkeys(row["protocol"] for row in told if "protocol" in row):
         shown = drawable([row for row in told if row["protocol"] == protocol])
         if shown:

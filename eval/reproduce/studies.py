@@ -14,6 +14,13 @@ from ..studies.measurements import Perplexity
 
 EXACT = ("full", "int8", "int4", "kivi2", "fp8")
 CHOOSING = ("sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "infinigen")
+FORMATS = (
+    "full", "int8", "int8:rotate=true", "fp8", "mixed", "mixed:k=int4,v=int8", "int5", "int5:rotate=true",
+    "int4:symmetric=false,group=32", "int4:group=32", "nvfp4", "nvfp4:largest=4over6", "mxfp4", "int4",
+    "int4:rotate=true", "int4:rotate=signs", "int4:axis=channel", "kivi4", "turboquant",
+    "turboquant:sketch=true", "kvquant", "turboquant:bits=3", "kivi2", "int2:symmetric=false,group=32",
+    "turboquant:bits=2", "int2",
+)  # fmt: skip
 TURNED = ("full", "int4", "int4:rotate=true", "turboquant")
 SINCE = ("kvzip", "quest")
 AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
@@ -121,6 +128,17 @@ def perplexity(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     }
 
 
+def formats(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """WikiText-2's test text in chunks of 1,024 tokens, of which the last 64 are decoded, in every format."""
+    if rows is None:
+        return {}
+    shared = {"methods": FORMATS[:4] if quick else FORMATS, "text": found(rows, "wikitext2", ".txt")}
+    shared |= (
+        {"chunk": 256, "prompt": 240, "limit": 2} if quick else {"chunk": 1024, "prompt": 960, "limit": 8}
+    )
+    return {"smollm2": Perplexity(model="smollm2", dtype="float32", **shared)}
+
+
 def found(rows: Path, name: str, ending: str) -> Path:
     """A task's file in the user's folder. Raises Problem where there is none."""
     names = [f"{name}{part}{ending}" for part in ("", "_validation", "_test")]
@@ -142,5 +160,6 @@ STUDIES = {
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot
     ),
+    "formats": Study("Perplexity of WikiText-2 against the bits that a number of K and V takes", formats),
     "perplexity": Study("Perplexity of WikiText-2 against the position in a chunk, 20 % budget", perplexity),
 }

@@ -9,11 +9,19 @@ from collections.abc import Callable
 from ..core.files import write_file
 from ..core.modules import ROOT
 from ..report import steps
+from ..report.perplexity import beyond, bits
 from . import peers
 from .collect import read
 
 DOCUMENTS = tuple(
-    ROOT / name for name in ("README.md", "docs/results.md", "docs/toy_and_real.md", "docs/performance.md")
+    ROOT / name
+    for name in (
+        "README.md",
+        "docs/results.md",
+        "docs/quantization.md",
+        "docs/toy_and_real.md",
+        "docs/performance.md",
+    )
 )
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
@@ -176,7 +184,7 @@ def perplexity(name: str = "perplexity") -> str:
                 line += ["–", "–"]
                 continue
             late = [end(one) for one in (row, full) if one]
-            line += [f"{row['perplexity']:.4g}", f"{late[0] - late[-1]:+.3f} ± {gap(row, full):.3f}"]
+            line += [f"{row['perplexity']:.4g}", f"{late[0] - late[-1]:+.3f} ± {beyond(row, full):.3f}"]
         body.append(line)
     head = [
         "method",
@@ -194,11 +202,24 @@ def end(row: dict) -> float:
     return sum(place["loss"] for place in last) / len(last)
 
 
-def gap(row: dict, full: dict) -> float:
-    """Standard error, over chunks, of the mean loss beyond `full`'s."""
-    gaps = [mine - theirs for mine, theirs in zip(row["values"], full["values"], strict=True)]
-    mean = sum(gaps) / len(gaps)
-    return math.sqrt(sum((one - mean) ** 2 for one in gaps) / max(1, len(gaps) - 1) / len(gaps))
+def formats(name: str = "formats") -> str:
+    """Formats by the bits that they take: perplexity, and what a token costs beyond `full`."""
+    rows = study(name)
+    if not rows:
+        return MISSING
+    full = next(row for row in rows if row["method"] == "full")
+    body = []
+    for row in sorted(rows, key=lambda one: -bits(one, full)):
+        lost = math.log(row["perplexity"] / full["perplexity"])
+        told = "" if row is full else f"{lost:+.3f} ± {beyond(row, full):.3f}"
+        body.append([f"`{row['method']}`", f"{bits(row, full):.3g}", f"{row['perplexity']:.4g}", told])
+    last = (
+        f"{row['model']} (digest {row['model_digest']}), {row['dtype']}; {row['limit']} chunks of "
+        f"{row['chunk']} tokens, of which the last {row['chunk'] - row['prompt']} are decoded; "
+        f"{row['machine']}, torch {row['torch']}, code {row['code_digest']}."
+    )
+    head = ["format", "bits a number", "perplexity", "nats beyond full"]
+    return "\n\n".join([markdown(head, body), last])
 
 
 def pairs(model: str) -> str:
@@ -233,6 +254,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "beside": beside,
     "curves": curves,
+    "formats": formats,
     "peers": pairs,
     "perplexity": perplexity,
     "speed": speed,

@@ -1,7 +1,10 @@
 """Tables of documents: every method once, marks where they belong, nothing compared where full guesses."""
 
+import math
+
 import pytest
 
+from eval.report.perplexity import against_bits
 from eval.reproduce import tables
 
 SHARES = {f"{name}_bytes_of_full": 0.2 for name in ("device", "host", "moved")}
@@ -74,6 +77,22 @@ def test_perplexity_is_compared_at_the_end_of_a_chunk(monkeypatch):
     ]
     monkeypatch.setattr(tables, "study", lambda name: told)
     assert cells(tables.perplexity().splitlines()[3]) == ["`int2`", "4.5", "+0.500 ± 0.100"]
+
+
+def test_formats_stand_by_the_bits_that_they_take(monkeypatch):
+    sizes = {"int4": (1.5, 0.2, 100), "full": (1.0, 0.0, 800), "int8": (1.1, 0.0, 200)}
+    shared = STANDS | {"limit": 2, "chunk": 64, "prompt": 48, "scored": None}
+    told = [
+        shared | {"method": method, "perplexity": math.exp(loss), "values": [loss, loss + extra],
+                  "bytes": {"device_bytes": size}}
+        for method, (loss, extra, size) in sizes.items()
+    ]  # fmt: skip
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    found = [cells(line) for line in tables.formats().splitlines()[2:5]]
+    assert [line[:2] for line in found] == [["`full`", "32"], ["`int8`", "8"], ["`int4`", "4"]]
+    assert found[2][2:] == ["4.482", "+0.500 ± 0.100"]
+    figure = against_bits(told)
+    assert {text.get_text() for text in figure.axes[0].texts} == {"full", "int8", "int4"}
 
 
 def test_a_study_that_was_not_made_is_said(stored):
