@@ -16,6 +16,9 @@ from .budgets import front
 KEPT = ("model", "method", "task", "config", "perplexity", "values", "rows", "bytes", "scored", "made")
 
 
+NOISE = 0.005  # nats: what costs less is drawn there
+
+
 def write(cells: list[dict], out: Path, show) -> None:
     """perplexity.json and perplexity.svg/png from the cells of one run."""
     if not cells:
@@ -34,25 +37,30 @@ def bits(row: dict, full: dict) -> float:
 
 
 def against_bits(rows: list[dict]) -> Figure:
-    """One model's rows: perplexity against true bits, two standard errors over chunks as bars; the front that
-    no other format beats in grey."""
+    """One model's rows: what a token costs beyond `full` against true bits, standard errors over chunks as
+    bars; what costs less than NOISE stands at the bottom; the front that no other format beats in grey."""
     full = next(row for row in rows if row["method"] == "full")
     figure = Figure(figsize=(8.8, 5.4), layout="constrained")
     axes = figure.add_subplot()
     points = []
     for row in sorted(rows, key=lambda one: bits(one, full)):
+        if row is full:
+            continue
         colour, marker, _ = style(row["method"])
-        x, y = bits(row, full), row["perplexity"]
-        error = 2 * y * beyond(row, full)
-        axes.errorbar(x, y, yerr=error, color=colour, marker=marker, ms=7, mec=INK, mew=0.5, elinewidth=0.8)
+        x, y, error = bits(row, full), math.log(row["perplexity"] / full["perplexity"]), beyond(row, full)
+        low = y - max(NOISE / 2, y - error)  # a bar that goes below the axis ends there
+        y = max(NOISE, y)
+        around = [[max(0.0, min(low, y))], [error]]
+        axes.errorbar(x, y, yerr=around, color=colour, marker=marker, ms=7, mec=INK, mew=0.5, elinewidth=0.8)
         points.append((x, y, row["method"]))
-    best = [(x, -y) for x, y, _ in points]
-    xs, ys = zip(*front(best), strict=True)
+    xs, ys = zip(*front([(x, -y) for x, y, _ in points]), strict=True)
     axes.step(xs, [-y for y in ys], where="post", color=INK, alpha=0.25, lw=4, zorder=0)
-    axes.set(xscale="log", yscale="log", xlim=(1.8, 40))
+    axes.set(xscale="log", yscale="log", xlim=(2, 9.5), ylim=(NOISE / 1.5, None))
     axes.set_xlabel("bits per number of K and V, scales and windows included")
-    axes.set_ylabel("perplexity")
-    axes.set_xticks([2, 3, 4, 5, 6, 8, 16, 32], ["2", "3", "4", "5", "6", "8", "16", "32"])
+    axes.set_ylabel("loss beyond full's, nats per token")
+    axes.set_xticks([2, 3, 4, 5, 6, 8], ["2", "3", "4", "5", "6", "8"])
+    ticks = [NOISE, 0.01, 0.03, 0.1, 0.3, 1, 3]
+    axes.set_yticks(ticks, [f"≤ {NOISE}", *(f"{tick:g}" for tick in ticks[1:])])
     axes.minorticks_off()
     axes.grid(True)
     figure.draw_without_rendering()

@@ -92,7 +92,7 @@ def test_formats_stand_by_the_bits_that_they_take(monkeypatch):
     assert [line[:2] for line in found] == [["`full`", "32"], ["`int8`", "8"], ["`int4`", "4"]]
     assert found[2][2:] == ["4.482", "+0.500 ± 0.100"]
     figure = against_bits(told)
-    assert {text.get_text() for text in figure.axes[0].texts} == {"full", "int8", "int4"}
+    assert {text.get_text() for text in figure.axes[0].texts} == {"int8", "int4"}
 
 
 def test_a_study_that_was_not_made_is_said(stored):
