@@ -342,7 +342,7 @@ def test_the_search_finds_a_word_without_a_network(browser):
     )
     assert any("07_infinigen" in address for address in found)
     assert browser.errors == []
-    assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:"))]
+    assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:", "blob:"))]
 
 
 @no_site
@@ -365,7 +365,7 @@ def test_a_page_of_the_site(page, browser, axe):
         browser.size(width, 900)
         browser.open(page.as_uri())
         assert browser.errors == []
-        assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:"))]
+        assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:", "blob:"))]
         browser.screenshot(SHOTS / str(width) / f"{str(page.relative_to(BUILT)).replace('/', '_')}.png")
         assert browser.run("document.documentElement.scrollWidth") <= width, width
         assert browser.run(TOO_WIDE) == [], width
