@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from engine.stepped import decoded
 from tiny import EACH, NEUTRAL, VOCABULARY, left_padded, prompt, tiny
 from torch import nn
 from torch.nn.utils import parametrize
@@ -24,19 +25,6 @@ def pair(family="llama", **changes):
     """A model, and a copy of it that decodes by the compiled engine."""
     eager = tiny(family, **changes)
     return eager, compiled(copy.deepcopy(eager))
-
-
-def decoded(model, spec, prompts, count=6):
-    """Logits of a prompt's last token and of steps after it, with a fork in between."""
-    ids, mask = left_padded(prompts)
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    found = [stepper.feed(ids, mask, last=True)]
-    for step in range(count):
-        found.append(stepper.feed(prompt(1, len(prompts), seed=step), last=True))
-    stepper.fork(torch.tensor([len(prompts) - 1, 0]))
-    for step in range(2):
-        found.append(stepper.feed(prompt(1, 2, seed=step), last=True))
-    return torch.cat(found)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from engine.stepped import decoded
 from tiny import left_padded, prompt, tiny
 
 import kvlab
@@ -14,19 +15,6 @@ from kvlab.engine.narrow import NarrowEmbedding, NarrowLinear, rounded
 KINDS = ("bf16", "int8")
 CANNOT = "OPTForCausalLM cannot use it: it is no Llama-shaped model"
 NAN = "'model.layers.1.mlp.up_proj.weight' holds NaN or infinity"
-
-
-def decoded(model, spec, prompts, count=6):
-    """Logits of a prompt's last token and of steps after it, with a fork in between."""
-    ids, mask = left_padded(prompts)
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-    found = [stepper.feed(ids, mask, last=True)]
-    for step in range(count):
-        found.append(stepper.feed(prompt(1, len(prompts), seed=step), last=True))
-    stepper.fork(torch.tensor([len(prompts) - 1, 0]))
-    for step in range(2):
-        found.append(stepper.feed(prompt(1, 2, seed=step), last=True))
-    return torch.cat(found)
 
 
 def numbers(weight: torch.Tensor, kind: str) -> torch.Tensor:

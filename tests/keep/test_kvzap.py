@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 from families.models import family
+from keep.fed import check_padding, fed
 from reference.driven import Driven, check
-from tiny import left_padded, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.calibrate import profile
@@ -33,15 +34,6 @@ def made(tmp_path):
         return str(file)
 
     return make
-
-
-def fed(model, policy, ids, mask=None, steps=6, store=None):
-    """(cache, logits after the prompt and every step)."""
-    cache = kvlab.KVCache(model, keep=policy, store=store)
-    stepper = kvlab.Stepper(model, cache)
-    found = [stepper.feed(ids, mask, last=True)]
-    found += [stepper.feed(prompt(1, rows=len(ids), seed=step), last=True) for step in range(steps)]
-    return cache, torch.stack(found, 1)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "phi"])
@@ -95,19 +87,8 @@ def test_definition(sizes, head_dim, group, every, made):
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @torch.no_grad()
 def test_padding(family, made):
-    """A padded batch holds and says what each prompt does alone."""
     model = tiny(family, dtype=torch.float64)
-    policy, prompts = KVzap(made(model)), [prompt(size, seed=size) for size in (30, 4, 17)]
-    cache, found = fed(model, policy, *left_padded(prompts))
-    for row, one in enumerate(prompts):
-        stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=policy))
-        mine = [stepper.feed(one, last=True)]
-        mine += [stepper.feed(prompt(1, rows=3, seed=s)[row : row + 1], last=True) for s in range(6)]
-        assert torch.allclose(found[row], torch.cat(mine), atol=1e-6)
-        for layer, other in zip(cache.layers, stepper.cache.layers, strict=True):
-            for head in range(layer.kv_heads):
-                own, alone = layer.positions[row, head], other.positions[0, head]
-                assert own[own >= 0].tolist() == alone[alone >= 0].tolist()
+    check_padding(model, KVzap(made(model)))
 
 
 def test_a_prompt_in_pieces_is_judged_when_it_has_ended(made):
