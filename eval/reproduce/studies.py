@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,13 @@ FORMATS = (
     "turboquant:sketch=true", "kvquant", "turboquant:bits=3", "kivi2", "int2:symmetric=false,group=32",
     "turboquant:bits=2", "int2",
 )  # fmt: skip
-TURNED = ("full", "int4", "int4:rotate=true", "turboquant")
-SINCE = ("kvzip", "quest")
-AFTER = ("random", "snapkv", "keydiff", "kvzip", "adakv:of=keydiff", "lagkv", "expected", "topk", "quest")
-LATEST = ("full", "random", "h2o", "d2o", "rkv", "shadowkv")
+BESIDE = ("random", "sinks", "snapkv", "topk")
+SINCE = ("keydiff", "keynorm", "lagkv", "adakv:of=keydiff", "d2o", "quest", "rkv", "kvzip")
+UNTURNED = ("expected", "shadowkv")  # which read keys before RoPE
+ROUNDED = ("int4", "int4:rotate=true", "int5", "mixed", "nvfp4", "mxfp4", "turboquant")
 THRESHOLDS = ("0.03", "0.06", "0.12", "0.24")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
+SHARES = ("0.1", "0.25", "0.5")
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHOTS = 5
 
@@ -48,18 +50,24 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
-def needles(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """RULER's shapes in text of our own, 1,024 tokens each."""
-    shared = {"methods": EXACT + CHOOSING + SINCE, "budgets": ONE, "jobs": 0, "batch_size": 25}
-    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 4 if quick else None}
-    shared |= {"tasks": NEEDLES[:1] if quick else NEEDLES, "gen_kwargs": "max_gen_toks=20"}
-    shared |= {"metadata": '{"lengths": [1024], "documents": 50}'}
-    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[..., dict[str, Measurement]]:
+    """RULER's shapes in text of our own, of so many tokens each."""
+
+    def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+        told = {"lengths": [length], "documents": documents}
+        shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0}
+        shared |= {"model": "smollm2", "dtype": "bfloat16", "batch_size": 25, "limit": 4 if quick else None}
+        shared |= {"tasks": tasks[:1] if quick else tasks, "gen_kwargs": "max_gen_toks=20"}
+        shared |= {"metadata": json.dumps(told)}
+        return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+    return parts
 
 
 def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The same facts through what came after, beside what it should be compared with."""
-    shared = {"methods": TURNED + AFTER, "budgets": ONE, "jobs": 0, "batch_size": 192}
+    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED, *profiled(rows, "smollm2"))
+    shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0, "batch_size": 192}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
     shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
@@ -76,9 +84,21 @@ def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 
 def toy_after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """The workshop model through what merges, drops what is said again, or keeps few numbers of a key."""
-    shared = {"methods": LATEST, "budgets": ONE, "jobs": 0}
+    """The workshop model through what came after."""
+    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED, *profiled(rows, "workshop"))
+    shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0}
     shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    return {
+        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
+        for protocol in (FIRST, INSIDE)
+    }
+
+
+def opt(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The other workshop model, which has learned positions and no RoPE, through whatever suits it."""
+    methods = tuple(dict.fromkeys(EXACT + ROUNDED + CHOOSING + SINCE))
+    shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0}
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle"), "model": "workshop-opt"}
     return {
         protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
         for protocol in (FIRST, INSIDE)
@@ -139,6 +159,15 @@ def formats(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return {"smollm2": Perplexity(model="smollm2", dtype="float32", **shared)}
 
 
+def profiled(rows: Path | None, model: str) -> tuple[str, ...]:
+    """`duo` and `kvzap` with this model's profiles, where the user's folder has them."""
+    duo, zap = (rows and rows / f"{model}-{name}.safetensors" for name in ("duo", "kvzap"))
+    found = [f"duo:profile={duo},heads={share}" for share in SHARES] if duo and duo.is_file() else []
+    if zap and zap.is_file():
+        found += [f"kvzap:profile={zap},threshold={at},recent=4" for at in THRESHOLDS]
+    return tuple(found)
+
+
 def found(rows: Path, name: str, ending: str) -> Path:
     """A task's file in the user's folder. Raises Problem where there is none."""
     names = [f"{name}{part}{ending}" for part in ("", "_validation", "_test")]
@@ -152,10 +181,19 @@ STUDIES = {
     "passages": Study(
         "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
     ),
-    "needles": Study("SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles),
+    "needles": Study(
+        "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles(1024, 50, NEEDLES)
+    ),
+    "needles_4k": Study(
+        "SmolLM2-135M-Instruct finds what stands in 4,096 tokens of other text",
+        needles(4096, 50, NEEDLES[:1]),
+    ),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
-    "toy_after": Study("The workshop model on the same documents, for d2o, rkv and shadowkv", toy_after),
+    "toy_after": Study("The workshop model on the same documents, for methods of 2024 and later", toy_after),
+    "opt": Study(
+        "The workshop's OPT-shaped model on the same documents, for every method that suits it", opt
+    ),
     "kvzap": Study("The workshop model with scores guessed by a profile, 10 % budget of the others", kvzap),
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot

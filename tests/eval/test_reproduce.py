@@ -65,7 +65,7 @@ def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--studies", "speeches"], "expected one of passages, needles, after, toy, toy_after, kvzap, few"),
+    (["--studies", "speeches"], "expected one of passages, needles, needles_4k, after, toy, toy_after, opt"),
     (["--rows", "nowhere"], "there is no such folder"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, said, capsys):
@@ -90,6 +90,7 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
         "hellaswag.jsonl",
         "wikitext2.txt",
         "workshop-kvzap.safetensors",
+        "smollm2-duo.safetensors",
     ):
         (tmp_path / name).touch()
     for study in studies.STUDIES.values():
