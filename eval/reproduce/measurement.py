@@ -22,8 +22,7 @@ class Reproduce(Measurement):
     studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
     quick: bool = option("a few documents each, collected in --out only", False, action="store_true")
     rows: Path | None = option(  # noqa: RUF009
-        "folder of files that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, "
-        "workshop-kvzap.safetensors",
+        "folder of files that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
         type=Path,
     )
     collect: bool = option("make nothing, collect what is there", False, action="store_true")

@@ -66,7 +66,7 @@ def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[...
 
 def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The same facts through what came after, beside what it should be compared with."""
-    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED, *profiled(rows, "smollm2"))
+    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED)
     shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0, "batch_size": 192}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
     shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
@@ -85,7 +85,7 @@ def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 def toy_after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The workshop model through what came after."""
-    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED, *profiled(rows, "workshop"))
+    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED)
     shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0}
     shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
     return {
@@ -105,18 +105,24 @@ def opt(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     }
 
 
-def kvzap(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """Scores that are guessed, beside those that they are guesses of, on the workshop model."""
-    if rows is None:
-        return {}
-    profile = found(rows, "workshop-kvzap", ".safetensors")
-    guessed = (f"kvzap:profile={profile},threshold={at},recent=4" for at in THRESHOLDS)
-    shared = {"methods": ("full", "random", "keydiff", "kvzip", *guessed), "budgets": ("0.1",), "jobs": 0}
-    shared |= {"tasks": ("recall",)}
-    return {
-        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
-        for protocol in (FIRST, INSIDE)
-    }
+def learned(model: str, budget: str) -> Callable[..., dict[str, Measurement]]:
+    """What stands on numbers trained for the model, in float32, as the recipes read it."""
+
+    def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+        if rows is None:
+            return {}
+        duo, kvzap = (found(rows, f"{model}-{name}", ".safetensors") for name in ("duo", "kvzap"))
+        methods = [f"duo:profile={duo},heads={share}" for share in SHARES]
+        methods += [f"kvzap:profile={kvzap},threshold={at},recent=4" for at in THRESHOLDS]
+        shared = {
+            "methods": ("full", "random", "keydiff", "kvzip", *methods),
+            "budgets": (budget,),
+            "jobs": 0,
+        }
+        shared |= {"model": model, "tasks": ("recall",), "limit": 8 if quick else None}
+        return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+    return parts
 
 
 def fewshot(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -159,15 +165,6 @@ def formats(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return {"smollm2": Perplexity(model="smollm2", dtype="float32", **shared)}
 
 
-def profiled(rows: Path | None, model: str) -> tuple[str, ...]:
-    """`duo` and `kvzap` with this model's profiles, where the user's folder has them."""
-    duo, zap = (rows and rows / f"{model}-{name}.safetensors" for name in ("duo", "kvzap"))
-    found = [f"duo:profile={duo},heads={share}" for share in SHARES] if duo and duo.is_file() else []
-    if zap and zap.is_file():
-        found += [f"kvzap:profile={zap},threshold={at},recent=4" for at in THRESHOLDS]
-    return tuple(found)
-
-
 def found(rows: Path, name: str, ending: str) -> Path:
     """A task's file in the user's folder. Raises Problem where there is none."""
     names = [f"{name}{part}{ending}" for part in ("", "_validation", "_test")]
@@ -194,7 +191,10 @@ STUDIES = {
     "opt": Study(
         "The workshop's OPT-shaped model on the same documents, for every method that suits it", opt
     ),
-    "kvzap": Study("The workshop model with scores guessed by a profile, 10 % budget of the others", kvzap),
+    "learned": Study("The workshop model with trained heads and guessed scores", learned("workshop", "0.1")),
+    "learned_smollm2": Study(
+        "SmolLM2-135M-Instruct with trained heads and guessed scores", learned("smollm2", "0.2")
+    ),
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot
     ),

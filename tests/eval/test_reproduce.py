@@ -89,8 +89,7 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
         "copa.jsonl",
         "hellaswag.jsonl",
         "wikitext2.txt",
-        "workshop-kvzap.safetensors",
-        "smollm2-duo.safetensors",
+        *(f"{model}-{name}.safetensors" for model in ("workshop", "smollm2") for name in ("duo", "kvzap")),
     ):
         (tmp_path / name).touch()
     for study in studies.STUDIES.values():
