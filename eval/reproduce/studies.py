@@ -66,11 +66,7 @@ def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[...
 
 def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The same facts through what came after, beside what it should be compared with."""
-    methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED)
-    shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0, "batch_size": 192}
-    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
-    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
-    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+    return since(quick, model="smollm2", dtype="bfloat16", batch_size=192)
 
 
 def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -85,11 +81,17 @@ def toy(quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 def toy_after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The workshop model through what came after."""
+    return since(quick)
+
+
+def since(quick: bool, **model) -> dict[str, Measurement]:
+    """Short documents at every budget, longer ones, which cost most of the hours, at one."""
     methods = ("full", *ROUNDED, "kvquant", *BESIDE, *SINCE, *UNTURNED)
-    shared = {"methods": methods, "budgets": ONE if quick else BUDGETS, "jobs": 0}
-    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    shared = {"methods": methods, "jobs": 0, "limit": 8 if quick else None} | model
+    asked = {"recall": ONE} if quick else {"recall": BUDGETS, "needle": ONE}
     return {
-        protocol: Accuracy(protocol=protocol, limit=16 if quick else None, **shared)
+        f"{protocol}-{task}": Accuracy(protocol=protocol, tasks=(task,), budgets=budgets, **shared)
+        for task, budgets in asked.items()
         for protocol in (FIRST, INSIDE)
     }
 
