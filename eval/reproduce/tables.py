@@ -265,7 +265,7 @@ def lengths(name: str = "beyond", band: str = "1024") -> str:
         share = row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
         body.append([*line, f"{100 * share:.0f} %"])
     last = (
-        f"{full['model']} (digest {full['model_digest']}), {full['dtype']}; {len(full['values'])} chunks of "
+        f"{full['model']} (digest {full['model_digest']}); {len(full['values'])} chunks of "
         f"{full['chunk']} tokens, of which the first {full['prompt']} are prefilled; {full['machine']}, "
         f"torch {full['torch']}, code {full['code_digest']}."
     )
