@@ -1,6 +1,7 @@
 """Caches of every kind: each method once, and keeps, stores and places put together in other ways."""
 
 import torch
+from families.profiles import SETTINGS, profiled
 from tiny import EACH, prompt
 
 import kvlab
@@ -42,13 +43,15 @@ LINKED = [
     "topk:budget=0.5,link=1e9",
     "infinigen:budget=0.5,link=1e9",
 ]
-EVERY = [spec for spec in dict.fromkeys([*CACHED, *EACH, *COMPOSED, *LINKED]) if spec != "recompute"]
+PROFILED = [lossy[0] for _, lossy in SETTINGS.values()]
+NAMED = dict.fromkeys([*CACHED, *EACH, *PROFILED, *COMPOSED, *LINKED])
+EVERY = [spec for spec in NAMED if spec != "recompute"]
 
 
 def make(model, spec):
     if spec in COMPOSED:
         return kvlab.KVCache(model, **COMPOSED[spec]())
-    return kvlab.make_cache(model, spec)
+    return kvlab.make_cache(model, profiled(spec, model))
 
 
 def decoded(model, spec: str):

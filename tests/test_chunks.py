@@ -4,6 +4,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from families import profiles
+from families.profiles import profiled
 from tiny import LOSSY, NEUTRAL, left_padded, prompt, refused, rounds, tiny
 
 import kvlab
@@ -15,6 +17,7 @@ pytestmark = pytest.mark.uncounted
 
 # A store that rounds is left out: there a chunk attends to the chunks before it as they are stored.
 SPECS = [spec for spec in NEUTRAL + LOSSY if spec != "recompute" and not rounds(spec)]
+SPECS += profiles.NEUTRAL + profiles.LOSSY
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -24,6 +27,7 @@ def test_chunks_equal_the_whole(spec, family, chunk):
     if refused(model, spec):
         return
     ids, mask = left_padded([prompt(31), prompt(12, seed=1), prompt(25, seed=2)])
+    spec = profiled(spec, model)
     whole, parts = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
     assert torch.allclose(
         parts.feed(ids, mask, last=True, chunk=chunk), whole.feed(ids, mask, last=True), atol=1e-4

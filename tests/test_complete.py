@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import families.profiles
 import pytest
 from tiny import ELSEWHERE, SETTINGS, policies, rounds
 
@@ -48,7 +49,7 @@ def test_a_method_that_wants_a_profile_is_in_the_lists_of_people(name):
     assert f"| `{name}` |" in text("README.md") and name in plots.STYLE
     assert f"| `{name}` | `keep/{name}.py`" in text("docs/architecture.md")
     assert (ROOT / f"tests/keep/test_{name}.py").is_file() and (ROOT / f"recipes/{name}.py").is_file()
-    assert f"def {name}(" in text("kvlab/reference/keep.py")
+    assert f"def {name}(" in text("kvlab/reference/keep.py") and name in families.profiles.SETTINGS
 
 
 def files(part) -> list[str]:

@@ -4,6 +4,8 @@ import functools
 
 import pytest
 import torch
+from families import profiles
+from families.profiles import profiled
 from tiny import EACH, FAMILIES, LOSSY, NEUTRAL, falcon, left_padded, prompt, refused, rounds, tiny
 from transformers import DynamicCache
 
@@ -40,24 +42,26 @@ def reference(family: str):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("spec", NEUTRAL)
+@pytest.mark.parametrize("spec", NEUTRAL + profiles.NEUTRAL)
 def test_equals_transformers(family, spec):
     model, ids = tiny(family), prompt(21, rows=2)
     if refused(model, spec):
         return
+    spec = profiled(spec, model)
     trace = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS)
     tokens, logprobs = reference(family)
     assert torch.equal(trace.tokens, tokens)
     assert torch.allclose(trace.logprobs, logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize("spec, family", in_turn(NEUTRAL + LOSSY, 2))
+@pytest.mark.parametrize("spec, family", in_turn(NEUTRAL + LOSSY + profiles.NEUTRAL + profiles.LOSSY, 2))
 def test_padded_batch_equals_each_row_alone(spec, family):
     # Coarse formats turn a difference in the last digit of fp32 into a whole step of theirs, so those are
     # compared where the last digit is far away.
     model = tiny(family, dtype=torch.float64 if rounds(spec) else torch.float32)
     if refused(model, spec):
         return
+    spec = profiled(spec, model)
     prompts = [prompt(tokens, seed=tokens) for tokens in (17, 5, 30)]
     ids, mask = left_padded(prompts)
     together = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS, attention_mask=mask)
@@ -67,11 +71,12 @@ def test_padded_batch_equals_each_row_alone(spec, family):
         assert torch.allclose(together.logprobs[row], alone.logprobs[0], atol=1e-4)
 
 
-@pytest.mark.parametrize("spec, family", in_turn(sorted({*EACH, *LOSSY} - {"recompute"}), 2))
+@pytest.mark.parametrize("spec, family", in_turn(sorted({*EACH, *LOSSY, *profiles.LOSSY} - {"recompute"}), 2))
 def test_generate_takes_the_cache(spec, family):
     model = tiny(family)
     if refused(model, spec):
         return
+    spec = profiled(spec, model)
     ids, mask = left_padded([prompt(14), prompt(9, seed=3)])
     out = model.generate(
         ids,
@@ -88,8 +93,9 @@ def test_lossy_settings_do_change_something():
     """Otherwise the tests above would pass for a method that does nothing."""
     model, ids = tiny("llama"), prompt(40, rows=2)
     full = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), STEPS).logprobs
-    for spec in LOSSY:
-        logprobs = kvlab.decode(model, ids, kvlab.make_cache(model, spec), STEPS).logprobs
+    for spec in LOSSY + profiles.LOSSY:
+        cache = kvlab.make_cache(model, profiled(spec, model))
+        logprobs = kvlab.decode(model, ids, cache, STEPS).logprobs
         assert torch.allclose(logprobs[:, 0], full[:, 0], atol=1e-5)  # the prompt attends to itself as it is
         assert not torch.allclose(logprobs[:, 1:], full[:, 1:], atol=1e-6), spec
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from families.profiles import profiled
 from tiny import tiny
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.finding import PROFILED
 
-METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")]
+METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")] + [*PROFILED]
 MORE = [
     "h2o:budget=12",
     "int4:axis=channel",
@@ -31,7 +33,7 @@ def test_a_loaded_cache_answers_as_the_saved_one(method, tmp_path):
     model, path = tiny("llama"), tmp_path / "cache.safetensors"
     torch.manual_seed(0)
     ids = torch.randint(0, 96, (2, 46))
-    cache = kvlab.make_cache(model, method)
+    cache = kvlab.make_cache(model, profiled(method, model))
     with torch.no_grad():
         model(ids[:, :40], past_key_values=cache)
         cache.save(path)
@@ -52,7 +54,7 @@ def test_a_stepper_goes_on_with_a_loaded_cache(name, method, tmp_path):
     ids = torch.randint(0, 96, (2, 46), generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(ids)
     mask[0, :7] = 0
-    first = Stepper(model, kvlab.make_cache(model, method))
+    first = Stepper(model, kvlab.make_cache(model, profiled(method, model)))
     first.feed(ids[:, :40], mask[:, :40])
     first.cache.save(path)
     second = Stepper(model, kvlab.load_cache(path, model))

@@ -33,7 +33,8 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
     if told:
         write_file(file, text(name, about, told))
-    if any("perplexity" in row for row in told) and len({row["model"] for row in told}) == 1:
+    read = [row for row in told if "perplexity" in row and row["budget"] is None]
+    if read and len(read) == len(told) and len({row["model"] for row in read}) == 1:
         save(against_bits(told), file.with_name(f"{name}-bits"), "png")
     for protocol in dict.fromkeys(row["protocol"] for row in told if "protocol" in row):
         shown = drawable([row for row in told if row["protocol"] == protocol])

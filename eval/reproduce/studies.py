@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..accuracy.measurement import Accuracy
-from ..accuracy.protocols import FIRST, INSIDE
+from ..accuracy.protocols import FIRST, INSIDE, MANY, REUSE
 from ..core.errors import Problem
 from ..core.measurement import Measurement
 from ..studies.measurements import Perplexity
@@ -31,6 +31,8 @@ BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
 SHARES = ("0.1", "0.25", "0.5")
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHOTS = 5
+ASKED_AGAIN = ("full", "kvzip", "keydiff", "snapkv", "h2o", "adakv:of=keydiff", "random")
+RENUMBERED = ("full", "sinks:budget=512", "sinks:budget=512,renumber=true")
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,27 @@ def found(rows: Path, name: str, ending: str) -> Path:
     raise Problem(f"--rows {rows}: expected {' or '.join(names)} in this folder")
 
 
+def reuse(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """Four questions on a context: it is compressed without them, with another one, with the one asked."""
+    shared = {"methods": ASKED_AGAIN, "budgets": ONE, "jobs": 0, "tasks": ("recall_many",), "batch_size": 48}
+    models = {
+        "workshop": {"limit": 8 if quick else None},
+        "smollm2": {"limit": 8 if quick else 48, "model": "smollm2", "dtype": "bfloat16"},
+    }
+    return {
+        f"{name}-{protocol}": Accuracy(protocol=protocol, **shared, **model)
+        for name, model in models.items()
+        for protocol in (REUSE, MANY, INSIDE)
+    }
+
+
+def beyond(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The workshop model, trained on 2,048 tokens at most, reads on to three times that."""
+    shared = {"methods": RENUMBERED, "beyond_context": True}
+    shared |= {"chunk": 2112, "prompt": 1984, "limit": 1} if quick else {"chunk": 6144, "prompt": 1024}
+    return {"workshop": Perplexity(**shared)}
+
+
 STUDIES = {
     "passages": Study(
         "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
@@ -202,4 +225,6 @@ STUDIES = {
     ),
     "formats": Study("Perplexity of WikiText-2 against the bits that a number of K and V takes", formats),
     "perplexity": Study("Perplexity of WikiText-2 against the position in a chunk, 20 % budget", perplexity),
+    "reuse": Study("Both models answer four questions on one context that was compressed once", reuse),
+    "beyond": Study("The workshop model's perplexity beyond the length that it was trained on", beyond),
 }

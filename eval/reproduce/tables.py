@@ -25,6 +25,7 @@ DOCUMENTS = tuple(
 )
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
+ASKED = ("many-questions", "reuse", "question-inside")  # one context, several questions
 MISSING = "Not made yet: `make reproduce` makes it."
 
 
@@ -222,6 +223,56 @@ def formats(name: str = "formats") -> str:
     return "\n\n".join([markdown(head, body), last])
 
 
+def reuse(name: str = "reuse") -> str:
+    """Several questions on a context: methods by models and by what the compression knew, per cent right."""
+    rows = study(name)
+    if not rows:
+        return MISSING
+    at = {(row["model"], row["protocol"], label(row["method"])): row for row in rows}
+    there = [(m, p) for m in dict.fromkeys(key[0] for key in at) for p in ASKED if (m, p, "full") in at]
+    body = []
+    for method in dict.fromkeys(key[2] for key in at):
+        mine = [at.get((*column, method)) for column in there]
+        body.append([f"`{method}`", *map(percent, mine), sizes([row for row in mine if row])[0]])
+    guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
+    head = ["method", *(f"{model}, {protocol}" for model, protocol in there), "bytes held"]
+    told = {row["model"]: row for row in rows}.values()
+    models = "; ".join(
+        f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {one['n']} questions" for one in told
+    )
+    last = (
+        f"{models}; 0 shots, {rows[0]['task']}; * differs from `full` (McNemar, p < 0.05); "
+        f"{rows[0]['machine']}, torch {rows[0]['torch']}, code {rows[0]['code_digest']}."
+    )
+    return "\n\n".join([markdown(head, [*body, ["guessing", *guess, ""]]), last])
+
+
+def lengths(name: str = "beyond", band: str = "1024") -> str:
+    """Methods by bands of so many positions: perplexity within each, and the bytes held beside those of
+    `full`, mean over steps."""
+    rows, wide = study(name), int(band)
+    if not rows:
+        return MISSING
+    starts = sorted({place["position"] // wide * wide for place in rows[0]["rows"]})
+    full = next(row for row in rows if row["method"] == "full")
+    body = []
+    for row in rows:
+        line = [f"`{row['method']}`"]
+        for start in starts:
+            mine = [place for place in row["rows"] if start <= place["position"] < start + wide]
+            tokens = sum(place["tokens"] for place in mine)
+            line.append(f"{math.exp(sum(place['loss'] * place['tokens'] for place in mine) / tokens):.4g}")
+        share = row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
+        body.append([*line, f"{100 * share:.0f} %"])
+    last = (
+        f"{full['model']} (digest {full['model_digest']}); {len(full['values'])} chunks of "
+        f"{full['chunk']} tokens, of which the first {full['prompt']} are prefilled; {full['machine']}, "
+        f"torch {full['torch']}, code {full['code_digest']}."
+    )
+    head = ["method", *(f"{start:,} to {start + wide - 1:,}" for start in starts), "bytes held"]
+    return "\n\n".join([markdown(head, body), last])
+
+
 def pairs(model: str) -> str:
     """One model's methods beside those of kvpress."""
     rows = [row for row in study("peers") if row["model"] == model]
@@ -255,7 +306,9 @@ TABLES: dict[str, Callable[..., str]] = {
     "beside": beside,
     "curves": curves,
     "formats": formats,
+    "lengths": lengths,
     "peers": pairs,
     "perplexity": perplexity,
+    "reuse": reuse,
     "speed": speed,
 }

@@ -174,6 +174,11 @@ class Perplexity(OfMethods):
     prompt: int | None = option("tokens of a chunk that are prefilled (default: half)", type=count)
     limit: int | None = option("chunks (default: all)", type=count)
     batch_size: int = option("chunks at a time (default: 8)", 8, type=count)
+    beyond_context: bool = option(
+        "chunks may be longer than what the model was trained on (models with RoPE)",
+        False,
+        action="store_true",
+    )
 
     @property
     def prefilled(self) -> int:
@@ -191,6 +196,7 @@ class Perplexity(OfMethods):
         text = digest([self.text or STORIES])
         settings = {"text": text, "chunk": self.chunk, "prompt": self.prefilled}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}
+        settings |= {"beyond_context": True} if self.beyond_context else {}
         return [
             Cell(
                 self.model_name,
@@ -212,6 +218,8 @@ class Perplexity(OfMethods):
         try:
             model, tokenizer = kvlab.load(self.model, device=self.device, dtype=self.dtype)
             ids = perplexity.chunks(tokenizer, self.text, self.chunk, self.limit)
+            if self.beyond_context:
+                perplexity.lengthen(model, self.chunk)
         except ValueError as error:
             raise Problem(str(error)) from error
         advance = lambda part: bar.at(self.name, part * len(cells))

@@ -106,17 +106,19 @@ def seen(kind: dict, tokens: int) -> int:
     return min(tokens, kind["window"] - 1) if kind["window"] else tokens
 
 
-def _limit(keep, kind: dict, tokens: int, order: int, layers: int) -> int:
-    """Tokens that stay in a layer."""
+def _limit(keep, kind: dict, tokens: int, order: int, layers: int) -> float:
+    """Tokens that stay in a layer, mean over its heads."""
     if not keep.evicts:
         return seen(kind, tokens)
-    layer = SimpleNamespace(
-        lengths=[tokens], local=kind["window"], order=order, shape=SimpleNamespace(layers=layers)
-    )
+    sizes = {"kv_heads": kind["heads"], "head_dim": kind["key"], "value_dim": kind["value"]}
+    shape = SimpleNamespace(layers=layers, **sizes)
+    layer = SimpleNamespace(lengths=[tokens], local=kind["window"], order=order, shape=shape)
     return min(keep.limits(layer)[0], seen(kind, tokens))
 
 
-def _layer(kind, held: int, whole: bool, store, place, tokens: int, context: int | None) -> dict[str, float]:
+def _layer(
+    kind, held: float, whole: bool, store, place, tokens: int, context: int | None
+) -> dict[str, float]:
     """One layer that holds `held` of `tokens` tokens; staged: bytes that a host sends it in a step."""
     store.format.check(kind["key"])
     if not isinstance(store, Kivi):  # which makes its groups of values fit

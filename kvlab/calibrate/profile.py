@@ -28,13 +28,19 @@ class Profile:
 
 
 def check(path: str, made_for: str, model, **shapes: tuple[tuple, tuple]) -> None:
-    """ValueError, one line, where the profile in this file was made for a model with another digest, or a
-    tensor in it has another shape than this model asks for. shapes: (its own, the other), by name."""
+    """ValueError, one line, where the profile in this file was made for a model with another digest, or where
+    it does not fit (`fits`)."""
     if (digest := model_digest(model)) != made_for:
         raise ValueError(
             f"profile={path}: it was made for a model with digest {made_for}, not {digest} "
             "(recipes read a model in float32; another dtype has another digest)"
         )
+    fits(path, **shapes)
+
+
+def fits(path: str, **shapes: tuple[tuple, tuple]) -> None:
+    """ValueError, one line, where a tensor of the profile in this file has another shape than a model asks
+    for. shapes: (its own, the other), by name."""
     for name, (found, wanted) in shapes.items():
         if tuple(found) != wanted:
             raise ValueError(f"profile={path}: {name} has shape {tuple(found)}, expected {wanted}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calibrate.profile import check, read
+from ..calibrate.profile import check, fits, read
 from ..models.shape import is_latent
 from ..parameters import check_number, check_whole
 from .base import Keep, KeepState, in_order
@@ -63,12 +63,25 @@ class Duo(Keep):
         found[order[: round(self.heads * gates.numel())]] = True
         return found.view_as(gates)
 
+    def shapes(self, shape) -> dict[str, tuple[tuple, tuple]]:
+        """Of the gates: what the profile has, and what a model of this shape asks for."""
+        return {"gates": ((len(self.gates), len(self.gates[0])), (shape.layers, shape.kv_heads))}
+
+    def limits(self, layer) -> list[float]:
+        """Tokens that a head of the layer holds after its prompt, mean over the heads, as the bill asks."""
+        fits(self.profile, **self.shapes(layer.shape))
+        whole, found = float(self.retrieves[layer.order].float().mean()), []
+        for tokens in layer.lengths:
+            seen = min(tokens, layer.local - 1) if layer.local else tokens
+            first = max(0, min(self.sinks, tokens - self.recent) - (tokens - seen))  # those still in sight
+            found.append(whole * seen + (1 - whole) * (first + min(self.recent, seen)))
+        return found
+
     def start(self, layer) -> KeepState:
         if is_latent(layer.model):
             raise ValueError(LATENT)
         if layer.order == 0:
-            shape = layer.shape.layers, layer.shape.kv_heads
-            check(self.profile, self.made_for, layer.model, gates=(torch.tensor(self.gates).shape, shape))
+            check(self.profile, self.made_for, layer.model, **self.shapes(layer.shape))
         state, mine = DuoState(self), self.retrieves[layer.order]
         first = layer.rank * layer.kv_heads
         state.retrieves = mine[first : first + layer.kv_heads, None]

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..calibrate.profile import check, read
+from ..calibrate.profile import check, fits, read
 from ..gather import gather_slots
 from ..models import rotations_of
 from ..parameters import check_number, check_whole
@@ -67,21 +67,33 @@ class KVzap(Keep):
         self.profile, self.made_for = found.path, found.model
         self.threshold = told["threshold"] if threshold is None else threshold
         self.recent = told["recent"] if recent is None else recent
+        self.share = told.get("share") if threshold is None and recent is None else None
         self.weight, self.bias = (found.tensors[name].numpy() for name in ("weight", "bias"))
 
     @property
     def evicts(self) -> bool:
         return self.threshold != 0
 
+    def shapes(self, shape) -> dict[str, tuple[tuple, tuple]]:
+        """Of the linear models: what the profile has, and what a model of this shape asks for."""
+        heads = shape.layers, shape.kv_heads
+        numbers = shape.kv_heads * (shape.head_dim + shape.value_dim)
+        return {"weight": (self.weight.shape, (*heads, numbers)), "bias": (self.bias.shape, heads)}
+
+    def limits(self, layer) -> list[float]:
+        """Tokens that a head of the layer holds after its prompt, as the bill asks: the share of the
+        calibration's texts that the profile's own threshold held, over all heads. ValueError for another
+        threshold, of which nobody knows what it holds before it has read the text."""
+        fits(self.profile, **self.shapes(layer.shape))
+        if self.share is None:
+            raise ValueError("how many tokens stay hangs on the text, but for the profile's own threshold")
+        return [max(self.share * tokens, min(self.recent, tokens)) for tokens in layer.lengths]
+
     def start(self, layer) -> KeepState:
         state = KVzapState(self)
         state.rotation = rotations_of(layer.model)[layer.order]
         if layer.order == 0:
-            shape = layer.shape
-            bias = shape.layers, shape.kv_heads
-            weight = *bias, shape.kv_heads * (shape.head_dim + shape.value_dim)
-            shapes = {"weight": (self.weight.shape, weight), "bias": (self.bias.shape, bias)}
-            check(self.profile, self.made_for, layer.model, **shapes)
+            check(self.profile, self.made_for, layer.model, **self.shapes(layer.shape))
         state.weight, state.bias = (torch.from_numpy(x[layer.order]) for x in (self.weight, self.bias))
         return state
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from billed import MODELS, held, shaped
 from families.models import FAMILIES, build
+from families.profiles import profiled, write
 from tiny import EACH, LOSSY, prompt, tiny
 from transformers import DynamicCache
 
@@ -88,7 +89,7 @@ def allocated(cache) -> int:
 
 
 @pytest.mark.parametrize("window", [None, 12])
-@pytest.mark.parametrize("spec", [spec for spec in EACH if spec != "recompute"])
+@pytest.mark.parametrize("spec", [spec for spec in EACH if spec != "recompute"] + ["duo:heads=0.6", "duo"])
 def test_bytes_that_kvlab_allocates(spec, window):
     """K and V with their scales, on the side where they are; what keeps and tables remember left out."""
     spec = "static:length=40" if spec == "static" else re.sub("[:,]link=.*", "", spec)
@@ -97,6 +98,7 @@ def test_bytes_that_kvlab_allocates(spec, window):
         with pytest.raises(ValueError, match="blocks of keys"):
             held(spec, describe(model.config), 30)
         return
+    spec = profiled(spec, model)
     cache = kvlab.make_cache(model, spec)
     with torch.no_grad():
         model(prompt(30), past_key_values=cache)
@@ -111,6 +113,33 @@ def test_bytes_that_kvlab_allocates(spec, window):
         return
     assert found == pytest.approx(row.host, rel=1e-9)
     assert row.device == pytest.approx(index_bytes(cache) + fetched(model, cache), rel=1e-9)
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 6, 7, 8, 12, 13, 14, 30])
+def test_bytes_of_heads_that_stream(tokens):
+    """About where the first tokens leave the window's sight, and where the newest ones fill a head."""
+    model = tiny("mistral", dtype=torch.bfloat16, sliding_window=12)
+    spec = profiled("duo:heads=0.4", model)
+    cache = kvlab.make_cache(model, spec)
+    with torch.no_grad():
+        model(prompt(tokens), past_key_values=cache)
+    found = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
+    assert held(spec, describe(model.config), tokens).device == pytest.approx(found * 2 * 8 * 2)
+
+
+def test_bytes_of_a_threshold(tmp_path):
+    """As many as its calibration counted; of another threshold, and of another model, nobody knows."""
+    model = tiny("mistral", dtype=torch.bfloat16)
+    shape = describe(model.config)
+    spec = "kvzap:profile=" + write(tmp_path / "profile", "kvzap", model, share=0.25)
+    full = held("full", shape, 40).device
+    assert held(spec, shape, 40).device == full / 4
+    assert held(spec, shape, 4).device == held("full", shape, 4).device  # the newest ones are not judged
+    (line,) = kvlab.bill("SmolLM2-135M", "L4", 4096, methods=[spec]).lines
+    assert "weight has shape (4, 2, 32), expected (30, 3, 384)" in line.refused
+    for wrong in (f"{spec},threshold=0.5", profiled("kvzap", model)):
+        with pytest.raises(ValueError, match="how many tokens stay hangs on the text, but for the profile's"):
+            held(wrong, shape, 40)
 
 
 def index_bytes(cache) -> int:

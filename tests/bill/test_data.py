@@ -7,7 +7,7 @@ from billed import DEVICES, MODELS
 
 from kvlab.bill import data
 from kvlab.bill.account import bytes_per_token
-from kvlab.methods import METHODS
+from kvlab.finding import METHODS, PROFILED
 
 
 def test_there_are_twenty_models_and_ten_devices():
@@ -83,7 +83,7 @@ def test_form_of_the_flags():
         named.update(technique["methods"])
         for option in technique["options"].values():
             assert option is None or (set(option) == {"option", "note"} and option["option"])
-    assert named == set(METHODS)
+    assert named == set(METHODS | PROFILED)
     assert len({technique["name"] for technique in known["techniques"]}) == len(known["techniques"])
 
 

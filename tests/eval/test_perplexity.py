@@ -1,5 +1,6 @@
 """Perplexity against position: every token predicted through the cache, the text's own token fed."""
 
+import copy
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import kvlab
 from eval.__main__ import main
 from eval.core.results import Store
 from eval.studies import perplexity
+from tests.tiny import prompt, tiny
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +39,24 @@ def test_the_first_prediction_is_that_of_the_whole_prompt(loaded):
     full, sinks = (found[name]["losses"] for name in found)
     torch.testing.assert_close(full[:, 0], sinks[:, 0])
     assert not torch.allclose(full[:, 1:], sinks[:, 1:], atol=1e-3)
+
+
+def test_a_model_reads_on_beyond_its_context():
+    """Where that is asked for; positions that were learned have none to go on with."""
+    model = kvlab.prepare(copy.deepcopy(tiny("llama", max_position_embeddings=40)))
+    ids = prompt(60, rows=2)
+    methods = ["full", "sinks:budget=9,renumber=true"]
+    with pytest.raises(ValueError, match="41 tokens are more than the model's context of 40"):
+        raise perplexity.measure(model, methods, ids, 30, batch=2)["full"]
+    perplexity.lengthen(model, 60)
+    found = perplexity.measure(model, methods, ids, 30, batch=2)
+    with torch.inference_mode():
+        logits = model(ids).logits[:, 29:-1].float()
+    expected = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 30:], reduction="none")
+    torch.testing.assert_close(found["full"]["losses"].float(), expected, atol=1e-4, rtol=1e-4)
+    assert found[methods[1]]["losses"].shape == (2, 30)
+    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
+        perplexity.lengthen(tiny("opt"), 200)
 
 
 def test_places_are_means_over_chunks():

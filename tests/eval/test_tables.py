@@ -95,7 +95,35 @@ def test_formats_stand_by_the_bits_that_they_take(monkeypatch):
     assert {text.get_text() for text in figure.axes[0].texts} == {"int8", "int4"}
 
 
+def test_questions_by_what_the_compression_knew(monkeypatch):
+    told = [row(protocol, "full", None, 0.9, "recall_many") for protocol in ("reuse", "many-questions")]
+    told.append(row("reuse", "h2o:budget=0.2", 0.2, 0.5, "recall_many", differs=True))
+    told.append(row("reuse", "full", None, 0.8, "recall_many", model="other", n=20))
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    head, _, full, h2o, guess, _, last = tables.reuse().splitlines()
+    assert cells(head) == ["method", "m, many-questions", "m, reuse", "other, reuse", "bytes held"]
+    assert cells(full)[1:4] == ["90.0 ± 5.0", "90.0 ± 5.0", "80.0 ± 5.0"]
+    assert cells(h2o) == ["`h2o`", "–", "50.0* ± 5.0", "–", "20 % + 20 % on the host"]
+    assert cells(guess)[1:] == ["25.0", "25.0", "25.0", ""]
+    assert last.startswith("m (digest d), float32, 40 questions; other (digest d), float32, 20 questions; ")
+
+
+def test_perplexity_by_bands_of_positions(monkeypatch):
+    def one(method, losses, size):
+        places = [{"position": 48 + 32 * i, "tokens": 32, "loss": loss} for i, loss in enumerate(losses)]
+        told = {"method": method, "rows": places, "bytes": {"device_bytes": size}, "values": [1.0, 2.0]}
+        return STANDS | told | {"chunk": 144, "prompt": 48}
+
+    told = [one("full", [0.0, 1.0, 2.0], 100), one("sinks", [0.0, 1.0, 1.0], 25)]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    head, _, full, sinks, _, last = tables.lengths("beyond", "64").splitlines()
+    assert cells(head) == ["method", "0 to 63", "64 to 127", "bytes held"]
+    assert cells(full) == ["`full`", "1", "4.482", "100 %"] and cells(sinks)[2:] == ["2.718", "25 %"]
+    assert "2 chunks of 144 tokens, of which the first 48 are prefilled" in last
+
+
 def test_a_study_that_was_not_made_is_said(stored):
+    assert tables.reuse("nothing") == tables.lengths("nothing") == tables.MISSING
     for found in (tables.accuracy("nothing"), tables.curves("nothing", "recall", "context-first")):
         assert found == tables.MISSING
     text = "a\n<!-- results: curves nothing recall x -->\nold\n<!-- end of results -->\nb"

@@ -17,6 +17,7 @@ from kvlab.store import Growing, Int, Skipping
 from kvlab.tried import FORMATS, SPECS
 from kvlab.visibility import own_positions
 
+from . import profiles
 from .models import REFUSED, VOCABULARY, family, refused
 
 FILE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -33,7 +34,8 @@ ROUNDED = {  # method -> the setting at which it gives nothing up, or policies w
     "infinigen+int4": {"store": EXACT[4], "place": Host(InfiniGen(1, math.inf, 1, 1))},
     "quest+int8": {"store": EXACT[8], "place": Host(Quest(80, 1, 4))},
 }
-METHODS = SPECS | ROUNDED
+PROFILED = {"duo": "duo:heads=1", "kvzap": "kvzap:threshold=1e-300"}  # with a profile of the tiny model
+METHODS = SPECS | PROFILED | ROUNDED
 REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)
     "a": ("a sliding window cannot let single ones go", "writes keys in blocks of tokens, of which a sliding "
           "window cannot let single ones go"),
@@ -49,6 +51,8 @@ REASONS = {  # the closed list: letter -> (how its one line is known, what the p
     "h": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
           "latent"),
     "i": ("there are no keys", "compares or merges keys, where latents are cached"),
+    "j": ("latents are cached: all heads share them", "lets heads hold different tokens by what was trained, "
+          "where all heads share the latents that are cached"),
 }  # fmt: skip
 
 
@@ -111,7 +115,10 @@ def find(name: str, methods=METHODS) -> Row:
     for method in methods:
         try:
             how = METHODS[method]
-            cache = kvlab.make_cache(ours, how) if isinstance(how, str) else kvlab.KVCache(ours, **how)
+            if isinstance(how, str):
+                cache = kvlab.make_cache(ours, profiles.profiled(how, ours))
+            else:
+                cache = kvlab.KVCache(ours, **how)
         except ValueError as error:
             row.cells[method] = reason(error)
             continue
@@ -197,6 +204,7 @@ Every cell is a tiny random model, odd on purpose (head dimension other than hid
 window 7, partial rotary embedding, biases), a batch with one row padded on the left, a prompt of {prompt}
 tokens and {steps} decode steps, held against the model's own attention and transformers' own cache. `=`: no
 logit differs by more than {tolerance:.0e}, with the method at the setting where it gives nothing up.
+`duo` and `kvzap` have a profile of numbers drawn at random, in the model's shape.
 `in pieces`: the same of `full`, where the prompt comes in two pieces and a question of two tokens follows.
 The last column plants a fault; it must change a logit by at least {fault:.0e}, or the row would prove
 nothing.
@@ -209,11 +217,11 @@ def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
     """docs/families.md."""
     reasons = " ".join(f"**{letter}**: the method {says}." for letter, (_, says) in REASONS.items())
     text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT, reasons=reasons)
-    text += columns(SPECS, "in pieces", "fault")
+    text += columns(SPECS | PROFILED, "in pieces", "fault")
     for name, row in rows.items():
         what, off = row.fault
         shown = 10.0 ** math.floor(math.log10(off))
-        text += cells(name, row, SPECS, row.pieces, f"{what}: over {shown:g}")
+        text += cells(name, row, SPECS | PROFILED, row.pieces, f"{what}: over {shown:g}")
     text += FORMS + columns(ROUNDED)
     text += "".join(cells(name, row, ROUNDED) for name, row in rows.items())
     text += "\nRefused with every method that holds something:\n\n"

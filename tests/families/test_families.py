@@ -37,11 +37,12 @@ found = cache(find)  # a row is worked out once
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_method_is_equal_or_refused(name):
     row = found(name)
-    allowed = {"=", "b", "g", "h", "i"} if name in LATENT else {"=", "a", "g", "h"}
+    allowed = {"=", "b", "g", "h", "i", "j"} if name in LATENT else {"=", "a", "g", "h"}
     assert set(row.cells.values()) <= allowed and list(row.cells) == list(METHODS)
-    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bghi"}
+    kinds = {method.rstrip("0123456789") for method, cell in row.cells.items() if cell not in "=bghij"}
     assert kinds <= {"kivi"}
-    for letter, only in (("g", {"kvzip"}), ("h", {"expected", "shadowkv", "kvquant"}), ("i", {"d2o", "rkv"})):
+    undoing = {"expected", "shadowkv", "kvquant", "kvzap"}
+    for letter, only in (("g", {"kvzip"}), ("h", undoing), ("i", {"d2o", "rkv"}), ("j", {"duo"})):
         assert {method for method, cell in row.cells.items() if cell == letter} <= only
     assert row.fault[1] > FAULT
     assert row.pieces == ("f" if name == "Jamba" else "=")  # transformers' own cache is off, too

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
+from families.profiles import profiled
 from fuzz import naive
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
@@ -71,6 +72,8 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "expected": "expected:budget=0.5,sinks=2,future=9",
     "rkv": "rkv:budget=0.5,window=3,every=3",
     "random": "random:budget=0.5",
+    "duo": "duo:heads=0.5",
+    "kvzap": "kvzap",
     "offload": "offload:link=1e10",
     "offload+int4": "offload+int4:link=1e10",
     "offload+h2o": "offload+h2o:budget=0.5,link=1e10",
@@ -105,6 +108,8 @@ MORE = {  # further settings of a method, and the models they run on, which take
     "keynorm": [("keynorm:budget=7,every=5", "fp64")],
     "expected": [("expected:budget=0.5,sinks=2,future=9,chunk=2", "fp64")],
     "random": [("random:budget=7,every=2,seed=3", "fp64")],
+    "duo": [("duo:heads=0.2,every=3", "fp64"), ("duo:heads=0.5", "window")],
+    "kvzap": [("kvzap:every=3", "fp64"), ("kvzap", "window")],
 }  # fmt: skip
 LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
 COARSE = {
@@ -176,7 +181,9 @@ class Case:
         return 0.05 if self.coarse and self.kind != "fp64" else 1e-3
 
     def fresh(self):
-        return PaddedCache(_engine()) if self.method == "padded" else kvlab.make_cache(self.model, self.spec)
+        if self.method == "padded":
+            return PaddedCache(_engine())
+        return kvlab.make_cache(self.model, profiled(self.spec, self.model))
 
 
 def cases(method: str) -> list[Case]:

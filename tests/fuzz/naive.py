@@ -1,15 +1,17 @@
 """What a row holds by `kvlab.reference`, of methods that say it of the whole history.
 
-Of a prompt every layer's queries, keys and values are known without a cache, since compression comes after
-it. So what it leaves is known, and what later tokens do to it where they all stay, or where only their number
-counts.
+`sinks` and `duo` say it by positions alone. Of a prompt every layer's queries, keys and values are known
+without a cache, since compression comes after it. So what it leaves is known, and what later tokens do to it
+where they all stay, or where only their number counts.
 """
 
 import functools
 
 import torch
+from families.profiles import RECENT, SINKS, THRESHOLD, profiled
 
 from kvlab.attention import recorded
+from kvlab.calibrate import profile
 from kvlab.reference import attention, keep
 from kvlab.spec import parse
 
@@ -27,11 +29,47 @@ def held(spec: str, kind: str, model, row) -> list | None:
     if parsed.name == "sinks":
         layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
         return [[keep.sinks(tokens, limit, given["sinks"])] * heads] * layers
+    if parsed.name == "duo":
+        return _duo(spec, model, tokens, given["heads"])
+    if parsed.name == "kvzap" and not row.passes:  # of later tokens no keys are known
+        return _kvzap(spec, model, row.prompt)
     if parsed.name in ONCE and len(row.prompt) > given.get("sinks", 0):
         later = list(range(len(row.prompt), tokens))
         of_prompt = _of_prompt(spec, row.prompt, limit, model)
         return [[[*mine, *later] for mine in layer] for layer in of_prompt]
     return None
+
+
+def _profile(spec: str, model, kind: str) -> dict:
+    """The tensors of the profile that this model was given."""
+    return profile.read(parse(profiled(spec, model)).parameters["profile"], kind).tensors
+
+
+def _duo(spec: str, model, tokens: int, heads: float) -> list:
+    gates = _profile(spec, model, "duo")["gates"].tolist()
+    order = sorted((-gate, layer, head) for layer, row in enumerate(gates) for head, gate in enumerate(row))
+    whole = {(layer, head) for _, layer, head in order[: round(heads * len(order))]}
+    held = [*range(tokens)]
+    return [
+        [keep.duo(held, (layer, head) in whole, SINKS, RECENT) for head in range(len(row))]
+        for layer, row in enumerate(gates)
+    ]
+
+
+@functools.lru_cache(64)
+def _kvzap(spec: str, model, prompt: tuple) -> list:
+    tensors, size = _profile(spec, model, "kvzap"), model.config.head_dim
+    frequencies, found = [10000.0 ** (-2 * i / size) for i in range(size // 2)], []
+    for layer, weights, biases in zip(
+        recorded(model, torch.tensor([prompt])), tensors["weight"], tensors["bias"], strict=True
+    ):
+        keys, values = layer.keys[0].double(), layer.values[0].double()
+        found.append([])
+        for weight, bias in zip(weights.double(), biases.double(), strict=True):
+            held = range(len(prompt))
+            told = [keep.surrogate(keys[:, p], values[:, p], p, frequencies, weight, bias) for p in held]
+            found[-1].append(keep.kvzap([*held], told.__getitem__, 0, THRESHOLD, RECENT))
+    return found
 
 
 @functools.lru_cache(64)

@@ -131,6 +131,24 @@ quest's bound is the least
     + state.low.transpose
     reference/test_place.py::test_quest_where_every_head_has_its_own_keys
 
+duo's window is one token shorter
+    keep.duo:Duo.by_rule
+    - newest - self.recent)
+    + newest - self.recent + 1)
+    keep/test_duo.py::test_definition[0.5-sizes0-None]
+
+duo is billed for first tokens that are out of sight
+    keep.duo:Duo.limits
+    - - (tokens - seen))
+    + - 0)
+    bill/test_allocated.py::test_bytes_of_heads_that_stream[30]
+
+kvzap lets go of what scores most
+    keep.kvzap:KVzap.choose
+    - < math.log
+    + > math.log
+    keep/test_kvzap.py::test_definition[sizes0-20-3-None]
+
 nvfp4 takes what errs more
     store.float4:Float4.write
     - < self._error

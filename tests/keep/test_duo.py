@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from families.models import family
+from families.profiles import RECENT, SINKS, write
 from keep.fed import check_padding, fed
 from reference.driven import Driven, check
 from safetensors.torch import save_file
@@ -15,21 +16,11 @@ from kvlab.calibrate import profile
 from kvlab.keep import Duo
 from kvlab.reference import keep
 
-SINKS, RECENT = 2, 5
-
 
 @pytest.fixture()
 def made(tmp_path):
     """made(model) -> the file of a profile whose gates were drawn at random."""
-
-    def make(model, **about):
-        shape = kvlab.models.ModelShape.of(model)
-        gates = torch.rand(shape.layers, shape.kv_heads, generator=torch.Generator().manual_seed(3))
-        file = tmp_path / f"{profile.model_digest(model)}.safetensors"
-        profile.write(file, "duo", model, {"gates": gates}, **({"sinks": SINKS, "recent": RECENT} | about))
-        return str(file)
-
-    return make
+    return lambda model, **about: write(tmp_path / profile.model_digest(model), "duo", model, **about)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt_neox", "phi"])

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from families.models import family
+from families.profiles import RECENT, write
 from keep.fed import check_padding, fed
 from reference.driven import Driven, check
 from tiny import prompt, tiny
@@ -12,28 +13,15 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.calibrate import profile
 from kvlab.keep import KVzap
-from kvlab.models import ModelShape, rotations_of
+from kvlab.models import rotations_of
 from kvlab.reference import keep
-
-RECENT = 5
 
 
 @pytest.fixture()
 def made(tmp_path):
     """made(model) -> the file of a profile whose linear models were drawn at random: about half of the tokens
     are guessed to score less than its threshold."""
-
-    def make(model, **about):
-        shape, draw = ModelShape.of(model), torch.Generator().manual_seed(3)
-        numbers = shape.kv_heads * 2 * shape.head_dim
-        weight = torch.randn(shape.layers, shape.kv_heads, numbers, generator=draw) * 0.3
-        bias = torch.randn(shape.layers, shape.kv_heads, generator=draw) * 0.3 - 2
-        file = tmp_path / f"{profile.model_digest(model)}.safetensors"
-        about = {"threshold": 0.135, "recent": RECENT} | about
-        profile.write(file, "kvzap", model, {"weight": weight, "bias": bias}, **about)
-        return str(file)
-
-    return make
+    return lambda model, **about: write(tmp_path / profile.model_digest(model), "kvzap", model, **about)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "phi"])

@@ -11,12 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from families.profiles import profiled
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny import left_padded
 
 import kvlab
 from eval.tasks.rows import prose, recall
+from kvlab.finding import METHODS, PROFILED
 from kvlab.keep import Keep
 from kvlab.place.topk import most_important
 from kvlab.store import Float8, Int
@@ -143,7 +145,7 @@ def texts(request):
 
 def fed(model, method, ids, mask=None):
     """(stepper that has read the prompt, its last logits)."""
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, profiled(method, model)))
     return stepper, stepper.feed(ids, mask, last=True)
 
 
@@ -195,4 +197,4 @@ def test_a_prompt_in_a_batch_is_read_as_alone_but_for_a_step(texts, method):
 
 def test_every_method_has_a_promise():
     promised = {method.partition(":")[0] for method, *_ in PROMISED}
-    assert promised | {"padded"} == set(kvlab.METHODS)  # it runs rows one after the other
+    assert promised | {"padded"} == set(METHODS | PROFILED)  # it runs rows one after the other
