@@ -89,8 +89,9 @@ def sensitivity(rows):
         right = axes.twinx()
         accuracy = series(rows, rf"(?P<label>{knob})=(?P<x>[\d.]+): accuracy")[knob]
         latency = series(rows, rf"(?P<label>{knob})=(?P<x>[\d.]+): latency")[knob]
-        axes.plot(list(accuracy), list(accuracy.values()), "o-", color=plots.BLUE)
-        right.plot(list(latency), list(latency.values()), "s--", color=plots.VERMILLION)
+        (first, *_), (second, *_) = plots.OTHERS[:2]  # neither is a method
+        axes.plot(list(accuracy), list(accuracy.values()), "o-", color=first)
+        right.plot(list(latency), list(latency.values()), "s--", color=second)
         axes.set(xlabel=label, ylabel="accuracy, % (circles)", ylim=(0, 103))
         right.set(ylabel="ms/token (squares)", ylim=(0, None))
     return figure

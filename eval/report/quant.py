@@ -63,7 +63,6 @@ def bits_figure(rows: list[dict]):
 def drift_figure(rows: list[dict]):
     """Perplexity along a long text, over that of the full cache on the same tokens."""
     figure, (panel,) = plots.canvas(6.4, 3.6)
-    colours = {"int8": plots.GREEN, "int4": plots.VERMILLION}
     curves: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["metric"] == "perplexity":
@@ -71,10 +70,9 @@ def drift_figure(rows: list[dict]):
     full = curves.pop("full")
     for name, curve in curves.items():
         line = "--" if "re-quantized" in name else ":" if "per token" in name else "-"
+        colour, marker, _ = plots.style(name.partition(",")[0])
         excess = [100 * (value / full[tokens] - 1) for tokens, value in curve.items()]
-        panel.plot(
-            list(curve), excess, line, marker="o", ms=4, color=colours[name.partition(",")[0]], label=name
-        )
+        panel.plot(list(curve), excess, line, marker=marker, ms=5, color=colour, label=name)
     panel.axhline(0, color=plots.INK, lw=1)
     panel.set(xlabel="tokens decoded", ylabel=f"perplexity of {LAST} tokens,\n% above the full cache's")
     panel.grid(True)

@@ -1,8 +1,12 @@
-"""Steps: decode steps beside llama.cpp's and transformers', collected in one file, as tables."""
+"""Steps: decode steps and prompts beside llama.cpp's and transformers', collected in one file, as tables.
+
+Rows are of a `kind`: "" for steps as they are, or what sets them apart: "weights" (narrow ones), "batch",
+"layers", "prompt" (the time of a whole prompt).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvlab import plots
@@ -11,25 +15,35 @@ from .plots import save
 from .rows import provenance
 
 ABOUT = (
-    "Decode steps of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in one process"
+    "Decode steps and prompts of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in "
+    "one process"
 )
-AGAINST = (  # whose step is divided by whose
-    ("kvlab, compiled: full", "llama.cpp: f32"),
-    ("kvlab, compiled: int8", "llama.cpp: q8_0"),
-    ("kvlab, compiled: int4", "llama.cpp: q4_0"),
-    ("kvlab, compiled: full", "transformers: hf-dynamic"),
-    ("kvlab, compiled: int8", "transformers: hf-quantized"),
-    ("kvlab, compiled: h2o:budget=0.2", "kvlab, compiled: full"),
-)
-
-
-DRAWN = {  # whose steps the picture shows, in which colour
-    "llama.cpp: f32": plots.INK,
-    "transformers: hf-dynamic": plots.VERMILLION,
-    "kvlab, eager: full": plots.GREEN,
-    "kvlab, compiled: full": plots.BLUE,
-    "kvlab, compiled: int8": plots.ORANGE,
+AGAINST = {  # kind of rows -> whose time is divided by whose
+    "": (
+        ("kvlab, compiled: full", "llama.cpp: f32"),
+        ("kvlab, compiled: int8", "llama.cpp: q8_0"),
+        ("kvlab, compiled: int4", "llama.cpp: q4_0"),
+        ("kvlab, compiled: full", "transformers: hf-dynamic"),
+        ("kvlab, compiled: int8", "transformers: hf-quantized"),
+        ("kvlab, compiled: h2o:budget=0.2", "kvlab, compiled: full"),
+    ),
+    "weights": tuple(
+        (f"kvlab, compiled, {ours} weights: {method}", f"llama.cpp, {theirs} weights: {kind}")
+        for ours, theirs in (("bf16", "bf16"), ("int8", "q8_0"))
+        for method, kind in (("full", "f32"), ("int8", "q8_0"), ("int4", "q4_0"))
+    ),
+    "prompt": (
+        ("kvlab, compiled: full", "llama.cpp: f32"),
+        ("kvlab, compiled: full", "transformers: hf-dynamic"),
+        ("kvlab, compiled: int8", "kvlab, compiled: full"),
+        ("kvlab, compiled: h2o:budget=0.2", "kvlab, compiled: full"),
+        ("kvlab, compiled: snapkv:budget=0.2", "kvlab, compiled: full"),
+    ),
 }
+DRAWN = (  # whose steps the picture shows
+    "llama.cpp: f32", "transformers: hf-dynamic", "kvlab, eager: full", "kvlab, compiled: full",
+    "kvlab, compiled: int8",
+)  # fmt: skip
 
 
 def rows(cells: Iterable[dict]) -> list[dict]:
@@ -37,7 +51,7 @@ def rows(cells: Iterable[dict]) -> list[dict]:
     found = []
     for cell in sorted(cells, key=lambda cell: (cell["model"] != "workshop", context_of(cell))):
         shared = {"model": cell["model"], "simd": cell["about"]["simd"]} | provenance(cell, "text")
-        shared |= {name: cell["about"].get(name) for name in ("weight_bytes", "compiled", "batch", "layers")}
+        shared |= {name: cell["about"].get(name) for name in ("compiled", "batch", "layers")}
         shared["shape"] = cell["task"].split(":")[1:-1]
         found += [shared | row for row in cell["rows"]]
     return found
@@ -47,10 +61,9 @@ def lines(cells: list[dict]) -> list[str]:
     """One line for every row of these cells."""
     return [
         f"{', '.join([cell['model'], *cell['task'].split(':')[1:-1]])}, {row['context']} tokens, "
-        f"threads {row['threads']}, "
-        f"{row['engine']}: {row['method']}: "
-        f"CPU {quartiles(row, 'cpu_ms')} ms, wall {quartiles(row, 'wall_ms')} ms, "
-        f"{100 * row['fraction']:.0f} % of bandwidth"
+        f"threads {row['threads']}, {row['engine']}: {row['method']}: "
+        f"CPU {quartiles(row, 'cpu_ms')} ms, wall {quartiles(row, 'wall_ms')} ms"
+        + (f", {100 * row['fraction']:.0f} % of bandwidth" if "fraction" in row else "")
         for cell in cells
         for row in cell["rows"]
     ]
@@ -65,68 +78,79 @@ def named(row: dict) -> str:
     return f"{row['engine']}: {row['method'].partition(', flash')[0]}"
 
 
-def fastest(rows: list[dict], model: str, threads: int) -> dict[str, dict[int, dict]]:
-    """{name: {context: row}}; of llama.cpp with and without flash attention the faster one, by CPU time on
-    one thread and by the clock on several."""
-    clock, found = "cpu_ms" if threads == 1 else "wall_ms", {}
+def kind_of(row: dict) -> str:
+    """See above."""
+    return (row.get("shape") or [""])[0].partition("=")[0]
+
+
+def clock_of(threads: str) -> str:
+    """CPU time on one thread, time by the clock on several."""
+    return "cpu_ms" if threads == "1" else "wall_ms"
+
+
+def fastest(rows: list[dict], kind: str, model: str, threads: str) -> dict[str, dict[int, dict]]:
+    """{name: {context: row}} of a kind; of llama.cpp with and without flash attention the faster one."""
+    clock, found = clock_of(threads), {}
     for row in rows:
-        if row["model"] == model and row["threads"] == threads and not row.get("shape"):
+        if row["model"] == model and row["threads"] == int(threads) and kind_of(row) == kind:
             mine = found.setdefault(named(row), {})
             if row["context"] not in mine or row[clock] < mine[row["context"]][clock]:
                 mine[row["context"]] = row
     return found
 
 
-def quartiles(row: dict, clock: str) -> str:
-    """Median and quartiles."""
-    return f"{row[clock]:.2f} ({row[f'{clock}_low']:.2f}–{row[f'{clock}_high']:.2f})"
+def quartiles(row: dict, clock: str, scale: float = 1) -> str:
+    """Median and quartiles, times `scale`."""
+    middle, low, high = (f"{scale * row[f'{clock}{part}']:.2f}" for part in ("", "_low", "_high"))
+    return f"{middle} ({low}–{high})"
 
 
-def times(rows: list[dict], model: str, threads: str) -> tuple[list[str], list[list[str]]]:
-    """Head and body: engines and caches by tokens held, ms of a step with its quartiles."""
-    found = fastest(rows, model, int(threads))
+Table = tuple[list[str], list[list[str]], list[dict]]  # head, body, and the rows that it is made of
+
+
+def table(head: str, found: dict[str, dict[int, dict]], cell: Callable[[dict], str]) -> Table:
+    """Engines and caches by tokens."""
     contexts = sorted({context for mine in found.values() for context in mine})
-    clock = "cpu_ms" if threads == "1" else "wall_ms"
-    head = ["a step, ms: median (quartiles)", *(f"{context:,} tokens" for context in contexts)]
     body = [
-        [name, *(quartiles(mine[c], clock) if c in mine else "–" for c in contexts)]
+        [name, *(cell(mine[context]) if context in mine else "–" for context in contexts)]
         for name, mine in found.items()
     ]
-    return head, body
+    used = [row for mine in found.values() for row in mine.values()]
+    return [head, *(f"{context:,} tokens" for context in contexts)], body, used
 
 
-def bandwidths(rows: list[dict], model: str, threads: str) -> tuple[list[str], list[list[str]]]:
-    """Head and body: GB/s that a step reads, and what part of the measured read bandwidth that is."""
-    found = fastest(rows, model, int(threads))
-    contexts = sorted({context for mine in found.values() for context in mine})
-    head = ["read per second, GB (of bandwidth)", *(f"{context:,} tokens" for context in contexts)]
-    body = [
-        [
-            name,
-            *(
-                f"{mine[c]['gbps']:.1f} ({100 * mine[c]['fraction']:.0f} %)" if c in mine else "–"
-                for c in contexts
-            ),
-        ]
-        for name, mine in found.items()
-    ]
-    return head, body
+def times(rows: list[dict], model: str, threads: str, kind: str = "") -> Table:
+    """Time of a step, or of a prompt, with its quartiles."""
+    what, unit, scale = ("a prompt", "s", 1e-3) if kind == "prompt" else ("a step", "ms", 1)
+    head = f"{what}, {unit}: median (quartiles)"
+    return table(
+        head, fastest(rows, kind, model, threads), lambda row: quartiles(row, clock_of(threads), scale)
+    )
 
 
-def ratios(rows: list[dict], threads: str) -> tuple[list[str], list[list[str]]]:
-    """Head and body: time of one step over that of another, for every model and number of tokens."""
-    clock = "cpu_ms" if threads == "1" else "wall_ms"
-    columns = dict.fromkeys((row["model"], row["context"]) for row in rows if not row.get("shape"))
-    found = {model: fastest(rows, model, int(threads)) for model, _ in columns}
-    head = ["time of a step / time of another", *(f"{model}, {context:,}" for model, context in columns)]
-    body = []
-    for mine, other in AGAINST:
-        line = [f"{mine} / {other}"]
+def bandwidths(rows: list[dict], model: str, threads: str, kind: str = "") -> Table:
+    """GB/s that a step reads, and what part of the measured read bandwidth that is."""
+
+    def cell(row: dict) -> str:
+        return f"{row['gbps']:.1f} ({100 * row['fraction']:.0f} %)"
+
+    return table("read per second, GB (of bandwidth)", fastest(rows, kind, model, threads), cell)
+
+
+def ratios(rows: list[dict], threads: str, kind: str = "") -> Table:
+    """Time of one step, or prompt, over that of another, for every model and number of tokens."""
+    mine = [row for row in rows if kind_of(row) == kind]
+    columns = dict.fromkeys((row["model"], row["context"]) for row in mine)
+    found = {model: fastest(rows, kind, model, threads) for model, _ in columns}
+    what, clock, body = "a prompt" if kind == "prompt" else "a step", clock_of(threads), []
+    for one, other in AGAINST[kind] if mine else ():
+        line = [f"{one} / {other}"]
         for model, context in columns:
-            pair = [found[model].get(name, {}).get(context) for name in (mine, other)]
+            pair = [found[model].get(name, {}).get(context) for name in (one, other)]
             line.append(f"{pair[0][clock] / pair[1][clock]:.2f}" if all(pair) else "–")
         body.append(line)
-    return head, body
+    head = [f"time of {what} / time of another", *(f"{model}, {context:,}" for model, context in columns)]
+    return head, body, mine
 
 
 def growth(rows: list[dict], what: str) -> dict[str, list[tuple[int, float]]]:
@@ -147,6 +171,14 @@ def growth(rows: list[dict], what: str) -> dict[str, list[tuple[int, float]]]:
     return {name: sorted(points.items()) for name, points in found.items() if len(points) > 1}
 
 
+def look(name: str) -> dict:
+    """How an engine with a cache is drawn: as its method is, dotted and hollow where the engine is eager."""
+    engine, _, method = name.partition(": ")
+    colour, marker, line = plots.style(engine if engine == "llama.cpp" else method)
+    found = {"color": colour, "marker": marker, "linestyle": line}
+    return found | ({"linestyle": ":", "markerfacecolor": "white"} if engine == "kvlab, eager" else {})
+
+
 def draw(rows: list[dict], folder: Path) -> None:
     """Draw how a step's time grows with tokens, rows, layers and threads, as far as that was measured, as
     `speed.png`."""
@@ -157,7 +189,7 @@ def draw(rows: list[dict], folder: Path) -> None:
     figure, panels = plots.canvas(3.2 * len(grown), 3.4, len(grown))
     for axes, (what, found) in zip(panels, grown.items(), strict=True):
         for name, points in found.items():
-            axes.plot(*zip(*points, strict=True), marker="o", color=DRAWN[name], label=name)
+            axes.plot(*zip(*points, strict=True), label=name, **look(name))
         axes.set(xlabel=heads[what], ylabel="ms of a step", xscale="log", ylim=(0, None))
         sizes = sorted({size for points in found.values() for size, _ in points})
         axes.set_xticks(sizes, [f"{size // 1024}k" if size >= 1024 else str(size) for size in sizes])
@@ -168,13 +200,15 @@ def draw(rows: list[dict], folder: Path) -> None:
 
 def stands_on(rows: list[dict]) -> str:
     """One paragraph: what these numbers are of."""
-    rows = [row for row in rows if not row.get("shape")]
     one = rows[0]
     bandwidth = dict.fromkeys((row["threads"], round(row["bandwidth_gbps"], 1)) for row in rows)
     read = ", ".join(f"{gbps} ({threads})" for threads, gbps in bandwidth)
+    held: dict[str, dict] = {}
+    for row in rows:
+        held.setdefault(row.get("weights", "fp32"), {})[f"{row['weight_bytes'] / 1e6:.1f}"] = None
+    weights = ", ".join(f"{kind} ({' and '.join(sizes)} MB)" for kind, sizes in held.items())
     return (
-        f"{one['machine']}, {one['simd']}, torch {one['torch']}, weights in fp32 "
-        f"({one['weight_bytes'] / 1e6:.1f} MB); CPU time on one thread, wall time on two; read bandwidth in "
-        f"GB/s (threads): {read}; made {one['made'][:10]}, "
-        f"code {', '.join(dict.fromkeys(row['code_digest'] for row in rows))}."
+        f"{one['machine']}, {one['simd']}, torch {one['torch']}, weights in {weights}; CPU time on one "
+        f"thread, wall time on two; read bandwidth in GB/s (threads): {read}; "
+        f"made {one['made'][:10]}, code {', '.join(dict.fromkeys(row['code_digest'] for row in rows))}."
     )

@@ -293,12 +293,11 @@ def pairs(model: str) -> str:
 
 def speed(kind: str, *arguments: str) -> str:
     """Decode steps beside llama.cpp's and transformers': `times` and `bandwidths` MODEL THREADS, `ratios`
-    THREADS."""
-    rows = study("speed")
+    THREADS; then the kind of rows, where it is not steps as they are."""
+    head, body, rows = getattr(steps, kind)(study("speed"), *arguments)
     if not rows:
         return "Not made yet: `make bench PEERS=1` makes it."
-    mine = [row for row in rows if kind == "ratios" or row["model"] == arguments[0]]
-    return "\n\n".join([markdown(*getattr(steps, kind)(rows, *arguments)), steps.stands_on(mine)])
+    return "\n\n".join([markdown(head, body), steps.stands_on(rows)])
 
 
 TABLES: dict[str, Callable[..., str]] = {

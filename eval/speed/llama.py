@@ -26,6 +26,8 @@ TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q4_0": 2}  # of K and V, by their numbe
 BITS = {"f32": 32.0, "f16": 16.0, "q8_0": 8.5, "q4_0": 4.5}  # of a value, the scales of its block included
 CHUNK = 512  # tokens of a sequence with which a cache is filled
 SPARE = 256  # slots beyond the tokens asked for: llama.cpp pads to as many
+OF_WEIGHTS = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0"}  # their name for weights that are as narrow
+BLOCK = 32  # weights of a row that share a scale in q8_0
 
 
 def there() -> bool:
@@ -52,9 +54,19 @@ def features() -> str:
     return bindings().llama_print_system_info().decode().strip()
 
 
-def write(model, file: Path) -> None:
-    """Write a Llama model of transformers as a GGUF file with fp32 weights, without its tokenizer."""
+def holds(model, kind: str) -> bool:
+    """Whether llama.cpp can hold all matrices of this model in a type of `OF_WEIGHTS`."""
+    return kind != "q8_0" or all(one.shape[-1] % BLOCK == 0 for one in model.parameters() if one.dim() > 1)
+
+
+def write(model, file: Path, kind: str = "f32") -> int:
+    """Write a Llama model of transformers as a GGUF file, without its tokenizer, its matrices in a type of
+    `OF_WEIGHTS`, all else in fp32. Returns the bytes that a step reads: all but an input embedding of its
+    own. ValueError where the type cannot hold it."""
     import gguf
+
+    if not holds(model, kind):
+        raise ValueError(f"{kind} holds rows of a multiple of {BLOCK} weights alone")
 
     config, state = model.config, model.state_dict()
     writer = gguf.GGUFWriter(file, "llama")
@@ -72,17 +84,24 @@ def write(model, file: Path) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    narrow, read = gguf.GGMLQuantizationType[kind.upper()], 0
     for name, weight in state.items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         for part, heads in (("q_proj", config.num_attention_heads), ("k_proj", config.num_key_value_heads)):
             weight = interleaved(weight, heads) if part in name else weight
         stem, _, ending = name.rpartition(".")
-        writer.add_tensor(f"{names.get_name(stem)}.{ending}", weight.float().contiguous().numpy())
+        numbers, of = weight.float().contiguous().numpy(), gguf.GGMLQuantizationType.F32
+        if weight.dim() > 1:
+            numbers, of = gguf.quants.quantize(numbers, narrow), narrow
+        writer.add_tensor(f"{names.get_name(stem)}.{ending}", numbers, raw_dtype=of)
+        if config.tie_word_embeddings or "embed_tokens" not in name:
+            read += numbers.nbytes
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return read
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:
@@ -144,9 +163,11 @@ class Context:
         self.position = min(CHUNK, tokens)
 
     def feed(self, ids: list[int]) -> None:
-        """The next tokens of sequence 0; logits are those of the last one."""
-        self._decode(ids, self.position, 0)
-        self.position += len(ids)
+        """The next tokens of sequence 0, `CHUNK` at a time; logits are those of the last one."""
+        for start in range(0, len(ids), CHUNK):
+            chunk = ids[start : start + CHUNK]
+            self._decode(chunk, self.position, 0)
+            self.position += len(chunk)
 
     def logits(self, vocabulary: int) -> Tensor:
         """Of the last token fed, fp32 `[vocabulary]`."""

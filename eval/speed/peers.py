@@ -1,4 +1,8 @@
-"""The measurement `steps`: steps beside llama.cpp's and transformers'; a cell is a model at a context."""
+"""The measurement `steps`: steps and prompts beside llama.cpp's and transformers'; a cell is of one model.
+
+A cell's task is `steps:TOKENS`; `steps:WHAT:TOKENS` where it is of narrow weights (`weights=int8`), a batch
+(`batch=2`), another number of layers (`layers=4`), or of whole prompts (`prompt`).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,13 @@ FILE = ROOT / "docs" / "results" / "speed.json"
 ROUNDS = 8
 CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048)}
 GROWING = {"batch": (2, 4, 8), "layers": (2, 4, 16)}  # of the workshop model, at the first of its contexts
+NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32
+PROMPT = 2048  # tokens
 STEPS = 8  # of a row in a round, at most
+MINUTES = {  # of all cells of a model on two quiet cores with llama.cpp, about: estimated, not measured
+    "workshop": {"steps": 4, "batches and layers": 1, "narrow weights": 1, "prompt": 1},
+    "smollm2": {"steps": 5, "narrow weights": 4, "prompt": 7},
+}
 
 
 @dataclass(kw_only=True)
@@ -34,7 +44,7 @@ class Steps(Measurement):
         many=True,
         metavar="TOKENS",
     )
-    rounds: int = option("turns that every row has", ROUNDS, type=count)
+    rounds: int = option("turns that every row has with steps", ROUNDS, type=count)
     collect: bool = option(
         "write what is stored to docs/results/speed.json and into the documents, measure nothing",
         False, action="store_true",
@@ -59,30 +69,47 @@ class Steps(Measurement):
         for model in self.models:
             config = {"model": model_digest(named(model)), "code": code, "method": methods}
             config["rounds"] = self.rounds
-            for context in map(int, self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])):
-                found.append(Cell(model, "", f"steps:{context}", config))
+            contexts = self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])
+            tasks = [f"steps:{context}" for context in contexts]
             if model == "workshop" and not self.contexts:
-                shapes = [f"steps:{what}={n}" for what, sizes in GROWING.items() for n in sizes]
-                found += [Cell(model, "", f"{task}:{CONTEXTS[model][0]}", config) for task in shapes]
+                tasks += [f"steps:{what}={n}:{contexts[0]}" for what, sizes in GROWING.items() for n in sizes]
+            tasks += [
+                f"steps:weights={kind}:{context}"
+                for context in self.contexts or NARROW_CONTEXTS
+                for kind in NARROW
+            ]
+            tasks += [f"steps:prompt:{context}" for context in self.contexts or (PROMPT,)]
+            found += [Cell(model, "", task, config) for task in tasks]
         return found
 
     def notes(self) -> list[str]:
         from .llama import LIBRARY, there
 
-        if self.collect or there():
+        if self.collect:
             return []
-        return [f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"]
+        found = []
+        if not self.contexts and self.rounds == ROUNDS:
+            found += [estimate(model) for model in self.models if model in MINUTES]
+        if not there():
+            found.append(
+                f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"
+            )
+        return found
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
         self._at = bar.at
         yield from super().made(cells, bar)
 
     def make(self, cell: Cell) -> dict:
-        from .steps import measure
+        from . import prompts, steps
 
         _, *shape, context = cell.task.split(":")
-        sizes = {what: int(size) for what, size in (each.split("=") for each in shape)}
-        return measure(named(cell.model), int(context), self.rounds, self._at, **sizes)
+        model, context = named(cell.model), int(context)
+        if shape == ["prompt"]:
+            return prompts.measure(model, context, self._at)
+        how = dict(each.split("=") for each in shape)
+        how = {what: int(size) if size.isdecimal() else size for what, size in how.items()}
+        return steps.measure(model, context, self.rounds, self._at, **how)
 
     def label(self, cell: Cell) -> str:
         _, *shape, context = cell.task.split(":")
@@ -103,3 +130,9 @@ class Steps(Measurement):
 def named(model: str) -> str | None:
     """A model as `kvlab.load` takes it."""
     return None if model == "workshop" else model
+
+
+def estimate(model: str) -> str:
+    """A line: how long the cells of a model take."""
+    parts = ", ".join(f"{what} {minutes}" for what, minutes in MINUTES[model].items())
+    return f"{model}: about {sum(MINUTES[model].values())} minutes on two quiet cores ({parts})"

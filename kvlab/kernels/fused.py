@@ -24,7 +24,7 @@ class Fused:
         self.new = (batch, kv_heads, 1, head_dim)
         self.dtype = kept_as(store) or torch.float32
         self.kernel, self.held = prepared(store, self.asked)
-        self.buffers = store.keys
+        self.buffers = store.target
         self.turns = any(isinstance(form, Rotated) for form in (store.format, store.value_format))
         self.rows = None  # the bytes of the buffers, once something goes
 
@@ -54,7 +54,7 @@ class Fused:
             return None
         if query.dtype != self.dtype or keys.dtype != self.dtype or query.requires_grad:
             return None
-        if store.keys is not self.buffers or store.filled == self.held[0].shape[2]:
+        if store.target is not self.buffers or store.left < 1:
             return None
         if self.turns:
             from .turning import turned
@@ -65,7 +65,7 @@ class Fused:
                 return None
         new = tuple(_bits(x.contiguous()).numpy() for x in (keys, values))
         mask = ALL if there is None else there.numpy()
-        out = run(self.kernel, query, scaling, new, self.held, mask, store.filled + 1, received)
+        out = run(self.kernel, query, scaling, new, self.held, mask, store.length + 1, received)
         if out is None:
             return None
         store.filled += 1

@@ -182,6 +182,16 @@ def _write(form, group, x, words, scales, spread, codes):
 
 
 @njit(fastmath=False)
+def _put(x, row):
+    """One token's K or V as it is; False for a value that KIVI's blocks, whose scales are fp16, refuse."""
+    for j in range(x.shape[0]):
+        if not abs(x[j]) <= np.float32(65504.0):
+            return False
+        row[j] = x[j]
+    return True
+
+
+@njit(fastmath=False)
 def _pack(bits, spread, words):
     """The inverse of `_unpack`, of one token."""
     eighth, at, done = spread.shape[0] // 8, 0, 0
@@ -216,6 +226,11 @@ def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
             for h in range(kv_heads):
                 for side in range(2):
                     new = new_keys[b, h, 0] if side == 0 else new_values[b, h, 0]
+                    if count > layout[side][4]:
+                        window = recent_keys[b, h] if side == 0 else recent_values[b, h]
+                        if not _put(new, window[count - 1 - layout[side][4]]):
+                            return False
+                        continue
                     words = keys[b, h, count - 1] if side == 0 else values[b, h, count - 1]
                     scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
                     form, group = layout[side][0], layout[side][1]
@@ -286,7 +301,7 @@ def layout(store, head_dim: int) -> tuple[Side, Side] | None:
         return None
     if store.in_blocks:
         written, short = store.written, (store.recent - store.prompt) % store.group
-        if not written or store.window[1].shape[3] != head_dim:
+        if not written or store.recents[1].shape[3] != head_dim:
             return None
         return (form.bits, head_dim, store.group, short, written), (form.bits, other.group, 0, 0, written)
     keys, values = _side(form, store.keys, head_dim), _side(other, store.values, head_dim)
@@ -310,7 +325,7 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
 def writes(store) -> bool:
     """Whether the kernel can write a token as this store's formats do."""
     forms = store.format.coded, store.value_format.coded
-    return not store.in_blocks and all(getattr(form, "largest", 6) == 6 for form in forms)
+    return all(getattr(form, "largest", 6) == 6 for form in forms)
 
 
 def prepared(store, head_dim: int):
@@ -318,7 +333,7 @@ def prepared(store, head_dim: int):
     batch, kv_heads = store.keys[0].shape[:2]
     (keys, *scales), (values, *value_scales) = store.keys, store.values
     if store.in_blocks:
-        scales, window = store.blocks, [side.contiguous().numpy() for side in store.window]
+        scales, window = store.blocks, [side.numpy() for side in store.recents]
     else:
         window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
     none = torch.empty(batch, kv_heads, 0, 0)

@@ -105,6 +105,17 @@ class GrowingState(State):
         return self.filled
 
     @property
+    def target(self) -> Parts | None:
+        """The buffers of K into which a kernel may write the next token, at `filled`: others, once they are
+        replaced."""
+        return self.keys
+
+    @property
+    def left(self) -> int:
+        """Tokens that a kernel may write there."""
+        return self.keys[0].shape[2] - self.filled
+
+    @property
     def spare_bytes(self) -> int:
         """Bytes of the slots that are reserved for tokens to come, beyond what the policy names."""
         if self.keys is None or self.filled == self.keys[0].shape[2]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..gather import with_room
 from ..parameters import check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState, joined, naming
@@ -73,25 +74,43 @@ class Kivi(Growing):
 
 class KiviState(GrowingState):
     """Codes: keys and values `[batch, kv_heads, written, width]` (V's with their scales), blocks: scale and
-    zero point of K `[batch, kv_heads, blocks, head_dim]`. window: K and V `[batch, kv_heads, tokens,
-    head_dim]`; window_real `[batch, 1, tokens]`: which of them are no padding (None: all)."""
+    zero point of K `[batch, kv_heads, blocks, head_dim]`. recents: K and V of the window `[batch, kv_heads,
+    capacity, head_dim]`, of which the first `filled` tokens are there; recents_real `[batch, 1, capacity]`:
+    which of them are no padding (None: all), true for those to come."""
 
-    per_slot = ("window", "window_real")  # what is written is for good: see crop
+    per_slot = ("recents", "recents_real")  # what is written is for good: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
-    kernel_ready = in_place = False
+    kernel_ready = False
     in_blocks = True
-    spare_bytes = 0
 
     def __init__(self, policy: Kivi, values: Int):
         super().__init__(policy)
         self.value_format = values
         self.group, self.recent = policy.group, policy.recent
         self.prompt = 0  # tokens of the first append
-        self.filled = None  # nothing is reserved
 
     @property
     def length(self) -> int:
-        return self.written + (self.window[0].shape[2] if self.window else 0)
+        return self.written + self.filled
+
+    @property
+    def window(self) -> Parts | None:
+        """K and V of the recent tokens."""
+        return self.recents and tuple(side[:, :, : self.filled] for side in self.recents)
+
+    @property
+    def target(self) -> Parts | None:
+        return self.recents
+
+    @property
+    def left(self) -> int:
+        """Tokens that find room before the next block is written."""
+        return min(self.recents[0].shape[2], self.recent + self.group - 1) - self.filled
+
+    @property
+    def spare_bytes(self) -> int:
+        held = [part for part in (*(self.recents or ()), self.recents_real) if part is not None]
+        return sum(part[:, :, self.filled :].nbytes for part in held)
 
     @property
     def written(self) -> int:
@@ -105,19 +124,33 @@ class KiviState(GrowingState):
             keys = self._admitted(self.format, keys)
         with naming("values"), self.late[1].open():
             values = self._admitted(self.value_format, values)
-        if self.window is None:
-            self.prompt = tokens
-        self.window = joined(self.window, (keys, values))
-        if real is not None or self.window_real is not None:
-            sides = keys.new_ones(batch, 1, self.window[0].shape[2], dtype=torch.bool)
-            if self.window_real is not None:
-                sides[:, :, :-tokens] = self.window_real
-            if real is not None:
-                sides[:, 0, -tokens:] = real
-            self.window_real = sides
+        end = self.filled + tokens
+        if self.recents is None:
+            self.prompt, self.recents = tokens, joined(None, (keys, values))
+        else:
+            self.reserve(tokens)
+            for side, new in zip(self.recents, (keys, values), strict=True):
+                side[:, :, self.filled : end] = new
+        if real is not None:
+            if self.recents_real is None:
+                self.recents_real = real.new_ones(batch, 1, self.recents[0].shape[2])
+            self.recents_real[:, 0, self.filled : end] = real
+        self.filled = end
         end = self.prompt - self.recent + (self.length - self.prompt) // self.group * self.group
         if end > self.written:
             self._write(end - self.written)
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for so many more in the window: until it overflows, where that is more."""
+        end = self.filled + tokens
+        if end <= self.recents[0].shape[2]:
+            return
+        capacity = max(end, self.recent + self.group)
+        self.recents = tuple(with_room(side, capacity) for side in self.window)
+        if self.recents_real is not None:
+            more = capacity - self.filled
+            self.recents_real = pad(self.recents_real[:, :, : self.filled], (0, more), value=True)
+        self.copies += self.filled
 
     def _admitted(self, form: Int, x: Tensor) -> Tensor:
         x, replaced = form.admit(x)
@@ -129,8 +162,8 @@ class KiviState(GrowingState):
         batch = self.window[0].shape[0]
         keys, values = (side[:, :, :count] for side in self.window)
         missing, real = -count % self.group, None  # tokens that a short first block lacks
-        if self.window_real is not None:
-            real = pad(self.window_real[:, 0, :count], (missing, 0))
+        if self.recents_real is not None:
+            real = pad(self.recents_real[:, 0, :count], (missing, 0))
         elif missing:
             real = pad(keys.new_ones(batch, count, dtype=torch.bool), (missing, 0))
         # K: every block of every row by itself, [batch * blocks, kv_heads, group, head_dim].
@@ -141,10 +174,21 @@ class KiviState(GrowingState):
         numbers = tuple(n.squeeze(2).unflatten(0, (batch, -1)).transpose(1, 2) for n in numbers)
         self.blocks = joined(self.blocks, numbers)
         self.add((pack(codes[:, :, missing:], self.format.bits),), self.value_format.encode(values))
-        self._change(self.per_slot, lambda side: side[:, :, count:].clone())
+        self._change(self.per_slot, lambda side: side[:, :, count : self.filled].clone())
+        self.filled -= count
 
     def add(self, keys: Parts, values: Parts) -> None:
         self.keys, self.values = joined(self.keys, keys), joined(self.values, values)
+
+    def used(self) -> tuple[Parts | None, Parts | None]:
+        return self.keys, self.values
+
+    def contents(self) -> dict:
+        found = super().contents()
+        found["recents"] = self.window
+        if self.recents_real is not None:
+            found["recents_real"] = self.recents_real[:, :, : self.filled]
+        return found
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         recent = tuple(side.to(device) for side in self.window)
@@ -164,3 +208,5 @@ class KiviState(GrowingState):
                 "start again with cache.reset()"
             )
         super().crop(length - self.written)
+        if self.recents_real is not None:
+            self.recents_real[:, :, self.filled :] = True

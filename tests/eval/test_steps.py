@@ -11,26 +11,32 @@ import kvlab
 from eval.__main__ import main
 from eval.report import steps as report
 from eval.reproduce import collect, tables
-from eval.speed import llama, peers, steps
+from eval.speed import llama, peers, prompts, steps
 
 COARSE = {"f32": 2e-3, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.5}  # flash attention keeps K and V in fp16
 built = pytest.mark.skipif(not llama.there(), reason="llama.cpp is not built in .llama")
 
 
-@pytest.fixture(scope="module")
-def llama_folder(tmp_path_factory):
-    """A folder with a Llama of grouped heads and odd sizes, as far as llama.cpp's blocks of 32 allow."""
+WEIGHTS = 101 * 96 + 2 * (4 * 96 * 128 - 2 * 96 * 64 + 3 * 96 * 104)  # that a step reads, but for norms
+
+
+def saved(folder, **changes):
+    """A Llama of grouped heads and odd sizes, as far as llama.cpp's blocks of 32 allow."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=101, hidden_size=96, intermediate_size=104, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=32, max_position_embeddings=64, rms_norm_eps=1e-5, rope_theta=500.0,
-        tie_word_embeddings=False,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
+    sizes = {
+        "vocab_size": 101, "hidden_size": 96, "intermediate_size": 104, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 500.0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    LlamaForCausalLM(LlamaConfig(**sizes | changes)).save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def llama_folder(tmp_path_factory):
+    return saved(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture
@@ -38,6 +44,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(steps, "read_bandwidth", lambda seconds: 1e10)
     monkeypatch.setattr(steps, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
     monkeypatch.setattr(steps, "OURS", ("full", "int8", "h2o:budget=0.2"))
+    monkeypatch.setattr(prompts, "ROUNDS", 2)
 
 
 def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch, capsys):
@@ -50,8 +57,20 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")
-    assert {row["engine"] for row in rows} == {"transformers", "kvlab, eager", "kvlab, compiled"}
-    full = [row for row in rows if row["method"] in ("full", "hf-dynamic", "hf-static")]
+    assert {(row["engine"], *row["shape"]) for row in rows} == {
+        ("transformers",), ("kvlab, eager",), ("kvlab, compiled",),
+        ("kvlab, compiled, bf16 weights", "weights=bf16"), ("kvlab, compiled, int8 weights", "weights=int8"),
+        ("transformers", "prompt"), ("kvlab, compiled", "prompt"),
+    }  # fmt: skip
+    for row in rows:
+        each = {"fp32": 4, "bf16": 2, "int8": 1}[row["weights"]]
+        assert row["weight_bytes"] == pytest.approx(each * WEIGHTS, rel=0.1)
+    for row in rows:
+        if "prompt" in row["shape"]:
+            assert row["steps"] == 2 and "fraction" not in row and row["context"] == 40
+    rows = [row for row in rows if "prompt" not in row["shape"]]
+    full = [row for row in rows if row["weights"] == "fp32"]
+    full = [row for row in full if row["method"] in ("full", "hf-dynamic", "hf-static")]
     assert all(row["off"] < 1e-5 for row in full) and all(
         row["off"] > 0 for row in rows if row["method"] == "int8"
     )
@@ -61,8 +80,22 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
         assert row["fraction"] == pytest.approx(row["gbps"] / 10, rel=1e-4)
     per_token = 2 * 2 * 2 * 32 * 4
     assert {row["bytes"] for row in rows if row["method"] == "hf-dynamic"} == {40 * per_token}
-    head, body = report.times(rows, str(llama_folder), "1")
+    head, body, _ = report.times(rows, str(llama_folder), "1")
     assert head[1:] == ["40 tokens"] and len(body) == 3 + 6
+    _, body, used = report.times(rows, str(llama_folder), "1", "weights")
+    assert len(body) == 2 * len(steps.NARROW) and "weights in bf16 (" in report.stands_on(used)
+
+
+def test_what_a_run_measures_and_how_long(monkeypatch):
+    asked = peers.Steps()
+    tasks = {(cell.model, cell.task) for cell in asked.cells()}
+    assert len(tasks) == len(asked.cells()) == 4 + 6 + 4 + 1 + 2 + 4 + 1
+    assert {("workshop", "steps:weights=bf16:256"), ("smollm2", "steps:prompt:2048")} <= tasks
+    monkeypatch.setattr(llama, "there", lambda: True)
+    assert [line.partition(" minutes")[0] for line in asked.notes()] == [
+        f"{model}: about {sum(parts.values())}" for model, parts in peers.MINUTES.items()
+    ]
+    assert not peers.Steps(rounds=1).notes() and not peers.Steps(collect=True).notes()
 
 
 def test_too_many_steps_are_refused(tmp_path, capsys):
@@ -106,6 +139,7 @@ def test_what_a_step_grows_with(tmp_path):
     assert report.times(rows, "workshop", "1")[1] == [
         ["kvlab, compiled: full", "3.00 (3.00–3.00)", "5.00 (5.00–5.00)"]
     ], "tables are of one row and the model's own layers"
+    assert len({str(report.look(name)) for name in report.DRAWN}) == len(report.DRAWN)
     report.draw(rows[:1], tmp_path)
     assert not [*tmp_path.iterdir()]
     report.draw(rows, tmp_path)
@@ -115,21 +149,22 @@ def test_what_a_step_grows_with(tmp_path):
 @pytest.mark.parametrize("batch, layers", [(3, None), (1, 3)])
 def test_a_padded_batch_and_another_number_of_layers(batch, layers, llama_folder, quick):
     bench = steps.Bench(str(llama_folder), 64, batch, layers)
-    rows = bench.rows(4)
+    rows = bench.rows()
     assert {row.method for row in rows} == set(steps.FEW) and len(rows) == 5
     assert bench.shape.layers == (layers or 2)
     ids, logits = torch.arange(1, 9)[None], []
-    right = steps.fed(bench.theirs, bench.their_cache("hf-dynamic", 0), ids)
+    right = bench.theirs(ids).logits[0, -1]
     for row in rows:
         off = (row.logits(ids) - right).abs().max() / right.abs().max()
         assert off < (0.05 if row.method == "int8" else 1e-5)
         torch.manual_seed(3)
-        run = row.make(44)
+        run = row.empty(44)
+        row.fill(run, 40)
         run.step()
         logits.append(run.step()[:, -1])
     assert logits[0].shape[0] == batch and all(len(each) == batch for each in logits)
     cache = kvlab.make_cache(bench.ours["eager"], "full")
-    steps.fill(cache, bench.shape, 40, bench.padding(40))
+    steps.fill_cache(cache, bench.shape, 40, bench.padding(40))
     assert cache.lengths == [40 - steps.PADDING * i for i in range(batch)]
     bench.close()
 
@@ -138,8 +173,8 @@ def test_a_padded_batch_and_another_number_of_layers(batch, layers, llama_folder
 def test_llama_computes_the_same_model(llama_folder, quick):
     bench = steps.Bench(str(llama_folder), 64)
     ids = torch.randint(0, 101, (1, 24), generator=torch.Generator().manual_seed(1))
-    right = steps.fed(bench.theirs, bench.their_cache("hf-dynamic", 0), ids)
-    rows = [row for row in bench.rows(0) if row.engine == "llama.cpp"]
+    right = bench.theirs(ids).logits[0, -1]
+    rows = [row for row in bench.rows() if row.engine == "llama.cpp"]
     assert len(rows) == 6
     for row in rows:
         off = (row.logits(ids) - right).abs().max() / right.abs().max()
@@ -147,6 +182,53 @@ def test_llama_computes_the_same_model(llama_folder, quick):
             row.method
         )
     bench.close()
+
+
+@built
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+def test_llama_with_narrow_weights(weights, tmp_path):
+    """Nearly the same logits, of fewer bytes; both say how their weights are held."""
+    folder = saved(tmp_path, intermediate_size=64, tie_word_embeddings=True)
+    bench = steps.Bench(str(folder), 64, weights=weights)
+    rows = bench.rows()
+    assert [row.engine for row in rows[-3:]] == [f"kvlab, compiled, {weights} weights"] * 3
+    theirs = llama.OF_WEIGHTS[weights]
+    assert {row.engine for row in rows[:-3]} == {f"llama.cpp, {theirs} weights"} and len(rows) == 9
+    numbers = sum(p.numel() for p in bench.theirs.parameters() if p.dim() > 1)
+    norms = 4 * sum(p.numel() for p in bench.theirs.parameters() if p.dim() == 1)
+    per_weight = {"bf16": 2, "q8_0": 34 / 32}[theirs]
+    assert rows[0].weights == (theirs, numbers * per_weight + norms)
+    ids = torch.arange(1, 20)[None]
+    right = bench.theirs(ids).logits[0, -1]
+    for row in rows:
+        if row.method in ("f32, flash off", "full"):
+            off = (row.logits(ids) - right).abs().max() / right.abs().max()
+            assert 1e-5 < off < 0.03
+    bench.close()
+
+
+@built
+def test_a_prompt_of_several_chunks(tmp_path):
+    bench = steps.Bench(str(saved(tmp_path)), 2 * llama.CHUNK)
+    ids = steps.ids_of(bench, llama.CHUNK + 9)
+    right = bench.theirs(ids).logits[0, -1]
+    row = bench.of_llama("f32", False)
+    prompts.turn(row, ids, 1)
+    assert row.run.context.position == llama.CHUNK + 9
+    off = row.run.context.logits(101) - right
+    assert off.abs().max() < 1e-4 * right.abs().max()
+    row.run.close()
+    bench.close()
+
+
+def test_a_type_that_cannot_hold_a_model(llama_folder, tmp_path):
+    """104 weights in a row are no whole blocks."""
+    model = steps.loaded(str(llama_folder), 64)
+    assert llama.holds(model, "bf16") and not llama.holds(model, "q8_0")
+    pytest.importorskip("gguf")
+    with pytest.raises(ValueError, match="q8_0 holds rows of a multiple of 32"):
+        llama.write(model, tmp_path / "model.gguf", "q8_0")
+    assert steps.Bench(str(llama_folder), 64, weights="int8").llama is None
 
 
 @built

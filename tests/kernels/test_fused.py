@@ -13,7 +13,7 @@ from kvlab.kernels import Fused, reference
 from kvlab.kernels.turning import turned
 from kvlab.measure.timeline import record
 from kvlab.place import Host
-from kvlab.store import Exact, Float4, Float8, Growing, Int, Paged, Planes, Rotated, Static
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Paged, Planes, Rotated, Static
 
 HEAD = 32
 FORMS = {
@@ -172,6 +172,62 @@ def test_a_cache_says_the_same_with_and_without(name, buffer, steps, monkeypatch
     count = len(steps)
     expected = life(model, buffer(FORMS[name]))
     assert len(steps) == count and all(map(torch.equal, found, expected))
+
+
+KIVI = {"bits": 4, "group": 5, "recent": 7}
+
+
+@torch.no_grad()
+def test_kivis_window_says_the_same_with_and_without(steps, monkeypatch):
+    """As above; every fifth token goes as before, since a block is written."""
+    model = llama()
+    found = life(model, Kivi(**KIVI))
+    assert len(steps) > 4 * 2 * 14
+    monkeypatch.setattr(Fused, "of", lambda *_: None)
+    count = len(steps)
+    expected = life(model, Kivi(**KIVI))
+    assert len(steps) == count and all(map(torch.equal, found, expected))
+
+
+@torch.no_grad()
+def test_kivi_holds_the_same_with_and_without(steps, monkeypatch):
+    """Rows with padding, one that ends, and a fork."""
+    model, found = llama(), []
+    for without in (False, True):
+        if without:
+            monkeypatch.setattr(Fused, "of", lambda *_: None)
+        cache = kvlab.KVCache(model, store=Kivi(**KIVI))
+        stepper, count = kvlab.Stepper(model, cache), len(steps)
+        ids, mask = left_padded([prompt(33, seed=1), prompt(30, seed=2), prompt(21, seed=3)])
+        seen = [stepper.feed(ids, mask, last=True)]
+        for step in range(24):
+            real = torch.tensor([[1], [1], [step < 18]]) if step in (18, 19) else None
+            if step == 12:
+                stepper.fork(torch.tensor([2, 0, 0]))
+            seen.append(stepper.feed(prompt(1, 3, seed=step), real, last=True))
+            for layer in cache.layers:
+                one = layer.store
+                seen += [*one.window, *one.keys, *one.blocks, *one.values]
+                seen.append(one.recents_real[:, :, : one.filled])
+        found.append(seen)
+        assert (len(steps) - count >= 4 * 10) is not without
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("-inf"), 65536.0])
+@pytest.mark.parametrize("side", [0, 1])
+def test_kivis_window_takes_only_what_its_blocks_can_hold(side, wrong):
+    store = started(Kivi(**KIVI), HEAD, 2)
+    store.append(*torch.randn(2, 3, 2, 20, HEAD))
+    store.append(*torch.randn(2, 3, 2, 1, HEAD))  # makes room
+    both, query = torch.randn(2, 3, 2, 1, HEAD), torch.randn(3, 2, 1, HEAD)
+    step, before = Fused.of(store, query), [part.clone() for part in store.window]
+    both[side, 1, 1, 0, 17] = wrong
+    assert step.call(store, query, *both, 0.2) is None
+    assert store.length == 21 and all(map(torch.equal, before, store.window))
+    both[side, 1, 1, 0, 17] = 65504.0
+    assert step.call(store, query, *both, 0.2) is not None
+    assert torch.equal(store.window[side][:, :, -1:], both[side])
 
 
 def fed(cache, model, mask=None, rows=1):

@@ -92,6 +92,31 @@ def test_stated_bits_are_those_of_the_storages(bits, tokens):
     assert held * 8 == pytest.approx(2 * x.numel() * store.policy.bits_per_value((2, tokens, 64), x.dtype))
 
 
+def test_the_room_of_the_window_is_told_apart():
+    """It is asked for once, until the window overflows; what is held costs what is stated."""
+    store = fresh(2, 32, 32, 64)
+    store.append(*torch.randn(2, 3, 2, 70, 64))
+    assert store.spare_bytes == 0
+    for step in range(1, 60):
+        before = store.recents
+        store.append(*torch.randn(2, 3, 2, 1, 64))
+        assert (store.recents is before) == (step not in (1, 32, 33))
+        assert store.spare_bytes == (store.recents[0].shape[2] - store.filled) * 3 * 2 * 64 * 4 * 2
+        held = sum(tensor.untyped_storage().nbytes() for tensor in store.tensors()) - store.spare_bytes
+        if store.filled == 32:  # as after a prompt of so many tokens
+            stated = store.policy.bits_per_value((2, 70 + step, 64), torch.float32)
+            assert held * 8 == pytest.approx(2 * 3 * 2 * (70 + step) * 64 * stated)
+
+
+def test_what_follows_a_cropped_padding_is_none():
+    store = fresh(2, 4, 20, 8)
+    x, real = torch.randn(2, 2, 2, 12, 8), torch.arange(12)[None] >= torch.tensor([[9], [0]])
+    store.append(*x, real)
+    store.crop(5)
+    store.append(*x[:, :, :, :2])
+    assert store.recents_real[:, 0, :7].tolist() == [[False] * 5 + [True] * 2, [True] * 7]
+
+
 def test_kivi2_costs_three_bits_plus_the_window():
     store = fresh(2, 32, 32, 128)
     tokens = 32 + 32 * 100
