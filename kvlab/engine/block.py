@@ -4,8 +4,10 @@ One call does all that lies between two layers' attention (`between`): output pr
 MLP, the next layer's norm, its projections of query, key and value, and their rotary embedding. A linear
 layer is (weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
 ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which are widened in registers. What
-a model lacks, a scale, a bias or a norm of heads, is an empty array. The code is compiled once for
-all models with weights of one kind, and numba keeps it on disk, by versions and this file's date.
+a model lacks, a scale, a bias or a norm of heads, is an empty array. Several threads may be in one call: see
+`team.py` for `team` and `leads`; `room` holds what lies between products, at least 2 * rows * (hidden + MLP)
+numbers. The code is compiled once for all models with weights of one kind, and numba keeps it on disk, by
+versions and this file's date (not by that of what it imports).
 """
 
 from __future__ import annotations
@@ -128,6 +130,10 @@ def _cut(room, x, inner):
         room[:flat].reshape(rows, hidden), room[flat : 2 * flat].reshape(rows, hidden),
         room[2 * flat : end - wide].reshape(rows, inner), room[end - wide : end].reshape(rows, inner),
     )  # fmt: skip
+
+
+# Parts of a call that a team goes through, and all the products, by number.
+# `out_of`: 1 is product 0 (o), 2 is 1 and 2 (gate, up), 3 is 3 (down). Then 4: q, k, v are 4 to 6, head 4.
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)

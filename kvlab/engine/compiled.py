@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attention import kvlab_attention, told
+from ..attention import told
 from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
@@ -195,7 +195,7 @@ class Body:
         self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
-        self.cos = self.sin = torch.empty(0)
+        self.cos = self.sin = NOTHING
         self._code()
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
@@ -253,9 +253,8 @@ class Body:
         numbers, given = self.first
         self.together(numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
         for index, attention in enumerate(self.attentions):
-            held = cache.update(k, v, index)
-            out, _ = kvlab_attention(attention, q, *held, visibility, scaling=attention.scaling)
-            attended = out.view(rows, -1).numpy()
+            held, _ = cache.layers[index].update(k, v)
+            attended = held.attend(q, visibility, attention.scaling).reshape(rows, -1).numpy()
             if index + 1 == len(self.attentions):
                 break
             q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
@@ -274,15 +273,16 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
+        positions = positions.numpy()
         most = int(positions.max())
         while most >= len(self.cos):
             some = torch.arange(len(self.cos), len(self.cos) + TABLE)[None]
             more = self.rotary(torch.empty(0), some)
             self.cos, self.sin = (
-                torch.cat([old.view(-1, new.shape[-1]), new[0]])
+                np.concatenate([old.reshape(-1, new.shape[-1]), new[0].numpy()])
                 for old, new in zip((self.cos, self.sin), more, strict=True)
             )
-        return self.cos[positions].numpy(), self.sin[positions].numpy()
+        return self.cos[positions], self.sin[positions]
 
 
 def _are(module, expected: dict) -> None:

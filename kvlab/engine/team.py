@@ -1,4 +1,4 @@
-"""Team: threads that share out the rows of a compiled product among themselves, and who never wait for one.
+"""Team: threads that share out the rows of a compiled product among themselves, none of which is waited for.
 
 One thread leads: it runs the whole function, and could do so alone. Helpers run the same function on the same
 arrays at the same time: in every product each takes some rows (`taken`) until none is left, so one that comes
@@ -23,9 +23,9 @@ from ..kernels.attend import pool
 LINE = 8  # numbers of a line of the processor's caches: counters lie in lines of their own
 OPEN, DUE, DONE, PRODUCTS = range(4)  # the part that is open; shares to be done, and done; then those taken
 COUNTERS = PRODUCTS + 8
-ALONE = 2**20  # numbers of weights up to which a call is one thread's: to wake another takes longer
-SHARE = 2**15  # numbers of a matrix that a thread takes at a time, about
-PATIENCE = 2**15  # looks at a counter, some 50 µs, before a helper leaves
+ALONE = 2**21  # numbers of weights up to which a call is one thread's: to wake another takes as long
+SHARE = 2**14  # numbers of a matrix that a thread takes at a time, about
+PATIENCE = 2**20  # looks at a counter, some hundred µs, before a helper leaves
 NOBODY = np.zeros((0, LINE), np.int64)
 
 
@@ -75,7 +75,7 @@ def done(team):
 
 @njit
 def joined(team):
-    """The leader waits until what was taken has been done."""
+    """The leader waits until the rows that others took are there."""
     if team.shape[0]:
         while _look(team, DONE) < team[DUE, 0]:
             pass

@@ -260,7 +260,7 @@ def _triton() -> bool:
 @cache
 def pool() -> ThreadPoolExecutor:
     """Threads of this process that run compiled code beside the one that asks."""
-    return ThreadPoolExecutor(torch.get_num_threads())
+    return ThreadPoolExecutor(max(os.cpu_count() or 1, torch.get_num_threads()))
 
 
 if hasattr(os, "register_at_fork"):
