@@ -146,12 +146,20 @@ class Stepper:
         if least < 0 or most >= self.vocabulary:
             wrong = least if least < 0 else most
             raise ValueError(f"input_ids: {wrong} is none of the model's {self.vocabulary} token ids")
-        mask = torch.ones_like(ids) if mask is None else mask.to(ids)
-        if mask.shape != ids.shape:
-            raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}")
-        if bool((mask != mask.bool()).any()):
-            raise ValueError("attention_mask: expected 1 for real tokens and 0 for padding, and nothing else")
-        padded = self.padded or not bool(mask.all())
+        padded = self.padded
+        if mask is None:
+            mask = torch.ones_like(ids)
+        else:
+            mask = mask.to(ids)
+            if mask.shape != ids.shape:
+                raise ValueError(
+                    f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}"
+                )
+            if bool((mask != mask.bool()).any()):
+                raise ValueError(
+                    "attention_mask: expected 1 for real tokens and 0 for padding, and nothing else"
+                )
+            padded = padded or not bool(mask.all())
         if self.mask is None and padded and not self.cache.prefilling and not bool(mask.any(-1).all()):
             raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
         all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)

@@ -226,6 +226,8 @@ def _copied(value, memo):
 
 
 def _holds_tensor(value) -> bool:
+    if type(value) is int:  # a count, at every step of every layer
+        return False
     if isinstance(value, list | tuple | set | deque):
         return any(map(_holds_tensor, value))
     if is_dataclass(value) and not isinstance(value, type | Policy):

@@ -4,8 +4,10 @@ One call does all that lies between two layers' attention (`between`): output pr
 MLP, the next layer's norm, its projections of query, key and value, and their rotary embedding. A linear
 layer is (weight `[out, in]`, scale `[out]`, bias `[out]`), read where the model has them: fp32, or the narrow
 ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which are widened in registers. What
-a model lacks, a scale, a bias or a norm of heads, is an empty array. The code is compiled once for
-all models with weights of one kind, and numba keeps it on disk, by versions and this file's date.
+a model lacks, a scale, a bias or a norm of heads, is an empty array. Several threads may be in one call: see
+`team.py` for `team` and `leads`; `room` holds what lies between products, at least 2 * rows * (hidden + MLP)
+numbers. The code is compiled once for all models with weights of one kind, and numba keeps it on disk, by
+versions and this file's date (not by that of what it imports).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from numba import int16, njit
 from numba.extending import overload
 
 from ..kernels.cpu import FAST, _exp
+from .team import SHARE, done, due, joined, opened, taken
 
 
 def _number(weight):
@@ -30,12 +33,13 @@ def _number_of(weight):
 
 
 @njit(fastmath=FAST)
-def _product(layer, x, out):
-    """x `[rows, in]` -> out `[rows, out]`. Four rows of weights at a time, read once for all rows of x."""
+def _rows(layer, x, out, first, last):
+    """Columns first..last-1 of out `[rows, out]`: x `[rows, in]` times these rows of the weights, four at a
+    time, read once for all rows of x. first: a multiple of four."""
     weight, scale, bias = layer
-    count, width = weight.shape
-    whole = count - count % 4
-    for o in range(0, whole, 4):
+    width = weight.shape[1]
+    whole = last - (last - first) % 4
+    for o in range(first, whole, 4):
         w0, w1, w2, w3 = weight[o], weight[o + 1], weight[o + 2], weight[o + 3]
         for r in range(x.shape[0]):
             given = x[r]
@@ -47,7 +51,7 @@ def _product(layer, x, out):
                 s2 += _number(w2[i]) * v
                 s3 += _number(w3[i]) * v
             out[r, o], out[r, o + 1], out[r, o + 2], out[r, o + 3] = s0, s1, s2, s3
-    for o in range(whole, count):
+    for o in range(whole, last):
         w0 = weight[o]
         for r in range(x.shape[0]):
             given = x[r]
@@ -56,12 +60,29 @@ def _product(layer, x, out):
                 s0 += _number(w0[i]) * given[i]
             out[r, o] = s0
     for r in range(x.shape[0] if scale.shape[0] else 0):
-        for o in range(count):
+        for o in range(first, last):
             out[r, o] *= scale[o]
     if bias.shape[0]:
         for r in range(x.shape[0]):
-            for o in range(count):
+            for o in range(first, last):
                 out[r, o] += bias[o]
+
+
+@njit(fastmath=FAST)
+def _product(layer, x, out, product, team, leads):
+    """x `[rows, in]` -> out `[rows, out]`, or this thread's share of it. product: its number in the call."""
+    count, width = layer[0].shape
+    size = count if team.shape[0] == 0 else max(4, SHARE // width // 4 * 4)
+    if team.shape[0] and leads:
+        due(team, (count + size - 1) // size)
+    first = taken(team, product, size, count) if team.shape[0] else 0
+    while first < count:
+        _rows(layer, x, out, first, min(first + size, count))
+        if team.shape[0]:
+            done(team)
+            first = taken(team, product, size, count)
+        else:
+            first = count
 
 
 @njit(fastmath=FAST)
@@ -100,51 +121,85 @@ def _silu(gate, up):
             gate[r, i] = x * up[r, i] * (np.float32(1.0) if x >= 0 else small) / (np.float32(1.0) + small)
 
 
+@njit(fastmath=FAST)
+def _cut(room, x, inner):
+    """What lies in `room` between products, each `[rows, ..]`: two of the hidden size, two of the MLP's."""
+    rows, hidden = x.shape
+    flat, wide, end = rows * hidden, rows * inner, 2 * rows * (hidden + inner)
+    return (
+        room[:flat].reshape(rows, hidden), room[flat : 2 * flat].reshape(rows, hidden),
+        room[2 * flat : end - wide].reshape(rows, inner), room[end - wide : end].reshape(rows, inner),
+    )  # fmt: skip
+
+
+# Parts of a call that a team goes through, and all the products, by number.
+# `out_of`: 1 is product 0 (o), 2 is 1 and 2 (gate, up), 3 is 3 (down). Then 4: q, k, v are 4 to 6, head 4.
+
+
 @njit(nogil=True, fastmath=FAST, cache=True)
-def into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v):
+def into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team, leads):
     """A layer's input x `[rows, hidden]` -> its q, k, v `[rows, heads or kv_heads, 1, head_dim]`."""
     rows = x.shape[0]
-    given = np.empty_like(x)
-    _norm(x, norm, eps, given)
-    _product(wq, given, q.reshape(rows, -1))
-    _product(wk, given, k.reshape(rows, -1))
-    _product(wv, given, v.reshape(rows, -1))
-    if norm_q.shape[0]:
-        heads_q, heads_k = q.reshape(-1, q.shape[3]), k.reshape(-1, k.shape[3])
-        _norm(heads_q, norm_q, eps, heads_q)
-        _norm(heads_k, norm_k, eps, heads_k)
-    _rotate(q, cos, sin)
-    _rotate(k, cos, sin)
+    given, _, _, _ = _cut(room, x, 0)
+    if leads:
+        _norm(x, norm, eps, given)
+    if not opened(team, 4, leads):
+        return
+    _product(wq, given, q.reshape(rows, -1), 4, team, leads)
+    _product(wk, given, k.reshape(rows, -1), 5, team, leads)
+    _product(wv, given, v.reshape(rows, -1), 6, team, leads)
+    if leads:
+        joined(team)
+        if norm_q.shape[0]:
+            heads_q, heads_k = q.reshape(-1, q.shape[3]), k.reshape(-1, k.shape[3])
+            _norm(heads_q, norm_q, eps, heads_q)
+            _norm(heads_k, norm_k, eps, heads_k)
+        _rotate(q, cos, sin)
+        _rotate(k, cos, sin)
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def out_of(attended, x, wo, norm, eps, wg, wu, wd):
+def out_of(attended, x, wo, norm, eps, wg, wu, wd, room, team, leads):
     """What a layer attended to `[rows, heads * head_dim]`, and its MLP, are added to x `[rows, hidden]`."""
-    rows = x.shape[0]
-    added, given = np.empty_like(x), np.empty_like(x)
-    _product(wo, attended, added)
-    x += added
-    _norm(x, norm, eps, given)
-    gate, up = np.empty((rows, wg[0].shape[0]), np.float32), np.empty((rows, wu[0].shape[0]), np.float32)
-    _product(wg, given, gate)
-    _product(wu, given, up)
-    _silu(gate, up)
-    _product(wd, gate, added)
-    x += added
+    added, given, gate, up = _cut(room, x, wg[0].shape[0])
+    if not opened(team, 1, leads):
+        return
+    _product(wo, attended, added, 0, team, leads)
+    if leads:
+        joined(team)
+        x += added
+        _norm(x, norm, eps, given)
+    if not opened(team, 2, leads):
+        return
+    _product(wg, given, gate, 1, team, leads)
+    _product(wu, given, up, 2, team, leads)
+    if leads:
+        joined(team)
+        _silu(gate, up)
+    if not opened(team, 3, leads):
+        return
+    _product(wd, gate, added, 3, team, leads)
+    if leads:
+        joined(team)
+        x += added
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
 def between(attended, x, wo, after, eps, wg, wu, wd,
-            norm, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v):  # fmt: skip
+            norm, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team, leads):  # fmt: skip
     """From one layer's attention to the next one's: `out_of` the first, `into` the second."""
-    out_of(attended, x, wo, after, eps, wg, wu, wd)
-    into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v)
+    out_of(attended, x, wo, after, eps, wg, wu, wd, room, team, leads)
+    into(x, norm, eps, wq, wk, wv, norm_q, norm_k, cos, sin, q, k, v, room, team, leads)
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def logits(attended, x, wo, after, eps, wg, wu, wd, norm, head, out):
+def logits(attended, x, wo, after, eps, wg, wu, wd, norm, head, out, room, team, leads):
     """From the last layer's attention to logits `[rows, vocabulary]`."""
-    out_of(attended, x, wo, after, eps, wg, wu, wd)
-    given = np.empty_like(x)
-    _norm(x, norm, eps, given)
-    _product(head, given, out)
+    out_of(attended, x, wo, after, eps, wg, wu, wd, room, team, leads)
+    given, _, _, _ = _cut(room, x, 0)
+    if leads:
+        _norm(x, norm, eps, given)
+    if opened(team, 4, leads):
+        _product(head, given, out, 4, team, leads)
+    if leads:
+        joined(team)

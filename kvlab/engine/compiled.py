@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attention import kvlab_attention, told
+from ..attention import told
 from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
@@ -188,9 +188,14 @@ class Body:
         self.kv_heads, self.heads = config.num_key_value_heads, config.num_attention_heads
         self.head_dim = self.attentions[0].head_dim
         self.eps = np.float32(_eps(inner.norm))
-        self.into, self.out_of = zip(*map(self._weights, inner.layers), strict=True)
-        self.last = _array(inner.norm.weight), _linear(model.lm_head)
-        self.cos = self.sin = torch.empty(0)
+        into, out_of = zip(*map(self._weights, inner.layers), strict=True)
+        last = _array(inner.norm.weight), _linear(model.lm_head)
+        pairs = zip(out_of, into[1:], strict=False)  # of one layer and the next; eps stands in the first
+        self.first, self.last = _counted(into[0]), _counted((*out_of[-1], *last))
+        self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
+        self.vocabulary = len(last[1][0])
+        self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
+        self.cos = self.sin = NOTHING
         self._code()
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
@@ -216,10 +221,10 @@ class Body:
 
     def _code(self) -> None:
         try:
-            from . import block
+            from . import block, team
         except ImportError as error:
             raise Unsuited(str(error)) from None
-        self.code = block
+        self.code, self.together = block, team.together
 
     def still(self, stamp: Stamp) -> bool:
         """Whether it is of a model with these weights: it is read anew, in no time."""
@@ -243,20 +248,22 @@ class Body:
             position_ids = torch.full((1, 1), cache.get_seq_length())
         cos, sin = self._rotations(position_ids.expand(rows, 1)[:, 0])
         x = self.embedding.forward(input_ids[:, 0]).detach().numpy()
-        code = self.code
+        code, room = self.code, np.empty(rows * self.width, np.float32)
         q, k, v = self._room(rows)
-        code.into(x, *self.into[0], cos, sin, q.numpy(), k.numpy(), v.numpy())
+        numbers, given = self.first
+        self.together(numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
         for index, attention in enumerate(self.attentions):
-            held = cache.update(k, v, index)
-            out, _ = kvlab_attention(attention, q, *held, visibility, scaling=attention.scaling)
-            attended = out.view(rows, -1).numpy()
+            held, _ = cache.layers[index].update(k, v)
+            attended = held.attend(q, visibility, attention.scaling).reshape(rows, -1).numpy()
             if index + 1 == len(self.attentions):
                 break
             q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
-            after, into = self.out_of[index], self.into[index + 1]
-            code.between(attended, x, *after, into[0], *into[2:], cos, sin, q.numpy(), k.numpy(), v.numpy())
-        found = torch.empty(rows, 1, len(self.last[1][0]))
-        code.logits(attended, x, *self.out_of[-1], *self.last, found[:, 0].numpy())
+            numbers, given = self.gaps[index]
+            new = q.numpy(), k.numpy(), v.numpy()
+            self.together(numbers, code.between, attended, x, *given, cos, sin, *new, room)
+        found = torch.empty(rows, 1, self.vocabulary)
+        numbers, given = self.last
+        self.together(numbers, code.logits, attended, x, *given, found[:, 0].numpy(), room)
         return CausalLMOutputWithPast(logits=found, past_key_values=cache)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -266,15 +273,16 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
+        positions = positions.numpy()
         most = int(positions.max())
         while most >= len(self.cos):
             some = torch.arange(len(self.cos), len(self.cos) + TABLE)[None]
             more = self.rotary(torch.empty(0), some)
             self.cos, self.sin = (
-                torch.cat([old.view(-1, new.shape[-1]), new[0]])
+                np.concatenate([old.reshape(-1, new.shape[-1]), new[0].numpy()])
                 for old, new in zip((self.cos, self.sin), more, strict=True)
             )
-        return self.cos[positions].numpy(), self.sin[positions].numpy()
+        return self.cos[positions], self.sin[positions]
 
 
 def _are(module, expected: dict) -> None:
@@ -307,6 +315,11 @@ def _linear(linear: nn.Linear | NarrowLinear) -> tuple[np.ndarray, np.ndarray, n
         raise Unsuited("its weights are not contiguous")
     parts = linear.weight, getattr(linear, "scale", None), linear.bias
     return tuple(NOTHING if part is None else _array(part) for part in parts)
+
+
+def _counted(given: tuple) -> tuple[int, tuple]:
+    """(How many numbers the weights of linear layers among these arguments are, the arguments)."""
+    return sum(one[0].size for one in given if isinstance(one, tuple)), given
 
 
 def _listens(cache) -> bool:

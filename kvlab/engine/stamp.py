@@ -6,6 +6,7 @@ import operator
 from itertools import chain
 
 import torch
+from torch import Tensor
 from torch.nn.modules import module as of_all
 
 NAMED = ("_parameters", "_buffers", "_modules")  # what a module holds by name
@@ -29,8 +30,7 @@ class Stamp:
         self.inside, self.kinds = inside, [type(module) for module in inside]
         self.forwards = [(kind, kind.forward) for kind in dict.fromkeys((type(model), *self.kinds))]
         self.config = model.config
-        self.attributes = [vars(module) for module in (*inside, self.config)]
-        self.were = [dict(each) for each in self.attributes]
+        self.attributes = _Entries([vars(module) for module in (*inside, self.config)])
         self.parameters = list(model.parameters())
         self.places = _places(self.parameters)
         self.buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
@@ -46,7 +46,7 @@ class Stamp:
             return (
                 model.config is self.config
                 and self.modules.same()
-                and self.attributes == self.were
+                and self.attributes.equal()
                 and [*map(type, self.inside)] == self.kinds
                 and all(kind.forward is forward for kind, forward in self.forwards)
                 and all(torch.equal(*pair) for pair in self.buffers)
@@ -64,19 +64,25 @@ class Stamp:
 
 
 class _Entries:
-    """What some dictionaries hold, by identity: equal numbers in another tensor are another tensor."""
+    """What some dictionaries hold, in one list. It is compared at every step, when all weights have just
+    gone through the processor's cache, so it touches little memory. Most of them are empty."""
 
     def __init__(self, tables: list[dict]):
-        self.tables = tables
+        self.empty = [table for table in tables if not table]
+        self.tables = [table for table in tables if table]
         self.found = self.now()
 
     def now(self) -> list:
-        return [*chain.from_iterable(map(operator.methodcaller("values"), self.tables))]
+        return [*chain.from_iterable(map(dict.values, self.tables))]
 
     def same(self) -> bool:
+        """By identity: equal numbers in another tensor are another tensor."""
         now = self.now()
-        return len(now) == len(self.found) and all(map(operator.is_, now, self.found))
+        return not any(self.empty) and len(now) == len(self.found) and all(map(operator.is_, now, self.found))
+
+    def equal(self) -> bool:
+        return not any(self.empty) and self.now() == self.found
 
 
 def _places(parameters) -> list:
-    return [(each.data_ptr(), each.stride()) for each in parameters]
+    return [*map(Tensor.data_ptr, parameters), *map(Tensor.stride, parameters)]

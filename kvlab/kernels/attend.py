@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -131,7 +132,7 @@ def run(
             return None
         cuts = [items * thread // threads for thread in range(threads + 1)]
         rest, filled = (*nothing(held), *held, mask, count), (parts, merged, *observed)
-        jobs = [_pool().submit(kernel, *given, *rest, *cut, *filled) for cut in pairwise(cuts)]
+        jobs = [pool().submit(kernel, *given, *rest, *cut, *filled) for cut in pairwise(cuts)]
         for job in jobs:
             job.result()
         cpu.merge(parts.reshape(batch * kv_heads, splits, share, head_dim + 2), merged, *observed)
@@ -257,8 +258,13 @@ def _triton() -> bool:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(torch.get_num_threads())
+def pool() -> ThreadPoolExecutor:
+    """Threads of this process that run compiled code beside the one that asks."""
+    return ThreadPoolExecutor(max(os.cpu_count() or 1, torch.get_num_threads()))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=pool.cache_clear)  # its threads are not there
 
 
 @cache

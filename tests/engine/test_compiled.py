@@ -98,7 +98,7 @@ def test_a_long_run_a_crop_and_a_copy(monkeypatch):
 def test_weights_are_held_once_and_read_where_they_are(steps):
     eager, fast = pair()
     body, layer = fast.forward.body, fast.model.layers[1]
-    parts, arrays = [body.into, body.out_of, body.last], []
+    parts, arrays = [body.first, body.gaps, body.last], []
     while parts:  # a linear layer is a tuple of arrays
         one = parts.pop()
         parts += one if isinstance(one, tuple | list) else []

@@ -1,0 +1,107 @@
+"""Team: threads that share out the rows of a compiled product among themselves, none of which is waited for.
+
+One thread leads: it runs the whole function, and could do so alone. Helpers run the same function on the same
+arrays at the same time: in every product each takes some rows (`taken`) until none is left, so one that comes
+late, or never, as in a process that was forked, costs time alone. What lies between products is the leader's:
+it waits until the rows that others took are there (`joined`), and then lets helpers in to what comes next
+(`opened`). Every row is computed by the same code whoever takes it, so a result does not depend on threads.
+
+A team is a table of counters, int64 `[COUNTERS, LINE]`, zeros at first, for one call of the function; an
+empty one is no team: the leader is alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+from ..kernels.attend import pool
+
+LINE = 8  # numbers of a line of the processor's caches: counters lie in lines of their own
+OPEN, DUE, DONE, PRODUCTS = range(4)  # the part that is open; shares to be done, and done; then those taken
+COUNTERS = PRODUCTS + 8
+ALONE = 2**21  # numbers of weights up to which a call is one thread's: to wake another takes as long
+SHARE = 2**14  # numbers of a matrix that a thread takes at a time, about
+PATIENCE = 2**20  # looks at a counter, some hundred µs, before a helper leaves
+NOBODY = np.zeros((0, LINE), np.int64)
+
+
+@intrinsic
+def _add(context, team, counter, number):
+    """Add to a counter, as one operation for all threads; returns what it was."""
+
+    def code(context, builder, signature, given):
+        place = _place(context, builder, signature, given)
+        return builder.atomic_rmw("add", place, given[2], "seq_cst")
+
+    return types.int64(team, types.int64, types.int64), code
+
+
+@intrinsic
+def _look(context, team, counter):
+    """A counter, and with it all that was written before it became so."""
+
+    def code(context, builder, signature, given):
+        return builder.load_atomic(_place(context, builder, signature, given), "seq_cst", 8)
+
+    return types.int64(team, types.int64), code
+
+
+def _place(context, builder, signature, given):
+    table = context.make_array(signature.args[0])(context, builder, given[0])
+    return builder.gep(table.data, [builder.mul(given[1], ir.Constant(ir.IntType(64), LINE))])
+
+
+@njit
+def taken(team, product, size, most):
+    """The first of up to `size` rows that this thread takes of a product's `most`; `most`: none is left."""
+    return min(_add(team, PRODUCTS + product, 1) * size, most)
+
+
+@njit
+def due(team, shares):
+    """The leader says that so many more shares will have been done when a product is."""
+    team[DUE, 0] += shares
+
+
+@njit
+def done(team):
+    """A thread has done a share."""
+    _add(team, DONE, 1)
+
+
+@njit
+def joined(team):
+    """The leader waits until the rows that others took are there."""
+    if team.shape[0]:
+        while _look(team, DONE) < team[DUE, 0]:
+            pass
+
+
+@njit
+def opened(team, part, leads):
+    """The leader lets helpers into a part, 1 and so on; helpers wait for it: False to one whose patience is
+    at its end, since the leader does not run."""
+    if team.shape[0] == 0:
+        return True
+    if leads:
+        _add(team, OPEN, part - team[OPEN, 0])
+        return True
+    looks = 0
+    while looks < PATIENCE and _look(team, OPEN) < part:
+        looks += 1
+    return looks < PATIENCE
+
+
+def together(numbers: int, function, *given) -> None:
+    """Call `function(*given, team, leads)` as the leader; where it reads so many numbers of weights that it
+    pays to wake others, on as many threads as torch has."""
+    team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
+    if threads > 1:
+        team = np.zeros((COUNTERS, LINE), np.int64)
+        for _ in range(threads - 1):
+            pool().submit(function, *given, team, False)
+    function(*given, team, True)

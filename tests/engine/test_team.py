@@ -1,0 +1,178 @@
+"""Threads that share out a compiled step's products: the same bits as one thread, whoever comes and when."""
+
+import copy
+import os
+import threading
+
+import numpy as np
+import pytest
+import torch
+from engine.stepped import decoded
+from tiny import prompt, tiny
+
+from kvlab.engine import block, compiled, team
+from kvlab.engine.narrow import rounded
+
+NOTHING = np.empty(0, np.float32)
+EPS = 1e-5
+
+
+@pytest.fixture(autouse=True)
+def all_calls(monkeypatch):
+    """Calls of any size are shared out; torch has as many threads afterwards as before."""
+    monkeypatch.setattr(team, "ALONE", -1)
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Into:
+    """A norm and three products, whose sizes leave rests of every kind: rows of four, shares, threads."""
+
+    def __init__(self, rows: int, kind: str = "fp32", hidden: int = 1001, counts=(1030, 37, 3)):
+        torch.manual_seed(rows)
+        weights = [torch.randn(count, hidden) for count in counts]
+        self.x, norm, biases = torch.randn(rows, hidden), torch.rand(hidden), [torch.randn(n) for n in counts]
+        biases[1] = torch.zeros(0)
+        linears = [
+            (weight.numpy(), NOTHING, bias.numpy()) for weight, bias in zip(weights, biases, strict=True)
+        ]
+        if kind == "int8":
+            narrow = [rounded(weight, kind) for weight in weights]
+            weights = [codes.float() * scale[:, None] for codes, scale in narrow]
+            linears = [
+                (codes.numpy(), scale.numpy(), bias.numpy())
+                for (codes, scale), bias in zip(narrow, biases, strict=True)
+            ]
+        scaled = self.x * (self.x.square().mean(-1, keepdim=True) + EPS).rsqrt() * norm
+        self.expected = [
+            scaled @ weight.T + (bias if len(bias) else 0)
+            for weight, bias in zip(weights, biases, strict=True)
+        ]
+        turns, self.room = np.empty((rows, 0), np.float32), np.empty(2 * rows * hidden, np.float32)
+        self.found = [np.full((rows, 1, 1, count), 99, np.float32) for count in counts]
+        heads = NOTHING, NOTHING, turns, turns
+        self.given = self.x.numpy(), norm.numpy(), np.float32(EPS), *linears, *heads, *self.found, self.room
+
+    def call(self, threads: int) -> list[np.ndarray]:
+        torch.set_num_threads(threads)
+        for each in self.found:
+            each.fill(99)
+        team.together(0, block.into, *self.given)
+        return [each.copy() for each in self.found]
+
+    def right(self, found) -> bool:
+        pairs = zip(found, self.expected, strict=True)
+        return all(np.allclose(a[:, 0, 0], b.numpy(), atol=1e-4 * float(b.abs().max())) for a, b in pairs)
+
+
+def same(first, second) -> bool:
+    return all(map(np.array_equal, first, second))
+
+
+@pytest.mark.parametrize("kind", ["fp32", "int8"])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_threads_compute_the_bits_of_one(rows, kind):
+    case = Into(rows, kind)
+    alone = case.call(1)
+    assert case.right(alone)
+    for threads in (2, 3, 2, 3):
+        assert same(case.call(threads), alone)
+
+
+def test_helpers_that_come_first_late_or_never(monkeypatch):
+    case = Into(3)
+    alone, jobs = case.call(1), []
+
+    class Kept:
+        def submit(self, *job):
+            jobs.append(job)
+
+    monkeypatch.setattr(team, "pool", Kept)
+    assert same(case.call(3), alone) and len(jobs) == 2, "never"
+    table = jobs[0][-2]
+    assert table[team.DONE, 0] == table[team.DUE, 0] > 60, "in many shares"
+    for function, *given in jobs:
+        function(*given)
+    assert same(case.found, alone), "late: nothing is left"
+
+    class First:
+        def submit(self, function, *given):
+            function(*given)  # the leader has not begun
+
+    monkeypatch.setattr(team, "pool", First)
+    assert same(case.call(2), alone), "it has left again"
+
+
+def test_a_helper_does_what_the_leader_does_not():
+    """Another thread opens the first part and computes nothing: the helper alone does all of it."""
+    case = Into(2)
+    alone = case.call(1)
+    team.together(0, block.into, *case.given)  # what products read between them lies in `room`
+    for each in case.found:
+        each.fill(99)
+    table = np.zeros((team.COUNTERS, team.LINE), np.int64)
+    table[team.OPEN, 0] = 4
+    block.into(*case.given, table, False)
+    assert same(case.found, alone) and table[team.DONE, 0] > 60 and table[team.DUE, 0] == 0
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_models_steps_on_threads_are_those_on_one(family, weights, steps, monkeypatch):
+    """The prompt is torch's own work, on one thread each time."""
+    torch.set_num_threads(1)
+    fast = compiled(copy.deepcopy(tiny(family)), weights)
+    prompts, found = [prompt(12), prompt(12, seed=3)], []
+    for threads in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        found.append(decoded(fast, "int8", prompts))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2]) and len(steps) == 3 * 8
+    if weights == "fp32":
+        expected = decoded(tiny(family), "int8", prompts)
+        assert (found[0] - expected).norm() <= 0.02 * expected.norm()
+
+
+def test_two_threads_that_step_at_once(monkeypatch):
+    torch.set_num_threads(1)
+    fast = compiled(copy.deepcopy(tiny("llama")))
+    texts, found = [prompt(9), prompt(14, seed=1)], {}
+    expected = [decoded(fast, "full", [text] * 2, count=30) for text in texts]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+
+    def run(index):
+        found[index] = decoded(fast, "full", [texts[index]] * 2, count=30)
+
+    both = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert all(torch.equal(found[index], expected[index]) for index in range(2))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_process_has_threads_of_its_own():
+    case = Into(1)
+    alone, before = case.call(2), team.pool()
+    child = os.fork()
+    if child == 0:
+        new = team.pool() is not before and team.pool().submit(int).result(60) == 0
+        os._exit(0 if new and same(case.call(2), alone) else 1)
+    assert os.waitpid(child, 0)[1] == 0 and team.pool() is before
+
+
+def test_nan_does_not_vanish_on_threads():
+    case = Into(2)
+    case.given[3][0][500, 7] = np.nan
+    found = case.call(2)[0][:, 0, 0]
+    assert np.isnan(found[:, 500]).all() and np.isnan(found).sum() == 2
+
+
+def test_small_calls_stay_alone(monkeypatch):
+    monkeypatch.setattr(team, "ALONE", 10)
+    monkeypatch.setattr(team, "pool", lambda: pytest.fail("a thread was woken"))
+    torch.set_num_threads(2)
+    seen = []
+    team.together(10, lambda *given: seen.append(given), 7)
+    assert seen == [(7, team.NOBODY, True)]
