@@ -34,30 +34,29 @@ def _number_of(weight):
 
 @njit(fastmath=FAST)
 def _rows(layer, x, out, first, last):
-    """Columns first..last-1 of out `[rows, out]`: x `[rows, in]` times these rows of the weights, four at a
-    time, read once for all rows of x. first: a multiple of four."""
+    """Rows `first` to `last` of a layer: x `[rows, in]` -> out[:, first:last]. Each row of weights is read
+    from its beginning to its end, the order of memory: a processor reads ahead in one stream, and four rows
+    side by side took up to twice as long. It is widened once for four rows of x."""
     weight, scale, bias = layer
-    width = weight.shape[1]
-    whole = last - (last - first) % 4
-    for o in range(first, whole, 4):
-        w0, w1, w2, w3 = weight[o], weight[o + 1], weight[o + 2], weight[o + 3]
-        for r in range(x.shape[0]):
-            given = x[r]
+    width, count = weight.shape[1], x.shape[0]
+    whole = count - count % 4
+    for o in range(first, last):
+        w = weight[o]
+        for r in range(0, whole, 4):
+            x0, x1, x2, x3 = x[r], x[r + 1], x[r + 2], x[r + 3]
             s0 = s1 = s2 = s3 = np.float32(0.0)
             for i in range(width):
-                v = given[i]
-                s0 += _number(w0[i]) * v
-                s1 += _number(w1[i]) * v
-                s2 += _number(w2[i]) * v
-                s3 += _number(w3[i]) * v
-            out[r, o], out[r, o + 1], out[r, o + 2], out[r, o + 3] = s0, s1, s2, s3
-    for o in range(whole, last):
-        w0 = weight[o]
-        for r in range(x.shape[0]):
+                v = _number(w[i])
+                s0 += v * x0[i]
+                s1 += v * x1[i]
+                s2 += v * x2[i]
+                s3 += v * x3[i]
+            out[r, o], out[r + 1, o], out[r + 2, o], out[r + 3, o] = s0, s1, s2, s3
+        for r in range(whole, count):
             given = x[r]
             s0 = np.float32(0.0)
             for i in range(width):
-                s0 += _number(w0[i]) * given[i]
+                s0 += _number(w[i]) * given[i]
             out[r, o] = s0
     for r in range(x.shape[0] if scale.shape[0] else 0):
         for o in range(first, last):
@@ -72,7 +71,7 @@ def _rows(layer, x, out, first, last):
 def _product(layer, x, out, product, team, leads):
     """x `[rows, in]` -> out `[rows, out]`, or this thread's share of it. product: its number in the call."""
     count, width = layer[0].shape
-    size = count if team.shape[0] == 0 else max(4, SHARE // width // 4 * 4)
+    size = count if team.shape[0] == 0 else max(1, SHARE // width)
     if team.shape[0] and leads:
         due(team, (count + size - 1) // size)
     first = taken(team, product, size, count) if team.shape[0] else 0

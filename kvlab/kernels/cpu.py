@@ -255,18 +255,26 @@ def _add(kind, head_dim, group, piece, total, weights, codes, scales, at, last):
                 total[width + j] += xc * _upper(c[j]) + xd * _upper(d[j])
 
 
-@njit(inline="always", fastmath=FAST)
-def _widen(kind, head_dim, group, piece, codes, scales, row):
-    """One token's numbers, scales and all, into `row` `[head_dim]`."""
-    width = head_dim // 2 if kind == INT4 else head_dim
-    for start in range(0, width, piece):
-        lower = _weight(kind, group, np.float32(1.0), scales, start)
-        for j in range(start, start + piece):
-            row[j] = lower * _value(kind, codes[j])
-        if kind == INT4:
-            upper = _weight(kind, group, np.float32(1.0), scales, width + start)
-            for j in range(start, start + piece):
-                row[width + j] = upper * _upper(codes[j])
+@njit(fastmath=FAST)
+def _widen(kind, group, codes, scales, at, size, rows):
+    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, head_dim]`. No length is
+    known when this is compiled: see `_dots`; a token took five to eight times as long when one was."""
+    width = codes.shape[1]
+    piece = min(group, width) if kind < E4M3 else width
+    if width % piece:  # int4's halves begin within a group
+        piece = group // 2
+    for t in range(size):
+        code, scale, row = codes[at + t], scales[at + t], rows[t]
+        for start in range(0, width, piece):
+            some, lower = code[start : start + piece], row[start : start + piece]
+            by = _half(scale[start // group]) if kind < E4M3 else np.float32(1.0)
+            for j in range(some.shape[0]):
+                lower[j] = by * _value(kind, some[j])
+            if kind == INT4:
+                upper = row[width + start : width + start + piece]
+                by = _half(scale[(width + start) // group])
+                for j in range(some.shape[0]):
+                    upper[j] = by * _upper(some[j])
 
 
 @njit(inline="always", fastmath=FAST)
@@ -391,8 +399,7 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
             for at in range(start, end, BLOCK):
                 size = min(BLOCK, end - at)
                 if widened:
-                    for t in range(size):
-                        _widen(kind, head_dim, group, piece, k[at + t], ks[at + t], rows[t])
+                    _widen(kind, group, k, ks, at, size, rows)
                 for s in range(share):
                     mine, asked = scores[s], q[s]
                     if widened:
@@ -412,8 +419,7 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                         noted[b * kv_heads + h, s, at : at + size] = mine[:size]
                     _soften(mine, size, total[s], weight, most, s)
                 if widened:
-                    for t in range(size):
-                        _widen(kind, head_dim, group, piece, v[at + t], vs[at + t], rows[t])
+                    _widen(kind, group, v, vs, at, size, rows)
                 for s in range(share):
                     for t in range(0, size, 4):
                         four = scores[s, t : t + 4]

@@ -54,7 +54,7 @@ class Fused:
             return None
         if query.dtype != self.dtype or keys.dtype != self.dtype or query.requires_grad:
             return None
-        if store.target is not self.buffers or store.left < 1:
+        if store.target is not self.buffers or store.vacant < 1:
             return None
         if self.turns:
             from .turning import turned

@@ -111,7 +111,7 @@ class GrowingState(State):
         return self.keys
 
     @property
-    def left(self) -> int:
+    def vacant(self) -> int:
         """Tokens that a kernel may write there."""
         return self.keys[0].shape[2] - self.filled
 

@@ -103,7 +103,7 @@ class KiviState(GrowingState):
         return self.recents
 
     @property
-    def left(self) -> int:
+    def vacant(self) -> int:
         """Tokens that find room before the next block is written."""
         return min(self.recents[0].shape[2], self.recent + self.group - 1) - self.filled
 

@@ -91,8 +91,8 @@ def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
     given, said = torch.empty(2, 1, 2, 9001)
     one = kernels.attend_packed(query, store, 0.2, None, given)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    pools, pool = [], kernels.attend._pool
-    monkeypatch.setattr(kernels.attend, "_pool", lambda: pools.append(1) or pool())
+    pools, pool = [], kernels.attend.pool
+    monkeypatch.setattr(kernels.attend, "pool", lambda: pools.append(1) or pool())
     for alone in (10**9, 0):
         monkeypatch.setattr(kernels.attend, "ALONE", alone)
         assert torch.equal(one, kernels.attend_packed(query, store, 0.2, None, said.zero_()))

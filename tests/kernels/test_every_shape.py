@@ -234,7 +234,6 @@ COMPILED = {
 def test_compiled(name, threads, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(attend, "ALONE", 0)
-    monkeypatch.setattr(attend, "_pool", attend._pool.__wrapped__)  # of as many threads
     make, head_dim = COMPILED[name]
     for tokens in (1, 2, 3, 5, 127, 128, 129, 131, 4097):
         for kv_heads, share, masked in ((1, 1, True), (3, 1, False), (1, 2, False), (3, 3, True)):
