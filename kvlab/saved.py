@@ -156,9 +156,14 @@ class Read:
 
 def model_digest(model) -> str:
     """Sixteen hex digits of a model's class and weights: of every weight its name, shape, dtype and about
-    `SAMPLE` evenly spaced numbers."""
+    `SAMPLE` evenly spaced numbers. ValueError where some weights are not all here."""
     total = hashlib.sha256(f"{type(model).__name__} {model.config.model_type}".encode())
     for name, weight in sorted(model.state_dict().items()):
+        if weight.is_meta or hasattr(weight, "full_tensor"):  # offloaded, or a DTensor
+            raise ValueError(
+                "a model whose weights are split among processes, or lie on disk, has no digest by which a "
+                "profile or a saved cache would know it: load it whole"
+            )
         total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
         flat = weight.detach().flatten()
         few = flat[:: max(1, flat.numel() // SAMPLE)].cpu().contiguous()

@@ -28,6 +28,10 @@ UNTURNED = ("expected", "shadowkv")  # which read keys before RoPE
 ROUNDED = ("int4", "int4:rotate=true", "int5", "mixed", "nvfp4", "mxfp4", "turboquant")
 THRESHOLDS = ("0.03", "0.06", "0.12", "0.24")
 BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
+WRAPPED = (
+    "keydiff", "keydiff:chunk=8", "keydiff:merge=true", "keydiff:renumber=true", "keydiff:every=8", "quest",
+    "quest:digest=centre", "quest+int8", "infinigen", "infinigen+int4",
+)  # fmt: skip
 SHARES = ("0.1", "0.25", "0.5")
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHOTS = 5
@@ -109,15 +113,28 @@ def opt(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     }
 
 
+def wrapped(**model) -> Callable[..., dict[str, Measurement]]:
+    """What any keep can be told besides, and fetches over packed stores, at one budget."""
+
+    def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+        shared = {"methods": ("full", "random", *WRAPPED), "budgets": ONE, "jobs": 0, "tasks": ("recall",)}
+        shared |= {"limit": 8 if quick else None} | model
+        return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+    return parts
+
+
 def learned(model: str, budget: str) -> Callable[..., dict[str, Measurement]]:
-    """What stands on numbers trained for the model, in float32, as the recipes read it."""
+    """What stands on numbers trained for a model, in float32, as recipes read it; `kvzap` needs RoPE."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
         if rows is None:
             return {}
-        duo, kvzap = (found(rows, f"{model}-{name}", ".safetensors") for name in ("duo", "kvzap"))
-        methods = [f"duo:profile={duo},heads={share}" for share in SHARES]
-        methods += [f"kvzap:profile={kvzap},threshold={at},recent=4" for at in THRESHOLDS]
+        profile = found(rows, f"{model}-duo", ".safetensors")
+        methods = [f"duo:profile={profile},heads={share}" for share in SHARES]
+        if model != "workshop-opt":
+            profile = found(rows, f"{model}-kvzap", ".safetensors")
+            methods += [f"kvzap:profile={profile},threshold={at},recent=4" for at in THRESHOLDS]
         shared = {
             "methods": ("full", "random", "keydiff", "kvzip", *methods),
             "budgets": (budget,),
@@ -217,8 +234,14 @@ STUDIES = {
         "The workshop's OPT-shaped model on the same documents, for every method that suits it", opt
     ),
     "learned": Study("The workshop model with trained heads and guessed scores", learned("workshop", "0.1")),
+    "learned_opt": Study("The OPT-shaped workshop model with trained heads", learned("workshop-opt", "0.1")),
     "learned_smollm2": Study(
         "SmolLM2-135M-Instruct with trained heads and guessed scores", learned("smollm2", "0.2")
+    ),
+    "wrapped": Study("The workshop model with chunks, merging, renumbering, packed stores", wrapped()),
+    "wrapped_smollm2": Study(
+        "SmolLM2-135M-Instruct with chunks, merging, renumbering, packed stores",
+        wrapped(model="smollm2", dtype="bfloat16", batch_size=192),
     ),
     "fewshot": Study(
         "SmolLM2-135M-Instruct on short commonsense questions behind five others, 20 % budget", fewshot

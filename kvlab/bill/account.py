@@ -65,6 +65,8 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
     keep, store, place = made["keep"], made["store"], made["place"]
     store.suits(keep, place)
     kinds, fetch = model["kinds"], getattr(place, "fetch", None)
+    if isinstance(fetch, Quest):
+        fetch.within(model["context"])
     total = {"device": 0.0, "host": 0.0, "moved": 0.0, "read": 0.0, "operations": 0.0}
     largest, order, known, last = 0.0, 0, {}, {}
     attending = sum(kinds[letter]["heads"] > 0 for letter in model["layers"])

@@ -67,7 +67,8 @@ class KVzap(Keep):
         self.profile, self.made_for = found.path, found.model
         self.threshold = told["threshold"] if threshold is None else threshold
         self.recent = told["recent"] if recent is None else recent
-        self.share = told.get("share") if threshold is None and recent is None else None
+        own = (self.threshold, self.recent) == (told["threshold"], told["recent"])
+        self.share = told.get("share") if own else None
         self.weight, self.bias = (found.tensors[name].numpy() for name in ("weight", "bias"))
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..parameters import check_fraction_or_count, check_whole, resolve_budget
-from .base import Keep
+from .base import Keep, prompts
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,12 @@ class LagKV(Keep):
         super().__post_init__()
         object.__setattr__(self, "lag", check_fraction_or_count("lag", self.lag))
         check_whole("sinks", self.sinks, 0)
+
+    def limits(self, layer) -> list[int]:
+        found = super().limits(layer)
+        for limit, tokens in zip(found, prompts(layer), strict=True):
+            self.block(limit, tokens)  # refuses a lag longer than the prompt
+        return found
 
     def block(self, limit: int, tokens: int) -> int:
         """Tokens of a block in a row of so many tokens that may hold `limit`."""

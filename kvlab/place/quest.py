@@ -49,10 +49,13 @@ class Quest(TopK):
         check_whole("page", self.page, 1)
 
     def start(self, layer) -> State:
-        context = layer.shape.context
+        self.within(layer.shape.context)
+        return QuestState(self)
+
+    def within(self, context: int | None) -> None:
+        """ValueError for pages longer than a model's context."""
         if context is not None and self.page > context:
             raise ValueError(f"page={self.page}: expected at most the model's context, {context} tokens")
-        return QuestState(self)
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         self.append(layer, keys)

@@ -78,14 +78,14 @@ class ShadowKV(Device):
                 "all KV heads share numbers in this format of keys, and tensor parallelism splits the heads "
                 "among processes"
             )
-        width = layer.kv_heads * layer.shape.head_dim
-        if self.rank > width:
-            raise ValueError(f"rank={self.rank}: expected at most kv_heads * head_dim, {width}")
+        self.columns(layer.kv_heads * layer.shape.head_dim)  # refuses a rank that is too large
         rotation = rotations_of(layer.model)[layer.order]
         return ShadowState(self, rotation) if layer.local is None else DeviceState(Device())
 
     def columns(self, width: int) -> int:
-        """Numbers that a token's keys are cut to."""
+        """Numbers that a token's keys are cut to. ValueError for more than there are."""
+        if self.rank > width:
+            raise ValueError(f"rank={self.rank}: expected at most kv_heads * head_dim, {width}")
         return width if self.rank == 1 else max(1, int(self.rank * (width if self.rank < 1 else 1) + 1e-6))
 
     def outlying(self, chunks: int) -> int:

@@ -90,6 +90,7 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
         "hellaswag.jsonl",
         "wikitext2.txt",
         *(f"{model}-{name}.safetensors" for model in ("workshop", "smollm2") for name in ("duo", "kvzap")),
+        "workshop-opt-duo.safetensors",
     ):
         (tmp_path / name).touch()
     for study in studies.STUDIES.values():

@@ -100,6 +100,8 @@ def test_load_takes_a_map(tmp_path):
         model, _ = kvlab.load("workshop-opt", device_map=given)
         assert torch.allclose(model(ids).logits.cpu(), expected, atol=1e-4)
     assert any(parameter.is_meta for parameter in model.parameters())
+    with pytest.raises(ValueError, match="has no digest"):
+        kvlab.saved.model_digest(model)
 
 
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"model": []}'])

@@ -21,6 +21,7 @@ TOGETHER = (
     "int8:axis=tensor",
     "int4:axis=tensor,rotate=true",
 )  # heads share numbers: refused
+WHOLE = ("duo:heads=0.4", "kvzap")  # want a profile of the whole model: refused
 SPECS = [spec for spec in EACH if spec not in ("recompute", *TOGETHER)] + [
     "infinigen:budget=0.3,alpha=1",  # alpha decides, by a mean over all heads
     "infinigen:budget=0.3,pool=0.7,alpha=inf",
@@ -44,7 +45,7 @@ def found(tmp_path_factory) -> dict:
     """{(rank, method): what it found}."""
     folder = tmp_path_factory.mktemp("split")
     tiny("llama", "sdpa").save_pretrained(folder)
-    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS, *TOGETHER)
+    done = torchrun(str(TESTS / "split.py"), str(folder), *SPECS, *TOGETHER, *WHOLE)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {(line["rank"], line["method"]): line for line in lines}
@@ -67,6 +68,14 @@ def test_a_format_whose_heads_share_numbers_is_refused(found, spec):
     for rank in (0, 1):
         told = found[rank, spec]["refused"]
         assert "all KV heads share numbers in this format" in told and "\n" not in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", WHOLE)
+def test_a_profile_does_not_know_a_part_of_a_model(found, spec):
+    for rank in (0, 1):
+        told = found[rank, spec]["refused"]
+        assert "split among processes" in told and "\n" not in told
 
 
 def test_one_process_is_refused(monkeypatch):
