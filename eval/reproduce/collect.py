@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
     for folder in folders:
         records = list(Store(folder).records())
         cells, _ = alike(tabled(records), (), current)
-        told += [named | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
+        told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
     if told:
         write_file(file, text(name, about, told))
@@ -48,6 +49,11 @@ def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:
     found = rows.rows(boards(cells)) if cells else []
     known = {(c["model"], c["method"], c["task"]): c for c in cells}
     return [(known[row["model"], row["method"], row["task"]], row) for row in found]
+
+
+def unplaced(row: dict) -> dict:
+    """A row whose method names a profile by its file alone, not by the folder that it lay in."""
+    return row | {name: re.sub(r"profile=[^,]*/", "profile=", row[name]) for name in ("method", "curve")}
 
 
 def outcomes(cell: dict) -> str | list:

@@ -7,8 +7,10 @@ ones of `narrow.py`, bf16 as its bits and int8 with a scale of every row, which 
 a model lacks, a scale, a bias or a norm of heads, is an empty array. Several threads may be in one call: see
 `team.py` for `team` and `leads`; `room` holds what lies between products, at least 2 * rows * (hidden + MLP)
 numbers. The code is compiled once for all models with weights of one kind, and numba keeps it on disk, by
-versions and this file's date (not by that of what it imports).
+versions and this file's text; so that names the text of what is compiled into it.
 """
+
+# Compiled into this: kernels/cpu.py ba2432f69ff6, engine/team.py 8aab62463f6a
 
 from __future__ import annotations
 

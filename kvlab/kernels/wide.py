@@ -15,6 +15,8 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
+# Compiled into this: kernels/cpu.py ba2432f69ff6
+
 from __future__ import annotations
 
 from functools import partial

@@ -47,3 +47,13 @@ def test_a_sentence_about_the_toy_names_stored_numbers_only():
 def test_pictures_of_documents_are_there(document):
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
     assert [file for file in shown if not (document.parent / file).is_file()] == []
+
+
+def test_what_the_readme_says_of_later_methods_is_stored():
+    """Every figure with one decimal in that paragraph is a cell of SmolLM2 with the question unknown."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (said,) = re.findall(r"^Of the methods since 2024.*?(?=^$)", text, re.MULTILINE | re.DOTALL)
+    rows = [*tables.study("after"), *tables.study("learned_smollm2")]
+    stored = {f"{100 * row['value']:.1f}" for row in rows if row["protocol"] == "context-first"}
+    told = set(re.findall(r"\d+\.\d+", said))
+    assert len(told) > 5 and told <= stored, told - stored
