@@ -91,7 +91,9 @@ def notes(bill) -> list[str]:
             budgets.setdefault(line.budget, []).append(line.method)
     most = [line.method for line in bill.lines if line.at_most]
     all_users = "the user" if bill.users == 1 else f"all {bill.users:,} users"
-    return explained(all_users, bill.price is not None, budgets, most)
+    guessed = any(line.method.startswith("kvzap") and line.refused is None for line in bill.lines)
+    said = ["kvzap: the share that its profile's own texts held, no lower bound: a text may hold less"]
+    return [*explained(all_users, bill.price is not None, budgets, most), *(said if guessed else ())]
 
 
 def explained(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from billed import MODELS, held, shaped
 from families.models import FAMILIES, build
-from families.profiles import profiled, write
+from families.profiles import RECENT, THRESHOLD, profiled, write
 from tiny import EACH, LOSSY, prompt, tiny
 from transformers import DynamicCache
 
@@ -134,6 +134,7 @@ def test_bytes_of_a_threshold(tmp_path):
     spec = "kvzap:profile=" + write(tmp_path / "profile", "kvzap", model, share=0.25)
     full = held("full", shape, 40).device
     assert held(spec, shape, 40).device == full / 4
+    assert held(f"{spec},recent={RECENT},threshold={THRESHOLD}", shape, 40).device == full / 4  # its own
     assert held(spec, shape, 4).device == held("full", shape, 4).device  # the newest ones are not judged
     (line,) = kvlab.bill("SmolLM2-135M", "L4", 4096, methods=[spec]).lines
     assert "weight has shape (4, 2, 32), expected (30, 3, 384)" in line.refused

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from billed import DEVICES, MODELS
 from tiny import tiny
 
 import kvlab
+from kvlab.bill import show
 from kvlab.bill.account import seen, weights
 from kvlab.cli import main
 from kvlab.methods import METHODS
@@ -168,3 +170,13 @@ def test_the_command_prints_the_bill_and_the_flags(capsys):
     assert main(["bill", "--model", "Lama-3.1-8B", "--device", "H200"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("kvlab: error: model='Lama-3.1-8B'") and told.count("\n") == 1
+
+
+def test_what_is_no_lower_bound_is_said():
+    said = [
+        SimpleNamespace(budget=None, at_most=False, refused=None, method=f"{name}:profile=F")
+        for name in ("duo", "kvzap")
+    ]
+    for lines, found in ((said[:1], 0), (said, 1)):
+        bill = SimpleNamespace(lines=lines, users=1, price=None)
+        assert sum("no lower bound" in note for note in show.notes(bill)) == found
