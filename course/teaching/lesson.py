@@ -11,6 +11,7 @@ import torch
 from eval.tasks.corpus import prose, recall
 from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
+from kvlab.engine.compiled import engine_of
 from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 
@@ -125,9 +126,10 @@ def print_costs(rows: list[dict]) -> None:
 
 
 def print_seconds(model, tokenizer, methods, *, tokens: int = 256, steps: int = 12) -> None:
-    """Median milliseconds per token of each method after a prompt of `tokens`. For a cell whose output is
-    not compared: it is this machine's, and noisy."""
+    """Median milliseconds per token of each method after a prompt of `tokens`, with the engine's name. For a
+    cell whose output is not compared: it is this machine's, and noisy."""
     ids = tokenizer(" ".join(prose(random.Random(7), 60)), return_tensors="pt").input_ids[:, :tokens]
     for method in methods:
         ms = decode(model, ids, make_cache(model, method), steps).ms[1:]
-        print(f"{method:24}{statistics.median(ms):8.2f} ms/token   ({min(ms):.2f} to {max(ms):.2f})")
+        told = f"{engine_of(model)} engine   ({min(ms):.2f} to {max(ms):.2f})"
+        print(f"{method:24}{statistics.median(ms):8.2f} ms/token, {told}")
