@@ -87,6 +87,7 @@ class Quest(TopK):
     def _centre(self, layer, keys: Tensor, first: int) -> None:
         """As `_bound`, for the digest `centre`: pages that get tokens are made anew from all of theirs."""
         state, count = layer.state, -(-max(layer.lengths) // self.page)
+        count = max(count, 0 if state.low is None else state.low.shape[2])  # the longest row may have left
         at = layer.slot_positions[:, 0, first : first + keys.shape[2]].long()  # [batch, tokens]
         if state.open is not None:
             keys, at = torch.cat([state.open, keys], 2), torch.cat([state.open_at, at], 1)

@@ -195,3 +195,20 @@ def test_bad_input():
     with pytest.raises(ValueError, match="missed=3: expected true or false"):
         kvlab.make_cache(model, "quest:missed=3")
     assert kvlab.KVCache(model, store=Int(8), place=Host(Quest())).stats().index_bytes == 0
+
+
+@pytest.mark.parametrize("digest", ["bounds", "centre"])
+def test_the_longest_row_may_leave(digest):
+    """What stays goes on as it would by itself, though its pages were made beside more of them."""
+    model, spec = tiny("llama"), f"quest:page=4,budget=8,full_layers=1,digest={digest}"
+    ids = prompt(33)
+    both = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    mask = torch.ones(2, 33, dtype=torch.long)
+    mask[0, :20] = 0  # 13 tokens beside 33
+    both.feed(torch.cat([ids, ids]), attention_mask=mask)
+    both.fork(torch.tensor([0]))
+    alone = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+    alone.feed(ids[:, 20:])
+    for token in (5, 6, 7, 8, 9):
+        fed = torch.tensor([[token]])
+        assert torch.allclose(both.feed(fed, last=True), alone.feed(fed, last=True), atol=1e-4)
