@@ -157,8 +157,8 @@ nvfp4 takes what errs more
 
 a step at once does not see its own token
     kernels.fused:Fused.call
-    - mask, store.filled + 1, received)
-    + mask, store.filled, received)
+    - mask, store.length + 1, received)
+    + mask, store.length, received)
     kernels/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
 
 a compiled step goes on under a hook
