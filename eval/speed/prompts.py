@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 import torch
 
-from .steps import REST, Bench, Row, about_of, bandwidths, far_off, ids_of, told_of, tried
+from .steps import REST, Bench, Row, about_of, bandwidths, far_off, ids_of, in_turns, told_of, tried
 
 OURS = ("full", "int8", "h2o:budget=0.2", "snapkv:budget=0.2")
 ROUNDS = 3
@@ -32,12 +32,7 @@ def measure(name: str | None, tokens: int, at: Callable) -> dict:
     try:
         read, rows, ids = bandwidths(), rows_of(bench), ids_of(bench, tokens)
         off = far_off(bench, rows)
-        for number in range(ROUNDS):
-            for count in tried():
-                for row in rows:
-                    at(f"{row.engine}: {row.method}, threads: {count}", number / ROUNDS)
-                    if number < 2 or sum(row.wall[count]) < 1e3 * LONGEST:
-                        turn(row, ids, count)
+        in_turns(rows, tried(), ROUNDS, LONGEST, lambda row, count: turn(row, ids, count), at)
         told = [
             told_of(row, count, tokens, one) | {"bandwidth_gbps": read[count] / 1e9}
             for count in tried()

@@ -313,12 +313,7 @@ def measure(
             torch.set_num_threads(max(threads))
             row.run = row.empty(context)
             row.fill(row.run, context - spare)
-        for number in range(rounds):
-            for count in threads:
-                for row in rows:
-                    at(f"{row.engine}: {row.method}, threads: {count}", 0.2 + 0.8 * number / rounds)
-                    if number < 2 or sum(row.wall[count]) < 1e3 * LONGEST:
-                        turn(row, count)
+        in_turns(rows, threads, rounds, LONGEST, turn, lambda what, done: at(what, 0.2 + 0.8 * done))
         told = [
             told_of(row, count, context, one) | per_second(row, count, read[count])
             for count in threads
@@ -332,6 +327,17 @@ def measure(
         bench.close()
         gc.collect()
     return {"rows": told, "about": about}
+
+
+def in_turns(rows: list[Row], threads, rounds: int, longest: float, turn: Callable, at: Callable) -> None:
+    """Every row has a turn with each number of threads, so many times over; a row that has taken `longest`
+    seconds with one number has no more with it, after two. turn: row, threads. at: what, the part done."""
+    for number in range(rounds):
+        for count in threads:
+            for row in rows:
+                at(f"{row.engine}: {row.method}, threads: {count}", number / rounds)
+                if number < 2 or sum(row.wall[count]) < 1e3 * longest:
+                    turn(row, count)
 
 
 def about_of(bench: Bench) -> dict:

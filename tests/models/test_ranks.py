@@ -62,20 +62,16 @@ def test_two_processes_give_what_one_gives(found, spec):
         assert here < one and together == sum(found[r, spec]["held"][1] for r in (0, 1))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", TOGETHER)
-def test_a_format_whose_heads_share_numbers_is_refused(found, spec):
-    for rank in (0, 1):
-        told = found[rank, spec]["refused"]
-        assert "all KV heads share numbers in this format" in told and "\n" not in told
+REFUSED = [(spec, "all KV heads share numbers in this format") for spec in TOGETHER]
+REFUSED += [(spec, "split among processes") for spec in WHOLE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", WHOLE)
-def test_a_profile_does_not_know_a_part_of_a_model(found, spec):
+@pytest.mark.parametrize("spec, why", REFUSED)
+def test_what_needs_all_heads_or_the_whole_model_is_refused(found, spec, why):
     for rank in (0, 1):
         told = found[rank, spec]["refused"]
-        assert "split among processes" in told and "\n" not in told
+        assert why in told and "\n" not in told
 
 
 def test_one_process_is_refused(monkeypatch):
