@@ -23,7 +23,7 @@ from .batching import metric_row
 from .lm import KVLabLM
 from .protocols import FIRST
 
-CHOICE, WRITTEN = "multiple_choice", "generate_until"
+CHOICE, WRITTEN, TOLD = "multiple_choice", "generate_until", "loglikelihood"
 
 
 def setup(settings, report: Callable) -> Callable:
@@ -122,15 +122,18 @@ def jackknife(aggregate: Callable, items: list) -> float | None:
 
 def chance(task, choices: list[int]) -> float | None:
     """What guessing scores: one of each document's `choices`; where text is written, what the task's own YAML
-    says under `metadata: chance:` (one of the answers that the document offers), else nothing; None where no
-    share of answers is counted, as for perplexity."""
+    says under `metadata: chance:` (one of the answers that the document offers), else nothing, and so where a
+    given text is or is not the likeliest; None where no share of answers is counted, as for perplexity."""
     if choices:
         return float(np.mean([1 / count for count in choices]))
-    return float((task.config.metadata or {}).get("chance", 0)) if task.OUTPUT_TYPE == WRITTEN else None
+    if task.OUTPUT_TYPE in (WRITTEN, TOLD):
+        return float((task.config.metadata or {}).get("chance", 0))
+    return None
 
 
 def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **prompting) -> dict:
-    """One cell's numbers: metrics (the task's first one is the main one), values per document, bytes; with
+    """One cell's numbers: metrics (the first one is the main one: the task's first of which more is better,
+    so lambada's share of right words comes before its perplexity), values per document, bytes; with
     `log_samples` prompts and answers too. prompting: as `evaluate` takes it."""
     started, name = time.perf_counter(), task.task_name
     with contextlib.redirect_stdout(io.StringIO()):
@@ -148,6 +151,7 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
         label = metric if chosen == "none" else key
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items
+    metrics.sort(key=lambda told: not told["higher_is_better"])
     choices = [len(task.doc_to_choice(row["doc"])) for row in samples if task.OUTPUT_TYPE == CHOICE]
     kept = ("doc_id", "target", "arguments", "filtered_resps")
     told = [{name: row[name] for name in kept if name in row} for row in samples] if log_samples else None

@@ -34,6 +34,7 @@ WRAPPED = (
 )  # fmt: skip
 SHARES = ("0.1", "0.25", "0.5")
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
+RULER = ("niah_single_1", "niah_multikey_2", "ruler_vt")
 SHOTS = 5
 ASKED_AGAIN = ("full", "kvzip", "keydiff", "snapkv", "h2o", "adakv:of=keydiff", "random")
 RENUMBERED = ("full", "sinks:budget=512", "sinks:budget=512,renumber=true")
@@ -68,6 +69,26 @@ def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[...
         return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
     return parts
+
+
+def ruler(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """RULER's own tasks, those that need no data set and ask for something in the text; its word counts ask
+    about all of it and take 120 tokens an answer."""
+    shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0, "batch_size": 25}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 2 if quick else 50}
+    shared |= {"tasks": RULER[:1] if quick else RULER, "gen_kwargs": "max_gen_toks=30"}
+    shared |= {"metadata": json.dumps({"max_seq_lengths": [1024]})}
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+
+def lambada(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The last word of a passage, which is compressed before its last sentence is read."""
+    shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0}
+    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else 200}
+    shared |= {"tasks": ("lambada_openai",)}
+    if rows is not None:
+        shared["data"] = (f"lambada_openai={found(rows, 'lambada', '.jsonl')}",)
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
 def after(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -223,10 +244,20 @@ STUDIES = {
     "needles": Study(
         "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles(1024, 50, NEEDLES)
     ),
+    "needles_2k": Study(
+        "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",
+        needles(2048, 50, NEEDLES[:1]),
+    ),
     "needles_4k": Study(
         "SmolLM2-135M-Instruct finds what stands in 4,096 tokens of other text",
         needles(4096, 50, NEEDLES[:1]),
     ),
+    "needles_8k": Study(
+        "SmolLM2-135M-Instruct finds what stands in 8,192 tokens of other text, all that it was trained for",
+        needles(8192, 25, NEEDLES[:1]),
+    ),
+    "ruler": Study("SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens", ruler),
+    "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
     "toy_after": Study("The workshop model on the same documents, for methods of 2024 and later", toy_after),

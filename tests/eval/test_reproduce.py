@@ -65,7 +65,7 @@ def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--studies", "speeches"], "expected one of passages, needles, needles_4k, after, toy, toy_after, opt"),
+    (["--studies", "speeches"], "expected one of passages, needles, needles_2k, needles_4k"),
     (["--rows", "nowhere"], "there is no such folder"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, said, capsys):
@@ -88,6 +88,7 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
         "piqa.jsonl",
         "copa.jsonl",
         "hellaswag.jsonl",
+        "lambada.jsonl",
         "wikitext2.txt",
         *(f"{model}-{name}.safetensors" for model in ("workshop", "smollm2") for name in ("duo", "kvzap")),
         "workshop-opt-duo.safetensors",

@@ -2,6 +2,8 @@
 
 import csv
 import io
+import math
+from statistics import mean
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from scipy.stats import binomtest
 
 import kvlab
 from eval import report
+from eval.accuracy import make
 from eval.accuracy.make import chance
 from eval.accuracy.measurement import Accuracy
 from eval.core.machine import machine, versions
@@ -52,6 +55,27 @@ def test_guessing_is_defined_task_by_task():
     assert chance(written, []) == 0.25 and chance(rolling, []) is None
     written.config.metadata = None
     assert chance(written, []) == 0.0
+    told = SimpleNamespace(OUTPUT_TYPE="loglikelihood", config=SimpleNamespace(metadata=None))
+    assert chance(told, []) == 0.0
+
+
+def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
+    """As of lambada, whose own first metric is its perplexity: only answers can be compared one by one."""
+    items = [{"perplexity": -2.0, "acc": 0, "filter": "none", "doc": None} for _ in range(3)]
+    found = {
+        "results": {"lambada": {"perplexity,none": 7.4, "acc,none": 0.0}},
+        "higher_is_better": {"lambada": {"perplexity": False, "acc": True}},
+        "samples": {"lambada": items},
+    }
+    monkeypatch.setattr(make, "evaluate", lambda *told, **how: found)
+    config = SimpleNamespace(metadata=None)
+    aggregate = {"perplexity": lambda some: math.exp(-mean(some)), "acc": mean}
+    task = SimpleNamespace(
+        task_name="lambada", OUTPUT_TYPE="loglikelihood", config=config, aggregation=lambda: aggregate
+    )
+    meter = SimpleNamespace(means=dict, scored=None)
+    told = make.score(SimpleNamespace(meter=meter), task, None)
+    assert [one["metric"] for one in told["metrics"]] == ["acc", "perplexity"]
 
 
 def test_the_front_is_what_nothing_beats():
