@@ -23,6 +23,7 @@ and it is scored that way. Under `full` every log-likelihood equals that of lm-e
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
@@ -48,6 +49,9 @@ from .scoring import Scorer
 from .writing import generate
 
 BATCH = 64  # rows decoded together
+# lm-eval would fork this process, with its model and its threads, for every standard error of a perplexity; a
+# child that was told to end at a bad moment is waited for without end.
+os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
 
 def identity(

@@ -53,7 +53,7 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """Facts in documents of 125 to 900 tokens, one question each."""
     shared = {"methods": EXACT + CHOOSING, "budgets": ONE if quick else BUDGETS, "jobs": 0, "batch_size": 192}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else None}
-    shared |= {"tasks": ("recall",) if quick else ("recall", "needle")}
+    shared |= {"tasks": ("recall",) if quick else ("recall", "needle", "chain")}
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,18 @@ def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     for index, one in enumerate(cell["samples"]):  # a row is never among its own shots
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") % 2 == 0
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") == 2  # one prompt, two choices
+
+
+def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):
+    """lm-eval forks the process for the standard error of a perplexity, and has hung there."""
+    monkeypatch.setattr(multiprocessing, "Pool", lambda *told: pytest.fail("a process was forked"))
+    rows = [{"text": f"The hen slept. Then it woke and saw {name}"} for name in ("Otis", "Ada")]
+    (tmp_path / "lambada.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [*ours, "--tasks", "lambada_openai", "--data", f"lambada_openai={tmp_path / 'lambada.jsonl'}"]
+    assert main([*words, "--protocol", "context-first"]) == 0
+    cell = cells(tmp_path)["lambada_openai"]
+    assert [one["metric"] for one in cell["metrics"]] == ["acc", "perplexity"]
+    assert cell["metrics"][1]["stderr"] > 0 and cell["chance"] == 0
 
 
 @pytest.mark.parametrize(
