@@ -18,7 +18,7 @@ from kvlab.layer import Layer
 from kvlab.place import Device
 from kvlab.store import Exact, Growing
 
-from .batching import LOGITS, TAIL, pack, pad_left, picked
+from .batching import LOGITS, TAIL, Meter, pack, pad_left, picked
 
 Group = tuple[Sequence[int], list[list[int]]]  # a prompt and its continuations
 
@@ -44,6 +44,11 @@ def pays(group: Group) -> bool:
     return (len(fed) - 1) * len(prompt) <= sum(map(len, fed))
 
 
+def per_column(stats, held: int) -> dict[str, float]:
+    """Bytes of each of the `held` tokens of a cache, padding included: of every token the same."""
+    return {name: getattr(stats, name) / held for name in Meter.NAMES}
+
+
 def ride(scorer, name: str, groups: list[Group]) -> list[list[tuple[float, bool]]]:
     """The answers of `Scorer.continuations` under the cache `name`, in the order given.
 
@@ -59,6 +64,7 @@ def ride(scorer, name: str, groups: list[Group]) -> list[list[tuple[float, bool]
     length = lambda row: len(groups[row[0]][0]) + len(row[1])
     # prompts whose last token is metered already, or is no step since nothing comes before it
     begun = {owner for owner, (prompt, _) in enumerate(groups) if len(prompt) == TAIL}
+    column: dict[str, float] = {}
     for part in pack(rows, length, max(1, min(scorer.batch_size, most))):
         texts = [[*groups[owner][0], *fed] for owner, fed in part]
         ids, mask = pad_left(texts, 0, scorer.device)
@@ -71,7 +77,8 @@ def ride(scorer, name: str, groups: list[Group]) -> list[list[tuple[float, bool]
         cache.reset()
         logits = Stepper(scorer.model, cache).feed(ids, attention_mask=mask, last=int(steps.max()))
         scorer.prefilled += sum(map(len, texts)) - int(steps.sum())
-        scorer.meters[name].add_ridden(cache.stats(), ids.shape[1], steps, torch.tensor(again))
+        column = column or per_column(cache.stats(), ids.numel())
+        scorer.meters[name].add_ridden(column, ids.shape[1], steps, torch.tensor(again))
         for (owner, fed), own in zip(part, logits, strict=True):
             own = own[-len(fed) - TAIL :]
             chosen, hits = picked(own[:-1], torch.tensor(fed, dtype=torch.long, device=own.device))
