@@ -53,8 +53,8 @@ class Stepper:
         chunk: int | None = None,
     ) -> Tensor:
         """Feed new tokens `[batch, tokens]`; returns fp32 logits `[batch, tokens, vocabulary]`, or those of
-        the last position, `[batch, vocabulary]`, with `last`; with a number in its place those of so many last
-        positions, `[batch, last, vocabulary]`, and no others are computed.
+        the last position, `[batch, vocabulary]`, with `last`; with a number in its place those of so many
+        last positions, `[batch, last, vocabulary]`, and no others are computed.
 
         attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
         is the prefill; it may be padded, on the left where its last logits are to be used. chunk: tokens of

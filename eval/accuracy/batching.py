@@ -61,8 +61,9 @@ class Meter:
     def add_ridden(self, column: dict[str, float], columns: int, steps: Tensor, skipped: Tensor) -> None:
         """A pass of prompts and answers over a cache that grows by the same bytes with every column.
 
-        column: bytes of a row's column, by name; columns: of the pass; steps `[rows]`: how many of a row's last
-        tokens stand for decode steps; skipped `[rows]`: how many of these, the first, another row stands for.
+        column: bytes of a row's column, by name; columns: of the pass; steps `[rows]`: how many of a row's
+        last tokens stand for decode steps; skipped `[rows]`: how many of these, the first, another row
+        stands for.
         """
         before = (columns - steps).double()
         made = int((steps - skipped).sum())

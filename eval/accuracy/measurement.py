@@ -137,9 +137,7 @@ class Accuracy(Pooled):
         if self.gen_kwargs and taskset.arguments(self.gen_kwargs).get("do_sample"):
             raise Problem("--gen-kwargs do_sample: kvlab decodes greedily, so expected do_sample=False")
         if self.engine != "eager" and (self.device_map is not None or self.tp):
-            raise Problem(
-                f"--engine {self.engine}: the model is in one piece, so no --device-map and no --tp"
-            )
+            raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
         if self.fewshot_as_multiturn and not self.apply_chat_template:

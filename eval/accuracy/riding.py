@@ -1,8 +1,8 @@
 """Riding along: under `full` an answer passes together with its prompt, in one pass through the cache.
 
-A cache that holds everything as it was made gives the next token what plain attention gives it, so it does not
-matter whether an answer comes with the prompt or after it. One pass reads the weights once, and of the prompt's
-positions no logits are computed. Where answers share a long prompt, it is still cheaper to read that once.
+A cache that holds everything as it was made gives the next token what plain attention gives it, so it does
+not matter whether an answer comes with the prompt or after it. One pass reads the weights once, and of the
+prompt's positions no logits are computed. Where answers share a long prompt, reading that once costs less.
 No other method rides: what it compresses must be compressed before the answer comes.
 """
 

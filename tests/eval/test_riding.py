@@ -1,5 +1,7 @@
 """Under `full` an answer rides in its prompt's pass: the same numbers and bytes in fewer passes."""
 
+from itertools import chain
+
 import pytest
 import torch
 
@@ -11,7 +13,8 @@ from tests.tiny import tiny
 
 RIDES = ["full"]
 WALKS = [
-    "int8", "int4", "fp8", "static:length=64", "paged", "offload", "h2o:budget=0.9", "snapkv:budget=40,window=2",
+    "int8", "int4", "fp8", "static:length=64", "paged", "offload", "h2o:budget=0.9",
+    "snapkv:budget=40,window=2",
     "sinks:budget=40", "topk:budget=40", "infinigen", "kivi2:group=4,recent=4", "recompute",
 ]  # fmt: skip
 GROUPS = [  # tokens of a prompt, of its answers
@@ -51,7 +54,7 @@ def test_the_numbers_are_those_of_answers_after_their_prompts(monkeypatch, batch
     mine, bytes_mine, along = scored(monkeypatch, True, asked, batch, model)
     theirs, bytes_theirs, after = scored(monkeypatch, False, asked, batch, model)
     assert [len(one) for one in mine] == [len(counts) for _, counts in GROUPS]
-    for one, other in zip(sum(mine, []), sum(theirs, []), strict=True):
+    for one, other in zip(chain(*mine), chain(*theirs), strict=True):
         assert one[0] == pytest.approx(other[0], abs=1e-9) and one[1] == other[1]
     assert bytes_mine["row_steps"] == bytes_theirs["row_steps"] and len(along) < len(after)
 
@@ -85,7 +88,7 @@ def test_few_logits_at_a_time(monkeypatch):
     monkeypatch.setattr(riding, "LOGITS", 96 * 7 * 2)
     parts, _, many = scored(monkeypatch, True, asked, 64)
     assert len(many) > len(few)
-    for one, other in zip(sum(whole, []), sum(parts, []), strict=True):
+    for one, other in zip(chain(*whole), chain(*parts), strict=True):
         assert one == pytest.approx(other, abs=1e-9)
 
 
