@@ -49,12 +49,11 @@ class Stepper:
         ids: Tensor,
         attention_mask: Tensor | None = None,
         *,
-        last: bool | int = False,
+        last: bool = False,
         chunk: int | None = None,
     ) -> Tensor:
         """Feed new tokens `[batch, tokens]`; returns fp32 logits `[batch, tokens, vocabulary]`, or those of
-        the last position, `[batch, vocabulary]`, with `last`; with a number in its place those of so many
-        last positions, `[batch, last, vocabulary]`, and no others are computed.
+        the last position, `[batch, vocabulary]`, with `last`.
 
         attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
         is the prefill; it may be padded, on the left where its last logits are to be used. chunk: tokens of
@@ -66,8 +65,6 @@ class Stepper:
         """
         if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
             raise ValueError(f"chunk={chunk!r}: expected at least 2 tokens")
-        if last is not True and last is not False and not 0 < last <= ids.shape[-1]:
-            raise ValueError(f"last={last!r}: expected True, False or 1 to {ids.shape[-1]} tokens")
         before = self.ids, self.mask, self.padded
         self._check_cache()
         try:
@@ -82,11 +79,10 @@ class Stepper:
         except BaseException:
             self.ids, self.mask, self.padded = before
             raise
-        return logits[:, -1] if last is True else logits
+        return logits[:, -1] if last else logits
 
-    def _pass(self, start: int, end: int, count: int, last: bool | int) -> Tensor:
-        """Tokens start..end through the model: logits of the last `count` positions, or of `last` ones."""
-        count = min(count, int(last) or count)
+    def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
+        """Tokens start..end through the model: logits of the last `count` positions, or of one."""
         came = self.mask.shape[1] - self.ids.shape[1]  # tokens that the cache came with
         inputs = {"input_ids": self.ids[:, start - came : end - came], "use_cache": not self.cache.recompute}
         if self.padded:
@@ -96,13 +92,13 @@ class Stepper:
         elif self._takes_positions:
             inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
         if self._takes_keep:
-            inputs["logits_to_keep"] = count
+            inputs["logits_to_keep"] = 1 if last else count
         if not self.cache.recompute:
             inputs["past_key_values"] = self.cache
         forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
         return forward(**inputs).logits[:, -count:].float()
 
-    def _prompt(self, chunk: int, last: bool | int) -> Tensor:
+    def _prompt(self, chunk: int, last: bool) -> Tensor:
         """The prompt in chunks; in smaller ones where the device's memory does not suffice."""
         length = self.ids.shape[1]
         if chunk < length and not self.cache.continues:
@@ -113,7 +109,7 @@ class Stepper:
                 with self.cache.prefill() if len(starts) > 1 else nullcontext():
                     for start, end in zip(starts, [*starts[1:], length], strict=True):
                         found.append(self._pass(start, end, end - start, last))
-                return torch.cat(found, 1)[:, -(int(last) or length) :]
+                return found[-1] if last else torch.cat(found, 1)
             except torch.OutOfMemoryError:
                 self.cache.reset()
                 if chunk <= 16 or not self.cache.continues:

@@ -58,20 +58,6 @@ class Meter:
             self.chosen += after.scored * made
             self.chosen_steps += made
 
-    def add_ridden(self, column: dict[str, float], columns: int, steps: Tensor, skipped: Tensor) -> None:
-        """A pass of prompts and answers over a cache that grows by the same bytes with every column.
-
-        column: bytes of a row's column, by name; columns: of the pass; steps `[rows]`: how many of a row's
-        last tokens stand for decode steps; skipped `[rows]`: how many of these, the first, another row
-        stands for.
-        """
-        before = (columns - steps).double()
-        made = int((steps - skipped).sum())
-        held = before * (steps - skipped) + (steps * (steps + 1) - skipped * (skipped + 1)) / 2
-        for name in self.NAMES:
-            self.sums[name] += round(column[name] * float(held.sum()))
-        self.row_steps += made
-
     def join(self, other: Meter) -> None:
         self.row_steps += other.row_steps
         self.chosen += other.chosen

@@ -3,9 +3,7 @@
 lm-eval's own model scores a continuation in one forward pass: no decode step happens, so a cache
 method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the way text is decoded:
 
-- log-likelihood, under `full` alone: where the prompt is short, each answer passes together with it
-  (`riding.py`).
-- log-likelihood otherwise: all but the last context token (TAIL = 1) are prefilled once per distinct context
+- log-likelihood: all but the last context token (TAIL = 1) are prefilled once per distinct context
   and compressed; the last one, then the continuation, go through the cache token by token. The
   context is forked to its choices when they part. Where steps do not depend on each other, since nothing
   is evicted any more and every token is stored by itself (`batching.steps_at_once`), known tokens pass at

@@ -32,7 +32,6 @@ from .batching import (
 from .clock import Clock
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
-from .riding import carries, pays, ride
 
 
 class Scorer:
@@ -222,30 +221,6 @@ class Scorer:
         per group, a list of (sum of log-probabilities, whether greedy decoding would give it), in the order
         given.
         """
-        rides = cuts is None and len(self.caches) == 1 and all(map(carries, self.caches.values()))
-        parts: dict[Callable, list[int]] = {}
-        for index, group in enumerate(groups):
-            parts.setdefault(self._along if rides and pays(group) else self._after, []).append(index)
-        answers: dict[str, list] = {name: [None] * len(groups) for name in self.caches}
-        for score, members in parts.items():  # with cuts, all are in one part, in their order
-            for name, found in score([groups[index] for index in members], cuts).items():
-                for index, one in zip(members, found, strict=True):
-                    answers[name][index] = one
-        return {name: answers[name] for name in self.caches}
-
-    def _along(self, groups: list, cuts: None) -> dict[str, list[list]]:
-        """`continuations`, each in one pass with its prompt (see `riding.py`)."""
-        (name,) = self.caches
-        try:
-            with self.clock.of(name):
-                return {name: ride(self, name, groups)}
-        except Exception as error:
-            self.errors[name] = error
-            del self.caches[name]
-        return {}
-
-    def _after(self, groups: list, cuts: list[int] | None) -> dict[str, list[list]]:
-        """`continuations`, each after its prompt has been prefilled and compressed."""
         answers: dict[str, list] = {name: [None] * len(groups) for name in self.caches}
         packed = self.packed(
             [prompt for prompt, _ in groups],
