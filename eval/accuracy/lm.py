@@ -56,8 +56,8 @@ os.environ.setdefault("DISABLE_MULTIPROC", "1")
 
 def identity(
     pretrained=None, method="full", *, protocol=INSIDE, evict=None, context_until=None, batch_size=BATCH,
-    device=None, dtype=None, max_length=None, max_batch_size=None, tokenizer=None, device_map=None,
-    tp=False, **parameters,
+    device=None, dtype=None, engine="eager", max_length=None, max_batch_size=None, tokenizer=None,
+    device_map=None, tp=False, **parameters,
 ) -> str:  # fmt: skip
     """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, its model's
     files, and the code of the method and of the harness; "" for a model that is already loaded."""
@@ -66,7 +66,7 @@ def identity(
     spec = parse(with_parameters(method, parameters))
     code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
     evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
-    how = protocol, evict, context_until, rows, device, dtype, max_length, device_map, tp
+    how = protocol, evict, context_until, rows, device, dtype, engine, max_length, device_map, tp
     return hashlib.sha256(repr((spec.text, *code, *map(str, how))).encode()).hexdigest()[:12]
 
 
@@ -97,6 +97,7 @@ class KVLabLM(TemplateLM):
     method: a method as everywhere, `h2o:budget=0.2`, or its Spec; since lm-eval's --model_args splits at
     commas, the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
     batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
+    engine: eager or compiled, as `kvlab.load` takes it; a model that is already loaded has its own.
     protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
     does after the prompt (default: every-step under question-inside, else once). context_until: the text
     before which a prompt is cut (default: by its task, see `cuts.py`).
@@ -106,13 +107,13 @@ class KVLabLM(TemplateLM):
 
     def __init__(
         self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
-        dtype=None, max_length=None, max_batch_size=None, protocol=INSIDE, evict=None, context_until=None,
-        device_map=None, tp=False, **parameters,
+        dtype=None, engine="eager", max_length=None, max_batch_size=None, protocol=INSIDE, evict=None,
+        context_until=None, device_map=None, tp=False, **parameters,
     ):  # fmt: skip
         super().__init__()
         named = {"protocol": protocol, "evict": evict, "context_until": context_until, "dtype": dtype}
         named |= {"batch_size": batch_size, "device": device, "max_length": max_length}
-        named |= {"device_map": device_map, "tp": tp}
+        named |= {"engine": engine, "device_map": device_map, "tp": tp}
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
@@ -121,7 +122,7 @@ class KVLabLM(TemplateLM):
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
-            self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, **where)
+            self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
         elif tokenizer is None:
             raise ValueError("tokenizer=None: a model that is already loaded needs its tokenizer")
         else:

@@ -15,6 +15,7 @@ from lm_eval.evaluator import evaluate
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.engine.compiled import engine_of
 from kvlab.ranks import added, ranks_of
 
 from ..core.errors import Failed, Problem, describe, no_room
@@ -33,7 +34,7 @@ def setup(settings, report: Callable) -> Callable:
     """
     keep_memory()
     specs = {spec.text: spec for spec in settings.specs}
-    where = {"device": settings.device, "dtype": settings.dtype}
+    where = {"device": settings.device, "dtype": settings.dtype, "engine": settings.engine}
     where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
     where |= settings.model_arguments | {"device_map": settings.device_map, "tp": settings.tp}
     lm = KVLabLM(settings.model, settings.specs[0], batch_size=settings.batch_size, **where)
@@ -48,6 +49,7 @@ def setup(settings, report: Callable) -> Callable:
         "device": str(lm.device),
         "value_bytes": lm.model.dtype.itemsize,
         "batch_size": settings.batch_size,
+        "engine": engine_of(lm.model),
     }
 
     def handle(job: tuple[str, tuple[str, ...]]) -> dict:

@@ -37,6 +37,9 @@ class Accuracy(Pooled):
         "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"
     )
     batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
+    engine: str = option(
+        "what computes the decode steps of the methods", "eager", choices=["eager", "compiled"]
+    )
     protocol: str = option(
         "what of a prompt is compressed: all of it, or its context before the question is known (default: "
         "question-inside)",
@@ -133,6 +136,8 @@ class Accuracy(Pooled):
         self.sources = taskset.Sources(tuple(dict.fromkeys(folders)), tuple(rows), about)
         if self.gen_kwargs and taskset.arguments(self.gen_kwargs).get("do_sample"):
             raise Problem("--gen-kwargs do_sample: kvlab decodes greedily, so expected do_sample=False")
+        if self.engine != "eager" and (self.device_map is not None or self.tp):
+            raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
@@ -163,6 +168,7 @@ class Accuracy(Pooled):
         settings |= {"metadata": self.metadata, "samples": self.log_samples}
         settings |= {"context_until": self.context_until}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
+        settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
         settings |= {"device_map": self.placed} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
         data = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}

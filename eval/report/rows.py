@@ -82,6 +82,7 @@ def row(cell: dict, full: dict | None) -> dict:
             "metadata": config.get("metadata"),
             "gen_kwargs": config.get("gen_kwargs"),
             "batch_size": config.get("batch_size"),
+            "engine": cell.get("engine", "eager"),
         }
         | provenance(cell, "task")
     )

@@ -1,4 +1,4 @@
-"""The harness beside lm-eval's own model: documents per second under `full`, in turns, in one process."""
+"""The harness beside lm-eval's own model: documents per second of methods, in turns, in one process."""
 
 from __future__ import annotations
 
@@ -21,21 +21,35 @@ from kvlab.models import source_of
 from ..accuracy import KVLabLM, taskset
 from ..core.machine import commit, machine, versions
 
+METHODS = ("full", "int8", "int4", "h2o", "snapkv", "topk", "kvzip")
 
-def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds: int) -> Iterator[dict]:
-    """A row per task: documents per CPU second of either, the best of `rounds` turns, and how far their
-    answers are apart. tasks: name -> lm-eval task. Both score the first `limit` documents with one thread."""
+
+def compare(
+    model: str | None,
+    tasks: dict,
+    limit: int,
+    batch_size: int,
+    rounds: int,
+    methods: tuple[str, ...] = METHODS,
+) -> Iterator[dict]:
+    """A row per task: documents per CPU second of HFLM, of `full` with the eager engine and of every method
+    with the compiled one, the best of `rounds` turns; and how far answers under `full` are from HFLM's.
+    tasks: name -> lm-eval task. All score the first `limit` documents with one thread."""
     torch.set_num_threads(1)
-    loaded, tokenizer = kvlab.load(model, device="cpu")
+    tokenizer = kvlab.load(model, device="cpu")[1]
+    loaded = {engine: kvlab.load(model, device="cpu", engine=engine)[0] for engine in ("eager", "compiled")}
     own = AutoModelForCausalLM.from_pretrained(str(source_of(model)), dtype=torch.float32)
     theirs = HFLM(pretrained=own, tokenizer=tokenizer, batch_size=batch_size, device="cpu")
+    ways = {f"{method}, compiled": (method, "compiled") for method in methods}
+    ways = {"HFLM": None, "full, eager": ("full", "eager")} | ways
     for name, task in tasks.items():
-        seconds, answers = {"kvlab": [], "HFLM": []}, {}
+        seconds, answers = {who: [] for who in ways}, {}
         for _ in range(rounds):
             for who, taken in seconds.items():
                 lm = theirs
-                if who == "kvlab":  # which remembers what it has answered
-                    lm = KVLabLM(loaded, "full", tokenizer=tokenizer, batch_size=batch_size)
+                if ways[who]:  # which remembers what it has answered
+                    method, engine = ways[who]
+                    lm = KVLabLM(loaded[engine], method, tokenizer=tokenizer, batch_size=batch_size)
                 start = time.process_time()
                 with contextlib.redirect_stdout(io.StringIO()):
                     found = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
@@ -47,8 +61,12 @@ def compare(model: str | None, tasks: dict, limit: int, batch_size: int, rounds:
             "task": name,
             "documents": documents,
             "documents_per_second": speed,
-            "kvlab_over_hflm": speed["kvlab"] / speed["HFLM"],
-            "apart": apart(answers["kvlab"], answers["HFLM"]),
+            "over_hflm": {who: speed[who] / speed["HFLM"] for who in ways if ways[who]},
+            "apart": {
+                who: apart(answers[who], answers["HFLM"])
+                for who, way in ways.items()
+                if way and way[0] == "full"
+            },
             "cpu_seconds": seconds,
         }
 
@@ -67,6 +85,7 @@ def main() -> None:
     parser.add_argument("--model", help="as for python -m eval (default: the embedded workshop model)")
     parser.add_argument("--tasks", nargs="+", default=["recall", "cloze", "prose", "recall_em"])
     parser.add_argument("--data", nargs="+", default=[], metavar="TASK=FILE.jsonl", help="rows of a task")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--limit", type=int, default=8, help="documents of each task (default: 8)")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each, the quickest counts")
@@ -82,10 +101,11 @@ def main() -> None:
     made = {"machine": machine("cpu", 1), "versions": versions(), "commit": commit()}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    for row in compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds):
+    for row in compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds, chosen.methods):
         rows.append(row)  # written at once: what is measured is kept
         chosen.out.write_text(json.dumps(about | made | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
-        print(f"{row['task']:16} {row['kvlab_over_hflm']:.2f} of HFLM's documents per second", flush=True)
+        for who, share in row["over_hflm"].items():
+            print(f"{row['task']:16} {who:18} {share:.2f} of HFLM's documents per second", flush=True)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,10 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
 import kvlab
+from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.make import jackknife
+from kvlab.engine.compiled import engine_of
 
 PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
 
@@ -132,3 +134,31 @@ def test_jackknife_is_the_standard_error_for_a_mean():
     expected = (sum((v - mean) ** 2 for v in values) / 4 / 5) ** 0.5
     assert jackknife(lambda items: sum(items) / len(items), values) == pytest.approx(expected)
     assert jackknife(sum, [1.0]) is None
+
+
+@pytest.mark.parametrize("engine", ["eager", "compiled"])
+def test_the_engine_changes_no_answer(asked, folder, reference, engine):
+    ours = KVLabLM(str(folder), "full", batch_size=4, engine=engine)
+    assert engine_of(ours.model) == engine
+    found = zip(ours.loglikelihood(asked.choices), reference.loglikelihood(asked.choices), strict=True)
+    for mine, theirs in found:
+        assert mine[0] == pytest.approx(theirs[0], abs=1e-4) and mine[1] == theirs[1]
+
+
+def test_an_engine_that_is_not_there_is_refused(folder):
+    with pytest.raises(ValueError, match="engine='fast'"):
+        KVLabLM(str(folder), "full", engine="fast")
+
+
+def test_the_engine_is_part_of_what_a_cell_names(folder, tmp_path):
+    """A cell of the other engine does not stand for one of this engine: it is made again."""
+    words = ["accuracy", "--model", str(folder), "--out", str(tmp_path), "--jobs", "0", "--limit", "2"]
+    words += ["--methods", "full", "h2o:budget=0.5", "--tasks", "recall"]
+    found = {}
+    for engine in ("eager", "compiled"):
+        assert main([*words, "--engine", engine]) == 0
+        cells = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("*.json")]
+        assert [cell["engine"] for cell in cells] == [engine] * 2
+        assert {cell["config"].get("engine", "eager") for cell in cells} == {engine}
+        found[engine] = {cell["method"]: cell["metrics"][0]["value"] for cell in cells}
+    assert found["compiled"] == pytest.approx(found["eager"], abs=1e-4)

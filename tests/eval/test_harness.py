@@ -12,8 +12,12 @@ def test_how_far_answers_are_apart():
 
 def test_a_row_for_each_task(folder):
     tasks = {"recall": taskset.prepared("recall", 0, 1234)}
-    (row,) = compare(str(folder), tasks, 1, 2, 1)
-    assert row["task"] == "recall" and row["documents"] == 1 and row["apart"] < 1e-3
+    (row,) = compare(str(folder), tasks, 1, 2, 1, ("full", "int8"))
+    assert row["task"] == "recall" and row["documents"] == 1
+    ways = ["full, eager", "full, compiled", "int8, compiled"]
+    assert list(row["cpu_seconds"]) == ["HFLM", *ways]
     assert {len(taken) for taken in row["cpu_seconds"].values()} == {1}
+    assert list(row["apart"]) == ways[:2] and max(row["apart"].values()) < 1e-3
     speed = row["documents_per_second"]
-    assert row["kvlab_over_hflm"] == speed["kvlab"] / speed["HFLM"] > 0
+    assert row["over_hflm"] == {way: speed[way] / speed["HFLM"] for way in ways}
+    assert min(row["over_hflm"].values()) > 0

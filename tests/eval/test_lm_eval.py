@@ -101,7 +101,8 @@ def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loade
         CachingLM(KVLabLM(loaded[0], "int4", tokenizer=loaded[1]), str(tmp_path / "kept-.db"))
     names = {identity(str(folder), "int4"), identity(str(folder), "int4", protocol="context-first")}
     names |= {identity(str(folder), "int8"), identity(str(folder), "h2o", budget=0.3), identity(None, "int4")}
-    assert len(names) == 5 and identity(str(folder), "h2o:budget=0.3") in names
+    names |= {identity(str(folder), "int4", engine="compiled")}
+    assert len(names) == 6 and identity(str(folder), "h2o:budget=0.3") in names
 
 
 def test_a_cuda_device_that_is_not_there_becomes_the_cpu(folder, capsys, monkeypatch):

@@ -53,6 +53,11 @@ def refused(capsys, *words: str) -> str:
         (["all", "--limit", "many"], "--limit"),
         (["all", "--batch-size", "-3"], "--batch-size"),
         (["all", "--dtype", "float12"], "--dtype"),
+        (["accuracy", "--engine", "fast"], "--engine"),
+        (
+            ["accuracy", "--engine", "compiled", "--device-map", "auto"],
+            "is in one piece",
+        ),
         (["all", "--device", "gpu"], "--device"),
         (["all", "--device", "cuda:99"], "CUDA"),
         (["all", "--methods", "h20"], "h2o"),
