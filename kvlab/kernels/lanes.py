@@ -1,0 +1,327 @@
+"""Lanes: how a kernel on a CPU turns stored codes into numbers, sixteen at a time, and adds them up.
+
+What a compiler makes of loops over channels adds up one register's lanes per token and query head, and turns
+a code into a number once for every head that asks. So the two loops in which a decode step's time goes are
+written down here as vectors of 16 fp32 numbers: `dots`, queries times four tokens of K, and `add_up`, weights
+times V. Each number is made once for all query heads, and the lanes of four tokens are added up together.
+LLVM lays such a vector into one register of AVX-512, two of AVX2 or four of a smaller machine. Beside each
+stands what it computes in Python, which is what runs where nothing is compiled (tests).
+
+Codes are `[tokens, width]`: of int4, whose byte holds channels j and head_dim / 2 + j, half as wide as
+the numbers. steps fp32 `[tokens, groups]`: scales of groups of channels, multiples of 16; group 0: none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+INT8, INT4, E4M3, E5M2, F32, BF16 = range(6)  # kinds of codes; bf16 as its bits
+FAST = {
+    "reassoc",
+    "contract",
+    "nsz",
+    "arcp",
+}  # without nnan and ninf, which take NaN and infinity for impossible
+LANES = 16
+UNIT = 256.0  # what numbers of 8 bits, e4m3, must be multiplied by: as fp16 is read, their exponent is 8 less
+SUMS = 8  # vectors of sums that lie in registers at a time, at most
+
+INT, FLOAT = ir.IntType(64), ir.FloatType()
+VECTOR = ir.VectorType(FLOAT, LANES)
+FUSED = ("contract",)  # a product and a sum may be one operation
+
+
+@njit(inline="always", fastmath=FAST)
+def _value(kind, code):
+    """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
+    if kind in (INT8, F32):
+        return np.float32(code)
+    if kind == BF16:
+        return np.int32(np.int32(code) << 16).view(np.float32)
+    if kind == INT4:  # numba widens what it adds to 64 bits; cut back at once, 16 of them fit a register
+        return np.float32(np.int32(np.int32(np.int32(code) & 15) - 8))
+    bits = np.int32(code)
+    if kind == E4M3:
+        normal = np.int32(((bits & 127) << 20) + (120 << 23)).view(np.float32)
+        size = normal if bits & 120 else np.float32(np.int32(bits & 7)) * np.float32(2.0**-9)
+    else:
+        normal = np.int32(((bits & 127) << 21) + (112 << 23)).view(np.float32)
+        size = normal if bits & 124 else np.float32(np.int32(bits & 3)) * np.float32(2.0**-16)
+    return -size if bits & 128 else size
+
+
+@njit(inline="always", fastmath=FAST)
+def _upper(code):
+    """The number that the upper half of an int4 byte stands for."""
+    return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
+
+
+def dots(kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
+    """Query heads `first` to `first + heads - 1` times the K of four tokens, `at` and the next three, into
+    their scores t to t + 3; tokens beyond `last` get its own. Of e4m3: 1 / `UNIT` of it.
+
+    q `[heads, channels]`, scores `[heads, tokens]`; kind, heads and group are known when this is compiled,
+    and best width too.
+    """
+    for s in range(first, first + heads):
+        for i in range(4):
+            row = _row(kind, group, codes, steps, min(at + i, last))
+            scores[s, t + i] = sum(q[s, j] * x for j, x in enumerate(row))
+
+
+def add_up(kind, heads, group, width, total, first, weights, codes, steps, at, size):
+    """Add the V of `size` tokens from `at` on, each times its weight for a query head, to the totals of the
+    heads `first` to `first + heads - 1`. Of e4m3: 1 / `UNIT` of it.
+
+    total `[heads, channels]`, weights `[heads, tokens]`, of token `at` first; the others as in `dots`.
+    """
+    for t in range(size):
+        row = _row(kind, group, codes, steps, at + t)
+        for s in range(first, first + heads):
+            for j, x in enumerate(row):
+                total[s, j] += weights[s, t] * x
+
+
+def largest(scores, s, size, least):
+    """The largest of the first `size` scores, a multiple of `LANES`, of query head s, at least `least`. None
+    of them is NaN, unless `least` is."""
+    for t in range(size):
+        least = max(least, scores[s, t])
+    return least
+
+
+def _row(kind, group, codes, steps, t) -> list:
+    """The numbers of one token, in Python."""
+    row = [_value.py_func(kind, code) for code in codes[t]]
+    row += [_upper.py_func(code) for code in codes[t]] if kind == INT4 else []
+    unit = np.float32(1 / UNIT if kind == E4M3 else 1)
+    return [x * (steps[t, j // group] if group else unit) for j, x in enumerate(row)]
+
+
+# Below, the same as LLVM's instructions. A `Code` writes them.
+
+
+class Code:
+    """Where instructions go (`builder`), and arrays of the function that is being compiled."""
+
+    def __init__(self, context, builder, signature, given):
+        self.context, self.builder = context, builder
+        self.types, self.given = signature.args, given
+        self.kind, self.heads, self.group = (kind.literal_value for kind in self.types[:3])
+
+    def number(self, place: int):
+        """An integer among what was given, as one that is known if it is."""
+        known = getattr(self.types[place], "literal_value", None)
+        if known is not None:
+            return INT(known)
+        return self.context.cast(self.builder, self.given[place], self.types[place], types.int64)
+
+    def array(self, place: int):
+        """(Its type, the array) of what was given."""
+        of = self.types[place]
+        return of, self.context.make_array(of)(self.context, self.builder, self.given[place])
+
+    def at(self, array, row, column, of):
+        """The place in a table as a pointer to `of`, LLVM's type."""
+        pointer = cgutils.get_item_pointer(self.context, self.builder, *array, [row, column])
+        return self.builder.bitcast(pointer, of.as_pointer())
+
+    def load(self, pointer):
+        made = self.builder.load(pointer)
+        made.align = 1
+        return made
+
+    def store(self, vector, pointer):
+        self.builder.store(vector, pointer).align = 1
+
+    def shuffled(self, one, other, lanes):
+        return self.builder.shuffle_vector(one, other, _many(ir.IntType(32), lanes))
+
+    def everywhere(self, number):
+        """A vector of one number."""
+        one = self.builder.insert_element(ir.Constant(VECTOR, ir.Undefined), number, ir.IntType(32)(0))
+        return self.shuffled(one, one, [0] * LANES)
+
+    def sum_of(self, total, one, other):
+        """total + one * other."""
+        product = self.builder.fmul(one, other, flags=FUSED)
+        return self.builder.fadd(total, product, flags=FUSED)
+
+    def numbers(self, codes, steps, row, column):
+        """(Channel of its first lane, vector) of what 16 codes of a row are: of int4, two."""
+        builder, kind = self.builder, self.kind
+        raw = self.load(self.at(codes, row, column, ir.VectorType(STORED[kind], LANES)))
+        if kind == INT4:
+            lower = builder.sub(builder.and_(raw, _same(raw.type, 15)), _same(raw.type, 8))
+            upper = builder.sub(builder.lshr(raw, _same(raw.type, 4)), _same(raw.type, 8))
+            found = [(column, self.whole(lower)), (builder.add(self.width, column), self.whole(upper))]
+        elif kind == INT8:
+            found = [(column, self.whole(raw))]
+        elif kind == F32:
+            found = [(column, raw)]
+        elif kind == BF16:
+            wide = builder.zext(raw, ir.VectorType(ir.IntType(32), LANES))
+            found = [(column, builder.bitcast(builder.shl(wide, _same(wide.type, 16)), VECTOR))]
+        else:  # an fp16 number has the sign, more room for the exponent, and as many bits below it or more
+            wide = ir.VectorType(ir.IntType(16), LANES)
+            if kind == E4M3:
+                bits = builder.shl(builder.sext(raw, wide), _same(wide, 7))
+                bits = builder.and_(bits, _same(wide, 0xBFFF))
+            else:
+                bits = builder.shl(builder.zext(raw, wide), _same(wide, 8))
+            halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES))
+            found = [(column, builder.fpext(halves, VECTOR))]
+        if not self.group:
+            return found
+        scaled = []
+        for channel, vector in found:
+            group = builder.udiv(channel, INT(self.group))
+            step = self.everywhere(self.load(self.at(steps, row, group, FLOAT)))
+            scaled.append((channel, builder.fmul(vector, step)))
+        return scaled
+
+    def whole(self, vector):
+        """Signed bytes as fp32."""
+        wide = self.builder.sext(vector, ir.VectorType(ir.IntType(32), LANES))
+        return self.builder.sitofp(wide, VECTOR)
+
+    def four(self, a, b, c, d):
+        """The sums of the lanes of four vectors, as one of four: halves are added, then quarters side by side."""
+        both = [self.halves(*pair, 8) for pair in ((a, b), (c, d))]
+        x = self.halves(*both, 4)
+        for step in (2, 1):
+            other = self.shuffled(x, x, [lane ^ step for lane in range(LANES)])
+            x = self.builder.fadd(x, other, flags=FUSED)
+        return self.shuffled(x, x, [0, 4, 8, 12])
+
+    def halves(self, one, other, size):
+        """Of every 2 * size lanes of one and then of the other, the first half plus the second."""
+        first = [lane for lane in range(2 * LANES) if lane % (2 * size) < size]
+        second = [lane + size for lane in first]
+        parts = (self.shuffled(one, other, lanes) for lanes in (first, second))
+        return self.builder.fadd(*parts, flags=FUSED)
+
+    def sums(self, start):
+        """Vectors that a loop adds to, `start` at first."""
+        places = [cgutils.alloca_once(self.builder, VECTOR) for _ in start]
+        for place, vector in zip(places, start, strict=True):
+            self.builder.store(vector, place)
+        return places
+
+    def each(self, stop, step):
+        return cgutils.for_range_slice(self.builder, INT(0), stop, INT(step), INT)
+
+
+STORED = {
+    **dict.fromkeys((INT8, INT4, E4M3, E5M2), ir.IntType(8)), F32: FLOAT, BF16: ir.IntType(16)
+}  # fmt: skip
+
+
+def _many(kind, numbers):
+    return ir.Constant(ir.VectorType(kind, len(numbers)), [kind(number) for number in numbers])
+
+
+def _same(vector, number):
+    return _many(vector.element, [number] * vector.count)
+
+
+@intrinsic(prefer_literal=True)
+def _dots(context, kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
+    def code(context, builder, signature, given):
+        here = Code(context, builder, signature, given)
+        here.width, first, at, last, t = (here.number(place) for place in (3, 5, 8, 9, 11))
+        q, codes, steps, scores = (here.array(place) for place in (4, 6, 7, 10))
+        rows = [builder.add(at, INT(i)) for i in range(4)]
+        rows = [builder.select(builder.icmp_signed("<", row, last), row, last) for row in rows]
+        heads = [builder.add(first, INT(s)) for s in range(here.heads)]
+        sums = here.sums([ir.Constant(VECTOR, None)] * (4 * len(heads)))
+        with here.each(here.width, LANES) as (column, _):
+            for i, row in enumerate(rows):
+                for channel, number in here.numbers(codes, steps, row, column):
+                    for s, head in enumerate(heads):
+                        asked = here.load(here.at(q, head, channel, VECTOR))
+                        place = sums[4 * s + i]
+                        builder.store(here.sum_of(builder.load(place), asked, number), place)
+        for s, head in enumerate(heads):
+            found = here.four(*(builder.load(place) for place in sums[4 * s : 4 * s + 4]))
+            here.store(found, here.at(scores, head, t, found.type))
+        return context.get_dummy_value()
+
+    return types.none(kind, heads, group, width, q, first, codes, steps, at, last, scores, t), code
+
+
+@overload(dots, prefer_literal=True)
+def _dots_of(kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
+    return lambda kind, heads, group, width, q, first, codes, steps, at, last, scores, t: _dots(
+        kind, heads, group, width, q, first, codes, steps, at, last, scores, t
+    )
+
+
+@intrinsic(prefer_literal=True)
+def _add_up(context, kind, heads, group, width, total, first, weights, codes, steps, at, size):
+    def code(context, builder, signature, given):
+        here = Code(context, builder, signature, given)
+        here.width, first, at, size = (here.number(place) for place in (3, 5, 9, 10))
+        total, weights, codes, steps = (here.array(place) for place in (4, 6, 7, 8))
+        heads = [builder.add(first, INT(s)) for s in range(here.heads)]
+        halves = 2 if here.kind == INT4 else 1
+        lines = getattr(signature.args[3], "literal_value", 2 * LANES) // LANES
+        most = max(1, SUMS // (halves * len(heads)))
+        beside = max(n for n in range(1, most + 1) if lines % n == 0)  # vectors of codes at a time
+        with here.each(here.width, beside * LANES) as (column, _):
+            columns = [builder.add(column, INT(i * LANES)) for i in range(beside)]
+            channels = columns + [builder.add(here.width, c) for c in columns] * (halves - 1)
+            places = [here.at(total, head, channel, VECTOR) for head in heads for channel in channels]
+            sums = here.sums([here.load(place) for place in places])
+            with here.each(size, 1) as (t, _):
+                row = builder.add(at, t)
+                found = [here.numbers(codes, steps, row, c) for c in columns]
+                found = [vector for half in range(halves) for _, vector in (pair[half] for pair in found)]
+                for s, head in enumerate(heads):
+                    weight = here.everywhere(here.load(here.at(weights, head, t, FLOAT)))
+                    for i, vector in enumerate(found):
+                        place = sums[s * len(found) + i]
+                        builder.store(here.sum_of(builder.load(place), weight, vector), place)
+            for place, found in zip(places, sums, strict=True):
+                here.store(builder.load(found), place)
+        return context.get_dummy_value()
+
+    return types.none(kind, heads, group, width, total, first, weights, codes, steps, at, size), code
+
+
+@overload(add_up, prefer_literal=True)
+def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, at, size):
+    return lambda kind, heads, group, width, total, first, weights, codes, steps, at, size: _add_up(
+        kind, heads, group, width, total, first, weights, codes, steps, at, size
+    )
+
+
+@intrinsic
+def _largest(context, scores, s, size, least):
+    def code(context, builder, signature, given):
+        scores = context.make_array(signature.args[0])(context, builder, given[0])
+        best = cgutils.alloca_once(builder, VECTOR)
+        start = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), given[3], ir.IntType(32)(0))
+        builder.store(builder.shuffle_vector(start, start, _many(ir.IntType(32), [0] * LANES)), best)
+        with cgutils.for_range_slice(builder, INT(0), given[2], INT(LANES), INT) as (t, _):
+            place = cgutils.get_item_pointer(context, builder, signature.args[0], scores, [given[1], t])
+            found = builder.load(builder.bitcast(place, VECTOR.as_pointer()))
+            found.align = 1
+            before = builder.load(best)
+            builder.store(builder.select(builder.fcmp_ordered(">", found, before), found, before), best)
+        x, step = builder.load(best), LANES // 2
+        while step:
+            other = builder.shuffle_vector(x, x, _many(ir.IntType(32), [i ^ step for i in range(LANES)]))
+            x, step = builder.select(builder.fcmp_ordered(">", other, x), other, x), step // 2
+        return builder.extract_element(x, ir.IntType(32)(0))
+
+    return types.float32(scores, types.int64, types.int64, types.float32), code
+
+
+@overload(largest)
+def _largest_of(scores, s, size, least):
+    return lambda scores, s, size, least: _largest(scores, s, size, least)
