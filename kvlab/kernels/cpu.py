@@ -12,7 +12,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 806c0fd6f198
+# Compiled into this: kernels/lanes.py 8633c14dbbed
 
 from __future__ import annotations
 
@@ -144,6 +144,15 @@ def _steps(scales, at, size, steps):
     flat, found = scales.reshape(-1)[at * groups : (at + size) * groups], steps.reshape(-1)
     for i in range(flat.shape[0]):
         found[i] = _half(flat[i])
+
+
+@njit(fastmath=FAST)
+def _times(scores, share, size, factors):
+    """Every head's scores, or weights, times the factors of their tokens."""
+    for s in range(share):
+        mine = scores[s]
+        for t in range(size):
+            mine[t] *= factors[t]
 
 
 @njit(fastmath=FAST)
@@ -293,17 +302,14 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                 if direct:
                     some = k[at : at + size]
                     for s in range(0, rounded, heads):
-                        for t in range(0, size, 4):
-                            dots(kind, heads, grouped, width, q, s, some, steps, t, size - 1, scores, t)
+                        dots(kind, heads, grouped, width, q, s, some, steps, size, scores)
                 else:
                     _widen(kind, group, k, ks, at, size, rows)
                     for s in range(0, rounded, heads):
-                        for t in range(0, size, 4):
-                            dots(F32, heads, 0, width, q, s, rows, steps, t, size - 1, scores, t)
+                        dots(F32, heads, 0, width, q, s, rows, steps, size, scores)
+                if groups == 1:
+                    _times(scores, share, size, factors)
                 for s in range(share):
-                    if groups == 1:
-                        for t in range(size):
-                            scores[s, t] *= factors[t]
                     if allowed.shape[2]:
                         there = allowed[b, masked, at : at + size]
                         for t in range(size):
@@ -313,17 +319,16 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                     _soften(scores, s, size, total, weight, most)
                 if groups:
                     _steps(vs, at, size, steps)
-                for s in range(share if groups == 1 else 0):
-                    for t in range(size):
-                        scores[s, t] *= factors[t]
+                if groups == 1:
+                    _times(scores, share, size, factors)
                 if direct:
                     some = v[at : at + size]
                     for s in range(0, rounded, heads):
-                        add_up(kind, heads, grouped, width, total, s, scores, some, steps, 0, size)
+                        add_up(kind, heads, grouped, width, total, s, scores, some, steps, size)
                 else:
                     _widen(kind, group, v, vs, at, size, rows)
                     for s in range(0, rounded, heads):
-                        add_up(F32, heads, 0, width, total, s, scores, rows, steps, 0, size)
+                        add_up(F32, heads, 0, width, total, s, scores, rows, steps, size)
             for s in range(share):
                 for j in range(head_dim):
                     parts[item, s, j] = total[s, j] * unit

@@ -60,27 +60,27 @@ def _upper(code):
     return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
 
 
-def dots(kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
-    """Query heads `first` to `first + heads - 1` times the K of four tokens, `at` and the next three, into
-    their scores t to t + 3; tokens beyond `last` get its own. Of e4m3: 1 / `UNIT` of it.
+def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
+    """Query heads `first` to `first + heads - 1` times the K of the first `size` tokens, into their scores; up
+    to three behind these become what the last token's is. Of e4m3: 1 / `UNIT` of it.
 
     q `[heads, channels]`, scores `[heads, tokens]`; kind, heads and group are known when this is compiled,
     and best width too.
     """
-    for s in range(first, first + heads):
-        for i in range(4):
-            row = _row(kind, group, codes, steps, min(at + i, last))
-            scores[s, t + i] = sum(q[s, j] * x for j, x in enumerate(row))
+    for t in range((size + 3) // 4 * 4):
+        row = _row(kind, group, codes, steps, min(t, size - 1))
+        for s in range(first, first + heads):
+            scores[s, t] = sum(q[s, j] * x for j, x in enumerate(row))
 
 
-def add_up(kind, heads, group, width, total, first, weights, codes, steps, at, size):
-    """Add the V of `size` tokens from `at` on, each times its weight for a query head, to the totals of the
+def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
+    """Add the V of the first `size` tokens, each times its weight for a query head, to the totals of the
     heads `first` to `first + heads - 1`. Of e4m3: 1 / `UNIT` of it.
 
-    total `[heads, channels]`, weights `[heads, tokens]`, of token `at` first; the others as in `dots`.
+    total `[heads, channels]`, weights `[heads, tokens]`; the others as in `dots`.
     """
     for t in range(size):
-        row = _row(kind, group, codes, steps, at + t)
+        row = _row(kind, group, codes, steps, t)
         for s in range(first, first + heads):
             for j, x in enumerate(row):
                 total[s, j] += weights[s, t] * x
@@ -112,6 +112,9 @@ class Code:
         self.context, self.builder = context, builder
         self.types, self.given = signature.args, given
         self.kind, self.heads, self.group = (kind.literal_value for kind in self.types[:3])
+        machine, _, features = context.codegen().magic_tuple()
+        self.looks_up = "+avx512f" in features
+        self.fp16 = "+f16c" in features or machine.startswith(("aarch64", "arm64"))
 
     def number(self, place: int):
         """An integer among what was given, as one that is known if it is."""
@@ -156,9 +159,8 @@ class Code:
         builder, kind = self.builder, self.kind
         raw = self.load(self.at(codes, row, column, ir.VectorType(STORED[kind], LANES)))
         if kind == INT4:
-            lower = builder.sub(builder.and_(raw, _same(raw.type, 15)), _same(raw.type, 8))
-            upper = builder.sub(builder.lshr(raw, _same(raw.type, 4)), _same(raw.type, 8))
-            found = [(column, self.whole(lower)), (builder.add(self.width, column), self.whole(upper))]
+            halves = self.looked_up(raw) if self.looks_up else self.counted(raw)
+            found = list(zip((column, builder.add(self.width, column)), halves, strict=True))
         elif kind == INT8:
             found = [(column, self.whole(raw))]
         elif kind == F32:
@@ -166,15 +168,8 @@ class Code:
         elif kind == BF16:
             wide = builder.zext(raw, ir.VectorType(ir.IntType(32), LANES))
             found = [(column, builder.bitcast(builder.shl(wide, _same(wide.type, 16)), VECTOR))]
-        else:  # an fp16 number has the sign, more room for the exponent, and as many bits below it or more
-            wide = ir.VectorType(ir.IntType(16), LANES)
-            if kind == E4M3:
-                bits = builder.shl(builder.sext(raw, wide), _same(wide, 7))
-                bits = builder.and_(bits, _same(wide, 0xBFFF))
-            else:
-                bits = builder.shl(builder.zext(raw, wide), _same(wide, 8))
-            halves = builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES))
-            found = [(column, builder.fpext(halves, VECTOR))]
+        else:
+            found = [(column, self.small(raw))]
         if not self.group:
             return found
         scaled = []
@@ -183,6 +178,33 @@ class Code:
             step = self.everywhere(self.load(self.at(steps, row, group, FLOAT)))
             scaled.append((channel, builder.fmul(vector, step)))
         return scaled
+
+    def counted(self, raw):
+        """The numbers of the lower halves of bytes, and of the upper ones."""
+        builder, eight = self.builder, _same(raw.type, 8)
+        for half in (builder.and_(raw, _same(raw.type, 15)), builder.lshr(raw, _same(raw.type, 4))):
+            yield self.whole(builder.sub(half, eight))
+
+    def looked_up(self, raw):
+        """The same by AVX-512, which finds a number in a register by the lowest four bits of an index."""
+        builder, wide = self.builder, ir.VectorType(ir.IntType(32), LANES)
+        table = ir.Constant(VECTOR, [FLOAT(code - 8.0) for code in range(16)])
+        kind = ir.FunctionType(VECTOR, [VECTOR, wide])
+        find = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.permvar.sf.512")
+        index = builder.zext(raw, wide)
+        for indices in (index, builder.lshr(index, _same(wide, 4))):
+            yield builder.call(find, [table, indices])
+
+    def small(self, raw):
+        """8-bit floats, of e4m3 1 / `UNIT` of them: their bits, moved to where fp16 has its exponent and what
+        follows. Where the processor does not know fp16, to where fp32 has them, which is 2^-112 of it."""
+        builder, up = self.builder, 0 if self.kind == E4M3 else 1
+        wide = ir.VectorType(ir.IntType(16 if self.fp16 else 32), LANES)
+        shift, kept = (7 + up, 0xFF00 if up else 0xBF80) if self.fp16 else (20 + up, 0x8FE00000 if up else 0x87F00000)
+        bits = builder.and_(builder.shl(builder.sext(raw, wide), _same(wide, shift)), _same(wide, kept))
+        if self.fp16:
+            return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
+        return builder.fmul(builder.bitcast(bits, VECTOR), _same(VECTOR, 2.0**112))
 
     def whole(self, vector):
         """Signed bytes as fp32."""
@@ -230,12 +252,13 @@ def _same(vector, number):
 
 
 @intrinsic(prefer_literal=True)
-def _dots(context, kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
+def _four_dots(context, kind, heads, group, width, q, first, codes, steps, size, scores, t):
+    """`dots` of four tokens, t and the next three."""
     def code(context, builder, signature, given):
         here = Code(context, builder, signature, given)
-        here.width, first, at, last, t = (here.number(place) for place in (3, 5, 8, 9, 11))
-        q, codes, steps, scores = (here.array(place) for place in (4, 6, 7, 10))
-        rows = [builder.add(at, INT(i)) for i in range(4)]
+        here.width, first, size, t = (here.number(place) for place in (3, 5, 8, 10))
+        q, codes, steps, scores = (here.array(place) for place in (4, 6, 7, 9))
+        rows, last = [builder.add(t, INT(i)) for i in range(4)], builder.sub(size, INT(1))
         rows = [builder.select(builder.icmp_signed("<", row, last), row, last) for row in rows]
         heads = [builder.add(first, INT(s)) for s in range(here.heads)]
         sums = here.sums([ir.Constant(VECTOR, None)] * (4 * len(heads)))
@@ -251,21 +274,23 @@ def _dots(context, kind, heads, group, width, q, first, codes, steps, at, last, 
             here.store(found, here.at(scores, head, t, found.type))
         return context.get_dummy_value()
 
-    return types.none(kind, heads, group, width, q, first, codes, steps, at, last, scores, t), code
+    return types.none(kind, heads, group, width, q, first, codes, steps, size, scores, t), code
 
 
 @overload(dots, prefer_literal=True)
-def _dots_of(kind, heads, group, width, q, first, codes, steps, at, last, scores, t):
-    return lambda kind, heads, group, width, q, first, codes, steps, at, last, scores, t: _dots(
-        kind, heads, group, width, q, first, codes, steps, at, last, scores, t
-    )
+def _dots(kind, heads, group, width, q, first, codes, steps, size, scores):
+    def code(kind, heads, group, width, q, first, codes, steps, size, scores):
+        for t in range(0, size, 4):
+            _four_dots(kind, heads, group, width, q, first, codes, steps, size, scores, t)
+
+    return code
 
 
 @intrinsic(prefer_literal=True)
-def _add_up(context, kind, heads, group, width, total, first, weights, codes, steps, at, size):
+def _add_up(context, kind, heads, group, width, total, first, weights, codes, steps, size):
     def code(context, builder, signature, given):
         here = Code(context, builder, signature, given)
-        here.width, first, at, size = (here.number(place) for place in (3, 5, 9, 10))
+        here.width, first, size = (here.number(place) for place in (3, 5, 9))
         total, weights, codes, steps = (here.array(place) for place in (4, 6, 7, 8))
         heads = [builder.add(first, INT(s)) for s in range(here.heads)]
         halves = 2 if here.kind == INT4 else 1
@@ -278,8 +303,7 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
             places = [here.at(total, head, channel, VECTOR) for head in heads for channel in channels]
             sums = here.sums([here.load(place) for place in places])
             with here.each(size, 1) as (t, _):
-                row = builder.add(at, t)
-                found = [here.numbers(codes, steps, row, c) for c in columns]
+                found = [here.numbers(codes, steps, t, c) for c in columns]
                 found = [vector for half in range(halves) for _, vector in (pair[half] for pair in found)]
                 for s, head in enumerate(heads):
                     weight = here.everywhere(here.load(here.at(weights, head, t, FLOAT)))
@@ -290,13 +314,13 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
                 here.store(builder.load(found), place)
         return context.get_dummy_value()
 
-    return types.none(kind, heads, group, width, total, first, weights, codes, steps, at, size), code
+    return types.none(kind, heads, group, width, total, first, weights, codes, steps, size), code
 
 
 @overload(add_up, prefer_literal=True)
-def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, at, size):
-    return lambda kind, heads, group, width, total, first, weights, codes, steps, at, size: _add_up(
-        kind, heads, group, width, total, first, weights, codes, steps, at, size
+def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, size):
+    return lambda kind, heads, group, width, total, first, weights, codes, steps, size: _add_up(
+        kind, heads, group, width, total, first, weights, codes, steps, size
     )
 
 

@@ -15,7 +15,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py e37896e2b8c0, kernels/lanes.py 806c0fd6f198
+# Compiled into this: kernels/cpu.py a9d2290fab48, kernels/lanes.py 8633c14dbbed
 
 from __future__ import annotations
 
@@ -289,15 +289,14 @@ def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
 def _dots(heads, q, s, rows, steps, size, scores):
     """`dots` of so many heads and a block: how many must be known where it is compiled."""
     width = rows.shape[1]
-    for t in range(0, size, 4):
-        if heads == 1:
-            dots(F32, 1, 0, width, q, s, rows, steps, t, size - 1, scores, t)
-        elif heads == 2:
-            dots(F32, 2, 0, width, q, s, rows, steps, t, size - 1, scores, t)
-        elif heads == 3:
-            dots(F32, 3, 0, width, q, s, rows, steps, t, size - 1, scores, t)
-        else:
-            dots(F32, 4, 0, width, q, s, rows, steps, t, size - 1, scores, t)
+    if heads == 1:
+        dots(F32, 1, 0, width, q, s, rows, steps, size, scores)
+    elif heads == 2:
+        dots(F32, 2, 0, width, q, s, rows, steps, size, scores)
+    elif heads == 3:
+        dots(F32, 3, 0, width, q, s, rows, steps, size, scores)
+    else:
+        dots(F32, 4, 0, width, q, s, rows, steps, size, scores)
 
 
 @njit(fastmath=FAST)
@@ -305,13 +304,13 @@ def _add_up(heads, total, s, scores, rows, steps, size):
     """`add_up`, likewise."""
     width = rows.shape[1]
     if heads == 1:
-        add_up(F32, 1, 0, width, total, s, scores, rows, steps, 0, size)
+        add_up(F32, 1, 0, width, total, s, scores, rows, steps, size)
     elif heads == 2:
-        add_up(F32, 2, 0, width, total, s, scores, rows, steps, 0, size)
+        add_up(F32, 2, 0, width, total, s, scores, rows, steps, size)
     elif heads == 3:
-        add_up(F32, 3, 0, width, total, s, scores, rows, steps, 0, size)
+        add_up(F32, 3, 0, width, total, s, scores, rows, steps, size)
     else:
-        add_up(F32, 4, 0, width, total, s, scores, rows, steps, 0, size)
+        add_up(F32, 4, 0, width, total, s, scores, rows, steps, size)
 
 
 def layout(store, head_dim: int) -> tuple[Side, Side] | None:
