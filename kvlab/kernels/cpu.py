@@ -3,8 +3,8 @@
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
 numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
-int4. A group's scale is applied after its dot product. Where several query heads share a KV head, its codes
-are widened once for all of them, a block at a time. Where a keep observes, scores are noted besides; they
+int4. Where several query heads share a KV head, up to `HEADS` of them are worked at together, so a code
+becomes a number once for all of them (`lanes.py`). Where a keep observes, scores are noted besides; they
 become the weights that tokens received when the largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
@@ -12,7 +12,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 8633c14dbbed
+# Compiled into this: kernels/lanes.py 1a0a7117bf25
 
 from __future__ import annotations
 
@@ -157,8 +157,9 @@ def _times(scores, share, size, factors):
 
 @njit(fastmath=FAST)
 def _widen(kind, group, codes, scales, at, size, rows):
-    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, head_dim]`. No length is
-    known when this is compiled: see `_dots`; a token took five to eight times as long when one was."""
+    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, channels]`. No length is
+    known when this is compiled: a short loop of known length is unrolled before it could be vectorized, and
+    then is not; a token took five to eight times as long."""
     width = codes.shape[1]
     piece = min(group, width) if kind < E4M3 else width
     if width % piece:  # int4's halves begin within a group

@@ -61,8 +61,8 @@ def _upper(code):
 
 
 def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
-    """Query heads `first` to `first + heads - 1` times the K of the first `size` tokens, into their scores; up
-    to three behind these become what the last token's is. Of e4m3: 1 / `UNIT` of it.
+    """Query heads `first` to `first + heads - 1` times the K of the first `size` tokens, into their scores.
+    Of e4m3: 1 / `UNIT` of it. Four tokens go together: up to three scores behind repeat the last one.
 
     q `[heads, channels]`, scores `[heads, tokens]`; kind, heads and group are known when this is compiled,
     and best width too.
@@ -87,8 +87,8 @@ def add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
 
 
 def largest(scores, s, size, least):
-    """The largest of the first `size` scores, a multiple of `LANES`, of query head s, at least `least`. None
-    of them is NaN, unless `least` is."""
+    """The largest of the first `size` scores, a multiple of `LANES`, of query head s, or `least` if that is
+    larger. What is NaN is passed over: a loop that may meet one is not vectorized."""
     for t in range(size):
         least = max(least, scores[s, t])
     return least
@@ -111,10 +111,14 @@ class Code:
     def __init__(self, context, builder, signature, given):
         self.context, self.builder = context, builder
         self.types, self.given = signature.args, given
-        self.kind, self.heads, self.group = (kind.literal_value for kind in self.types[:3])
         machine, _, features = context.codegen().magic_tuple()
-        self.looks_up = "+avx512f" in features
+        self.looks_up = "+avx512f" in features  # numbers in a register, by an index
         self.fp16 = "+f16c" in features or machine.startswith(("aarch64", "arm64"))
+
+    @property
+    def known(self) -> tuple[int, int, int]:
+        """Kind, query heads and group."""
+        return tuple(kind.literal_value for kind in self.types[:3])
 
     def number(self, place: int):
         """An integer among what was given, as one that is known if it is."""
@@ -156,7 +160,7 @@ class Code:
 
     def numbers(self, codes, steps, row, column):
         """(Channel of its first lane, vector) of what 16 codes of a row are: of int4, two."""
-        builder, kind = self.builder, self.kind
+        builder, (kind, _, grouped) = self.builder, self.known
         raw = self.load(self.at(codes, row, column, ir.VectorType(STORED[kind], LANES)))
         if kind == INT4:
             halves = self.looked_up(raw) if self.looks_up else self.counted(raw)
@@ -169,12 +173,12 @@ class Code:
             wide = builder.zext(raw, ir.VectorType(ir.IntType(32), LANES))
             found = [(column, builder.bitcast(builder.shl(wide, _same(wide.type, 16)), VECTOR))]
         else:
-            found = [(column, self.small(raw))]
-        if not self.group:
+            found = [(column, self.small(kind, raw))]
+        if not grouped:
             return found
         scaled = []
         for channel, vector in found:
-            group = builder.udiv(channel, INT(self.group))
+            group = builder.udiv(channel, INT(grouped))
             step = self.everywhere(self.load(self.at(steps, row, group, FLOAT)))
             scaled.append((channel, builder.fmul(vector, step)))
         return scaled
@@ -195,12 +199,13 @@ class Code:
         for indices in (index, builder.lshr(index, _same(wide, 4))):
             yield builder.call(find, [table, indices])
 
-    def small(self, raw):
+    def small(self, kind, raw):
         """8-bit floats, of e4m3 1 / `UNIT` of them: their bits, moved to where fp16 has its exponent and what
         follows. Where the processor does not know fp16, to where fp32 has them, which is 2^-112 of it."""
-        builder, up = self.builder, 0 if self.kind == E4M3 else 1
-        wide = ir.VectorType(ir.IntType(16 if self.fp16 else 32), LANES)
-        shift, kept = (7 + up, 0xFF00 if up else 0xBF80) if self.fp16 else (20 + up, 0x8FE00000 if up else 0x87F00000)
+        builder, bits = self.builder, 16 if self.fp16 else 32
+        wide = ir.VectorType(ir.IntType(bits), LANES)
+        shift = (7 if self.fp16 else 20) + (kind == E5M2)
+        kept = 127 << shift | 1 << bits - 1  # of a sign that is copied upwards, the highest
         bits = builder.and_(builder.shl(builder.sext(raw, wide), _same(wide, shift)), _same(wide, kept))
         if self.fp16:
             return builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), LANES)), VECTOR)
@@ -212,7 +217,7 @@ class Code:
         return self.builder.sitofp(wide, VECTOR)
 
     def four(self, a, b, c, d):
-        """The sums of the lanes of four vectors, as one of four: halves are added, then quarters side by side."""
+        """The sums of the lanes of four vectors, as one of four."""
         both = [self.halves(*pair, 8) for pair in ((a, b), (c, d))]
         x = self.halves(*both, 4)
         for step in (2, 1):
@@ -254,13 +259,14 @@ def _same(vector, number):
 @intrinsic(prefer_literal=True)
 def _four_dots(context, kind, heads, group, width, q, first, codes, steps, size, scores, t):
     """`dots` of four tokens, t and the next three."""
+
     def code(context, builder, signature, given):
         here = Code(context, builder, signature, given)
         here.width, first, size, t = (here.number(place) for place in (3, 5, 8, 10))
         q, codes, steps, scores = (here.array(place) for place in (4, 6, 7, 9))
         rows, last = [builder.add(t, INT(i)) for i in range(4)], builder.sub(size, INT(1))
         rows = [builder.select(builder.icmp_signed("<", row, last), row, last) for row in rows]
-        heads = [builder.add(first, INT(s)) for s in range(here.heads)]
+        heads = [builder.add(first, INT(s)) for s in range(here.known[1])]
         sums = here.sums([ir.Constant(VECTOR, None)] * (4 * len(heads)))
         with here.each(here.width, LANES) as (column, _):
             for i, row in enumerate(rows):
@@ -292,8 +298,8 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
         here = Code(context, builder, signature, given)
         here.width, first, size = (here.number(place) for place in (3, 5, 9))
         total, weights, codes, steps = (here.array(place) for place in (4, 6, 7, 8))
-        heads = [builder.add(first, INT(s)) for s in range(here.heads)]
-        halves = 2 if here.kind == INT4 else 1
+        heads = [builder.add(first, INT(s)) for s in range(here.known[1])]
+        halves = 2 if here.known[0] == INT4 else 1
         lines = getattr(signature.args[3], "literal_value", 2 * LANES) // LANES
         most = max(1, SUMS // (halves * len(heads)))
         beside = max(n for n in range(1, most + 1) if lines % n == 0)  # vectors of codes at a time
@@ -327,21 +333,20 @@ def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, s
 @intrinsic
 def _largest(context, scores, s, size, least):
     def code(context, builder, signature, given):
-        scores = context.make_array(signature.args[0])(context, builder, given[0])
-        best = cgutils.alloca_once(builder, VECTOR)
-        start = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), given[3], ir.IntType(32)(0))
-        builder.store(builder.shuffle_vector(start, start, _many(ir.IntType(32), [0] * LANES)), best)
-        with cgutils.for_range_slice(builder, INT(0), given[2], INT(LANES), INT) as (t, _):
-            place = cgutils.get_item_pointer(context, builder, signature.args[0], scores, [given[1], t])
-            found = builder.load(builder.bitcast(place, VECTOR.as_pointer()))
-            found.align = 1
-            before = builder.load(best)
-            builder.store(builder.select(builder.fcmp_ordered(">", found, before), found, before), best)
-        x, step = builder.load(best), LANES // 2
-        while step:
-            other = builder.shuffle_vector(x, x, _many(ir.IntType(32), [i ^ step for i in range(LANES)]))
-            x, step = builder.select(builder.fcmp_ordered(">", other, x), other, x), step // 2
-        return builder.extract_element(x, ir.IntType(32)(0))
+        here = Code(context, builder, signature, given)
+        scores, s, size = here.array(0), here.number(1), here.number(2)
+        (best,) = here.sums([here.everywhere(given[3])])
+
+        def larger(one):
+            other = builder.load(best)
+            builder.store(builder.select(builder.fcmp_ordered(">", one, other), one, other), best)
+
+        with here.each(size, LANES) as (t, _):
+            larger(here.load(here.at(scores, s, t, VECTOR)))
+        for step in (8, 4, 2, 1):
+            x = builder.load(best)
+            larger(here.shuffled(x, x, [lane ^ step for lane in range(LANES)]))
+        return builder.extract_element(builder.load(best), ir.IntType(32)(0))
 
     return types.float32(scores, types.int64, types.int64, types.float32), code
 
