@@ -20,6 +20,7 @@ from functools import cache
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, add_up, dots, largest
 
@@ -233,7 +234,7 @@ def merge(parts, out, scores, received):
                 received[h, t] = mine if s == 0 else received[h, t] + mine
 
 
-@njit
+@register_jitable
 def at_once(share: int) -> int:
     """How many of the `share` query heads of a KV head are worked at at a time: as many each time as fit."""
     return -(-share // -(-share // HEADS))

@@ -15,7 +15,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py 7e13bb4e4697, kernels/lanes.py 1a0a7117bf25
+# Compiled into this: kernels/cpu.py 99959c4bf9d4, kernels/lanes.py 1a0a7117bf25
 
 from __future__ import annotations
 

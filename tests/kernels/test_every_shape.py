@@ -239,7 +239,7 @@ def test_heads_of_a_group_together(name, share, head_dim, threads, monkeypatch):
 @pytest.mark.parametrize("share", range(1, 14))
 def test_turns_are_few_and_even(share):
     """No head is left out, no turn is larger than the registers hold, and none is a turn of empty heads."""
-    heads = cpu.at_once.py_func(share)
+    heads = cpu.at_once(share)
     turns = -(-share // heads)
     assert 1 <= heads <= cpu.HEADS and turns == -(-share // cpu.HEADS) and turns * heads - share < turns
 
