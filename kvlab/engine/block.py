@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: kernels/cpu.py ba2432f69ff6, engine/team.py 8aab62463f6a
+# Compiled into this: kernels/cpu.py 99959c4bf9d4, kernels/lanes.py 1a0a7117bf25, engine/team.py 8aab62463f6a
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import numpy as np
 from numba import int16, njit
 from numba.extending import overload
 
-from ..kernels.cpu import FAST, _exp
+from ..kernels.cpu import _exp
+from ..kernels.lanes import FAST
 from .team import SHARE, done, due, joined, opened, taken
 
 

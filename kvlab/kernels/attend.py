@@ -85,7 +85,7 @@ def prepared(store, query_shape: tuple[int, ...]):
     heads, _, head_dim = query_shape[1:]
     if (known := layout(store, head_dim)) is None:
         return wide.prepared(store, head_dim)
-    kernel = cpu.compiled(*known, heads > store.keys[0].shape[1])
+    kernel = cpu.compiled(*known, cpu.at_once(heads // store.keys[0].shape[1]))
     return kernel, (*arrays(store.keys), *arrays(store.values))
 
 

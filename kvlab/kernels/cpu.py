@@ -3,8 +3,8 @@
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
 numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
-int4. A group's scale is applied after its dot product. Where several query heads share a KV head, its codes
-are widened once for all of them, a block at a time. Where a keep observes, scores are noted besides; they
+int4. Where several query heads share a KV head, up to `HEADS` of them are worked at together, so a code
+becomes a number once for all of them (`lanes.py`). Where a keep observes, scores are noted besides; they
 become the weights that tokens received when the largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
@@ -12,27 +12,24 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
+# Compiled into this: kernels/lanes.py 1a0a7117bf25
+
 from __future__ import annotations
 
 from functools import cache
-from math import gcd
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
-INT8, INT4, E4M3, E5M2, F32, BF16 = range(6)  # kinds of codes; bf16 as its bits
+from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, add_up, dots, largest
+
 BLOCK = 128  # tokens whose scores are held at a time
 SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
 LEAST = np.float32(-87.0)  # e to this is the least that `_exp` can tell from nothing
 FAINT = np.float32(-64.0)  # e to this is nothing beside 1, and what is much smaller is slow to multiply
-LANES, SIDES = 16, 8  # of K: codes of a piece where they divide it, pieces side by side at most
-FAST = {
-    "reassoc",
-    "contract",
-    "nsz",
-    "arcp",
-}  # without nnan and ninf, which take NaN and infinity for impossible
+HEADS = 4  # query heads of a group that are worked at at a time, at most
 
 
 # Small floats are widened by moving their bits and adding to the exponent. A multiplication would be shorter,
@@ -46,31 +43,6 @@ def _half(bits):
     if bits < 1024:  # subnormal
         return np.float32(bits) * np.float32(2.0**-24)
     return np.int32((bits << 13) + (112 << 23)).view(np.float32)
-
-
-@njit(inline="always", fastmath=FAST)
-def _value(kind, code):
-    """The number that a code stands for, without its scale; of an int4 byte: that of its lower half."""
-    if kind in (INT8, F32):
-        return np.float32(code)
-    if kind == BF16:
-        return np.int32(np.int32(code) << 16).view(np.float32)
-    if kind == INT4:  # numba widens what it adds to 64 bits; cut back at once, 16 of them fit a register
-        return np.float32(np.int32(np.int32(np.int32(code) & 15) - 8))
-    bits = np.int32(code)
-    if kind == E4M3:
-        normal = np.int32(((bits & 127) << 20) + (120 << 23)).view(np.float32)
-        size = normal if bits & 120 else np.float32(np.int32(bits & 7)) * np.float32(2.0**-9)
-    else:
-        normal = np.int32(((bits & 127) << 21) + (112 << 23)).view(np.float32)
-        size = normal if bits & 124 else np.float32(np.int32(bits & 3)) * np.float32(2.0**-16)
-    return -size if bits & 128 else size
-
-
-@njit(inline="always", fastmath=FAST)
-def _upper(code):
-    """The number that the upper half of an int4 byte stands for."""
-    return np.float32(np.int32(np.int32(np.int32(code) >> 4) - 8))
 
 
 @njit(fastmath=FAST)
@@ -167,98 +139,28 @@ def _write(kind, group, x, codes, scales, whole):
 
 
 @njit(inline="always", fastmath=FAST)
-def _scale(kind, head_dim, group, scales, channel):
-    """What a channel's code is multiplied by within a sum; a scale of the whole vector waits for its end."""
-    return _half(scales[channel // group]) if kind < E4M3 and group < head_dim else np.float32(1.0)
+def _steps(scales, at, size, steps):
+    """The scales `[tokens, groups]` of `size` tokens from `at` on, as fp32, into steps `[BLOCK, groups]`."""
+    groups = scales.shape[1]
+    flat, found = scales.reshape(-1)[at * groups : (at + size) * groups], steps.reshape(-1)
+    for i in range(flat.shape[0]):
+        found[i] = _half(flat[i])
 
 
-@njit(inline="always", fastmath=FAST)
-def _dot(kind, head_dim, group, piece, sides, q, code, scales):
-    """Query times one token's K.
-
-    The innermost loop is unrolled: `sides` pieces of codes, and both halves of int4's, are added up side by
-    side, so that a byte is loaded once and the lanes of a register are added up once.
-    """
-    width = head_dim // 2 if kind == INT4 else head_dim
-    score = np.float32(0.0)
-    for start in range(0, width, sides * piece):
-        for j in range(piece):
-            for side in range(sides):
-                c = start + side * piece
-                byte = code[c + j]
-                score += _scale(kind, head_dim, group, scales, c) * (q[c + j] * _value(kind, byte))
-                if kind == INT4:
-                    u = width + c
-                    score += _scale(kind, head_dim, group, scales, u) * (q[u + j] * _upper(byte))
-    return score * _half(scales[0]) if kind < E4M3 and group == head_dim else score
-
-
-@njit(inline="always", fastmath=FAST)
-def _dots(kind, channels, q, codes, scales, at, last, scores, t):
-    """Query times the K of four tokens, `at` and the next three, into scores t to t + 3; those beyond `last`
-    get its own. For formats with one scale for a token's vector, or none.
-
-    channels: head_dim, not known when this is compiled: a short loop of known length is unrolled before it
-    could be vectorized, and then is not.
-    """
-    width = channels // 2 if kind == INT4 else channels
-    t1, t2, t3 = min(at + 1, last), min(at + 2, last), min(at + 3, last)
-    a, b, c, d = np.float32(0.0), np.float32(0.0), np.float32(0.0), np.float32(0.0)
-    for j in range(width):
-        a += q[j] * _value(kind, codes[at, j])
-        b += q[j] * _value(kind, codes[t1, j])
-        c += q[j] * _value(kind, codes[t2, j])
-        d += q[j] * _value(kind, codes[t3, j])
-        if kind == INT4:
-            a += q[width + j] * _upper(codes[at, j])
-            b += q[width + j] * _upper(codes[t1, j])
-            c += q[width + j] * _upper(codes[t2, j])
-            d += q[width + j] * _upper(codes[t3, j])
-    scores[t], scores[t + 1], scores[t + 2], scores[t + 3] = a, b, c, d
-    if kind < E4M3:
-        scores[t] *= _half(scales[at, 0])
-        scores[t + 1] *= _half(scales[t1, 0])
-        scores[t + 2] *= _half(scales[t2, 0])
-        scores[t + 3] *= _half(scales[t3, 0])
-
-
-@njit(inline="always", fastmath=FAST)
-def _weight(kind, group, weight, scales, channel):
-    """A token's weight times its scale for a channel."""
-    return weight * _half(scales[channel // group]) if kind < E4M3 else weight
-
-
-@njit(inline="always", fastmath=FAST)
-def _add(kind, head_dim, group, piece, total, weights, codes, scales, at, last):
-    """Add the V of four tokens, each times its weight, to `total`, which so is loaded and stored once.
-
-    weights: of token `at` and the next three; 0 for those beyond `last`, which is read in their place.
-    """
-    width = head_dim // 2 if kind == INT4 else head_dim
-    t1, t2, t3 = min(at + 1, last), min(at + 2, last), min(at + 3, last)
-    a, b, c, d = codes[at], codes[t1], codes[t2], codes[t3]
-    for start in range(0, width, piece):
-        wa = _weight(kind, group, weights[0], scales[at], start)
-        wb = _weight(kind, group, weights[1], scales[t1], start)
-        wc = _weight(kind, group, weights[2], scales[t2], start)
-        wd = _weight(kind, group, weights[3], scales[t3], start)
-        if kind == INT4:
-            xa = _weight(kind, group, weights[0], scales[at], width + start)
-            xb = _weight(kind, group, weights[1], scales[t1], width + start)
-            xc = _weight(kind, group, weights[2], scales[t2], width + start)
-            xd = _weight(kind, group, weights[3], scales[t3], width + start)
-        for j in range(start, start + piece):
-            total[j] += wa * _value(kind, a[j]) + wb * _value(kind, b[j])
-            total[j] += wc * _value(kind, c[j]) + wd * _value(kind, d[j])
-            if kind == INT4:
-                total[width + j] += xa * _upper(a[j]) + xb * _upper(b[j])
-                total[width + j] += xc * _upper(c[j]) + xd * _upper(d[j])
+@njit(fastmath=FAST)
+def _times(scores, share, size, factors):
+    """Every head's scores, or weights, times the factors of their tokens."""
+    for s in range(share):
+        mine = scores[s]
+        for t in range(size):
+            mine[t] *= factors[t]
 
 
 @njit(fastmath=FAST)
 def _widen(kind, group, codes, scales, at, size, rows):
-    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, head_dim]`. No length is
-    known when this is compiled: see `_dots`; a token took five to eight times as long when one was."""
+    """The numbers of `size` tokens from `at` on, scales and all, into rows `[BLOCK, channels]`. No length is
+    known when this is compiled: a short loop of known length is unrolled before it could be vectorized, and
+    then is not; a token took five to eight times as long."""
     width = codes.shape[1]
     piece = min(group, width) if kind < E4M3 else width
     if width % piece:  # int4's halves begin within a group
@@ -278,26 +180,26 @@ def _widen(kind, group, codes, scales, at, size, rows):
 
 
 @njit(inline="always", fastmath=FAST)
-def _soften(scores, size, total, weight, most, s):
-    """A step of the online softmax of query head s: the first `size` scores become weights beside the largest
-    score so far, three zeros follow; total `[head_dim]`, weight[s] and most[s] go along."""
-    highest = most[s]
-    for t in range(size):
-        highest = max(highest, scores[t])
+def _soften(scores, s, size, total, weight, most):
+    """A step of the online softmax of query head s: the first `size` of its scores become weights beside the
+    largest score so far; total `[heads, channels]`, weight[s] and most[s] go along. Scores have room for a
+    multiple of `LANES`."""
+    whole = (size + LANES - 1) // LANES * LANES
+    for t in range(size, whole):
+        scores[s, t] = -np.inf
+    highest = largest(scores, s, whole, most[s])
     if highest > most[s]:
         shrink = _faint(most[s] - highest)
         weight[s] *= shrink
-        for j in range(total.shape[0]):
-            total[j] *= shrink
+        for j in range(total.shape[1]):
+            total[s, j] *= shrink
         most[s] = highest
-    highest = most[s]
-    for t in range(size):
-        scores[t] = _faint(scores[t] - highest)
+    for t in range(whole):
+        scores[s, t] = _faint(scores[s, t] - highest)
     add = np.float32(0.0)
-    for t in range(size):
-        add += scores[t]
+    for t in range(whole):
+        add += scores[s, t]
     weight[s] += add
-    scores[size : size + 3] = 0.0
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
@@ -332,24 +234,16 @@ def merge(parts, out, scores, received):
                 received[h, t] = mine if s == 0 else received[h, t] + mine
 
 
-def pieces(kind: int, head_dim: int, group: int) -> tuple[int, int, int]:
-    """How a token's codes are worked through: (piece of V, piece of K, how many pieces of K side by side).
-
-    A piece is so many codes in a row that share a scale, with int4 in the lower and in the upper half of
-    their bytes: where three groups fill two halves, half a group. Pieces divide the codes without a rest.
-    """
-    width = head_dim // 2 if kind == INT4 else head_dim
-    piece = gcd(group, width)
-    short = gcd(piece, LANES)
-    while width // short > SIDES and piece % (2 * short) == 0:
-        short *= 2
-    return piece, short, max(n for n in range(1, SIDES + 1) if width // short % n == 0)
+@register_jitable
+def at_once(share: int) -> int:
+    """How many of the `share` query heads of a KV head are worked at at a time: as many each time as fit."""
+    return -(-share // -(-share // HEADS))
 
 
 @cache
-def compiled(kind: int, head_dim: int, group: int, shared: bool):
-    """The kernel for one kind of code, head dimension and group size, for one query head per KV head or for
-    several (shared); compiled once, kept on disk.
+def compiled(kind: int, head_dim: int, group: int, heads: int):
+    """The kernel for one kind of code, head dimension and group size, that works at so many of a KV head's
+    query heads at a time (`at_once`); compiled once, kept on disk.
 
     kernel(query `[batch, heads, 1, head_dim]` fp32, scaling, new_keys and new_values `[batch, kv_heads, 1,
     head_dim]` (or empty: no token is new), keys, key_scales, values, value_scales, allowed bool `[batch, 1 or
@@ -360,17 +254,24 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
     head, head_dim]`. noted and received: the scores of these splits, and what `merge` makes of them; empty
     where nobody asks what tokens received.
     Returns False, and has done nothing that counts, where the format refuses the new token.
+
+    Codes are read as they lie where lanes are of one group; others are widened first, a block at a time.
     """
-    piece, short, sides = pieces(kind, head_dim, group)
-    widened = shared and kind != F32
+    direct = head_dim % (2 * LANES) == 0 and group % LANES == 0
+    coded = direct and kind < E4M3
+    grouped = group if coded and group < head_dim else 0  # or one scale for a token, which waits for the sum
+    groups = head_dim // group if coded else 0
+    channels = (head_dim + LANES - 1) // LANES * LANES
+    width = channels // 2 if direct and kind == INT4 else channels
+    unit = np.float32(UNIT if direct and kind == E4M3 else 1.0)
 
     @njit(nogil=True, fastmath=FAST, cache=True)
     def kernel(query, scaling, new_keys, new_values, keys, key_scales, values, value_scales, allowed, count,
                first, last, parts, out, noted, received):  # fmt: skip
         batch, kv_heads = keys.shape[:2]
-        share = query.shape[1] // kv_heads
-        splits, channels = (count + SPLIT - 1) // SPLIT, query.shape[3]
-        total = np.empty((share, head_dim), np.float32)
+        share, splits = query.shape[1] // kv_heads, (count + SPLIT - 1) // SPLIT
+        rounded = (share + heads - 1) // heads * heads
+        total, q = np.empty((rounded, channels), np.float32), np.empty((rounded, channels), np.float32)
         if new_keys.shape[2]:
             for b in range(batch):
                 for h in range(kv_heads):
@@ -380,11 +281,11 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
                         scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
                         if not _write(kind, group, new, codes, scales, total[0]):
                             return False
-        scores = np.empty((share, BLOCK + 3), np.float32)
-        q = np.empty((share, head_dim), np.float32)
-        rows = np.empty((BLOCK if widened else 1, head_dim), np.float32)
-        no_scales = np.empty((BLOCK if widened else 1, 0), np.uint16)
-        weight, most = np.empty(share, np.float32), np.empty(share, np.float32)
+        scores, steps = np.empty((rounded, BLOCK + LANES), np.float32), np.empty((BLOCK, groups), np.float32)
+        factors = steps.reshape(-1)
+        rows = np.empty((1 if direct else BLOCK, channels), np.float32)
+        weight, most = np.empty(rounded, np.float32), np.empty(rounded, np.float32)
+        q[:], rows[:] = 0.0, 0.0
         for item in range(first, last):
             b, h = item // (kv_heads * splits), item // splits % kv_heads
             start = item % splits * SPLIT
@@ -393,43 +294,46 @@ def compiled(kind: int, head_dim: int, group: int, shared: bool):
             k, ks, v, vs = keys[b, h], key_scales[b, h], values[b, h], value_scales[b, h]
             for s in range(share):
                 for j in range(head_dim):
-                    q[s, j] = query[b, h * share + s, 0, j] * scaling
-                    total[s, j] = 0.0
+                    q[s, j] = query[b, h * share + s, 0, j] * (scaling * unit)
                 weight[s], most[s] = 0.0, FLOOR
+            total[:] = 0.0
             for at in range(start, end, BLOCK):
                 size = min(BLOCK, end - at)
-                if widened:
+                if groups:
+                    _steps(ks, at, size, steps)
+                if direct:
+                    some = k[at : at + size]
+                    for s in range(0, rounded, heads):
+                        dots(kind, heads, grouped, width, q, s, some, steps, size, scores)
+                else:
                     _widen(kind, group, k, ks, at, size, rows)
+                    for s in range(0, rounded, heads):
+                        dots(F32, heads, 0, width, q, s, rows, steps, size, scores)
+                if groups == 1:
+                    _times(scores, share, size, factors)
                 for s in range(share):
-                    mine, asked = scores[s], q[s]
-                    if widened:
-                        for t in range(0, size, 4):
-                            _dots(F32, channels, asked, rows, no_scales, t, size - 1, mine, t)
-                    elif kind >= E4M3 or group == head_dim:
-                        for t in range(0, size, 4):
-                            _dots(kind, channels, asked, k, ks, at + t, end - 1, mine, t)
-                    else:
-                        for t in range(size):
-                            mine[t] = _dot(kind, head_dim, group, short, sides, asked, k[at + t], ks[at + t])
                     if allowed.shape[2]:
-                        there = allowed[b, masked]
+                        there = allowed[b, masked, at : at + size]
                         for t in range(size):
-                            mine[t] = mine[t] if there[at + t] else FLOOR
+                            scores[s, t] = scores[s, t] if there[t] else FLOOR
                     if noted.shape[2]:
-                        noted[b * kv_heads + h, s, at : at + size] = mine[:size]
-                    _soften(mine, size, total[s], weight, most, s)
-                if widened:
+                        noted[b * kv_heads + h, s, at : at + size] = scores[s, :size]
+                    _soften(scores, s, size, total, weight, most)
+                if groups:
+                    _steps(vs, at, size, steps)
+                if groups == 1:
+                    _times(scores, share, size, factors)
+                if direct:
+                    some = v[at : at + size]
+                    for s in range(0, rounded, heads):
+                        add_up(kind, heads, grouped, width, total, s, scores, some, steps, size)
+                else:
                     _widen(kind, group, v, vs, at, size, rows)
-                for s in range(share):
-                    for t in range(0, size, 4):
-                        four = scores[s, t : t + 4]
-                        if widened:
-                            _add(F32, head_dim, head_dim, head_dim, total[s], four, rows, no_scales, t,
-                                 size - 1)  # fmt: skip
-                        else:
-                            _add(kind, head_dim, group, piece, total[s], four, v, vs, at + t, end - 1)
+                    for s in range(0, rounded, heads):
+                        add_up(F32, heads, 0, width, total, s, scores, rows, steps, size)
             for s in range(share):
-                parts[item, s, :head_dim] = total[s]
+                for j in range(head_dim):
+                    parts[item, s, j] = total[s, j] * unit
                 parts[item, s, head_dim] = weight[s]
                 parts[item, s, head_dim + 1] = most[s]
         if first == 0 and last == batch * kv_heads * splits:

@@ -15,7 +15,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py ba2432f69ff6
+# Compiled into this: kernels/cpu.py 99959c4bf9d4, kernels/lanes.py 1a0a7117bf25
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from torch import Tensor
 
 from ..store.float4 import Float4
 from ..store.int import Int
-from .cpu import BLOCK, E4M3, F32, FAST, FLOOR, SPLIT, _dots, _eight, _half, _round_up, _soften, _value, merge
+from .cpu import BLOCK, FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
+from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
 
 Side = tuple[int, int, int, int, int]
 NVFP4, MXFP4 = 16, 17  # forms beside the bits of an integer
@@ -238,11 +239,14 @@ def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
                     form, group = layout[side][0], layout[side][1]
                     if not _write(form, group, new, words, scales, spread[0], codes[0]):
                         return False
-    rows, no_scales = np.empty((BLOCK, head_dim), np.float32), np.empty((BLOCK, 0), np.uint16)
+    rows, no_steps = np.empty((BLOCK, head_dim), np.float32), np.empty((0, 0), np.float32)
     steps, bases = np.empty(head_dim, np.float32), np.empty(head_dim, np.float32)
-    scores, q = np.empty((share, BLOCK + 3), np.float32), np.empty((share, head_dim), np.float32)
-    total = np.empty((share, head_dim), np.float32)
+    heads = at_once(share)
+    rounded = (share + heads - 1) // heads * heads
+    scores, q = np.empty((rounded, BLOCK + LANES), np.float32), np.empty((rounded, head_dim), np.float32)
+    total = np.empty((rounded, head_dim), np.float32)
     weight, most = np.empty(share, np.float32), np.empty(share, np.float32)
+    q[:] = 0.0
     for item in range(first, last):
         b, h = item // (kv_heads * splits), item // splits % kv_heads
         start = item % splits * SPLIT
@@ -251,29 +255,29 @@ def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
         for s in range(share):
             for j in range(head_dim):
                 q[s, j] = query[b, h * share + s, 0, j] * scaling
-                total[s, j] = 0.0
             weight[s], most[s] = 0.0, FLOOR
+        total[:] = 0.0
         for at in range(start, end, BLOCK):
             size = min(BLOCK, end - at)
             _widen(layout[0], keys[b, h], key_scales[b, h], key_zeros[b, h], recent_keys[b, h], at, size,
                    rows, spread, codes, steps, bases)  # fmt: skip
+            for s in range(0, rounded, heads):
+                _dots(heads, q, s, rows, no_steps, size, scores)
             for s in range(share):
-                mine, asked = scores[s], q[s]
-                for t in range(0, size, 4):
-                    _dots(F32, head_dim, asked, rows, no_scales, t, size - 1, mine, t)
                 if allowed.shape[2]:
                     for t in range(size):
-                        mine[t] = mine[t] if allowed[b, masked, at + t] else FLOOR
+                        scores[s, t] = scores[s, t] if allowed[b, masked, at + t] else FLOOR
                 if noted.shape[2]:
                     for t in range(size):
-                        noted[b * kv_heads + h, s, at + t] = mine[t]
-                _soften(mine, size, total[s], weight, most, s)
+                        noted[b * kv_heads + h, s, at + t] = scores[s, t]
+                _soften(scores, s, size, total, weight, most)
             _widen(layout[1], values[b, h], value_scales[b, h], value_zeros[b, h], recent_values[b, h], at,
                    size, rows, spread, codes, steps, bases)  # fmt: skip
-            for s in range(share):
-                _add(head_dim, total, scores, s, rows, size)
+            for s in range(0, rounded, heads):
+                _add_up(heads, total, s, scores, rows, no_steps, size)
         for s in range(share):
-            parts[item, s, :head_dim] = total[s]
+            for j in range(head_dim):
+                parts[item, s, j] = total[s, j]
             parts[item, s, head_dim] = weight[s]
             parts[item, s, head_dim + 1] = most[s]
     if first == 0 and last == batch * kv_heads * splits:
@@ -282,18 +286,31 @@ def _kernel(layout, key_zeros, value_zeros, recent_keys, recent_values,
 
 
 @njit(fastmath=FAST)
-def _add(head_dim, total, weights, s, rows, size):
-    """Add rows, each times its weight for query head s, to its total, which so is loaded once for four."""
-    for t in range(0, size, 4):
-        t1, t2, t3 = min(t + 1, size - 1), min(t + 2, size - 1), min(t + 3, size - 1)
-        a, b, c, d = (
-            weights[s, t],
-            weights[s, t + 1],
-            weights[s, t + 2],
-            weights[s, t + 3],
-        )  # 0 beyond the last
-        for j in range(head_dim):
-            total[s, j] += a * rows[t, j] + b * rows[t1, j] + (c * rows[t2, j] + d * rows[t3, j])
+def _dots(heads, q, s, rows, steps, size, scores):
+    """`dots` of so many heads and a block: how many must be known where it is compiled."""
+    width = rows.shape[1]
+    if heads == 1:
+        dots(F32, 1, 0, width, q, s, rows, steps, size, scores)
+    elif heads == 2:
+        dots(F32, 2, 0, width, q, s, rows, steps, size, scores)
+    elif heads == 3:
+        dots(F32, 3, 0, width, q, s, rows, steps, size, scores)
+    else:
+        dots(F32, 4, 0, width, q, s, rows, steps, size, scores)
+
+
+@njit(fastmath=FAST)
+def _add_up(heads, total, s, scores, rows, steps, size):
+    """`add_up`, likewise."""
+    width = rows.shape[1]
+    if heads == 1:
+        add_up(F32, 1, 0, width, total, s, scores, rows, steps, size)
+    elif heads == 2:
+        add_up(F32, 2, 0, width, total, s, scores, rows, steps, size)
+    elif heads == 3:
+        add_up(F32, 3, 0, width, total, s, scores, rows, steps, size)
+    else:
+        add_up(F32, 4, 0, width, total, s, scores, rows, steps, size)
 
 
 def layout(store, head_dim: int) -> tuple[Side, Side] | None:

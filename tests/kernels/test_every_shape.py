@@ -5,6 +5,9 @@ IndexError here, within milliseconds. Blocks and splits are short there, so that
 """
 
 import importlib.util
+import os
+import platform
+import subprocess
 import sys
 from dataclasses import replace
 from itertools import cycle
@@ -18,7 +21,7 @@ from tiny import started
 import kvlab.kernels
 from kvlab import attention, kernels
 from kvlab.kernels import attend, cpu, wide
-from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Planes
 
 HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
@@ -202,15 +205,105 @@ def test_asymmetric_codes_are_left_to_the_reference(bits, head_dim, group):
     assert not kernels.fits(store, torch.randn(1, 1, 1, head_dim))
 
 
-@pytest.mark.parametrize("kind", range(4))
-def test_pieces_cover_every_code_once_and_lie_in_one_group(kind):
-    for head_dim in range(2, 513, 2):
-        for group in (g for g in range(1, head_dim + 1) if head_dim % g == 0):
-            width = head_dim // 2 if kind == cpu.INT4 else head_dim
-            piece, short, sides = cpu.pieces(kind, head_dim, group)
-            assert width % piece == 0 and piece % short == 0 and width % (short * sides) == 0
-            for start in [*range(0, width, piece), *(range(width, head_dim, piece))]:
-                assert start // group == (start + piece - 1) // group
+GROUPED = {
+    **{"full": Exact, "int8": lambda: Int(8), "int4": lambda: Int(4), "int4-g16": lambda: Int(4, 16)},
+    **{"e4m3": lambda: Float8("e4m3"), "int5": lambda: Planes(5), "nvfp4": lambda: Float4("nvfp4")},
+}
+
+
+@pytest.mark.parametrize("share, head_dim", [(2, 96), (3, 80), (5, 32), (8, 32)])
+@pytest.mark.parametrize("name", GROUPED)
+def test_heads_of_a_group_together_uncompiled(name, share, head_dim, uncompiled):
+    """Groups that fill no whole number of turns, head dimensions that fill no whole number of lanes."""
+    if name in ("int5", "nvfp4") and head_dim % 32:
+        head_dim = 96
+    for tokens, masked in ((5, True), (11, False)):
+        case(GROUPED[name](), head_dim, 1, share, tokens, masked)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("share, head_dim", [(1, 96), (2, 160), (3, 64), (5, 32), (8, 96)])
+@pytest.mark.parametrize("name", GROUPED)
+def test_heads_of_a_group_together(name, share, head_dim, threads, monkeypatch):
+    """Compiled; and each head says, to a few roundings, what it says alone."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(attend, "ALONE", 0)
+    for tokens, masked in ((1, False), (131, True), (4099, False)):
+        store, query = case(GROUPED[name](), head_dim, 2, share, tokens, masked)
+        together = kernels.attend_packed(query, store, 0.2)
+        for s in range(share):
+            alone = kernels.attend_packed(query[:, s::share], store, 0.2)
+            assert torch.allclose(together[:, s::share], alone, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("share", range(1, 14))
+def test_turns_are_few_and_even(share):
+    """No head is left out, no turn is larger than the registers hold, and none is a turn of empty heads."""
+    heads = cpu.at_once(share)
+    turns = -(-share // heads)
+    assert 1 <= heads <= cpu.HEADS and turns == -(-share // cpu.HEADS) and turns * heads - share < turns
+
+
+ASKED = {"host": {}, "avx2": {"NUMBA_CPU_NAME": "haswell"}, "sse2": {"NUMBA_CPU_NAME": "generic"}}
+
+
+@pytest.mark.parametrize("machine", ASKED)
+def test_every_code_is_the_number_that_torch_says(machine, tmp_path):
+    """Compiled for this processor, and for ones that know less: a code times 1 is its number, to the bit."""
+    if machine != "host" and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("these are processors of another kind")
+    told = os.environ | ASKED[machine] | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", NUMBERS], env=told, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+
+
+NUMBERS = """
+import numpy as np, torch
+from numba import njit
+from kvlab.kernels import lanes
+
+def found(kind, codes):
+    width, none = codes.shape[1], np.zeros((0, 0), np.float32)
+    channels = 2 * width if kind == lanes.INT4 else width
+    unit = lanes.UNIT if kind == lanes.E4M3 else 1
+
+    @njit
+    def dots(q, scores):
+        lanes.dots(kind, 1, 0, width, q, 0, codes, none, 256, scores)
+
+    @njit
+    def add_up(total, weights):
+        lanes.add_up(kind, 1, 0, width, total, 0, weights, codes, none, 256)
+
+    numbers, again = np.empty((256, channels), np.float32), np.empty((256, channels), np.float32)
+    for j in range(channels):
+        q, scores = np.zeros((1, channels), np.float32), np.empty((1, 256), np.float32)
+        q[0, j] = unit
+        dots(q, scores)
+        numbers[:, j] = scores[0]
+    for t in range(256):
+        total, weights = np.zeros((1, channels), np.float32), np.zeros((1, 256), np.float32)
+        weights[0, t] = unit
+        add_up(total, weights)
+        again[t] = total[0]
+    assert np.array_equal(numbers, again)
+    return numbers
+
+bytes_ = np.arange(256, dtype=np.uint8)
+codes = np.stack([np.roll(bytes_, 8 * j) for j in range(16)], 1).copy()
+for kind, dtype in ((lanes.E4M3, torch.float8_e4m3fn), (lanes.E5M2, torch.float8_e5m2)):
+    right = torch.from_numpy(codes).view(dtype).float().numpy()
+    finite = np.where(np.isfinite(right), codes, 0)
+    right = np.where(np.isfinite(right), right, 0)
+    assert np.array_equal(found(kind, finite.astype(np.uint8)), right), kind
+assert np.array_equal(found(lanes.INT8, codes.view(np.int8)), codes.view(np.int8).astype(np.float32))
+both = np.concatenate([codes & 15, codes >> 4], 1).astype(np.float32) - 8
+assert np.array_equal(found(lanes.INT4, codes), both)
+upper = (codes.astype(np.uint16) * 64 + 7) % 0x7F80
+right = (upper.astype(np.uint32) << 16).view(np.float32)
+assert np.array_equal(found(lanes.BF16, upper), right)
+assert np.array_equal(found(lanes.F32, right), right)
+"""
 
 
 def test_a_weight_beside_which_nothing_counts_is_0(uncompiled):
