@@ -129,11 +129,12 @@ class StaticGraphEngine:
 
     @torch.no_grad()
     def _chunk(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        """Several tokens through the model's own modules, `[tokens, vocabulary]`."""
-        count = len(tokens)
-        mask = torch.from_numpy(chunk_mask(manager.positions(), manager.seen, count, count))
+        """Several tokens through the model's own modules, `[tokens, vocabulary]`: torch takes tensors of any
+        size, so they attend to the rows that hold tokens."""
+        count, used = len(tokens), manager.used
+        mask = torch.from_numpy(chunk_mask(manager.positions()[used], manager.seen, count, self.length))
         positions = torch.arange(manager.seen, manager.seen + count)
-        past = list(torch.from_numpy(manager.past)[:, None])  # of each sequence [1, heads, S - 1, D]
+        past = list(torch.from_numpy(manager.past)[:, None, :, used])  # of a sequence [1, heads, held, D]
         logits, *new = self.eager(torch.tensor([tokens]), positions[None], mask[None, None], past)
         manager.append(torch.cat(new).numpy())
         return logits[0].numpy()
@@ -181,20 +182,15 @@ class _Graph:
         self.engine.run_with_iobinding(self.binding)
 
 
-def chunk_mask(positions: np.ndarray, seen: int, real: int, width: int) -> np.ndarray:
-    """What the queries of a chunk may see, `[width, S - 1 + width]`: 0, or -inf.
+def chunk_mask(positions: np.ndarray, seen: int, count: int, window: int) -> np.ndarray:
+    """What the queries of a chunk may see, `[count, held + count]`: 0, or -inf.
 
-    positions `[S - 1]`: of the past tokens, -1 for padding. The chunk's last `real` tokens begin at position
-    `seen`. A query sees itself and tokens before it, S in all; a padding query sees only itself.
+    positions `[held]`: of the past tokens. The chunk's `count` tokens begin at position `seen`. A query sees
+    itself and tokens before it, `window` in all.
     """
-    own = np.arange(width) - (width - real)
-    asked = np.where(own >= 0, own + seen, -1)
-    held = np.concatenate([positions, asked])
-    window = len(positions) + 1
-    distance = asked[:, None] - held[None, :]
-    allowed = (held >= 0) & (distance >= 0) & (distance < window)
-    allowed[:, len(positions) :] |= np.eye(width, dtype=bool)
-    return np.where(allowed, np.float32(0), np.float32(-np.inf))
+    asked = np.arange(seen, seen + count)
+    distance = asked[:, None] - np.concatenate([positions, asked])
+    return np.where((distance >= 0) & (distance < window), np.float32(0), np.float32(-np.inf))
 
 
 def check_parameters(max_length, policy, quantized, extra, form, chunk) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
@@ -99,8 +100,12 @@ class StaticLayer(CacheLayerMixin):
             held_keys, held_values = self._join(0, part, key), self._join(1, part, value)
             if group > 1:  # the query heads of a group are more queries of one KV head
                 asked = asked.reshape(1, key.shape[1], group * width, -1)
-            weights = (asked @ held_keys.transpose(2, 3) + self.mask).softmax(-1)
-            out.append((weights @ held_values).reshape(1, -1, width, query.shape[-1]))
+            if torch.compiler.is_exporting():
+                weights = (asked @ held_keys.transpose(2, 3) + self.mask).softmax(-1)
+                found = weights @ held_values
+            else:  # the same without a table of scores
+                found = scaled_dot_product_attention(asked, held_keys, held_values, self.mask, scale=1.0)
+            out.append(found.reshape(1, -1, width, query.shape[-1]))
         return torch.cat(out, dim=1)
 
 

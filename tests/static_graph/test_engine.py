@@ -208,13 +208,14 @@ def test_only_what_moved_is_bound_again():
 
 
 def test_a_chunk_sees_what_its_tokens_may_see():
-    assert np.array_equal(
-        np.isfinite(chunk_mask(np.array([-1, 0, 1]), 2, 2, 3)).astype(int),
-        [[0, 0, 0, 1, 0, 0], [0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 1, 1]],
-    )
-    assert np.array_equal(  # S = 4: token 5 no longer sees token 1
-        np.isfinite(chunk_mask(np.array([1, 2, 3]), 4, 2, 2)).astype(int), [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-    )
+    def seen(*args):
+        return np.isfinite(chunk_mask(*args)).astype(int).tolist()
+
+    assert seen(np.array([0, 1]), 2, 2, 9) == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert seen(np.array([], int), 0, 3, 9) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    # S = 4: token 5 no longer sees token 1
+    assert seen(np.array([1, 2, 3]), 4, 2, 4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+    assert seen(np.array([3, 1, 2]), 4, 2, 4) == [[1, 1, 1, 1, 0], [1, 0, 1, 1, 1]]  # a ring
 
 
 @pytest.mark.parametrize("options", [{"form": "multi"}, {"form": "single", "policy": "ring"}])
