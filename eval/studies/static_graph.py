@@ -141,7 +141,7 @@ def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
 
 
 def prompts(length: int = 512, tokens: int = 448, chunks=(1, 16, 64)) -> dict:
-    """ms for a prompt through the chunk graph and token by token."""
+    """ms for a prompt in chunks, through torch, and token by token, through the graph."""
     model = workshop("kvlab")
     ids = models.prompt(model, tokens + models.STEPS)[0].tolist()
     table = {}

@@ -3,8 +3,9 @@
     engine = StaticGraphEngine(model, max_length=512, policy="double")
     trace = engine.generate(ids, 200)          # the same Trace as kvlab.decode
 
-The engine gets addresses only: past K and V are read where the KV manager holds them, and the new K and V
-are written where it says (IO binding; nothing is copied on the way in or out).
+The engine gets addresses only: weights are read where the model has them, past K and V where the KV manager
+holds them, and the new K and V are written where it says (IO binding; nothing is copied on the way in or
+out). A prompt goes through the model itself, in chunks that attend to the same buffers.
 """
 
 from __future__ import annotations
@@ -21,8 +22,17 @@ from ..devices import refuse_offloaded
 from ..models import ModelShape, is_latent, layers_of, prepare
 from ..parameters import check_one_of, check_whole
 from .cache import PaddedCache
-from .export import FORMS, GraphSpec, graph_file, model_digest, require_engine, scales_digest, session
-from .graph import GRAPH, sequence_names
+from .export import (
+    FORMS,
+    GraphSpec,
+    graph_file,
+    model_digest,
+    require_engine,
+    scales_digest,
+    session,
+    weights,
+)
+from .graph import GRAPH, StaticStep, sequence_names
 from .kv_manager import KVManager, spare_part
 from .quantized import calibrate
 
@@ -30,13 +40,15 @@ CHUNK = 64
 
 
 class StaticGraphEngine:
-    """Two static graphs of one model, a decode step and a prompt chunk, and the buffers they work on.
+    """The static graph of a model's decode step, and the buffers that it and the prompt's chunks work on.
 
     model: float32, on the CPU. max_length: S, tokens a step attends to, the new one included (default: the
     model's context). policy, extra: see `KVManager`. quantized: K and V are held as int8 with one scale per
     KV head, calibrated before. form: `single`, each KV head a tensor `[1, 1, S - 1, D]` of its own, or
-    `multi`, `[1, KV heads, S - 1, D]`. chunk: tokens per pass of the prompt's graph (1: token by token).
-    threads: of the engine (default: torch's). cache: folder for exported graphs.
+    `multi`, `[1, KV heads, S - 1, D]`. chunk: tokens per pass of a prompt, which torch runs (1: token by
+    token, through the graph). threads: of the graph's engine (default: torch's). cache: folder for graphs.
+
+    Weights are held once, by the model: what is changed in them there is changed for the graph.
 
     A prompt may hold S tokens. Generation past S slides the window: each step attends to the newest S
     tokens, and every token keeps the position it was first given, up to the model's context.
@@ -63,14 +75,13 @@ class StaticGraphEngine:
             )
         self.parts = self.shape.kv_heads if form == "single" else 1
         self.scales = calibrate(model, self.parts) if quantized else None
+        spec = GraphSpec(model_digest(model), form, scales_digest(self.scales))
+        path = graph_file(model, spec, self.scales, cache)
+        engine = session(path, self.length, threads or torch.get_num_threads())
         names = sequence_names(self.shape.layers, self.parts)
-        digest, threads = model_digest(model), threads or torch.get_num_threads()
+        self.graph = _Graph(engine, weights(model), names, self.length)
         self.chunk = min(chunk, self.length - 1)
-        self.graphs: dict[int, _Graph] = {}
-        for width in sorted({1, self.chunk}):
-            spec = GraphSpec(digest, self.length, form, width, scales_digest(self.scales))
-            path = graph_file(model, spec, self.scales, cache)
-            self.graphs[width] = _Graph(session(path, threads), names, width, self.length)
+        self.eager = StaticStep(model, self.parts, self.scales)
         self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
 
     def manager(self) -> KVManager:
@@ -86,22 +97,12 @@ class StaticGraphEngine:
         )
 
     def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`.
-
-        A prompt goes through the chunk graph; where its length is no multiple of the chunk, the first chunk
-        is padded on the left. Into buffers that hold tokens already, the odd ones go one by one.
-        """
-        if len(tokens) == 1:
-            return self._pass(manager, tokens)
-        if not manager.seen:
+        """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`."""
+        if len(tokens) > 1 and not manager.seen:
             self.check_prompt(len(tokens))
-        odd = len(tokens) % self.chunk
-        if manager.seen or odd == 1:
-            pieces = [tokens[i : i + 1] for i in range(odd)]
-        else:
-            pieces = [tokens[:odd]] if odd else []
-        pieces += [tokens[i : i + self.chunk] for i in range(odd, len(tokens), self.chunk)]
-        return np.concatenate([self._pass(manager, piece) for piece in pieces])
+        pieces = [tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk)]
+        passes = [self._step if len(piece) == 1 else self._chunk for piece in pieces]
+        return np.concatenate([run(manager, piece) for run, piece in zip(passes, pieces, strict=True)])
 
     def check_prompt(self, tokens: int) -> None:
         """ValueError for a prompt that is longer than S."""
@@ -112,46 +113,53 @@ class StaticGraphEngine:
         """Greedy decoding of `n` tokens after `ids` `[batch, tokens]`, row by row; see `kvlab.decode`."""
         return decode(self.model, ids, PaddedCache(self), n, attention_mask)
 
-    def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        started = time.perf_counter()
-        graph = self.graphs[1 if len(tokens) == 1 else self.chunk]
-        padding = graph.width - len(tokens)
-        if graph.width == 1:
-            graph.token[0, 0], graph.position[0, 0], mask = tokens[0], manager.seen, manager.mask
-        else:
-            graph.token[0, padding:] = tokens
-            graph.position[0, padding:] = np.arange(manager.seen, manager.seen + len(tokens))
-            mask = graph.mask
-            mask[:] = chunk_mask(manager.positions(), manager.seen, len(tokens), graph.width)
-        graph.bind(mask, manager.past_addresses(), manager.place(graph.width, len(tokens)))
+    def _step(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        """One token through the graph, `[1, vocabulary]`."""
+        started, graph = time.perf_counter(), self.graph
+        graph.token[0, 0], graph.position[0, 0] = tokens[0], manager.seen
+        graph.bind(manager.mask, manager.past_addresses(), manager.place())
         ready = time.perf_counter()
         graph.run()
         ran = time.perf_counter()
         manager.commit()
-        if graph.width == 1:
-            self.steps += 1
-            self.step_seconds += time.perf_counter() - started
-            self.manage_seconds += ready - started + time.perf_counter() - ran
-        return graph.logits[0, padding:].copy()
+        self.steps += 1
+        self.step_seconds += time.perf_counter() - started
+        self.manage_seconds += ready - started + time.perf_counter() - ran
+        return graph.logits[0].copy()
+
+    @torch.no_grad()
+    def _chunk(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        """Several tokens through the model's own modules, `[tokens, vocabulary]`: torch takes tensors of any
+        size, so they attend to the rows that hold tokens."""
+        count, used = len(tokens), manager.used
+        mask = torch.from_numpy(chunk_mask(manager.positions()[used], manager.seen, count, self.length))
+        positions = torch.arange(manager.seen, manager.seen + count)
+        past = list(torch.from_numpy(manager.past)[:, None, :, used])  # of a sequence [1, heads, held, D]
+        logits, *new = self.eager(torch.tensor([tokens]), positions[None], mask[None, None], past)
+        manager.append(torch.cat(new).numpy())
+        return logits[0].numpy()
 
 
 class _Graph:
     """A session, its arrays, and the addresses it is bound to."""
 
-    def __init__(self, engine, names: list[str], width: int, length: int):
-        self.engine, self.width = engine, width
+    def __init__(self, engine, weights: dict[str, Tensor], names: list[str], length: int):
+        self.engine = engine
         self.binding = engine.io_binding()
         inputs = {node.name: node for node in engine.get_inputs()}
         outputs = {node.name: node for node in engine.get_outputs()}
         self.past = [(f"past.{name}", tuple(inputs[f"past.{name}"].shape)) for name in names]
         self.new = [(f"new.{name}", tuple(outputs[f"new.{name}"].shape)) for name in names]
         self.dtype = {"tensor(float)": np.float32, "tensor(int8)": np.int8}[inputs[self.past[0][0]].type]
-        self.token, self.position = np.zeros((1, width), np.int64), np.zeros((1, width), np.int64)
-        self.mask = np.zeros((1, 1, width, length - 1 + width), np.float32)
+        self.token, self.position = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
+        self.mask_shape = (1, 1, 1, length)
         self.logits = np.zeros(outputs["logits"].shape, np.float32)
-        for name in ("token", "position"):
-            array = getattr(self, name)
-            self.binding.bind_input(name, "cpu", 0, np.int64, array.shape, array.ctypes.data)
+        self.weights = {
+            name: weight.detach().contiguous().numpy() for name, weight in weights.items() if name in inputs
+        }
+        own = {"token": self.token, "position": self.position}
+        for name, array in (own | self.weights).items():
+            self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
         self.bound: dict[str, int] = {}
 
@@ -160,7 +168,7 @@ class _Graph:
         bound, dtype = self.bound, self.dtype
         if bound.get("mask") != mask.ctypes.data:
             bound["mask"] = mask.ctypes.data
-            self.binding.bind_input("mask", "cpu", 0, np.float32, self.mask.shape, mask.ctypes.data)
+            self.binding.bind_input("mask", "cpu", 0, np.float32, self.mask_shape, mask.ctypes.data)
         for bind, nodes, addresses in (
             (self.binding.bind_input, self.past, past),
             (self.binding.bind_output, self.new, new),
@@ -174,20 +182,15 @@ class _Graph:
         self.engine.run_with_iobinding(self.binding)
 
 
-def chunk_mask(positions: np.ndarray, seen: int, real: int, width: int) -> np.ndarray:
-    """What the queries of a chunk may see, `[width, S - 1 + width]`: 0, or -inf.
+def chunk_mask(positions: np.ndarray, seen: int, count: int, window: int) -> np.ndarray:
+    """What the queries of a chunk may see, `[count, held + count]`: 0, or -inf.
 
-    positions `[S - 1]`: of the past tokens, -1 for padding. The chunk's last `real` tokens begin at position
-    `seen`. A query sees itself and tokens before it, S in all; a padding query sees only itself.
+    positions `[held]`: of the past tokens. The chunk's `count` tokens begin at position `seen`. A query sees
+    itself and tokens before it, `window` in all.
     """
-    own = np.arange(width) - (width - real)
-    asked = np.where(own >= 0, own + seen, -1)
-    held = np.concatenate([positions, asked])
-    window = len(positions) + 1
-    distance = asked[:, None] - held[None, :]
-    allowed = (held >= 0) & (distance >= 0) & (distance < window)
-    allowed[:, len(positions) :] |= np.eye(width, dtype=bool)
-    return np.where(allowed, np.float32(0), np.float32(-np.inf))
+    asked = np.arange(seen, seen + count)
+    distance = asked[:, None] - np.concatenate([positions, asked])
+    return np.where((distance >= 0) & (distance < window), np.float32(0), np.float32(-np.inf))
 
 
 def check_parameters(max_length, policy, quantized, extra, form, chunk) -> None:

@@ -1,22 +1,30 @@
-"""Export: a model's pass as an ONNX file of fixed sizes, kept in the user's cache folder.
+"""Export: a model's step as an ONNX file without weights, kept in the user's cache folder.
 
-A graph is named by what it was made from: the digest of the model's weights and configuration, S, the form,
-the width of a pass and the quantization scales. It is written to a temporary folder and renamed, so a folder
-that is there is whole; what is inside is checked against its manifest before it is used.
+The file holds operations. Weights are inputs of the graph, which a session reads where the model has them.
+S is a name in the file, which a session replaces by a number: so a file serves every S, and what the engine
+compiles has fixed sizes.
+
+A graph is named by what it was made from: the digest of the model's weights and configuration, the form and
+the quantization scales. It is written to a temporary folder and renamed, so a folder that is there is whole;
+what is inside is checked against its manifest before it is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib.util
 import json
 import logging
+import os
+import shutil
 import tempfile
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -30,18 +38,20 @@ OPSET = 18
 FORMS = ("single", "multi")
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 FILE, MANIFEST = "graph.onnx", "manifest.json"
-MAKER = hashlib.sha256(Path(graph.__file__).read_bytes()).hexdigest()[:8]  # of the code that is traced
+UNFINISHED = ".new-"  # begins the name of a folder in which a process is exporting; its number follows
+ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S
+TRACED = 7  # rows of the past while the step is traced: nothing but `StaticLayer` sees how many there are
+CODE = (graph.__file__, __file__)  # what is traced, and what is made of it
+MAKER = hashlib.sha256(b"".join(Path(file).read_bytes() for file in CODE)).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class GraphSpec:
-    """What a graph was made for. form: `single` (each KV head an input of its own) or `multi`; width: tokens
-    per pass; scales: digest of the quantization scales, empty for float32; maker: of kvlab's graph code."""
+    """What a graph was made for. model: digest; form: `single` (each KV head an input of its own) or `multi`;
+    scales: digest of the quantization scales, empty for float32; maker: of kvlab's graph code."""
 
     model: str
-    length: int
     form: str
-    width: int = 1
     scales: str = ""
     opset: int = OPSET
     maker: str = MAKER
@@ -49,7 +59,7 @@ class GraphSpec:
     @property
     def folder(self) -> str:
         kind = f"int8-{self.scales[:8]}" if self.scales else "float32"
-        return f"{self.model[:16]}-S{self.length}-{self.form}-w{self.width}-{kind}-{self.maker}"
+        return f"{self.model[:16]}-{self.form}-{kind}-{self.maker}"
 
 
 def require_engine() -> None:
@@ -84,7 +94,9 @@ def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache
     folder = cache / spec.folder
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=cache, ignore_cleanup_errors=True) as new:
+        clear_unfinished(cache)
+        unfinished = f"{UNFINISHED}{os.getpid()}-"
+        with tempfile.TemporaryDirectory(prefix=unfinished, dir=cache, ignore_cleanup_errors=True) as new:
             made = Path(new) / "graph"
             made.mkdir()
             export(model, spec, made, scales)
@@ -93,32 +105,66 @@ def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache
     return check(folder, spec)
 
 
+def clear_unfinished(cache: Path) -> None:
+    """Remove the folders of exports that were killed: those whose process is gone."""
+    for folder in cache.glob(f"{UNFINISHED}*"):
+        owner = folder.name.removeprefix(UNFINISHED).split("-")[0]
+        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = None) -> None:
-    """Trace one pass of `model` and write the graph and its manifest into `folder`."""
+    """Trace one step of `model` and write the graph and its manifest into `folder`."""
     require_engine()
+    import onnx_ir
+
     shape = ModelShape.of(prepare(model))
     parts = shape.kv_heads if spec.form == "single" else 1
     names = sequence_names(shape.layers, parts)
     dtype = torch.int8 if spec.scales else torch.float32
-    past_shape = (1, shape.kv_heads // parts, spec.length - 1, shape.head_dim)
-    tokens = torch.zeros(1, spec.width, dtype=torch.long)
-    mask = torch.zeros(1, 1, spec.width, spec.length - 1 + spec.width)
-    past = [torch.zeros(past_shape, dtype=dtype) for _ in names]
+    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, 1, TRACED + 1)
+    heads = shape.kv_heads // parts
+    past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=dtype) for _ in names]
     step = StaticStep(model, parts, scales, spec.opset).eval()
-    with torch.no_grad(), _quiet():
+    with torch.no_grad(), _quiet(), _without_collections():
         program = torch.onnx.export(
             step,
-            (tokens, tokens.clone(), mask, past),
+            (token, token.clone(), mask, past),
             input_names=["token", "position", "mask", *(f"past.{name}" for name in names)],
             output_names=["logits", *(f"new.{name}" for name in names)],
             dynamo=True,
             opset_version=spec.opset,
+            optimize=False,  # the session does it, in a tenth of the time
             verbose=False,
         )
-        program.save(folder / FILE)
+        _open(program.model.graph, set(weights(model)))
+        onnx_ir.save(program.model, folder / FILE)
     files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
     manifest = {"spec": asdict(spec), "files": files, "torch": torch.__version__}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+
+
+def weights(model) -> dict[str, Tensor]:
+    """A model's parameters by the names that they have in a graph: those of `StaticStep`."""
+    return {f"model.{name}": weight for name, weight in model.named_parameters(remove_duplicate=False)}
+
+
+def _open(traced, weights: set[str]) -> None:
+    """Make inputs of a traced graph's weights, and names of the two sizes that depend on S."""
+    from onnx_ir import Shape
+
+    for name in sorted(weights & set(traced.initializers)):
+        value = traced.initializers.pop(name)
+        value.const_value = None
+        traced.inputs.append(value)
+    for value in traced.inputs:
+        if value.name == "mask":
+            value.shape = Shape([*value.shape[:3], TOTAL])
+        elif value.name.startswith("past."):
+            value.shape = Shape([*value.shape[:2], ROWS, value.shape[3]])
+    for node in traced:
+        for value in set(node.outputs) - set(traced.outputs):
+            value.shape = None  # for the session to find out
 
 
 def check(folder: Path, spec: GraphSpec) -> Path:
@@ -140,14 +186,16 @@ def check(folder: Path, spec: GraphSpec) -> Path:
     return folder / FILE
 
 
-def session(path: Path, threads: int):
-    """An ONNX Runtime session on the CPU with `threads` threads."""
+def session(path: Path, length: int, threads: int):
+    """An ONNX Runtime session on the CPU with `threads` threads, every size fixed: S = `length`."""
     require_engine()
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
+    options.add_free_dimension_override_by_name(ROWS, length - 1)
+    options.add_free_dimension_override_by_name(TOTAL, length)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
@@ -171,3 +219,15 @@ def _quiet():
             yield
     finally:
         logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _without_collections():
+    """An export makes millions of objects that stay: looking through them again and again costs a third."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

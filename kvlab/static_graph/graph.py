@@ -2,7 +2,8 @@
 
 Every size is fixed. Per layer, and in the single-head form per head, a past K or V is an input
 `[1, heads, S - 1, D]`, the new one an output `[1, heads, width, D]`; inside, the two are concatenated to
-`[1, heads, S - 1 + width, D]` (QC AI Research, n.d.). A step has width 1, the prompt's graph a wider one.
+`[1, heads, S - 1 + width, D]` (QC AI Research, n.d.). A step has width 1 and is exported; the chunks of a
+prompt are wider, and torch runs the same module on them.
 
 The model's own modules run unchanged: a cache layer stands where a cache stands, and attends in a way that
 can be exported.
@@ -12,9 +13,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..models import ModelShape
+from .quantized import dequantize, quantize
 
 GRAPH = (
     "the static graph knows layers that see its newest tokens, all of them, without soft caps and sink scores"
@@ -22,7 +25,8 @@ GRAPH = (
 
 
 class Quantizer:
-    """Q and DQ nodes with the scales of one K or V sequence: `[heads]`, fixed before any token is seen."""
+    """Q and DQ nodes with the scales of one K or V sequence: `[heads]`, fixed before any token is seen.
+    Outside an export, what they compute."""
 
     def __init__(self, scale: Tensor, opset: int):
         self.scale, self.version = scale, opset
@@ -36,10 +40,12 @@ class Quantizer:
         )
 
     def quantize(self, x: Tensor) -> Tensor:
-        return self._node("QuantizeLinear", x, torch.int8)
+        exporting = torch.compiler.is_exporting()
+        return self._node("QuantizeLinear", x, torch.int8) if exporting else quantize(x, self.scale)
 
     def dequantize(self, x: Tensor) -> Tensor:
-        return self._node("DequantizeLinear", x, torch.float32)
+        exporting = torch.compiler.is_exporting()
+        return self._node("DequantizeLinear", x, torch.float32) if exporting else dequantize(x, self.scale)
 
 
 class StaticLayer(CacheLayerMixin):
@@ -88,18 +94,23 @@ class StaticLayer(CacheLayerMixin):
         keys, values = self._fresh
         parts, (group, width) = len(self.past[0]), (query.shape[1] // keys.shape[1], query.shape[2])
         self.new, out = [[], []], []
-        split = (x.chunk(parts, dim=1) for x in (query * scaling, keys, values))
+        asked_and_new = (query * scaling, keys, values)
+        split = (x.chunk(parts, dim=1) if parts > 1 else (x,) for x in asked_and_new)
         for part, (asked, key, value) in enumerate(zip(*split, strict=True)):
             held_keys, held_values = self._join(0, part, key), self._join(1, part, value)
             if group > 1:  # the query heads of a group are more queries of one KV head
                 asked = asked.reshape(1, key.shape[1], group * width, -1)
-            weights = (asked @ held_keys.transpose(2, 3) + self.mask).softmax(-1)
-            out.append((weights @ held_values).reshape(1, -1, width, query.shape[-1]))
+            if torch.compiler.is_exporting():
+                weights = (asked @ held_keys.transpose(2, 3) + self.mask).softmax(-1)
+                found = weights @ held_values
+            else:  # the same without a table of scores
+                found = scaled_dot_product_attention(asked, held_keys, held_values, self.mask, scale=1.0)
+            out.append(found.reshape(1, -1, width, query.shape[-1]))
         return torch.cat(out, dim=1)
 
 
 class StaticStep(torch.nn.Module):
-    """The module that is exported: (token, position, mask, past...) -> (logits, new...).
+    """One pass: (token, position, mask, past...) -> (logits, new...). Exported for a width of 1.
 
     token and position int64 `[1, width]`, mask float32 `[1, 1, width, S - 1 + width]` to be added to the
     scores, past the sequences in the order of `sequence_names`; logits `[1, width, vocabulary]`.

@@ -168,6 +168,11 @@ class KVManager:
         return min(self.seen, self.window)
 
     @property
+    def used(self) -> slice:
+        """Slots of the window that hold tokens."""
+        return slice(0, self.held) if self.ring else slice(self.window - self.held, None)
+
+    @property
     def reserved_bytes(self) -> int:
         """Bytes of the buffers: in the single-head form 2 * layers * KV heads * (1 + extra) * (S - 1) * D *
         bits / 8; with `heads` in one allocation (heads + extra) stands for heads * (1 + extra)."""
@@ -195,8 +200,7 @@ class KVManager:
         twin = KVManager(len(self.buffers), self.length, self.head_dim, **self.arguments)
         twin.start, twin.seen = self.start, self.seen
         twin.mask[:] = self.mask
-        used = slice(None) if self.ring else slice(self.window - self.held, None)
-        twin.past[:, :, used] = self.past[:, :, used]
+        twin.past[:, :, self.used] = self.past[:, :, self.used]
         return twin
 
     def crop(self, tokens: int) -> None:

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 import kvlab
 from kvlab.reference.static_graph import requantized
-from kvlab.static_graph import PaddedCache, StaticGraphEngine
+from kvlab.static_graph import PaddedCache, StaticGraphEngine, export
 from kvlab.static_graph.engine import chunk_mask
 from kvlab.static_graph.export import model_digest
 from kvlab.static_graph.quantized import calibrate, dequantize, drift, quantize
@@ -174,16 +174,18 @@ def test_the_engine_reads_and_writes_where_the_manager_says():
     made = engine(form="single", chunk=8)
     manager, ids = made.manager(), prompt(13)
     made.feed(manager, ids[0].tolist())
+    copied = manager.copied_bytes
+    assert copied == len(manager.buffers) * 13 * manager.row_bytes  # what torch made of the prompt, once
     before = manager.buffers.copy()
     past, place = manager.past_addresses(), manager.place()
     made.feed(manager, [5])
-    bound = made.graphs[1].bound
-    names = [name for name, _ in made.graphs[1].past]
+    bound = made.graph.bound
+    names = [name for name, _ in made.graph.past]
     assert [bound[name] for name in names] == past
     assert [bound[name.replace("past", "new")] for name in names] == place
     base, size = manager.buffers.ctypes.data, manager.buffers.nbytes
     assert all(base <= address < base + size for address in past + place)
-    assert manager.copied_bytes == 0  # prompt and step: the engine put every row where it belongs
+    assert manager.copied_bytes == copied  # the engine put the step's rows where they belong
     changed = (manager.buffers != before).nonzero()
     row = (place[0] - base) // manager.row_bytes
     assert set(changed[1] // manager.head_dim) == {row} and len(set(changed[0])) == len(manager.buffers)
@@ -201,18 +203,19 @@ def test_only_what_moved_is_bound_again():
     manager, bound = made.manager(), []
     for token in (3, 4, 5):
         made.feed(manager, [token])
-        bound.append(dict(made.graphs[1].bound))
+        bound.append(dict(made.graph.bound))
     assert bound[0] == bound[1] == bound[2]
 
 
 def test_a_chunk_sees_what_its_tokens_may_see():
-    assert np.array_equal(
-        np.isfinite(chunk_mask(np.array([-1, 0, 1]), 2, 2, 3)).astype(int),
-        [[0, 0, 0, 1, 0, 0], [0, 1, 1, 0, 1, 0], [0, 1, 1, 0, 1, 1]],
-    )
-    assert np.array_equal(  # S = 4: token 5 no longer sees token 1
-        np.isfinite(chunk_mask(np.array([1, 2, 3]), 4, 2, 2)).astype(int), [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
-    )
+    def seen(*args):
+        return np.isfinite(chunk_mask(*args)).astype(int).tolist()
+
+    assert seen(np.array([0, 1]), 2, 2, 9) == [[1, 1, 1, 0], [1, 1, 1, 1]]
+    assert seen(np.array([], int), 0, 3, 9) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    # S = 4: token 5 no longer sees token 1
+    assert seen(np.array([1, 2, 3]), 4, 2, 4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+    assert seen(np.array([3, 1, 2]), 4, 2, 4) == [[1, 1, 1, 1, 0], [1, 0, 1, 1, 1]]  # a ring
 
 
 @pytest.mark.parametrize("options", [{"form": "multi"}, {"form": "single", "policy": "ring"}])
@@ -314,8 +317,6 @@ def test_bad_models_and_prompts():
 
 
 def test_missing_packages(monkeypatch):
-    from kvlab.static_graph import export
-
     monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else 1)
     with pytest.raises(ValueError, match="needs onnxruntime: pip install onnxruntime onnx onnxscript"):
         kvlab.make_cache(tiny("llama"), f"padded:length={S}")
@@ -324,7 +325,7 @@ def test_missing_packages(monkeypatch):
 def test_a_damaged_or_foreign_graph_is_refused(graphs, tmp_path):
     model = tiny("llama", **SMALL)
     engine()
-    name = f"{model_digest(model)[:16]}-S{S}-multi-w1-float32"
+    name = f"{model_digest(model)[:16]}-multi-float32"
     folder = next(path for path in graphs.iterdir() if path.name.startswith(name))
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
@@ -332,7 +333,7 @@ def test_a_damaged_or_foreign_graph_is_refused(graphs, tmp_path):
         "graph.onnx": lambda data: data[:1000],
         "manifest.json": lambda data: data[: len(data) // 2],
     }
-    changes = {"model": "0" * 64, "opset": 17, "maker": "other", "length": 25}
+    changes = {"model": "0" * 64, "opset": 17, "maker": "other", "form": "single"}
     for name, change in damage.items():
         whole = (copy / name).read_bytes()
         (copy / name).write_bytes(change(whole))
@@ -349,18 +350,13 @@ def test_a_damaged_or_foreign_graph_is_refused(graphs, tmp_path):
 
 
 def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
-    from kvlab.static_graph import export
+    written = []
 
-    def fail(*args, **kwargs):
+    def fail(path):  # the file is there, the manifest is not
+        written.append(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "_sha256", fail)  # the file is written, the manifest is not
-    monkeypatch.setattr(export.torch.onnx, "export", lambda *a, **k: Program())
-
-    class Program:
-        def save(self, path):
-            path.write_bytes(b"half a graph")
-
+    monkeypatch.setattr(export, "_sha256", fail)
     with pytest.raises(KeyboardInterrupt):
         StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in written] == ["graph.onnx"] and not list(tmp_path.iterdir())

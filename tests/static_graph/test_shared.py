@@ -1,0 +1,138 @@
+"""What is held once and made once: weights, the file of every S, and folders that a killed export left."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.engine.compiled import compiled
+from kvlab.static_graph import GraphSpec, StaticGraphEngine, export
+from kvlab.static_graph.export import UNFINISHED, clear_unfinished, model_digest
+
+S, SMALL = 24, {"num_hidden_layers": 2}
+
+
+def graph_of(model, folder, form="multi"):
+    spec = GraphSpec(model_digest(model), form)
+    return onnx.load(export.graph_file(model, spec, cache=folder)).graph
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "opt", "phi"]
+)  # tied or not, [out, in] or [in, out], biases
+def test_the_session_reads_the_models_own_weights(family, graphs):
+    model = tiny(family, **SMALL)
+    made = StaticGraphEngine(model, S)
+    inside = {weight.data_ptr(): weight.nbytes for weight in model.parameters()}
+    bound = {array.ctypes.data: array.nbytes for array in made.graph.weights.values()}
+    assert bound == inside  # every parameter, whole, and none twice
+    named = {node.name for node in made.graph.engine.get_inputs()}
+    assert set(made.graph.weights) <= named
+    # nothing else in the file is as large as the smallest matrix of the model
+    least = min(weight.nbytes for weight in model.parameters() if weight.dim() > 1)
+    kept = sum(len(value.raw_data) for value in graph_of(model, graphs).initializer)
+    assert kept < least
+
+
+def test_a_weight_that_is_changed_in_place_changes_the_graph():
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    made = StaticGraphEngine(model, S)
+    before = made.feed(made.manager(), [3])
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(2)
+    after = made.feed(made.manager(), [3])
+    with torch.no_grad():
+        expected = model(torch.tensor([[3]]), use_cache=False).logits[0].numpy()
+    assert np.allclose(after, expected, atol=1e-4) and not np.allclose(after, before, atol=1e-2)
+
+
+def test_a_graph_is_made_once_for_every_length(tmp_path, monkeypatch):
+    made, exports = [], export.export
+    monkeypatch.setattr(export, "export", lambda *args: (made.append(args[1]), exports(*args)))
+    model, ids = tiny("llama", **SMALL), prompt(13)
+    full = kvlab.decode(model, ids, kvlab.make_cache(model, "full"), 8)
+    for length in (21, 24, 57):
+        engine = StaticGraphEngine(model, length, cache=tmp_path)
+        shapes = {node.name: node.shape for node in engine.graph.engine.get_inputs()}
+        assert shapes["past.0.k.0"][2] == length - 1 and shapes["mask"] == [1, 1, 1, length]
+        sizes = [size for shape in shapes.values() for size in shape]
+        assert all(isinstance(size, int) for size in sizes)  # the engine compiles fixed sizes
+        trace = engine.generate(ids, 8)
+        assert torch.equal(trace.tokens, full.tokens)
+        assert torch.allclose(trace.logprobs, full.logprobs, atol=1e-4)
+    assert len(made) == 1 and len(list(tmp_path.iterdir())) == 1
+
+
+def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
+    one, other = tiny("llama", **SMALL), copy.deepcopy(tiny("llama", **SMALL))
+    with torch.no_grad():
+        other.get_output_embeddings().weight.mul_(3)
+    engines = [StaticGraphEngine(model, S, cache=tmp_path) for model in (one, other)]
+    assert len(list(tmp_path.iterdir())) == 2
+    places = [{array.ctypes.data for array in engine.graph.weights.values()} for engine in engines]
+    assert places[0].isdisjoint(places[1])
+    for engine in engines:
+        expected = engine.model(torch.tensor([[3]]), use_cache=False).logits[0].detach().numpy()
+        assert np.allclose(engine.feed(engine.manager(), [3]), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", ["single", "multi"])
+def test_torch_and_the_graph_round_int8_alike(form):
+    """A prompt's chunks are torch's, a step is the graph's; the codes are the same but for a last digit."""
+    model, ids = tiny("llama", **SMALL), prompt(20)[0].tolist()
+    rows, logits = [], []
+    for chunk in (1, 7):
+        made = StaticGraphEngine(model, S, form=form, quantized=True, chunk=chunk)
+        manager = made.manager()
+        logits.append(made.feed(manager, ids))
+        rows.append(manager.rows().astype(int))
+    assert made.steps == 0  # 7, 7 and 6: nothing went through the graph
+    apart = np.abs(rows[0] - rows[1])
+    assert apart.max() <= 1 and (apart == 0).mean() > 0.99
+    assert np.median(np.abs(logits[0] - logits[1])) < 1e-4
+
+
+def test_under_the_compiled_engine():
+    """The model's forward is another one there; a step's graph and a prompt's chunks are what they were."""
+    ids = prompt(15)
+    plain = StaticGraphEngine(tiny("llama", **SMALL), S, chunk=6).generate(ids, 6)
+    model = compiled(copy.deepcopy(tiny("llama", **SMALL)))
+    trace = StaticGraphEngine(model, S, chunk=6).generate(ids, 6)
+    assert torch.equal(trace.tokens, plain.tokens)
+
+
+def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path):
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
+    stale = [f"{UNFINISHED}{int(gone.stdout)}-abc", f"{UNFINISHED}x1y2z3", f"{UNFINISHED}7a-b"]
+    living = [f"{UNFINISHED}{os.getpid()}-abc", f"{UNFINISHED}{os.getppid()}-abc"]
+    others = ["0123456789abcdef-multi-float32-00000000", "new-1", ".other"]
+    for name in stale + living + others:
+        (tmp_path / name / "graph").mkdir(parents=True)
+        (tmp_path / name / "graph" / "graph.onnx").write_bytes(b"half a graph")
+    clear_unfinished(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {*living, *others}
+    assert all((tmp_path / name / "graph" / "graph.onnx").exists() for name in living + others)
+    (tmp_path / stale[0]).mkdir()
+    StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)  # an export clears before it begins
+    assert not (tmp_path / stale[0]).exists() and (tmp_path / living[0]).exists()
+
+
+def test_a_finished_graph_needs_no_writing(tmp_path, monkeypatch):
+    """As in a folder that cannot be written; root may write everywhere, so the calls are what is watched."""
+    model = tiny("llama", **SMALL)
+    StaticGraphEngine(model, S, cache=tmp_path)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(export.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(export.Path, "mkdir", refuse)
+    monkeypatch.setattr(export.shutil, "rmtree", refuse)
+    StaticGraphEngine(model, S + 5, cache=tmp_path)
