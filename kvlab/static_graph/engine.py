@@ -154,9 +154,7 @@ class _Graph:
         self.token, self.position = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
         self.mask_shape = (1, 1, 1, length)
         self.logits = np.zeros(outputs["logits"].shape, np.float32)
-        self.weights = {
-            name: weight.detach().contiguous().numpy() for name, weight in weights.items() if name in inputs
-        }
+        self.weights = {name: weight.detach().numpy() for name, weight in weights.items() if name in inputs}
         own = {"token": self.token, "position": self.position}
         for name, array in (own | self.weights).items():
             self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

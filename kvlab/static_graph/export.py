@@ -17,15 +17,15 @@ import hashlib
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import tempfile
+import time
 import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
 import torch
+import transformers
 from torch import Tensor
 
 from .. import scratch
@@ -38,17 +38,20 @@ OPSET = 18
 FORMS = ("single", "multi")
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 FILE, MANIFEST = "graph.onnx", "manifest.json"
-UNFINISHED = ".new-"  # begins the name of a folder in which a process is exporting; its number follows
+UNFINISHED = ".new-"  # begins the name of a folder in which a process is exporting
+KILLED = 3600  # seconds since anything was written there: an export takes some ten
 ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S
 TRACED = 7  # rows of the past while the step is traced: nothing but `StaticLayer` sees how many there are
 CODE = (graph.__file__, __file__)  # what is traced, and what is made of it
-MAKER = hashlib.sha256(b"".join(Path(file).read_bytes() for file in CODE)).hexdigest()[:8]
+MADE_WITH = f"{torch.__version__} {transformers.__version__}".encode()  # whose names a graph's inputs have
+MAKER = hashlib.sha256(MADE_WITH + b"".join(Path(file).read_bytes() for file in CODE)).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class GraphSpec:
     """What a graph was made for. model: digest; form: `single` (each KV head an input of its own) or `multi`;
-    scales: digest of the quantization scales, empty for float32; maker: of kvlab's graph code."""
+    scales: digest of the quantization scales, empty for float32; maker: of kvlab's graph code and of the
+    versions of torch and transformers."""
 
     model: str
     form: str
@@ -95,8 +98,7 @@ def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         clear_unfinished(cache)
-        unfinished = f"{UNFINISHED}{os.getpid()}-"
-        with tempfile.TemporaryDirectory(prefix=unfinished, dir=cache, ignore_cleanup_errors=True) as new:
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=cache, ignore_cleanup_errors=True) as new:
             made = Path(new) / "graph"
             made.mkdir()
             export(model, spec, made, scales)
@@ -106,11 +108,13 @@ def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache
 
 
 def clear_unfinished(cache: Path) -> None:
-    """Remove the folders of exports that were killed: those whose process is gone."""
+    """Remove the folders of exports that were killed: those that nothing was written to for `KILLED` seconds.
+    Their age tells it of processes of other machines too, which may share the folder."""
     for folder in cache.glob(f"{UNFINISHED}*"):
-        owner = folder.name.removeprefix(UNFINISHED).split("-")[0]
-        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # gone meanwhile
+            newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
+            if time.time() - newest > KILLED:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = None) -> None:
@@ -145,8 +149,15 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
 
 
 def weights(model) -> dict[str, Tensor]:
-    """A model's parameters by the names that they have in a graph: those of `StaticStep`."""
-    return {f"model.{name}": weight for name, weight in model.named_parameters(remove_duplicate=False)}
+    """A model's parameters by the names that they have in a graph: those of `StaticStep`. ValueError where
+    one does not lie in memory in one piece, for a graph would read a copy of it."""
+    found = dict(model.named_parameters(remove_duplicate=False))
+    if torn := [name for name, weight in found.items() if not weight.is_contiguous()]:
+        raise ValueError(
+            f"a static graph reads weights where they are, and {torn[0]} is not contiguous there: set its "
+            "data to data.contiguous()"
+        )
+    return {f"model.{name}": weight for name, weight in found.items()}
 
 
 def _open(traced, weights: set[str]) -> None:
