@@ -57,3 +57,19 @@ def test_what_the_readme_says_of_later_methods_is_stored():
     stored = {f"{100 * row['value']:.1f}" for row in rows if row["protocol"] == "context-first"}
     told = set(re.findall(r"\d+\.\d+", said))
     assert len(told) > 5 and told <= stored, told - stored
+
+
+def test_the_harness_beside_hflm_is_what_is_stored():
+    stored = json.loads((ROOT / "docs/results/harness.json").read_text(encoding="utf-8"))["rows"]
+    text = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
+    table = text[text.index("| over HFLM |") :].split("\n\n")[0].splitlines()
+    assert [cell.strip() for cell in table[0].split("|")[2:-1]] == [
+        row["task"].removesuffix("_openai") for row in stored
+    ]
+    for line in table[2:]:
+        name, *cells = [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]
+        given = [row["over_hflm"].get(name, row["documents_per_second"]["HFLM"]) for row in stored]
+        assert cells == [f"{number:.2f}" for number in given], name
+    assert {name for row in stored for name in row["over_hflm"]} < {
+        line.split("|")[1].strip().replace("`", "") for line in table[2:]
+    }
