@@ -48,7 +48,7 @@ def setup(settings, report: Callable) -> Callable:
     about = {
         "device": str(lm.device),
         "value_bytes": lm.model.dtype.itemsize,
-        "batch_size": settings.batch_size,
+        "batch_size": lm.batch_size,
         "engine": engine_of(lm.model),
     }
 
@@ -57,7 +57,7 @@ def setup(settings, report: Callable) -> Callable:
         mine = [specs[method] for method in methods]
         if name == taskset.AGREEMENT:
             ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
-            found = agreement.measure(lm.model, mine, ids, settings.batch_size, report)
+            found = agreement.measure(lm.model, mine, ids, lm.batch_size, report)
         else:
             lm.together(mine)
             found, task = (

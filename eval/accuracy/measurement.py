@@ -38,7 +38,9 @@ class Accuracy(Pooled):
     )
     batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
     engine: str = option(
-        "what computes the decode steps of the methods", "eager", choices=["eager", "compiled"]
+        "what computes the decode steps of the methods; compiled takes 8 rows at a time (default: eager)",
+        "eager",
+        choices=["eager", "compiled"],
     )
     protocol: str = option(
         "what of a prompt is compressed: all of it, or its context before the question is known (default: "

@@ -81,7 +81,7 @@ def row(cell: dict, full: dict | None) -> dict:
             "evict": config.get("evict"),
             "metadata": config.get("metadata"),
             "gen_kwargs": config.get("gen_kwargs"),
-            "batch_size": config.get("batch_size"),
+            "batch_size": cell.get("batch_size", config.get("batch_size")),
             "engine": cell.get("engine", "eager"),
         }
         | provenance(cell, "task")

@@ -234,10 +234,10 @@ class Code:
 
     def sums(self, start):
         """Vectors that a loop adds to, `start` at first."""
-        places = [cgutils.alloca_once(self.builder, VECTOR) for _ in start]
-        for place, vector in zip(places, start, strict=True):
+        variables = [cgutils.alloca_once(self.builder, VECTOR) for _ in start]
+        for place, vector in zip(variables, start, strict=True):
             self.builder.store(vector, place)
-        return places
+        return variables
 
     def each(self, stop, step):
         return cgutils.for_range_slice(self.builder, INT(0), stop, INT(step), INT)
@@ -306,8 +306,8 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
         with here.each(here.width, beside * LANES) as (column, _):
             columns = [builder.add(column, INT(i * LANES)) for i in range(beside)]
             channels = columns + [builder.add(here.width, c) for c in columns] * (halves - 1)
-            places = [here.at(total, head, channel, VECTOR) for head in heads for channel in channels]
-            sums = here.sums([here.load(place) for place in places])
+            addresses = [here.at(total, head, channel, VECTOR) for head in heads for channel in channels]
+            sums = here.sums([here.load(place) for place in addresses])
             with here.each(size, 1) as (t, _):
                 found = [here.numbers(codes, steps, t, c) for c in columns]
                 found = [vector for half in range(halves) for _, vector in (pair[half] for pair in found)]
@@ -316,7 +316,7 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
                     for i, vector in enumerate(found):
                         place = sums[s * len(found) + i]
                         builder.store(here.sum_of(builder.load(place), weight, vector), place)
-            for place, found in zip(places, sums, strict=True):
+            for place, found in zip(addresses, sums, strict=True):
                 here.store(builder.load(found), place)
         return context.get_dummy_value()
 

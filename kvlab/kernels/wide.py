@@ -15,7 +15,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py 99959c4bf9d4, kernels/lanes.py 1a0a7117bf25
+# Compiled into this: kernels/cpu.py 7bf223595e9d, kernels/lanes.py 8370e40cfe2e
 
 from __future__ import annotations
 

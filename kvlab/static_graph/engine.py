@@ -48,7 +48,8 @@ class StaticGraphEngine:
     `multi`, `[1, KV heads, S - 1, D]`. chunk: tokens per pass of a prompt, which torch runs (1: token by
     token, through the graph). threads: of the graph's engine (default: torch's). cache: folder for graphs.
 
-    Weights are held once, by the model: what is changed in them there is changed for the graph.
+    Weights are held once, by the model: what is changed there is changed for the graph; weights that were
+    moved or replaced are found at the next step or manager.
 
     A prompt may hold S tokens. Generation past S slides the window: each step attends to the newest S
     tokens, and every token keeps the position it was first given, up to the model's context.
@@ -80,12 +81,14 @@ class StaticGraphEngine:
         engine = session(path, self.length, threads or torch.get_num_threads())
         names = sequence_names(self.shape.layers, self.parts)
         self.graph = _Graph(engine, weights(model), names, self.length)
+        self._follow()
         self.chunk = min(chunk, self.length - 1)
         self.eager = StaticStep(model, self.parts, self.scales)
         self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
 
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
+        self._follow()
         return KVManager(
             2 * self.shape.layers * self.parts,
             self.length,
@@ -95,6 +98,14 @@ class StaticGraphEngine:
             extra=self.extra,
             dtype=np.int8 if self.quantized else np.float32,
         )
+
+    def _follow(self) -> None:
+        """Read the weights where they are now: a model that was moved, shared or loaded anew has them
+        elsewhere, and where they were may be somebody else's memory."""
+        found = weights(self.model)
+        self.parameters = [weight for name, weight in found.items() if name in self.graph.inputs]
+        if [weight.data_ptr() for weight in self.parameters] != self.graph.places:
+            self.graph.read(found)
 
     def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`."""
@@ -116,6 +127,8 @@ class StaticGraphEngine:
     def _step(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """One token through the graph, `[1, vocabulary]`."""
         started, graph = time.perf_counter(), self.graph
+        if [weight.data_ptr() for weight in self.parameters] != graph.places:
+            self._follow()
         graph.token[0, 0], graph.position[0, 0] = tokens[0], manager.seen
         graph.bind(manager.mask, manager.past_addresses(), manager.place())
         ready = time.perf_counter()
@@ -154,12 +167,23 @@ class _Graph:
         self.token, self.position = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
         self.mask_shape = (1, 1, 1, length)
         self.logits = np.zeros(outputs["logits"].shape, np.float32)
-        self.weights = {name: weight.detach().numpy() for name, weight in weights.items() if name in inputs}
-        own = {"token": self.token, "position": self.position}
-        for name, array in (own | self.weights).items():
+        for name, array in {"token": self.token, "position": self.position}.items():
             self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        self.inputs = inputs.keys()
+        self.read(weights)
         self.binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
         self.bound: dict[str, int] = {}
+
+    def read(self, weights: dict[str, Tensor]) -> None:
+        """Bind the weights where they are now. ValueError for those that are no float32 on the CPU now."""
+        found = {name: weight.detach() for name, weight in weights.items() if name in self.inputs}
+        for name, weight in found.items():
+            if weight.device.type != "cpu" or weight.dtype != torch.float32:
+                became = f"{weight.dtype} on {weight.device}"
+                raise ValueError(f"{name} is {became} now: a static graph needs float32 on the CPU")
+        for name, weight in found.items():
+            self.binding.bind_input(name, "cpu", 0, np.float32, tuple(weight.shape), weight.data_ptr())
+        self.weights, self.places = found, [weight.data_ptr() for weight in found.values()]
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
         """Say where to read and write; what has not moved since the last pass stays bound."""

@@ -113,7 +113,8 @@ def clear_unfinished(cache: Path) -> None:
     for folder in cache.glob(f"{UNFINISHED}*"):
         with contextlib.suppress(OSError):  # gone meanwhile
             newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-            if time.time() - newest > KILLED:
+            ours = {path.name for path in folder.iterdir()} <= {"graph"}
+            if ours and time.time() - newest > KILLED:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

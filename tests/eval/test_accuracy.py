@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
@@ -13,7 +14,7 @@ import kvlab
 from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.make import jackknife
-from kvlab.engine.compiled import engine_of
+from kvlab.engine.compiled import Body, engine_of
 
 PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
 
@@ -143,6 +144,25 @@ def test_the_engine_changes_no_answer(asked, folder, reference, engine):
     found = zip(ours.loglikelihood(asked.choices), reference.loglikelihood(asked.choices), strict=True)
     for mine, theirs in found:
         assert mine[0] == pytest.approx(theirs[0], abs=1e-4) and mine[1] == theirs[1]
+
+
+def test_the_compiled_engine_is_given_no_more_rows_than_it_takes(folder, monkeypatch):
+    """More would go through the eager engine under its name. Nine prompts, three tokens each."""
+    ours = KVLabLM(str(folder), "h2o:budget=0.5", engine="compiled")
+    taken, takes = [], Body.takes
+
+    def noted(self, *told, **how):
+        taken.append(takes(self, *told, **how))
+        return taken[-1]
+
+    monkeypatch.setattr(Body, "takes", noted)
+    pairs = [
+        (f"the hen is {name}", " Otis and Ada") for name in ("a", "b", "c", "d", "e", "f", "g", "h", "i")
+    ]
+    ours.loglikelihood([Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)])
+    assert ours.batch_size == 8 and taken and all(taken)
+    eager = KVLabLM(str(folder), "h2o:budget=0.5")
+    assert eager.batch_size == 64
 
 
 def test_an_engine_that_is_not_there_is_refused(folder):

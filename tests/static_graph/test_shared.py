@@ -33,7 +33,7 @@ def test_the_session_reads_the_models_own_weights(family, graphs):
     model = tiny(family, **SMALL)
     made = StaticGraphEngine(model, S)
     inside = {weight.data_ptr(): weight.nbytes for weight in model.parameters()}
-    bound = {array.ctypes.data: array.nbytes for array in made.graph.weights.values()}
+    bound = {weight.data_ptr(): weight.nbytes for weight in made.graph.weights.values()}
     assert bound == inside  # every parameter, whole, and none twice
     named = {node.name for node in made.graph.engine.get_inputs()}
     assert set(made.graph.weights) <= named
@@ -53,6 +53,62 @@ def test_a_weight_that_is_changed_in_place_changes_the_graph():
     with torch.no_grad():
         expected = model(torch.tensor([[3]]), use_cache=False).logits[0].numpy()
     assert np.allclose(after, expected, atol=1e-4) and not np.allclose(after, before, atol=1e-2)
+
+
+def doubled(model):
+    for weight in model.parameters():
+        weight.data = weight.data * 2
+
+
+def replaced(model):
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.detach() * 2)
+
+
+CHANGES = {
+    "shared with processes": lambda model: model.share_memory(),
+    "data replaced": doubled,
+    "there and back": lambda model: model.half().float(),
+    "loaded anew": lambda model: model.load_state_dict(
+        {name: weight * 2 for name, weight in model.state_dict().items()}, assign=True
+    ),
+    "parameter replaced": replaced,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_weights_that_went_elsewhere_are_read_there(change):
+    """What was freed is never read: the graph would answer from another tensor's numbers."""
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    made = StaticGraphEngine(model, S)
+    before = {weight.data_ptr() for weight in model.parameters()}
+    change(model)
+    assert before != {weight.data_ptr() for weight in model.parameters()}
+    kept = [torch.full_like(weight, 7.0) for weight in model.parameters()]  # where they were, perhaps
+    with torch.no_grad():
+        expected = model(torch.tensor([[3]]), use_cache=False).logits[0].numpy()
+    assert np.allclose(made.feed(made.manager(), [3]), expected, atol=1e-4) and kept
+
+
+def test_weights_that_move_between_two_steps_are_followed():
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    made = StaticGraphEngine(model, S)
+    manager = made.manager()
+    made.feed(manager, [3])
+    model.share_memory()
+    kept = [torch.full_like(weight, 7.0) for weight in model.parameters()]
+    with torch.no_grad():
+        expected = model(torch.tensor([[3, 5]]), use_cache=False).logits[0, -1:].numpy()
+    assert np.allclose(made.feed(manager, [5]), expected, atol=1e-4) and kept
+
+
+def test_weights_that_became_narrow_are_refused():
+    model = copy.deepcopy(tiny("llama", **SMALL))
+    made = StaticGraphEngine(model, S)
+    model.half()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="a static graph needs float32"):
+            made.manager()
 
 
 def test_a_graph_is_made_once_for_every_length(tmp_path, monkeypatch):
@@ -78,7 +134,7 @@ def test_two_models_of_one_shape_have_graphs_of_their_own(tmp_path):
         other.get_output_embeddings().weight.mul_(3)
     engines = [StaticGraphEngine(model, S, cache=tmp_path) for model in (one, other)]
     assert len(list(tmp_path.iterdir())) == 2
-    places = [{array.ctypes.data for array in engine.graph.weights.values()} for engine in engines]
+    places = [set(engine.graph.places) for engine in engines]
     assert places[0].isdisjoint(places[1])
     for engine in engines:
         expected = engine.model(torch.tensor([[3]]), use_cache=False).logits[0].detach().numpy()
@@ -113,7 +169,7 @@ def test_under_the_compiled_engine():
 def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path):
     """Whoever's process it was; one that still writes somewhere inside is left alone."""
     killed, living = [f"{UNFINISHED}abc", f"{UNFINISHED}x1y2z3"], f"{UNFINISHED}def"
-    others = ["0123456789abcdef-multi-float32-00000000", "new-1", ".other"]
+    others = ["0123456789abcdef-multi-float32-00000000", "new-1", ".other", f"{UNFINISHED}years-photos"]
     for name in [*killed, living, *others]:
         graph = tmp_path / name / "graph"
         graph.mkdir(parents=True)
@@ -121,6 +177,9 @@ def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path):
         for path in (graph / "graph.onnx", graph, tmp_path / name):
             os.utime(path, (time.time() - 2 * KILLED,) * 2)
     os.utime(tmp_path / living / "graph" / "graph.onnx")
+    (tmp_path / others[-1] / "a.jpg").write_bytes(b"no graph")
+    for path in (tmp_path / others[-1], tmp_path / others[-1] / "a.jpg"):
+        os.utime(path, (time.time() - 2 * KILLED,) * 2)
     StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)  # an export clears before it begins
     left = {path.name for path in tmp_path.iterdir()}
     assert len(left - {living, *others}) == 1 and not left & set(killed)
