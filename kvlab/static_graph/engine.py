@@ -81,14 +81,13 @@ class StaticGraphEngine:
         engine = session(path, self.length, threads or torch.get_num_threads())
         names = sequence_names(self.shape.layers, self.parts)
         self.graph = _Graph(engine, weights(model), names, self.length)
-        self._follow()
         self.chunk = min(chunk, self.length - 1)
         self.eager = StaticStep(model, self.parts, self.scales)
         self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
 
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
-        self._follow()
+        self.graph.read(weights(self.model))
         return KVManager(
             2 * self.shape.layers * self.parts,
             self.length,
@@ -98,14 +97,6 @@ class StaticGraphEngine:
             extra=self.extra,
             dtype=np.int8 if self.quantized else np.float32,
         )
-
-    def _follow(self) -> None:
-        """Read the weights where they are now: a model that was moved, shared or loaded anew has them
-        elsewhere, and where they were may be somebody else's memory."""
-        found = weights(self.model)
-        self.parameters = [weight for name, weight in found.items() if name in self.graph.inputs]
-        if [weight.data_ptr() for weight in self.parameters] != self.graph.places:
-            self.graph.read(found)
 
     def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`."""
@@ -127,8 +118,8 @@ class StaticGraphEngine:
     def _step(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """One token through the graph, `[1, vocabulary]`."""
         started, graph = time.perf_counter(), self.graph
-        if [weight.data_ptr() for weight in self.parameters] != graph.places:
-            self._follow()
+        if graph.moved():
+            graph.read(weights(self.model))
         graph.token[0, 0], graph.position[0, 0] = tokens[0], manager.seen
         graph.bind(manager.mask, manager.past_addresses(), manager.place())
         ready = time.perf_counter()
@@ -176,7 +167,7 @@ class _Graph:
 
     def read(self, weights: dict[str, Tensor]) -> None:
         """Bind the weights where they are now. ValueError for those that are no float32 on the CPU now."""
-        found = {name: weight.detach() for name, weight in weights.items() if name in self.inputs}
+        found = {name: weight for name, weight in weights.items() if name in self.inputs}
         for name, weight in found.items():
             if weight.device.type != "cpu" or weight.dtype != torch.float32:
                 became = f"{weight.dtype} on {weight.device}"
@@ -184,6 +175,11 @@ class _Graph:
         for name, weight in found.items():
             self.binding.bind_input(name, "cpu", 0, np.float32, tuple(weight.shape), weight.data_ptr())
         self.weights, self.places = found, [weight.data_ptr() for weight in found.values()]
+
+    def moved(self) -> bool:
+        """Whether a weight is elsewhere than it was read: the model was moved or shared with processes, and
+        what is there now may be somebody else's."""
+        return [weight.data_ptr() for weight in self.weights.values()] != self.places
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
         """Say where to read and write; what has not moved since the last pass stays bound."""
