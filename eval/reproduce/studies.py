@@ -57,16 +57,19 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
-def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[..., dict[str, Measurement]]:
-    """RULER's shapes in text of our own, of so many tokens each."""
+def needles(length: int, documents: int, methods: tuple[str, ...], hops: bool = False) -> Callable:
+    """RULER's shapes in text of our own, of so many tokens each; `hops` adds what only `full` is asked."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
         told = {"lengths": [length], "documents": documents}
-        shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0}
-        shared |= {"model": "smollm2", "dtype": "bfloat16", "batch_size": 25, "limit": 4 if quick else None}
-        shared |= {"tasks": tasks[:1] if quick else tasks, "gen_kwargs": "max_gen_toks=20"}
+        shared = {"jobs": 0, "model": "smollm2", "dtype": "bfloat16", "batch_size": 25}
+        shared |= {"limit": 4 if quick else None, "gen_kwargs": "max_gen_toks=20"}
         shared |= {"metadata": json.dumps(told)}
-        return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+        compared = shared | {"methods": methods, "budgets": ONE, "tasks": NEEDLES[: 2 if hops else 1]}
+        made = {protocol: Accuracy(protocol=protocol, **compared) for protocol in (FIRST, INSIDE)}
+        if hops:
+            made["two-hops"] = Accuracy(protocol=INSIDE, methods=("full",), tasks=NEEDLES[2:], **shared)
+        return made
 
     return parts
 
@@ -74,7 +77,7 @@ def needles(length: int, documents: int, tasks: tuple[str, ...]) -> Callable[...
 def ruler(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """RULER's own tasks, those that need no data set and ask for something in the text; its word counts ask
     about all of it and take 120 tokens an answer."""
-    shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0, "batch_size": 25}
+    shared = {"methods": EXACT + CHOOSING + ("quest",), "budgets": ONE, "jobs": 0, "batch_size": 25}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 2 if quick else 50}
     shared |= {"tasks": RULER[:1] if quick else RULER, "gen_kwargs": "max_gen_toks=30"}
     shared |= {"metadata": json.dumps({"max_seq_lengths": [1024]})}
@@ -242,19 +245,20 @@ STUDIES = {
         "SmolLM2-135M-Instruct answers one question on a document, for every method and budget", passages
     ),
     "needles": Study(
-        "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text", needles(1024, 50, NEEDLES)
+        "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text",
+        needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip"), hops=True),
     ),
     "needles_2k": Study(
         "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",
-        needles(2048, 50, NEEDLES[:1]),
+        needles(2048, 100, EXACT + CHOOSING),
     ),
     "needles_4k": Study(
         "SmolLM2-135M-Instruct finds what stands in 4,096 tokens of other text",
-        needles(4096, 50, NEEDLES[:1]),
+        needles(4096, 50, EXACT + CHOOSING),
     ),
     "needles_8k": Study(
         "SmolLM2-135M-Instruct finds what stands in 8,192 tokens of other text, all that it was trained for",
-        needles(8192, 25, NEEDLES[:1]),
+        needles(8192, 25, EXACT + CHOOSING),
     ),
     "ruler": Study("SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens", ruler),
     "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
