@@ -68,15 +68,29 @@ class Layer(Held):
         there = self.table.there(1)
         out = self.fused.call(self.store, query, *self._pending, scaling, there, received)
         if out is not None:
-            self._pending, self.moved_bytes = None, 0
-            self.table.advance()
+            self._pending = None
+            self.added(scaling)
             if not self.settled:
                 self.given = Recorded(query, None, None, visibility, scaling)
                 self.end_pass(received)
-            elif self.given.scaling != scaling:
-                self.given = replace(self.given, scaling=scaling)
         self._busy = False
         return out
+
+    @property
+    def adds_one(self) -> bool:
+        """Whether a decode step that sees all that is held is a call of `fused` by itself: nobody looks, and
+        nothing goes."""
+        looked_at = self.on_read is not None or self.timeline is not None or self.hears is not None
+        if self.fused is None or looked_at or not self.settled:
+            return False
+        return self.fused.has_room(self.store) and self.table.there(0) is None
+
+    def added(self, scaling: float) -> None:
+        """A kernel has appended one token to every row of the store, and attended."""
+        self.table.advance()
+        self.moved_bytes = 0
+        if self.given.scaling != scaling:
+            self.given = replace(self.given, scaling=scaling)
 
     def fill(self, given: Recorded, received: Tensor | None = None) -> None:
         """Take a whole prompt whose attention has been computed. Only for an empty layer.

@@ -35,6 +35,7 @@ LATE = {  # module -> (why, who imports it)
     "kvlab.kernels.wide": ("numba", {"kvlab.kernels"}),
     "kvlab.engine.block": ("numba", {"kvlab.engine"}),
     "kvlab.engine.team": ("numba", {"kvlab.engine"}),
+    "kvlab.engine.whole": ("numba", {"kvlab.engine"}),
     "kvlab.engine.compiled": ("numba, and only who asks for it", {"kvlab.make"}),
     "kvlab.link.zero_copy": ("triton", {"kvlab.link"}),
 }

@@ -197,6 +197,7 @@ class Body:
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
         self.cos = self.sin = NOTHING
         self._code()
+        self.whole = self.kind_of_whole(self, into, out_of)
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
         """A layer's arrays before and after its attention, as `block.into` and `block.out_of` take them."""
@@ -221,10 +222,10 @@ class Body:
 
     def _code(self) -> None:
         try:
-            from . import block, team
+            from . import block, team, whole
         except ImportError as error:
             raise Unsuited(str(error)) from None
-        self.code, self.together = block, team.together
+        self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
 
     def still(self, stamp: Stamp) -> bool:
         """Whether it is of a model with these weights: it is read anew, in no time."""
@@ -247,8 +248,28 @@ class Body:
         if position_ids is None:
             position_ids = torch.full((1, 1), cache.get_seq_length())
         cos, sin = self._rotations(position_ids.expand(rows, 1)[:, 0])
-        x = self.embedding.forward(input_ids[:, 0]).detach().numpy()
+        x = self._embedded(input_ids)
         code, room = self.code, np.empty(rows * self.width, np.float32)
+        padded = attention_mask is not None and not (
+            attention_mask.shape[1] == cache.get_seq_length() + 1 and bool(attention_mask.all())
+        )
+        attended = None if padded else self.whole.step(cache, x, cos, sin, room)
+        if attended is None:
+            x = self._embedded(input_ids)
+            attended = self._layer_by_layer(cache, x, cos, sin, room, visibility)
+        found = torch.empty(rows, 1, self.vocabulary)
+        numbers, given = self.last
+        self.together(numbers, code.logits, attended, x, *given, found[:, 0].numpy(), room)
+        return CausalLMOutputWithPast(logits=found, past_key_values=cache)
+
+    def _embedded(self, input_ids: Tensor) -> np.ndarray:
+        """The input of the first layer, `[rows, hidden]`."""
+        return self.embedding.forward(input_ids[:, 0]).detach().numpy()
+
+    def _layer_by_layer(self, cache, x, cos, sin, room, visibility: Visibility) -> np.ndarray:
+        """x `[rows, hidden]` becomes the input of the last layer; returns what that attends to, `[rows, heads
+        * head_dim]`, whatever the cache does in each layer."""
+        code, rows = self.code, len(x)
         q, k, v = self._room(rows)
         numbers, given = self.first
         self.together(numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
@@ -256,15 +277,11 @@ class Body:
             held, _ = cache.layers[index].update(k, v)
             attended = held.attend(q, visibility, attention.scaling).reshape(rows, -1).numpy()
             if index + 1 == len(self.attentions):
-                break
+                return attended
             q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
             numbers, given = self.gaps[index]
             new = q.numpy(), k.numpy(), v.numpy()
             self.together(numbers, code.between, attended, x, *given, cos, sin, *new, room)
-        found = torch.empty(rows, 1, self.vocabulary)
-        numbers, given = self.last
-        self.together(numbers, code.logits, attended, x, *given, found[:, 0].numpy(), room)
-        return CausalLMOutputWithPast(logits=found, past_key_values=cache)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         new = torch.empty(rows, self.heads, 1, self.head_dim)

@@ -40,6 +40,10 @@ class Fused:
             return None
         return cls(store, query.shape[1], query.shape[3])
 
+    def has_room(self, store) -> bool:
+        """Whether the store's buffers are those that it was made for, with a free slot."""
+        return store.target is self.buffers and store.vacant > 0
+
     def call(
         self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
         there: Tensor | None = None, received: Tensor | None = None,
@@ -54,7 +58,7 @@ class Fused:
             return None
         if query.dtype != self.dtype or keys.dtype != self.dtype or query.requires_grad:
             return None
-        if store.target is not self.buffers or store.vacant < 1:
+        if not self.has_room(store):
             return None
         if self.turns:
             from .turning import turned

@@ -1,0 +1,150 @@
+"""Layers: all layers of a decode step in one compiled call, their attention included.
+
+Between two calls of compiled code lie some 40 µs of Python in every layer, which come to the same in all of
+them as long as a token is added to the cache and nothing else happens. Here `block.into`, a kernel of
+`kernels/cpu.py` and `block.out_of` take turns instead, layer after layer. All three are called by their
+address, so that this is compiled once for all formats, in a second. What they read is found by its address,
+too, since to take apart the hundreds of arrays of a model would cost as much as is saved. Whoever calls holds
+these arrays.
+
+A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a layer, in the order in which
+`block.into` and `block.out_of` take them, a linear layer's weight, scale and bias one after the other; 0:
+there is none. What the cache holds is int64 `[layers, HELD]`: the addresses of K, its scales, V and its
+scales, as the kernel takes them, how many tokens have room, and how many there are with the new one.
+"""
+
+# Compiled into this: kernels/lanes.py 8370e40cfe2e
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import carray, njit, typeof, types
+from numba.core.cgutils import if_unlikely, unpack_tuple
+from numba.extending import intrinsic
+
+from ..kernels.lanes import FAST
+
+WEIGHTS, HELD = 25, 6
+
+VECTOR, MATRIX, CUBE = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
+HEADS, TEAM = types.float32[:, :, :, ::1], types.int64[:, ::1]
+
+
+def kinds_of_into(like: np.ndarray) -> tuple:
+    """The types of what `block.into` is given, with weights of this kind."""
+    linear = types.Tuple((typeof(like), VECTOR, VECTOR))
+    before = MATRIX, VECTOR, types.float32, linear, linear, linear, VECTOR, VECTOR
+    return *before, MATRIX, MATRIX, HEADS, HEADS, HEADS, VECTOR, TEAM, types.boolean
+
+
+def kinds_of_out_of(like: np.ndarray) -> tuple:
+    """The types of what `block.out_of` is given."""
+    linear = types.Tuple((typeof(like), VECTOR, VECTOR))
+    before = MATRIX, MATRIX, linear, VECTOR, types.float32
+    return *before, linear, linear, linear, VECTOR, TEAM, types.boolean
+
+
+def kinds_of_kernel(codes: np.ndarray, scales: np.ndarray) -> tuple:
+    """The types of what a kernel is given that reads such codes and scales."""
+    held = typeof(codes), typeof(scales)
+    numbers = types.int64, types.int64, types.int64
+    new = HEADS, types.float32, HEADS, HEADS
+    return *new, *held, *held, types.boolean[:, :, ::1], *numbers, CUBE, CUBE, CUBE, MATRIX
+
+
+def address(function, kinds: tuple) -> int:
+    """Of the compiled code that this function of numba has for arguments of these types."""
+    function.compile(kinds)
+    made = function.overloads[kinds]
+    return made.library.get_pointer_to_function(made.fndesc.llvm_func_name)
+
+
+def _caller(found):
+    """A function of compiled code: (address, arguments) -> what the code there returns, of type `found`."""
+
+    @intrinsic
+    def call(context, address, given):
+        kinds = [types.unliteral(kind) for kind in given.types]
+
+        def code(context, builder, signature, values):
+            where, convention = values[0], context.call_conv
+            pointer = builder.inttoptr(where, convention.get_function_type(found, kinds).as_pointer())
+            taken = unpack_tuple(builder, values[1])
+            status, out = convention.call_function(builder, pointer, found, kinds, taken)
+            with if_unlikely(builder, status.is_error):
+                convention.return_status_propagate(builder, status)
+            return out
+
+        return found(types.int64, types.Tuple(kinds)), code
+
+    return call
+
+
+_do, _ask = _caller(types.none), _caller(types.boolean)
+
+
+@intrinsic
+def _pointer(context, address):
+    """An address as a pointer."""
+
+    def code(context, builder, signature, given):
+        return builder.inttoptr(given[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.int64), code
+
+
+@njit
+def _vector(address, size):
+    """fp32 `[size]` at an address; empty where there is none."""
+    return carray(_pointer(address), size if address else 0, np.float32)
+
+
+@njit
+def _linear(at, first, rows, width, like):
+    """(Weight `[rows, width]` of the kind of `like`, scale, bias) of a linear layer, whose first address is
+    the layer's number `first`."""
+    weight = carray(_pointer(at[first]), (rows, width), like.dtype)
+    return weight, _vector(at[first + 1], rows), _vector(at[first + 2], rows)
+
+
+@njit
+def _kept(address, shape, like):
+    """One of a cache's buffers, shape `(rows, kv_heads, capacity)` and a token's width."""
+    return carray(_pointer(address), (*shape, like.shape[3]), like.dtype)
+
+
+@njit(nogil=True, fastmath=FAST, cache=True)
+def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, room, team,
+           all_of_them, split, parts, out, noted, received):  # fmt: skip
+    """x `[rows, hidden]` becomes the input of the last layer, and out what that attended to.
+
+    code: the addresses of `block.into`, the kernel and `block.out_of`; like: an empty array of the weights'
+    kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds; scaling `[layers]`; inner:
+    the MLP's size; team: an empty one; split: tokens of a split; the rest as `block.into` and the kernel
+    (`cpu.compiled`) take it. Returns the number of the layer whose format refuses the new token, or -1.
+    """
+    rows, hidden = x.shape
+    heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[3]
+    wide, narrow = heads * head_dim, kv_heads * head_dim
+    attended = out.reshape(rows, wide)
+    for i in range(len(weights)):
+        at = weights[i]
+        if i:
+            last = weights[i - 1]
+            into_mlp = _linear(last, 16, inner, hidden, like), _linear(last, 19, inner, hidden, like)
+            _do(code[2], (attended, x, _linear(last, 12, hidden, wide, like), _vector(last[15], hidden), eps,
+                          *into_mlp, _linear(last, 22, hidden, inner, like), room, team, True))  # fmt: skip
+        _do(code[0], (x, _vector(at[0], hidden), eps, _linear(at, 1, wide, hidden, like),
+                      _linear(at, 4, narrow, hidden, like), _linear(at, 7, narrow, hidden, like),
+                      _vector(at[10], head_dim), _vector(at[11], head_dim), cos, sin, q, k, v, room, team,
+                      True))  # fmt: skip
+        capacity, count = held[i, 4], held[i, 5]
+        kept = rows, kv_heads, capacity
+        keys, key_scales = _kept(held[i, 0], kept, codes), _kept(held[i, 1], kept, scales)
+        values, value_scales = _kept(held[i, 2], kept, codes), _kept(held[i, 3], kept, scales)
+        items = rows * kv_heads * ((count + split - 1) // split)
+        if not _ask(code[1], (q, scaling[i], k, v, keys, key_scales, values, value_scales, all_of_them,
+                              count, 0, items, parts[:items], out, noted, received)):  # fmt: skip
+            return i
+    return -1

@@ -1,0 +1,105 @@
+"""Whole: a step through all layers in one call, where no layer of the cache does more than add a token."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import torch
+
+from ..arithmetic import count_kernel
+from ..kernels.attend import ALL, ALONE, UNOBSERVED, layout
+from ..kernels.cpu import SPLIT, at_once, compiled
+from . import block
+from .layers import HELD, address, kinds_of_into, kinds_of_kernel, kinds_of_out_of, layers
+from .team import NOBODY
+
+
+class Whole:
+    """A body's weights as the code of `layers.py` is told of them, and the caches that it has served.
+
+    into, out_of: every layer's arrays, as `block.into` and `block.out_of` take them.
+    """
+
+    def __init__(self, body, into: tuple, out_of: tuple):
+        self.heads, self.kv_heads, self.head_dim = body.heads, body.kv_heads, body.head_dim
+        self.arrays = [[*_flat(before), *_flat(after)] for before, after in zip(into, out_of, strict=True)]
+        self.weights = np.array([[one.size and one.ctypes.data for one in some] for some in self.arrays])
+        shapes = {tuple((one.shape, one.dtype) for one in some) for some in self.arrays}
+        kinds = {one.dtype for one in self.arrays[0] if one.ndim == 2}
+        self.alike = len(shapes) == len(kinds) == 1  # all layers have weights of the same sizes and one kind
+        self.like, self.inner = np.empty((0, 0), kinds.pop()), len(out_of[0][3][0])
+        self.into = address(block.into, kinds_of_into(self.like))
+        self.out_of = address(block.out_of, kinds_of_out_of(self.like))
+        self.eps, self.scalings = body.eps, np.array([one.scaling for one in body.attentions], np.float32)
+        self.most = max(numbers for numbers, _ in (body.first, *body.gaps))  # of weights between attentions
+        self.caches = weakref.WeakKeyDictionary()
+
+    def step(self, cache, x, cos, sin, room) -> np.ndarray | None:
+        """The input of the layers, x `[rows, hidden]`, becomes that of the last one; returns what that
+        attended to, `[rows, heads * head_dim]`. None where another way must be taken, since a layer does
+        more, a format refuses the token, or several threads are faster; x is spoilt then."""
+        if not self.alike or not all(layer.adds_one for layer in cache.layers):
+            return None
+        told, rows = self._told(cache), len(x)
+        if told.code is None or told.rows != rows:
+            return None
+        counts = [layer.store.filled + 1 for layer in cache.layers]
+        most, width, share = max(counts), self.head_dim, self.heads // self.kv_heads
+        if torch.get_num_threads() > 1 and max(2 * rows * self.kv_heads * most * width, self.most) > ALONE:
+            return None
+        told.held[:, -1] = counts
+        numbers = self.heads, self.kv_heads, self.kv_heads
+        q, k, v = (np.empty((rows, count, 1, width), np.float32) for count in numbers)
+        parts = np.empty((rows * self.kv_heads * -(-most // SPLIT), share, width + 2), np.float32)
+        out = np.empty((rows * self.kv_heads, share, width), np.float32)
+        refused = layers(
+            told.code, x, self.weights, told.held, self.like, *told.kinds, self.scalings, self.eps,
+            self.inner, cos, sin, q, k, v, room, NOBODY, ALL, SPLIT, parts, out, *UNOBSERVED,
+        )  # fmt: skip
+        if refused >= 0:
+            return None
+        for layer, scaling in zip(cache.layers, self.scalings.tolist(), strict=True):
+            layer.store.filled += 1
+            layer.added(scaling)
+        count_kernel(4 * q.size * sum(counts))
+        return out.reshape(rows, -1)
+
+    def _told(self, cache) -> Told:
+        """What the code is told of this cache: the same as long as its buffers are the same."""
+        told = self.caches.get(cache)
+        if told is None or not told.still(cache.layers):
+            told = self.caches[cache] = Told(self, cache.layers)
+        return told
+
+
+class Told:
+    """What the code is told of a cache. code: None where its layers differ, or other kernels attend than
+    those of `cpu.py`. It keeps no buffer alive."""
+
+    def __init__(self, whole: Whole, held):
+        self.fused, self.code = [weakref.ref(layer.fused) for layer in held], None
+        known = {
+            (layout(layer.store, whole.head_dim), layer.fused.asked, layer.fused.dtype, layer.fused.turns)
+            for layer in held
+        }
+        (of_kernel, asked, dtype, turns), *others = known
+        if others or of_kernel is None or dtype != torch.float32 or turns:
+            return
+        arrays, self.rows = [layer.fused.held for layer in held], asked[0]
+        self.held = np.zeros((len(arrays), HELD), np.int64)
+        self.held[:, :4] = [[part.ctypes.data for part in parts] for parts in arrays]
+        self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
+        self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
+        kernel = compiled(*of_kernel, at_once(whole.heads // whole.kv_heads))
+        self.code = np.array([whole.into, address(kernel, kinds_of_kernel(*self.kinds)), whole.out_of])
+
+    def still(self, held) -> bool:
+        """Whether it is of the buffers of these layers."""
+        return all(mine() is layer.fused for mine, layer in zip(self.fused, held, strict=True))
+
+
+def _flat(given: tuple) -> list[np.ndarray]:
+    """The arrays among a layer's arguments, one after the other."""
+    parts = [one if isinstance(one, tuple) else (one,) for one in given if not np.isscalar(one)]
+    return [array for some in parts for array in some]

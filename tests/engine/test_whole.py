@@ -1,0 +1,277 @@
+"""A step through all layers in one call: the bits of the step layer by layer, and only where it may."""
+
+import copy
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from tiny import VOCABULARY, left_padded, prompt, tiny
+
+import kvlab
+from kvlab import arithmetic
+from kvlab.engine import compiled, layers, team, whole
+from kvlab.kernels import cpu
+
+METHODS = ("full", "int8", "int4:group=4", "fp8", "fp8:format=e5m2", "static")
+SHAPES = {  # heads, KV heads, width of a head; multiples of 32 alone have a kernel
+    "alone": (2, 2, 64), "grouped": (4, 2, 32), "of three": (3, 1, 96), "of eight": (8, 1, 32),
+    "wide": (2, 1, 160),
+}  # fmt: skip
+
+
+@pytest.fixture()
+def went(monkeypatch):
+    """A list of the steps that were tried in one call: True for those that went so."""
+    made, step = [], whole.Whole.step
+
+    def counted(self, *given):
+        out = step(self, *given)
+        made.append(out is not None)
+        return out
+
+    monkeypatch.setattr(whole.Whole, "step", counted)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture()
+def model(went):
+    """(shape, family, weights) -> a model that decodes compiled, and was tried already."""
+
+    def made(shape="grouped", family="llama", weights="fp32", **changes):
+        fast = compiled(copy.deepcopy(of(shape, family, **changes)), weights)
+        went.clear()
+        return fast
+
+    return made
+
+
+def of(shape="grouped", family="llama", **changes):
+    heads, kv_heads, width = SHAPES[shape]
+    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
+    return tiny(family, hidden_size=48, **sizes, **changes)
+
+
+def both(fast, say, monkeypatch):
+    """What is said with steps in one call, and with none."""
+    found = say(fast)
+    with monkeypatch.context() as patch:
+        patch.setattr(whole.Whole, "step", lambda *_: None)
+        return found, say(fast)
+
+
+def held(cache) -> list:
+    """All that a cache holds, as bits, and what its layers count."""
+    bits = [part.view(torch.uint8) for layer in cache.layers for side in layer.store.parts() for part in side]
+    return [*bits, torch.tensor([[layer.seen, layer.slots, layer.moved_bytes] for layer in cache.layers])]
+
+
+def life(spec, rows=1, steps=40):
+    """Steps past the room of the first buffer, a fork, a crop, a copy, and a reset."""
+
+    def say(fast):
+        cache = kvlab.make_cache(fast, spec)
+        stepper = kvlab.Stepper(fast, cache)
+        found = [stepper.feed(prompt(13, rows), last=True)]
+        found += [stepper.feed(prompt(1, rows, seed=step), last=True) for step in range(steps)]
+        found += held(cache)
+        stepper.fork(torch.tensor([0, rows - 1]))
+        found += [stepper.feed(prompt(1, 2, seed=step), last=True) for step in range(3)]
+        cache.crop(-2)
+        twin = copy.deepcopy(cache)
+        with torch.no_grad():
+            for seed, each in enumerate((cache, twin, cache, twin)):
+                found.append(fast(prompt(1, 2, seed=seed), past_key_values=each).logits)
+        found += [*held(cache), *held(twin)]
+        cache.reset()
+        stepper = kvlab.Stepper(fast, cache)
+        found += [stepper.feed(prompt(5), last=True), stepper.feed(prompt(1), last=True), *held(cache)]
+        return found
+
+    return say
+
+
+@pytest.mark.parametrize("spec", METHODS)
+def test_a_cache_says_and_holds_the_same_layer_by_layer(model, spec, went, monkeypatch):
+    found, expected = both(model(), life(spec), monkeypatch)
+    assert sum(went) >= 40 and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_heads_of_every_width_and_group(model, shape, rows, went, monkeypatch):
+    for spec in ("full", "int8", "int4:group=4"):
+        found, expected = both(model(shape), life(spec, rows, steps=6), monkeypatch)
+        assert sum(went) >= 6 and all(map(torch.equal, found, expected))
+        went.clear()
+
+
+@pytest.mark.parametrize("weights", ["bf16", "int8"])
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_biases_norms_of_heads_and_narrow_weights(model, family, weights, went, monkeypatch):
+    found, expected = both(model(family=family, weights=weights), life("int8", 2, steps=5), monkeypatch)
+    assert sum(went) >= 5 and all(map(torch.equal, found, expected))
+
+
+def test_it_is_the_eager_step(model, went):
+    eager, fast = of(family="qwen3"), model(family="qwen3")
+    found, expected = (torch.cat(life("full")(each)[:41]) for each in (fast, eager))
+    assert sum(went) >= 40 and (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_more_tokens_than_a_split_holds(model, went, monkeypatch):
+    def say(fast):
+        stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "int8"))
+        found = [stepper.feed(prompt(cpu.SPLIT - 3, seed=5), last=True)]
+        found += [stepper.feed(prompt(1, seed=step), last=True) for step in range(6)]
+        return found + held(cache)
+
+    found, expected = both(model(max_position_embeddings=2 * cpu.SPLIT), say, monkeypatch)
+    assert sum(went) >= 5 and all(map(torch.equal, found, expected))
+
+
+def test_operations_are_counted_as_layer_by_layer(model, went, monkeypatch):
+    counts = []
+
+    def say(fast):
+        stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "int8"))
+        for count in (9, 1, 1):
+            before = arithmetic._kernel_flops
+            stepper.feed(prompt(count), last=True)
+        counts.append(arithmetic._kernel_flops - before)
+
+    both(model(), say, monkeypatch)
+    assert went[-1] and counts == [2 * 2 * 4 * 4 * 32 * 11] * 2
+
+
+def test_a_mask_that_hides_nothing_is_none(model, went):
+    fast = model()
+    said = fast.generate(
+        prompt(9), attention_mask=torch.ones(1, 9), past_key_values=kvlab.make_cache(fast, "full"),
+        max_new_tokens=8, do_sample=False, eos_token_id=None,
+    )  # fmt: skip
+    assert said.shape == (1, 17) and sum(went) >= 6
+
+
+MORE = (
+    "h2o:budget=9", "quest:budget=0.5", "kivi4:group=3,recent=6", "nvfp4", "int8:rotate=true", "int5",
+    "int8:symmetric=false",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", MORE)
+def test_what_does_more_than_add_a_token_goes_layer_by_layer(model, spec, went):
+    fast = model()
+    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, spec))
+    stepper.feed(prompt(23), last=True)
+    for step in range(4):
+        stepper.feed(prompt(1, seed=step), last=True)
+    assert len(went) == 4 and not any(went)
+
+
+def test_rows_with_padding_and_rows_that_end_go_layer_by_layer(model, went):
+    fast = model()
+    ids, mask = left_padded([prompt(9), prompt(5)])
+    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
+    stepper.feed(ids, mask, last=True)
+    stepper.feed(prompt(1, 2), last=True)
+    stepper.feed(prompt(1, 2), torch.tensor([[1], [0]]), last=True)
+    stepper.feed(prompt(1, 2), last=True)
+    assert not any(went)
+
+
+def test_who_looks_at_a_layer_is_called(model, went):
+    fast, seen = model(), []
+    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
+    stepper.feed(prompt(9), last=True)
+    for _ in range(2):
+        stepper.feed(prompt(1), last=True)
+    assert went[-1]
+    cache.layers[1].on_read = lambda *given: seen.append(given)
+    stepper.feed(prompt(1), last=True)
+    assert seen and not went[-1]
+    cache.layers[1].on_read = None
+    for _ in range(2):
+        stepper.feed(prompt(1), last=True)
+    assert went[-1]
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, went, monkeypatch):
+    fast = model()
+    weight = fast.model.layers[1].self_attn.v_proj.weight
+
+    @torch.no_grad()
+    def say(fast):
+        stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "int8"))
+        for count in (9, 1, 1):
+            stepper.feed(prompt(count), last=True)
+        kept = weight[0, 0].clone()
+        weight[0, 0] = wrong
+        with pytest.raises(ValueError, match="layer 1: values: int8: KV head 0 holds NaN or infinity"):
+            fast(prompt(1), past_key_values=cache)
+        weight[0, 0] = kept
+        return held(cache)
+
+    found, expected = both(fast, say, monkeypatch)
+    assert went[-2:] == [True, False] and all(map(torch.equal, found, expected))
+
+
+def test_threads_share_out_what_is_large(model, went, monkeypatch):
+    fast = model()
+    torch.set_num_threads(2)
+
+    def stepped():
+        stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
+        for count in (9, 1, 1, 1):
+            stepper.feed(prompt(count), last=True)
+        return went[-1]
+
+    assert stepped()
+    monkeypatch.setattr(whole, "ALONE", -1)
+    assert not stepped()
+    torch.set_num_threads(1)
+    assert stepped()
+    assert whole.ALONE == -1 and team.NOBODY.size == 0
+
+
+def test_it_keeps_no_buffer_alive(model, went):
+    fast = model()
+    stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
+    for count in (9, 1, 1):
+        stepper.feed(prompt(count), last=True)
+    assert went[-1]
+    gone = [weakref.ref(layer.fused) for layer in cache.layers], weakref.ref(cache)
+    cache.reset()
+    gc.collect()
+    assert all(one() is None for one in gone[0])
+    del cache, stepper
+    gc.collect()
+    assert gone[1]() is None and not fast.forward.body.whole.caches
+
+
+def test_weights_that_moved_are_read_where_they_are(model, went):
+    one, other = model(), model()
+    with torch.no_grad():
+        other.model.layers[2].mlp.up_proj.weight.mul_(1.5)
+        found = [life("full")(each)[5] for each in (one, other)]
+        assert not torch.allclose(*found)
+        layer = one.model.layers[2].mlp.up_proj
+        layer.weight.data = layer.weight * 1.5
+        found = [life("full")(each)[5] for each in (one, other)]
+    assert torch.equal(*found) and sum(went) > 40
+
+
+def test_addresses_are_of_as_many_arrays_as_the_code_reads(model):
+    told = model(family="qwen3").forward.body.whole
+    assert told.weights.shape == (4, layers.WEIGHTS) and np.count_nonzero(told.weights) < told.weights.size
+    assert VOCABULARY not in told.weights
