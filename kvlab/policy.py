@@ -6,11 +6,15 @@ import copy
 import inspect
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
+from types import FunctionType, GetSetDescriptorType, NoneType
 
 from torch import Tensor
 
 from .gather import gather_slots, with_room
+
+# nearly all that states and classes are made of, asked at every step of every layer; none holds a tensor
+PLAIN = frozenset({int, float, bool, str, NoneType, FunctionType, property, GetSetDescriptorType, Field})
 
 
 class _Sealed(type):
@@ -226,7 +230,7 @@ def _copied(value, memo):
 
 
 def _holds_tensor(value) -> bool:
-    if type(value) is int:  # a count, at every step of every layer
+    if type(value) in PLAIN:
         return False
     if isinstance(value, list | tuple | set | deque):
         return any(map(_holds_tensor, value))

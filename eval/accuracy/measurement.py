@@ -20,7 +20,7 @@ from ..core.results import Store
 from . import cuts, taskset
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
-HEAVY = ("prose", "agreement", "needle_em", "needle", "chain")  # local tasks that take longest go first
+HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
 NAMED = 3  # methods of a job that its name says before it counts
 
 
@@ -86,9 +86,9 @@ class Accuracy(Pooled):
         return 1 if self.small() else None
 
     def check(self) -> None:
-        super().check()
         if self.jobs is None and self.model is None and self.on is None and not self.tp:
-            workers.get_ready()  # workers' imports begin while digests are made
+            workers.get_ready()  # workers' imports, which take longest, begin while options are looked at
+        super().check()
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         if self.protocol != INSIDE:

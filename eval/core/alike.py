@@ -63,8 +63,8 @@ def alike(
                 fits[key] = not differences(cell["config"], reference, ("method", "task"))
             if fits[key]:
                 data.setdefault(cell["task"], cell["config"].get("task"))
-                made = cell["config"].get("method")
-                codes.setdefault(cell["method"], (current(cell["method"]) if now else None) or made)
+                if (method := cell["method"]) not in codes:  # a digest reads all of a method's code
+                    codes[method] = (current(method) if now else None) or cell["config"].get("method")
         unlike = {}
         known: dict[tuple, dict] = {}  # cells that share a configuration, task or method are compared once
         for cell in mine:

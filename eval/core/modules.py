@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -230,10 +231,10 @@ def called(call: ast.Call) -> str:
 def file_of(name: str, roots: tuple[Root, ...]) -> Path | None:
     package = name.partition(".")[0]
     for root in (root for root in roots if root.has(package)):
-        path = root.folder.joinpath(*name.split("."))
-        for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
-            if file.is_file():
-                return file
+        path = os.path.join(root.folder, *name.split("."))  # a Path takes five times as long
+        for file in (os.path.join(path, "__init__.py"), f"{path}.py"):
+            if os.path.isfile(file):
+                return Path(file)
     return None
 
 

@@ -99,3 +99,10 @@ def test_many_cells_are_one_line():
 def test_differences_are_those_of_what_is_stored():
     assert differences({"pair": [1, 2]}, {"pair": (1, 2)}) == {}
     assert differences({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"b": (2, 3), "a": (1, None)}
+
+
+def test_a_methods_code_is_read_once_for_all_its_cells():
+    asked = []
+    cells = [cell(method, task) for method in ("full", "int4") for task in ("recall", "chain", "cloze")]
+    assert alike(cells, current=lambda method: asked.append(method)) == (cells, {})
+    assert asked == ["full", "full", "int4"]  # the newest cell's first, to know whether it is as it is now
