@@ -11,9 +11,12 @@ A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a
 `block.into` and `block.out_of` take them, a linear layer's weight, scale and bias one after the other; 0:
 there is none. What the cache holds is int64 `[layers, HELD]`: the addresses of K, its scales, V and its
 scales, as the kernel takes them, how many tokens have room, and how many there are with the new one.
+
+Several threads may be in one call (`team.py`), and come once for all layers. Each layer, with what lies
+before its attention, has a team of its own, and shares out its splits as `block.py` does rows of weights.
 """
 
-# Compiled into this: kernels/lanes.py 8370e40cfe2e
+# Compiled into this: kernels/lanes.py 8370e40cfe2e, engine/team.py 0e10725994e2
 
 from __future__ import annotations
 
@@ -24,8 +27,10 @@ from numba.core.cgutils import if_unlikely, unpack_tuple
 from numba.extending import intrinsic
 
 from ..kernels.lanes import FAST
+from .team import COUNTERS, SHARE, done, due, joined, opened, taken
 
 WEIGHTS, HELD = 25, 6
+ATTENTION, SPLITS = 5, 7  # a part, and a number of what is shared out, that `block.py` does not use
 
 VECTOR, MATRIX, CUBE = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
 HEADS, TEAM = types.float32[:, :, :, ::1], types.int64[:, ::1]
@@ -51,6 +56,9 @@ def kinds_of_kernel(codes: np.ndarray, scales: np.ndarray) -> tuple:
     numbers = types.int64, types.int64, types.int64
     new = HEADS, types.float32, HEADS, HEADS
     return *new, *held, *held, types.boolean[:, :, ::1], *numbers, CUBE, CUBE, CUBE, MATRIX
+
+
+KINDS_OF_MERGE = types.float32[:, :, :, ::1], CUBE, CUBE, MATRIX  # of what `cpu.merge` is given
 
 
 def address(function, kinds: tuple) -> int:
@@ -115,36 +123,58 @@ def _kept(address, shape, like):
 
 
 @njit(nogil=True, fastmath=FAST, cache=True)
-def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, room, team,
-           all_of_them, split, parts, out, noted, received):  # fmt: skip
+def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, room, none,
+           all_of_them, split, parts, out, noted, received, team, leads):  # fmt: skip
     """x `[rows, hidden]` becomes the input of the last layer, and out what that attended to.
 
-    code: the addresses of `block.into`, the kernel and `block.out_of`; like: an empty array of the weights'
-    kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds; scaling `[layers]`; inner:
-    the MLP's size; team: an empty one; split: tokens of a split; the rest as `block.into` and the kernel
-    (`cpu.compiled`) take it. Returns the number of the layer whose format refuses the new token, or -1.
+    code: the addresses of `block.into`, the kernel, `cpu.merge` and `block.out_of`; like: an empty array of
+    the weights' kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds; scaling
+    `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a split;
+    the rest as `block.into` and the kernel (`cpu.compiled`) take it. Returns the number of the layer whose
+    format refuses the new token, or -1.
     """
     rows, hidden = x.shape
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[3]
-    wide, narrow = heads * head_dim, kv_heads * head_dim
-    attended = out.reshape(rows, wide)
+    wide, narrow, share = heads * head_dim, kv_heads * head_dim, heads // kv_heads
+    attended, shared = out.reshape(rows, wide), team.shape[0] > 0
     for i in range(len(weights)):
-        at = weights[i]
+        at, ours = weights[i], team[i * COUNTERS : (i + 1) * COUNTERS]
         if i:
             last = weights[i - 1]
             into_mlp = _linear(last, 16, inner, hidden, like), _linear(last, 19, inner, hidden, like)
-            _do(code[2], (attended, x, _linear(last, 12, hidden, wide, like), _vector(last[15], hidden), eps,
-                          *into_mlp, _linear(last, 22, hidden, inner, like), room, team, True))  # fmt: skip
+            _do(code[3], (attended, x, _linear(last, 12, hidden, wide, like), _vector(last[15], hidden), eps,
+                          *into_mlp, _linear(last, 22, hidden, inner, like), room, ours, leads))  # fmt: skip
         _do(code[0], (x, _vector(at[0], hidden), eps, _linear(at, 1, wide, hidden, like),
                       _linear(at, 4, narrow, hidden, like), _linear(at, 7, narrow, hidden, like),
-                      _vector(at[10], head_dim), _vector(at[11], head_dim), cos, sin, q, k, v, room, team,
-                      True))  # fmt: skip
+                      _vector(at[10], head_dim), _vector(at[11], head_dim), cos, sin, q, k, v, room, ours,
+                      leads))  # fmt: skip
         capacity, count = held[i, 4], held[i, 5]
         kept = rows, kv_heads, capacity
-        keys, key_scales = _kept(held[i, 0], kept, codes), _kept(held[i, 1], kept, scales)
-        values, value_scales = _kept(held[i, 2], kept, codes), _kept(held[i, 3], kept, scales)
-        items = rows * kv_heads * ((count + split - 1) // split)
-        if not _ask(code[1], (q, scaling[i], k, v, keys, key_scales, values, value_scales, all_of_them,
-                              count, 0, items, parts[:items], out, noted, received)):  # fmt: skip
-            return i
+        buffers = (_kept(held[i, 0], kept, codes), _kept(held[i, 1], kept, scales),
+                   _kept(held[i, 2], kept, codes), _kept(held[i, 3], kept, scales), all_of_them)  # fmt: skip
+        splits = (count + split - 1) // split
+        items = rows * kv_heads * splits
+        some = parts[:items]
+        if leads:
+            now = 0 if shared else items  # the new token is written before others look
+            if not _ask(code[1], (q, scaling[i], k, v, *buffers, count, 0, now, some, out, noted, received)):
+                return i
+        if not shared:
+            continue
+        size = max(1, SHARE // (2 * head_dim * min(count, split)))
+        if leads:
+            due(ours, (items + size - 1) // size)
+        if not opened(ours, ATTENTION, leads):
+            return -1
+        first = taken(ours, SPLITS, size, items)
+        while first < items:
+            end = min(first + size, items)
+            _ask(code[1], (q, scaling[i], none, none, *buffers, count, first, end, some, out, noted,
+                           received))  # fmt: skip
+            done(ours)
+            first = taken(ours, SPLITS, size, items)
+        if leads:
+            joined(ours)
+            splits_of = some.reshape(rows * kv_heads, splits, share, head_dim + 2)
+            _do(code[2], (splits_of, out, noted, received))
     return -1

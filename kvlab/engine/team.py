@@ -24,7 +24,7 @@ LINE = 8  # numbers of a line of the processor's caches: counters lie in lines o
 OPEN, DUE, DONE, PRODUCTS = range(4)  # the part that is open; shares to be done, and done; then those taken
 COUNTERS = PRODUCTS + 8
 ALONE = 2**21  # numbers of weights up to which a call is one thread's: to wake another takes as long
-SHARE = 2**14  # numbers of a matrix that a thread takes at a time, about
+SHARE = 2**16  # numbers of a matrix that a thread takes at a time, about
 PATIENCE = 2**20  # looks at a counter, some hundred µs, before a helper leaves
 NOBODY = np.zeros((0, LINE), np.int64)
 
@@ -96,12 +96,12 @@ def opened(team, part, leads):
     return looks < PATIENCE
 
 
-def together(numbers: int, function, *given) -> None:
-    """Call `function(*given, team, leads)` as the leader; where it reads so many numbers of weights that it
-    pays to wake others, on as many threads as torch has."""
+def together(numbers: int, function, *given, teams: int = 1):
+    """What `function(*given, team, leads)` returns to the leader; where it reads so many numbers that it pays
+    to wake others, on as many threads as torch has. teams: how many the function needs, one after another."""
     team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
     if threads > 1:
-        team = np.zeros((COUNTERS, LINE), np.int64)
+        team = np.zeros((teams * COUNTERS, LINE), np.int64)
         for _ in range(threads - 1):
             pool().submit(function, *given, team, False)
-    function(*given, team, True)
+    return function(*given, team, True)

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from ..arithmetic import count_kernel
-from ..kernels.attend import ALL, ALONE, UNOBSERVED, layout
-from ..kernels.cpu import SPLIT, at_once, compiled
+from ..kernels.attend import ALL, NONE, UNOBSERVED, layout
+from ..kernels.cpu import SPLIT, at_once, compiled, merge
 from . import block
-from .layers import HELD, address, kinds_of_into, kinds_of_kernel, kinds_of_out_of, layers
-from .team import NOBODY
+from .layers import HELD, KINDS_OF_MERGE, address, kinds_of_into, kinds_of_kernel, kinds_of_out_of, layers
+from .team import together
 
 
 class Whole:
@@ -31,14 +31,15 @@ class Whole:
         self.like, self.inner = np.empty((0, 0), kinds.pop()), len(out_of[0][3][0])
         self.into = address(block.into, kinds_of_into(self.like))
         self.out_of = address(block.out_of, kinds_of_out_of(self.like))
+        self.merge = address(merge, KINDS_OF_MERGE)
         self.eps, self.scalings = body.eps, np.array([one.scaling for one in body.attentions], np.float32)
-        self.most = max(numbers for numbers, _ in (body.first, *body.gaps))  # of weights between attentions
+        self.read = sum(numbers for numbers, _ in (body.first, *body.gaps))  # of weights
         self.caches = weakref.WeakKeyDictionary()
 
     def step(self, cache, x, cos, sin, room) -> np.ndarray | None:
         """The input of the layers, x `[rows, hidden]`, becomes that of the last one; returns what that
         attended to, `[rows, heads * head_dim]`. None where another way must be taken, since a layer does
-        more, a format refuses the token, or several threads are faster; x is spoilt then."""
+        more, or a format refuses the token; x is spoilt then."""
         if not self.alike or not all(layer.adds_one for layer in cache.layers):
             return None
         told, rows = self._told(cache), len(x)
@@ -46,16 +47,17 @@ class Whole:
             return None
         counts = [layer.store.filled + 1 for layer in cache.layers]
         most, width, share = max(counts), self.head_dim, self.heads // self.kv_heads
-        if torch.get_num_threads() > 1 and max(2 * rows * self.kv_heads * most * width, self.most) > ALONE:
-            return None
-        told.held[:, -1] = counts
+        held = told.held.copy()  # a thread that comes late may look at it in the next step
+        held[:, -1] = counts
+        read = self.read + 2 * rows * self.kv_heads * sum(counts) * width
         numbers = self.heads, self.kv_heads, self.kv_heads
         q, k, v = (np.empty((rows, count, 1, width), np.float32) for count in numbers)
         parts = np.empty((rows * self.kv_heads * -(-most // SPLIT), share, width + 2), np.float32)
         out = np.empty((rows * self.kv_heads, share, width), np.float32)
-        refused = layers(
-            told.code, x, self.weights, told.held, self.like, *told.kinds, self.scalings, self.eps,
-            self.inner, cos, sin, q, k, v, room, NOBODY, ALL, SPLIT, parts, out, *UNOBSERVED,
+        refused = together(
+            read, layers, told.code, x, self.weights, held, self.like, *told.kinds, self.scalings, self.eps,
+            self.inner, cos, sin, q, k, v, room, NONE[q.dtype], ALL, SPLIT, parts, out, *UNOBSERVED,
+            teams=len(held),
         )  # fmt: skip
         if refused >= 0:
             return None
@@ -92,7 +94,8 @@ class Told:
         self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
         self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
         kernel = compiled(*of_kernel, at_once(whole.heads // whole.kv_heads))
-        self.code = np.array([whole.into, address(kernel, kinds_of_kernel(*self.kinds)), whole.out_of])
+        attend = address(kernel, kinds_of_kernel(*self.kinds))
+        self.code = np.array([whole.into, attend, whole.merge, whole.out_of])
 
     def still(self, held) -> bool:
         """Whether it is of the buffers of these layers."""

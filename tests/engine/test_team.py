@@ -29,7 +29,7 @@ def all_calls(monkeypatch):
 class Into:
     """A norm and three products, whose sizes leave rests of every kind: rows of four, shares, threads."""
 
-    def __init__(self, rows: int, kind: str = "fp32", hidden: int = 1001, counts=(1030, 37, 3)):
+    def __init__(self, rows: int, kind: str = "fp32", hidden: int = 1001, counts=(4120, 37, 3)):
         torch.manual_seed(rows)
         weights = [torch.randn(count, hidden) for count in counts]
         self.x, norm, biases = torch.randn(rows, hidden), torch.rand(hidden), [torch.randn(n) for n in counts]

@@ -226,22 +226,68 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
     assert went[-2:] == [True, False] and all(map(torch.equal, found, expected))
 
 
-def test_threads_share_out_what_is_large(model, went, monkeypatch):
+@pytest.mark.parametrize("method", ["full", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatch, method, rows):
     fast = model()
-    torch.set_num_threads(2)
+    tables, pool = [], team.pool()
 
-    def stepped():
-        stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
-        for count in (9, 1, 1, 1):
-            stepper.feed(prompt(count), last=True)
-        return went[-1]
+    class Kept:
+        def submit(self, function, *given):
+            tables.append(given[-2])
+            return pool.submit(function, *given)
 
-    assert stepped()
-    monkeypatch.setattr(whole, "ALONE", -1)
-    assert not stepped()
-    torch.set_num_threads(1)
-    assert stepped()
-    assert whole.ALONE == -1 and team.NOBODY.size == 0
+    def stepped(threads):
+        torch.set_num_threads(1)  # a prompt's products, which are torch's, depend on it
+        stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, method))
+        stepper.feed(prompt(9).expand(rows, -1), last=True)
+        torch.set_num_threads(threads)
+        return [stepper.feed(prompt(1).expand(rows, -1), last=True) for _ in range(4)]
+
+    alone = stepped(1)
+    monkeypatch.setattr(team, "ALONE", -1)
+    monkeypatch.setattr(team, "pool", Kept)
+    shared = stepped(2)
+    assert all(went[-3:]) and all(map(torch.equal, alone, shared))
+    whole_steps = [table for table in tables if len(table) == 4 * team.COUNTERS]
+    assert len(whole_steps) >= 3, "a helper for each step, not for each layer"
+    for table in whole_steps:
+        shares = table.reshape(4, team.COUNTERS, team.LINE)[:, :, 0]
+        assert (shares[:, team.DONE] == shares[:, team.DUE]).all() and (shares[1:, team.DUE] >= 8).all()
+        assert (shares[:, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
+
+
+@pytest.mark.parametrize("late", ["never", "after"])
+def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late):
+    fast = model()
+    monkeypatch.setattr(team, "ALONE", -1)
+    kept = []
+
+    class Late:
+        def submit(self, function, *given):
+            kept.append((function, given))
+
+    def stepped(run, threads):
+        torch.set_num_threads(1)
+        stepper, found = kvlab.Stepper(fast, kvlab.make_cache(fast, "int8")), []
+        stepper.feed(prompt(9), last=True)
+        torch.set_num_threads(threads)
+        for _ in range(4):
+            found.append(stepper.feed(prompt(1), last=True).clone())
+            while run and kept:
+                function, given = kept.pop(0)
+                function(*given)
+        return found
+
+    expected = stepped(False, 1)
+    monkeypatch.setattr(team, "pool", Late)
+    found = stepped(late == "after", 2)
+    assert all(went[-3:]) and all(map(torch.equal, found, expected))
+    if late == "never":  # and one that comes when its cache holds more, or is no more, finds nothing to do
+        for function, given in kept:
+            before = given[-2].copy()
+            function(*given)
+            assert (given[-2][team.DONE :: team.COUNTERS] == before[team.DONE :: team.COUNTERS]).all()
 
 
 def test_it_keeps_no_buffer_alive(model, went):

@@ -11,7 +11,7 @@ INTO = {
     "kernels/cpu.py": ["kernels/lanes.py"],
     "kernels/wide.py": ["kernels/cpu.py", "kernels/lanes.py"],
     "engine/block.py": ["kernels/cpu.py", "kernels/lanes.py", "engine/team.py"],
-    "engine/layers.py": ["kernels/lanes.py"],
+    "engine/layers.py": ["kernels/lanes.py", "engine/team.py"],
 }  # a file with functions that are kept -> those whose functions are compiled into them
 
 
