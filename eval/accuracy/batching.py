@@ -118,24 +118,50 @@ def picked(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def pack(
-    items: list, length: Callable, batch: int, rows=lambda item: 1, steps=None, longest=0, tokens=TOKENS
+    items: list,
+    length: Callable,
+    batch: int,
+    rows=lambda item: 1,
+    steps=None,
+    longest=0,
+    tokens=TOKENS,
+    methods: int = 1,
 ) -> list:
-    """Group items of similar prompt length for one batch each.
+    """Group items for one batch each, alike in prompt length or in `steps` (decode steps of an item).
 
-    At most `batch` rows and `tokens` padded prompt tokens; with `steps` (decode steps of an item) also at
-    most `longest` columns, padding and steps together, since buffers may end there. A prompt of length
-    0 is never grouped with longer ones; an item too large for a group stands alone.
+    At most `batch` rows and `tokens` padded prompt tokens; with `steps` also at most `longest` columns,
+    padding and steps together, since buffers may end there. A prompt of length 0 is never grouped with
+    longer ones; an item too large for a group stands alone. Prompts are padded to the longest of a group and
+    answers to its most steps: whichever order pads fewer tokens is taken, where a prompt passes once and its
+    steps once for each of so many methods.
     """
+    if not steps:
+        return _grouped(items, length, length, batch, rows, lambda item: 0, tokens, tokens)
+    found = [
+        _grouped(items, order, length, batch, rows, steps, longest, tokens)
+        for order in (length, lambda item: (length(item) > 0, steps(item), length(item)))
+    ]
+
+    def passed(groups: list[list]) -> int:
+        prompts = sum(len(group) * max(map(length, group)) for group in groups)
+        return prompts + methods * sum(sum(map(rows, group)) * max(map(steps, group)) for group in groups)
+
+    return min(found, key=passed)
+
+
+def _grouped(
+    items: list, order: Callable, length, batch: int, rows, steps, longest: int, tokens: int
+) -> list:
     groups: list[list] = []
-    first = held = after = 0
+    wide = held = after = 0
     total = sum(map(rows, items))
     batch = math.ceil(total / math.ceil(total / batch))  # as few groups, of even size
-    for item in sorted(items, key=length, reverse=True):
-        fits = bool(groups) and held + rows(item) <= batch and (len(groups[-1]) + 1) * first <= tokens
-        after = max(after, steps(item)) if steps else 0
-        if not fits or (length(item) == 0) != (first == 0) or (steps and first + after > longest):
+    for item in sorted(items, key=order, reverse=True):
+        wide, after = max(wide, length(item)), max(after, steps(item))
+        fits = bool(groups) and held + rows(item) <= batch and (len(groups[-1]) + 1) * wide <= tokens
+        if not fits or (length(item) == 0) != (wide == 0) or wide + after > longest:
             groups.append([])
-            first, held, after = length(item), 0, steps(item) if steps else 0
+            wide, held, after = length(item), 0, steps(item)
         groups[-1].append(item)
         held += rows(item)
     return groups

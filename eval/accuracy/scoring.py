@@ -258,6 +258,7 @@ class Scorer:
             steps=steps and (lambda members: max(after[i] + steps(i) for i in members)),
             longest=self.max_length,
             tokens=self.prompt_tokens,
+            methods=len(self.caches),
         )
         return [[index for members in part for index in members] for part in found]
 

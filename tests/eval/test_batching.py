@@ -1,0 +1,61 @@
+"""How prompts and their steps are grouped: every item once, within the limits, padded as little as may be."""
+
+import random
+
+import pytest
+
+from eval.accuracy.batching import pack
+
+
+def passed(groups, methods):
+    """Tokens that pass: prompts once, padded to the longest; steps once a method, padded to the most."""
+    prompts = sum(len(group) * max(prompt for prompt, _ in group) for group in groups)
+    return prompts + methods * sum(len(group) * max(steps for _, steps in group) for group in groups)
+
+
+def packed(items, methods=1, batch=8, longest=10_000, tokens=10_000):
+    return pack(
+        items, lambda item: item[0], batch, steps=lambda item: item[1], longest=longest, tokens=tokens,
+        methods=methods,
+    )  # fmt: skip
+
+
+def drawn(seed, prompts, steps, count=61):
+    draw = random.Random(seed)
+    return [(draw.randint(*prompts), draw.randint(*steps)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_item_is_in_one_group_that_keeps_the_limits(seed):
+    items = drawn(seed, (0, 90), (1, 40))
+    groups = packed(items, methods=3, longest=110, tokens=300)
+    assert sorted(item for group in groups for item in group) == sorted(items)
+    for group in groups:
+        prompts, steps = zip(*group, strict=True)
+        assert len(group) <= 8
+        assert all(prompts) or not any(prompts)  # an empty prompt is not padded to a longer one
+        if len(group) > 1:
+            assert max(prompts) + max(steps) <= 110
+            assert len(group) * max(prompts) <= 300
+
+
+def test_answers_of_one_length_go_together_where_many_methods_feed_them():
+    items = [(prompt, 30 if prompt % 2 else 2) for prompt in range(101, 133)]  # half of them answer at length
+    groups = packed(items, methods=14)
+    assert all(len({steps for _, steps in group}) == 1 for group in groups)
+    assert passed(groups, 14) < passed(packed(items, methods=0), 14)
+
+
+def test_prompts_of_one_length_go_together_where_answers_are_alike():
+    items = drawn(1, (10, 900), (3, 3))
+    groups = packed(items, methods=14)
+    flat = [prompt for group in groups for prompt, _ in group]
+    assert flat == sorted(flat, reverse=True)
+
+
+def test_too_long_for_any_group_stands_alone():
+    assert packed([(50, 5), (400, 5), (40, 5)], longest=100) == [[(400, 5)], [(50, 5), (40, 5)]]
+
+
+def test_without_steps_prompts_go_by_length():
+    assert pack([3, 9, 1, 8], lambda item: item, 2) == [[9, 8], [3, 1]]
