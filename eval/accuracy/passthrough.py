@@ -2,8 +2,8 @@
 
 What is added is what its users would trip over: rows are decoded together unless `--batch_size` says
 otherwise, a machine without CUDA is asked for its CPU, the answers kept by `--use_cache` are those of one
-method, model and protocol (the path carries their digest), and a task's own YAML may say where its contexts
-end.
+method, model and protocol (the path carries their digest), a task's own YAML may say where its contexts end,
+and kvlab's own tasks are known by name.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from lm_eval.utils import setup_logging, simple_parse_args_string
 
 from . import cuts
 from .lm import KVLabLM, identity
+from .taskset import FOLDER
 
 NAME = "kvlab"
 
@@ -53,7 +54,10 @@ def _prepare(arguments) -> None:
         given["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
     if path := given.get("use_cache"):
         given["use_cache"] = f"{path}-{identity(**_model_arguments(given))}"
-    KVLabLM.untils_of_tasks = _untils(given.get("tasks"), given.get("include_path"))
+    theirs = given.get("include_path")
+    KVLabLM.untils_of_tasks = _untils(given.get("tasks"), theirs)
+    if not given.get("config"):  # whose own folders stand in a file
+        given["include_path"] = [str(FOLDER), *([theirs] if theirs else [])]  # the later one is preferred
 
 
 def _model_arguments(given: dict) -> dict:

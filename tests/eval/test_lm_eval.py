@@ -92,6 +92,24 @@ def test_lm_evals_other_sub_commands_and_a_configuration_file(mine, folder, tmp_
     assert "my_fact" in capsys.readouterr().out
 
 
+def test_our_own_tasks_are_known_to_it_and_its_steps_run_compiled(folder, tmp_path, capsys):
+    about = f"pretrained={folder},method=int8,engine=compiled"
+    command = [
+        "lm-eval",
+        "run",
+        "--model",
+        "kvlab",
+        "--model_args",
+        about,
+        "--tasks",
+        "recall",
+        "--limit",
+        "2",
+    ]
+    assert main(command) == 0
+    assert "|recall|" in capsys.readouterr().out
+
+
 def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded):
     lm = KVLabLM(str(folder), "int4")
     with pytest.raises(ValueError, match="may be another method's"):
