@@ -23,7 +23,8 @@ from .visibility import CAUSAL, Visibility, own_positions
 NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
-WATCHED_BLOCK = 64  # queries whose weights stay there
+WATCHED_BLOCK = 64  # queries whose weights stay there, for each thread
+THREADS = 4  # for so many at most: a block's weights need memory
 
 
 def kvlab_attention(
@@ -324,29 +325,30 @@ def _plain(x: Tensor) -> bool:
 
 def _watched(given: Recorded, first: int, wanted: bool) -> tuple[Tensor | None, Tensor]:
     """As `prefill`, of the queries from `first` on, over a prompt without padding or window, head by head:
-    the weights of `WATCHED_BLOCK` queries stay in the processor's cache while they are made and used."""
+    the weights of `WATCHED_BLOCK` queries a thread stay in a processor's cache while they are used."""
     query, keys, values = given.query, given.keys, given.values
     (batch, heads, tokens, width), kv_heads = query.shape, keys.shape[1]
-    group = heads // kv_heads
+    group, block = heads // kv_heads, WATCHED_BLOCK * min(THREADS, torch.get_num_threads())
     out = query.new_empty(batch, heads, tokens, values.shape[3]) if wanted else None
     received = query.new_zeros(batch, kv_heads, tokens)
-    room = query.new_empty(group * WATCHED_BLOCK * tokens)
-    later = torch.ones(WATCHED_BLOCK, WATCHED_BLOCK, dtype=torch.bool).triu(1)
+    room = query.new_empty(group * block * tokens)
+    later = torch.ones(block, block, dtype=torch.bool).triu(1)
     for row in range(batch):
         for head in range(kv_heads):
             mine = slice(head * group, (head + 1) * group)
-            for start in range(first, tokens, WATCHED_BLOCK):
-                end = min(start + WATCHED_BLOCK, tokens)
+            asking, keys_of, values_of = query[row, mine] * given.scaling, keys[row, head], values[row, head]
+            summed, made = received[row, head], out[row, mine] if wanted else None
+            for start in range(first, tokens, block):
+                end = min(start + block, tokens)
                 count = end - start
-                asked = (query[row, mine, start:end] * given.scaling).reshape(group * count, width)
+                asked = asking[:, start:end].reshape(group * count, width)
                 weights = room[: group * count * end].view(group * count, end)
-                torch.mm(asked, keys[row, head, :end].t(), out=weights)
+                torch.mm(asked, keys_of[:end].t(), out=weights)
                 weights.view(group, count, end)[..., start:].masked_fill_(later[:count, :count], -torch.inf)
                 torch.softmax(weights, -1, out=weights)
-                received[row, head, :end] += weights.sum(0)
+                summed[:end] += weights.sum(0)
                 if wanted:
-                    block = weights @ values[row, head, :end]
-                    out[row, mine, start:end] = block.view(group, count, -1)
+                    made[:, start:end] = (weights @ values_of[:end]).view(group, count, -1)
     return out, received.div_(group)
 
 
