@@ -72,6 +72,7 @@ def setup(settings, report: Callable) -> Callable:
             for method in methods:
                 try:
                     lm.use(method)
+                    task.set_fewshot_seed(settings.seed)  # or each method is asked behind other shots
                     one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
                     found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots:

@@ -13,6 +13,7 @@ from lm_eval.tasks import TaskManager
 from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.lm import identity
+from eval.accuracy.prefill import Prompt
 
 TASK = """task: my_fact
 dataset_path: json
@@ -176,6 +177,35 @@ def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     for index, one in enumerate(cell["samples"]):  # a row is never among its own shots
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") % 2 == 0
         assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") == 2  # one prompt, two choices
+
+
+def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp_path, monkeypatch):
+    """A task draws its shots whenever it is asked; methods behind other shots would not be comparable."""
+    made, prompt = [], Prompt.__init__
+
+    def counted(self, model, ids, *given):
+        made.append(len(ids))
+        prompt(self, model, ids, *given)
+
+    monkeypatch.setattr(Prompt, "__init__", counted)
+    rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(9)]
+    (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = [
+        "accuracy",
+        "--model",
+        str(folder),
+        "--jobs",
+        "0",
+        "--out",
+        str(tmp_path / "out"),
+        "--log-samples",
+    ]
+    words += ["--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
+    assert main([*words, "--methods", "full,int8,sinks", "--limit", "4"]) == 0
+    found = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
+    first, *others = [[one["arguments"] for one in cell["samples"]] for cell in found]
+    assert len(others) == 2 and all(one == first for one in others)
+    assert sum(made) == 4
 
 
 def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypatch):
