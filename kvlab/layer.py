@@ -77,18 +77,37 @@ class Layer(Held):
         return out
 
     @property
-    def adds_one(self) -> bool:
-        """Whether a decode step that sees all that is held is a call of `fused` by itself: nobody looks, and
-        nothing goes."""
+    def goes_by(self) -> str | None:
+        """What compiled code has to know of a decode step that sees all that is held: "" where it adds a
+        token and nothing goes, what `Keep.goes_by` says where one token of every head goes; None: it does
+        more, or somebody looks."""
         looked_at = self.on_read is not None or self.timeline is not None or self.hears is not None
-        if self.fused is None or looked_at or not self.settled:
-            return False
-        return self.fused.has_room(self.store) and self.table.there(0) is None
+        if self.fused is None or looked_at or not self.fused.has_room(self.store):
+            return None
+        if self.settled:
+            return "" if self.table.there(0) is None else None
+        keep, longest = self.keep.policy, self.keep.longest
+        if self.in_prompt or self.local is not None or keep.merge or keep.chunk_length > 1:
+            return None
+        if len(set(longest)) > 1 or not keep.one_goes(View(self, self.keep), coming=1):
+            return None
+        return vars(type(keep)).get("goes_by") if self.fused.may_close_up(self.store, longest[0]) else None
 
     def added(self, scaling: float) -> None:
         """A kernel has appended one token to every row of the store, and attended."""
         self.table.advance()
         self.moved_bytes = 0
+        if self.given.scaling != scaling:
+            self.given = replace(self.given, scaling=scaling)
+
+    def one_gone(self, scaling: float, positions: Tensor, sums: Tensor | None) -> None:
+        """Compiled code has appended one token to every row, attended, and let one of every head go: what is
+        left sits at these positions `[batch, kv_heads, slots]`, and has received so much (None: nobody
+        counts)."""
+        self.table.changed(positions)
+        self.store.filled, self.moved_bytes = self.slots, 0
+        if sums is not None:
+            self.keep.received = sums
         if self.given.scaling != scaling:
             self.given = replace(self.given, scaling=scaling)
 

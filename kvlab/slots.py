@@ -57,6 +57,12 @@ class Slots:
         self.seen += 1
         self.count += 1
 
+    def changed(self, positions: Tensor) -> None:
+        """One more token in every row, and one of every head has gone: `positions` are what is left."""
+        self.moved, self.count = positions, positions.shape[2]
+        self.lengths = [n + 1 for n in self.lengths]
+        self.seen += 1
+
     def there(self, new: int) -> Tensor | None:
         """In which slots a token is, bool `[batch, 1 or kv_heads, slots + new]`, `new` more tokens in every
         row included; None: in all."""

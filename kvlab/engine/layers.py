@@ -12,11 +12,16 @@ A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a
 there is none. What the cache holds is int64 `[layers, HELD]`: the addresses of K, its scales, V and its
 scales, as the kernel takes them, how many tokens have room, and how many there are with the new one.
 
+Where one token of every head goes (`kernels/closing.py`), int64 `[layers, TABLES]` has addresses of the
+slots' positions and of what they have received, both before the step, after it and, where empty slots then
+close up, after that; and to how many. That happens last, so a step that a format refuses has changed nothing.
+int64 `[layers, rows, 3]` has the first and last position that may go, and the new token's.
+
 Several threads may be in one call (`team.py`), and come once for all layers. Each layer, with what lies
 before its attention, has a team of its own, and shares out its splits as `block.py` does rows of weights.
 """
 
-# Compiled into this: kernels/lanes.py 8370e40cfe2e, engine/team.py 0e10725994e2
+# Compiled into this: kernels/closing.py ae0d04ad, kernels/lanes.py 8370e40c, engine/team.py 0e107259
 
 from __future__ import annotations
 
@@ -26,10 +31,11 @@ from numba import carray, njit, typeof, types
 from numba.core.cgutils import if_unlikely, unpack_tuple
 from numba.extending import intrinsic
 
+from ..kernels.closing import NEWEST, SUM, draw_up, leave
 from ..kernels.lanes import FAST
 from .team import COUNTERS, SHARE, done, due, joined, opened, taken
 
-WEIGHTS, HELD = 25, 6
+WEIGHTS, HELD, TABLES = 25, 6, 7
 ATTENTION, SPLITS = 5, 7  # a part, and a number of what is shared out, that `block.py` does not use
 
 VECTOR, MATRIX, CUBE = types.float32[::1], types.float32[:, ::1], types.float32[:, :, ::1]
@@ -122,16 +128,82 @@ def _kept(address, shape, like):
     return carray(_pointer(address), (*shape, like.shape[3]), like.dtype)
 
 
+@njit
+def _found(positions, masks):
+    """In which slots a token is: masks bool `[rows, kv_heads, slots + 1]`, the new one's included."""
+    slots = positions.shape[2]
+    for r in range(positions.shape[0]):
+        for h in range(positions.shape[1]):
+            for t in range(slots):
+                masks[r, h, t] = positions[r, h, t] >= 0
+            masks[r, h, slots] = True
+
+
+@njit(fastmath=False)
+def _averaged(received, rows):
+    """received `[KV heads of all rows, tokens]`: in every head the mean over those of its row."""
+    heads = received.shape[0] // rows
+    for r in range(rows):
+        mean = received[r * heads]
+        for h in range(1, heads):
+            mean += received[r * heads + h]
+        mean /= np.float32(heads)
+        for h in range(1, heads):
+            received[r * heads + h] = mean
+
+
+@njit
+def _slots(tables, first, rows, kv_heads, slots, sums):
+    """A layer's positions and what its slots have received, two of its addresses from number `first` on."""
+    return (carray(_pointer(tables[first]), (rows, kv_heads, slots), np.int32),
+            carray(_pointer(tables[first + 1]), (rows, kv_heads, slots * sums), np.float32))  # fmt: skip
+
+
+@njit
+def _leave(goes, tables, rules, received, keys, rows, kv_heads, count):
+    """One token of every head goes, of a layer."""
+    positions, sums = _slots(tables, 0, rows, kv_heads, count - 1, goes == SUM)
+    left, left_sums = _slots(tables, 2, rows, kv_heads, count, goes == SUM)
+    if goes == NEWEST:
+        _averaged(received, rows)
+    for r in range(rows):
+        first, last, newest = rules[r]
+        for h in range(kv_heads):
+            leave(goes, received[r * kv_heads + h], keys[:count], first, last, newest, positions[r, h],
+                  sums[r, h], left[r, h], left_sums[r, h])  # fmt: skip
+
+
+@njit
+def _buffers(held, rows, kv_heads, codes, scales):
+    """A layer's K, its scales, V and its scales."""
+    kept = rows, kv_heads, held[4]
+    return (_kept(held[0], kept, codes), _kept(held[1], kept, scales),
+            _kept(held[2], kept, codes), _kept(held[3], kept, scales))  # fmt: skip
+
+
+@njit
+def _draw_up(goes, tables, held, rows, kv_heads, codes, scales):
+    """The slots of a layer close up."""
+    left, left_sums = _slots(tables, 2, rows, kv_heads, held[5], goes == SUM)
+    positions, sums = _slots(tables, 4, rows, kv_heads, tables[6], goes == SUM)
+    k, k_scales, v, v_scales = _buffers(held, rows, kv_heads, codes, scales)
+    for r in range(rows):
+        for h in range(kv_heads):
+            draw_up(left[r, h], left_sums[r, h], positions[r, h], sums[r, h],
+                    k[r, h], k_scales[r, h], v[r, h], v_scales[r, h])  # fmt: skip
+
+
 @njit(nogil=True, fastmath=FAST, cache=True)
 def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, room, none,
-           all_of_them, split, parts, out, noted, received, team, leads):  # fmt: skip
+           split, parts, out, goes, tables, rules, masks, notes, gained, keys, team, leads):  # fmt: skip
     """x `[rows, hidden]` becomes the input of the last layer, and out what that attended to.
 
     code: the addresses of `block.into`, the kernel, `cpu.merge` and `block.out_of`; like: an empty array of
     the weights' kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds; scaling
-    `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a split;
-    the rest as `block.into` and the kernel (`cpu.compiled`) take it. Returns the number of the layer whose
-    format refuses the new token, or -1.
+    `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a split.
+    goes: by what a token goes (0: none does), tables, rules: see above; masks, notes, gained, keys: room for
+    a layer's mask, its scores, what tokens received, and `leave`. The rest as `block.into` and the kernel
+    (`cpu.compiled`) take it. Returns the number of the layer whose format refuses the new token, or -1.
     """
     rows, hidden = x.shape
     heads, kv_heads, head_dim = q.shape[1], k.shape[1], q.shape[3]
@@ -148,10 +220,14 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
                       _linear(at, 4, narrow, hidden, like), _linear(at, 7, narrow, hidden, like),
                       _vector(at[10], head_dim), _vector(at[11], head_dim), cos, sin, q, k, v, room, ours,
                       leads))  # fmt: skip
-        capacity, count = held[i, 4], held[i, 5]
-        kept = rows, kv_heads, capacity
-        buffers = (_kept(held[i, 0], kept, codes), _kept(held[i, 1], kept, scales),
-                   _kept(held[i, 2], kept, codes), _kept(held[i, 3], kept, scales), all_of_them)  # fmt: skip
+        count = held[i, 5]
+        watched, there = count if goes in (SUM, NEWEST) else 0, count if goes else 0
+        noted = notes[: rows * heads * watched].reshape(rows * kv_heads, share, watched)
+        received = gained[: rows * kv_heads * watched].reshape(rows * kv_heads, watched)
+        mask = masks[: rows * kv_heads * there].reshape(rows, kv_heads, there)
+        if goes and leads:
+            _found(_slots(tables[i], 0, rows, kv_heads, count - 1, False)[0], mask)
+        buffers = (*_buffers(held[i], rows, kv_heads, codes, scales), mask)
         splits = (count + split - 1) // split
         items = rows * kv_heads * splits
         some = parts[:items]
@@ -160,6 +236,8 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
             if not _ask(code[1], (q, scaling[i], k, v, *buffers, count, 0, now, some, out, noted, received)):
                 return i
         if not shared:
+            if goes:
+                _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
             continue
         size = max(1, SHARE // (2 * head_dim * min(count, split)))
         if leads:
@@ -177,4 +255,10 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
             joined(ours)
             splits_of = some.reshape(rows * kv_heads, splits, share, head_dim + 2)
             _do(code[2], (splits_of, out, noted, received))
+            if goes:
+                _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
+    if goes and leads:
+        for i in range(len(weights)):
+            if tables[i, 6]:
+                _draw_up(goes, tables[i], held[i], rows, kv_heads, codes, scales)
     return -1

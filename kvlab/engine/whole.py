@@ -1,4 +1,5 @@
-"""Whole: a step through all layers in one call, where no layer of the cache does more than add a token."""
+"""Whole: a step through all layers in one call, where no layer of the cache does more than add a token and
+let one of every head go."""
 
 from __future__ import annotations
 
@@ -8,10 +9,19 @@ import numpy as np
 import torch
 
 from ..arithmetic import count_kernel
-from ..kernels.attend import ALL, NONE, UNOBSERVED, layout
+from ..kernels.attend import NONE, layout
 from ..kernels.cpu import SPLIT, at_once, compiled, merge
 from . import block
-from .layers import HELD, KINDS_OF_MERGE, address, kinds_of_into, kinds_of_kernel, kinds_of_out_of, layers
+from .going import Going
+from .layers import (
+    HELD,
+    KINDS_OF_MERGE,
+    address,
+    kinds_of_into,
+    kinds_of_kernel,
+    kinds_of_out_of,
+    layers,
+)
 from .team import together
 
 
@@ -40,7 +50,8 @@ class Whole:
         """The input of the layers, x `[rows, hidden]`, becomes that of the last one; returns what that
         attended to, `[rows, heads * head_dim]`. None where another way must be taken, since a layer does
         more, or a format refuses the token; x is spoilt then."""
-        if not self.alike or not all(layer.adds_one for layer in cache.layers):
+        ways = {layer.goes_by for layer in cache.layers} if self.alike else {None}
+        if len(ways) > 1 or None in ways:
             return None
         told, rows = self._told(cache), len(x)
         if told.code is None or told.rows != rows:
@@ -54,16 +65,16 @@ class Whole:
         q, k, v = (np.empty((rows, count, 1, width), np.float32) for count in numbers)
         parts = np.empty((rows * self.kv_heads * -(-most // SPLIT), share, width + 2), np.float32)
         out = np.empty((rows * self.kv_heads, share, width), np.float32)
+        goes = Going(cache.layers, ways.pop(), self.heads)
         refused = together(
             read, layers, told.code, x, self.weights, held, self.like, *told.kinds, self.scalings, self.eps,
-            self.inner, cos, sin, q, k, v, room, NONE[q.dtype], ALL, SPLIT, parts, out, *UNOBSERVED,
+            self.inner, cos, sin, q, k, v, room, NONE[q.dtype], SPLIT, parts, out, *goes.told,
             teams=len(held),
         )  # fmt: skip
         if refused >= 0:
             return None
-        for layer, scaling in zip(cache.layers, self.scalings.tolist(), strict=True):
-            layer.store.filled += 1
-            layer.added(scaling)
+        for index, scaling in enumerate(self.scalings.tolist()):
+            goes.done(index, cache.layers[index], scaling)
         count_kernel(4 * q.size * sum(counts))
         return out.reshape(rows, -1)
 

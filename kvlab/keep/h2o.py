@@ -28,6 +28,7 @@ class H2O(Keep):
     recent: float = 0.5
 
     observes = True
+    goes_by = "sum"
     per_slot = ("received",)
 
     def __post_init__(self):
@@ -42,9 +43,12 @@ class H2O(Keep):
 
     def by_rule(self, layer) -> Tensor:
         positions = layer.slot_positions
-        pairs = zip(layer.lengths, layer.state.limits, strict=True)
-        before = [seen - 1 - max(1, int(limit * self.recent)) for seen, limit in pairs]
+        before = [newest - 1 for newest in self.may_go(layer)[1]]
         return positions > by_row(before, positions)
+
+    def may_go(self, layer) -> tuple[int, list[int]]:
+        pairs = zip(layer.lengths, layer.state.limits, strict=True)
+        return 0, [newest - max(1, int(limit * self.recent)) for newest, limit in pairs]
 
     def score(self, layer) -> Tensor:
         return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)

@@ -12,7 +12,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 8370e40cfe2e
+# Compiled into this: kernels/lanes.py 8370e40c
 
 from __future__ import annotations
 

@@ -75,14 +75,19 @@ class Fused:
         store.filled += 1
         return turned(store.value_format, out, back=True) if self.turns else out
 
+    def may_close_up(self, store, count: int) -> bool:
+        """Whether so many tokens may lie in these buffers when slots have closed up; no: they are others, or
+        shorter ones are due."""
+        spare = self.held[0].shape[2] - count
+        return store.keys is self.buffers and (store.keeps_room or spare <= max(LEAST_ROOM, count // 8))
+
     def close_up(self, store, slots: Tensor) -> bool:
         """As `store.keep_slots`, within the buffers; False, and nothing has changed, where they are others,
         or so much would be left empty that shorter ones are due."""
         from . import closing
 
         count = slots.shape[2]
-        spare = self.held[0].shape[2] - count
-        if store.keys is not self.buffers or not (store.keeps_room or spare <= max(LEAST_ROOM, count // 8)):
+        if not self.may_close_up(store, count):
             return False
         moved = slots.contiguous().numpy()
         if not closing.in_order(moved):

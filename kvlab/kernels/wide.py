@@ -15,7 +15,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py 7bf223595e9d, kernels/lanes.py 8370e40cfe2e
+# Compiled into this: kernels/cpu.py 3e1f3f1c, kernels/lanes.py 8370e40c
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
 """What the engine's tests share: nothing is compiled to machine code by torch, and steps are counted."""
 
+import copy
 import inspect
 import logging
 
 import pytest
+import torch
+from engine.atonce import of
 
-from kvlab.engine import compiled, traced
+from kvlab.engine import compiled, traced, whole
 
 
 @pytest.fixture(autouse=True)
@@ -36,4 +39,39 @@ def steps(monkeypatch):
             del made[count:]
 
     monkeypatch.setattr(module, "_difference", tried)
+    return made
+
+
+@pytest.fixture()
+def went(monkeypatch):
+    """A list of the steps that were tried in one call: True for those that went so."""
+    made, step = [], whole.Whole.step
+
+    def counted(self, *given):
+        out = step(self, *given)
+        made.append(out is not None)
+        return out
+
+    monkeypatch.setattr(whole.Whole, "step", counted)
+    return made
+
+
+@pytest.fixture()
+def one_thread():
+    """One thread of torch's, and as many as before behind the test."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture()
+def model(went):
+    """(shape, family, weights) -> a model that decodes compiled, and was tried already."""
+
+    def made(shape="grouped", family="llama", weights="fp32", **changes):
+        fast = compiled(copy.deepcopy(of(shape, family, **changes)), weights)
+        went.clear()
+        return fast
+
     return made

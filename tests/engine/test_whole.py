@@ -7,72 +7,16 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from tiny import VOCABULARY, left_padded, prompt, tiny
+from engine.atonce import SHAPES, both, held, of
+from tiny import VOCABULARY, left_padded, prompt
 
 import kvlab
 from kvlab import arithmetic
-from kvlab.engine import compiled, layers, team, whole
+from kvlab.engine import layers, team
 from kvlab.kernels import cpu
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = ("full", "int8", "int4:group=4", "fp8", "fp8:format=e5m2", "static")
-SHAPES = {  # heads, KV heads, width of a head; multiples of 32 alone have a kernel
-    "alone": (2, 2, 64), "grouped": (4, 2, 32), "of three": (3, 1, 96), "of eight": (8, 1, 32),
-    "wide": (2, 1, 160),
-}  # fmt: skip
-
-
-@pytest.fixture()
-def went(monkeypatch):
-    """A list of the steps that were tried in one call: True for those that went so."""
-    made, step = [], whole.Whole.step
-
-    def counted(self, *given):
-        out = step(self, *given)
-        made.append(out is not None)
-        return out
-
-    monkeypatch.setattr(whole.Whole, "step", counted)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture()
-def model(went):
-    """(shape, family, weights) -> a model that decodes compiled, and was tried already."""
-
-    def made(shape="grouped", family="llama", weights="fp32", **changes):
-        fast = compiled(copy.deepcopy(of(shape, family, **changes)), weights)
-        went.clear()
-        return fast
-
-    return made
-
-
-def of(shape="grouped", family="llama", **changes):
-    heads, kv_heads, width = SHAPES[shape]
-    sizes = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": width}
-    return tiny(family, hidden_size=48, **sizes, **changes)
-
-
-def both(fast, say, monkeypatch):
-    """What is said with steps in one call, and with none."""
-    found = say(fast)
-    with monkeypatch.context() as patch:
-        patch.setattr(whole.Whole, "step", lambda *_: None)
-        return found, say(fast)
-
-
-def held(cache) -> list:
-    """All that a cache holds, as bits, and what its layers count."""
-    bits = [part.view(torch.uint8) for layer in cache.layers for side in layer.store.parts() for part in side]
-    return [*bits, torch.tensor([[layer.seen, layer.slots, layer.moved_bytes] for layer in cache.layers])]
 
 
 def life(spec, rows=1, steps=40):
@@ -163,7 +107,8 @@ def test_a_mask_that_hides_nothing_is_none(model, went):
 
 
 MORE = (
-    "h2o:budget=9", "quest:budget=0.5", "kivi4:group=3,recent=6", "nvfp4", "int8:rotate=true", "int5",
+    "h2o:budget=9,chunk=2", "h2o:budget=9,every=3", "d2o:budget=9", "keydiff:budget=9,every=1",
+    "quest:budget=0.5", "kivi4:group=3,recent=6", "nvfp4", "int8:rotate=true", "int5",
     "int8:symmetric=false",
 )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""Going: which tokens leave in a step through all layers in one call, and what the layers learn of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..kernels.closing import NEWEST, PLACE, SUM
+from ..policy import View
+from ..slots import PER_EMPTY
+from .layers import TABLES
+
+GOES_BY = {"": 0, "sum": SUM, "newest": NEWEST, "place": PLACE}
+
+
+class Going:
+    """What goes in a step, in all of these layers in the same way: `told` is what `layers.py` is told of it.
+
+    way: as `Layer.goes_by` says it. Slots are read where the layers have them, and what comes of them is
+    written to tensors of its own.
+    """
+
+    def __init__(self, held, way: str, heads: int):
+        self.how = how = GOES_BY[way]
+        rows, kv_heads = len(held[0].lengths), held[0].kv_heads
+        tables, rules = np.zeros((len(held), TABLES), np.int64), np.zeros((len(held), rows, 3), np.int64)
+        self.layers = [self._of(layer, rules[index]) for index, layer in enumerate(held if how else ())]
+        if how:
+            tables[:] = [list(map(_address, one)) for one in self.layers]
+        most = 1 + max(layer.slots for layer in held) if how else 0
+        slots = rows * kv_heads * most
+        watched = slots if how in (SUM, NEWEST) else 0
+        room = [np.empty(count, np.float32) for count in (watched // kv_heads * heads, watched)]
+        self.told = how, tables, rules, np.empty(slots, np.bool_), *room, np.empty(most, np.int32)
+
+    def _of(self, layer, rules: np.ndarray) -> tuple:
+        """Positions and sums `[rows, kv_heads, slots]` before the step, after it, and when slots have closed
+        up; to how many they close up. 0: there is no such thing."""
+        slots, left = layer.slots + 1, layer.keep.longest[0]
+        closes = (slots - left) * PER_EMPTY > slots
+        shape = len(layer.lengths), layer.kv_heads
+        rules[:, 0], rules[:, 1] = layer.keep.policy.may_go(View(layer, layer.keep))
+        rules[:, 2] = layer.lengths
+        before = layer.slot_positions.contiguous(), layer.keep.received.contiguous() if self.how == SUM else 0
+        after, closed = (
+            (torch.empty(*shape, n, dtype=torch.int32), torch.empty(*shape, n) if self.how == SUM else 0)
+            for n in (slots, left)
+        )
+        return *before, *after, *(closed if closes else (0, 0)), left if closes else 0
+
+    def done(self, index: int, layer, scaling: float) -> None:
+        """The step has been made: the layer learns of it."""
+        if not self.how:
+            layer.store.filled += 1
+            layer.added(scaling)
+            return
+        *_, positions, sums, closed_positions, closed_sums, left = self.layers[index]
+        if left:
+            positions, sums = closed_positions, closed_sums
+        layer.one_gone(scaling, positions, sums if self.how == SUM else None)
+
+
+def _address(x) -> int:
+    """Of a tensor; a number stays."""
+    return x.data_ptr() if isinstance(x, torch.Tensor) else x

@@ -1,0 +1,132 @@
+"""A step through all layers in one call after which one token of every head goes: as layer by layer."""
+
+import copy
+
+import pytest
+import torch
+from engine.atonce import SHAPES, both, held, of
+from tiny import prompt
+
+import kvlab
+from kvlab.engine import team
+from kvlab.keep import H2O, TOVA
+from kvlab.store import Float8, Int
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+GOING = (
+    "h2o:budget=9", "h2o:budget=9,recent=0.1", "h2o:budget=90,recent=0.3", "h2o:budget=0.9", "tova:budget=9",
+    "tova:budget=90", "sinks:budget=9", "sinks:budget=90,sinks=3", "sinks:budget=2",
+)  # fmt: skip
+
+
+FORMS = (Int(8), Int(4, group=8), Float8(), None)
+LONG = {"max_position_embeddings": 256}
+
+
+def left(cache) -> list:
+    """All that is held, which tokens these are, and what is remembered of them."""
+    tables = [layer.slot_positions for layer in cache.layers]
+    remembered = [x for layer in cache.layers for x in layer.keep.tensors()]
+    counts = [torch.tensor([layer.rows_held, layer.lengths]) for layer in cache.layers]
+    return [*held(cache), *tables, *remembered, *counts]
+
+
+def going(made, rows=1, steps=40):
+    """Steps after which one token goes, past two closings of slots; a fork, a copy and another row."""
+
+    def say(fast):
+        stepper = kvlab.Stepper(fast, cache := made(fast))
+        found = [stepper.feed(prompt(120, rows), last=True)]
+        for step in range(steps):
+            found += [stepper.feed(prompt(1, rows, seed=step), last=True), *left(cache)]
+        stepper.fork(torch.tensor([rows - 1, 0]))
+        found += [stepper.feed(prompt(1, 2, seed=step), last=True) for step in range(3)]
+        twin = copy.deepcopy(cache)
+        with torch.no_grad():
+            for seed, each in enumerate((cache, twin, cache, twin)):
+                found.append(fast(prompt(1, 2, seed=seed), past_key_values=each).logits)
+        return [*found, *left(cache), *left(twin)]
+
+    return say
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("spec", GOING)
+def test_one_token_goes_as_layer_by_layer(model, spec, rows, went, monkeypatch):
+    made = lambda fast: kvlab.make_cache(fast, spec)
+    found, expected = both(model("of three", **LONG), going(made, rows), monkeypatch)
+    assert sum(went) >= 38 and all(map(torch.equal, found, expected)) and len(found) == len(expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", FORMS, ids=["int8", "int4", "fp8", "exact"])
+def test_one_token_goes_of_heads_of_every_width_in_every_format(model, shape, form, went, monkeypatch):
+    for keep in (H2O(70), TOVA(20)):
+        made = lambda fast, keep=keep: kvlab.KVCache(fast, keep=keep, **({"store": form} if form else {}))
+        found, expected = both(model(shape, **LONG), going(made, steps=12), monkeypatch)
+        assert sum(went) >= 10 and all(map(torch.equal, found, expected)), keep
+        went.clear()
+
+
+def test_tokens_that_go_are_those_of_the_eager_engine(model, went):
+    made = lambda fast: kvlab.make_cache(fast, "h2o:budget=90")
+    eager, fast = of("of three", **LONG), model("of three", **LONG)
+    stays, logits = [], []
+    for each in (fast, eager):
+        stepper = kvlab.Stepper(each, cache := made(each))
+        counts = enumerate([120] + [1] * 40)
+        logits.append(torch.cat([stepper.feed(prompt(n, seed=seed), last=True) for seed, n in counts]))
+        heads = [head for layer in cache.layers for head in layer.slot_positions[0]]
+        stays.append([sorted(head[head >= 0].tolist()) for head in heads])
+    assert sum(went) >= 38 and stays[0] == stays[1]
+    assert (logits[0] - logits[1]).abs().max() <= 1e-4 * logits[1].abs().max()
+
+
+class Own(H2O):
+    """Scores otherwise than the class that it is made from."""
+
+    def score(self, layer):
+        return -super().score(layer)
+
+
+def test_a_keep_made_from_one_that_goes_so_is_asked(model, went):
+    fast = model()
+    stepper = kvlab.Stepper(fast, kvlab.KVCache(fast, keep=Own(20)))
+    for seed, count in enumerate([40, 1, 1, 1]):
+        stepper.feed(prompt(count, seed=seed), last=True)
+    assert len(went) == 3 and not any(went)
+
+
+def test_slots_are_as_they_were_where_a_format_refuses_the_token(model, went, monkeypatch):
+    fast = model()
+    weight = fast.model.layers[1].self_attn.v_proj.weight
+
+    @torch.no_grad()
+    def say(fast):
+        stepper = kvlab.Stepper(fast, cache := kvlab.KVCache(fast, keep=H2O(9), store=Int(8)))
+        for count in (40, 1, 1, 1):
+            stepper.feed(prompt(count), last=True)
+        kept, weight[0, 0] = weight[0, 0].clone(), torch.nan
+        with pytest.raises(ValueError, match="layer 1: values: int8: KV head 0 holds NaN or infinity"):
+            fast(prompt(1), past_key_values=cache)
+        weight[0, 0] = kept
+        return left(cache)
+
+    found, expected = both(fast, say, monkeypatch)
+    assert went[-2:] == [True, False] and all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=9", "tova:budget=90", "sinks:budget=90"])
+def test_threads_change_nothing_of_what_goes(model, spec, went, monkeypatch):
+    fast = model(**LONG)
+
+    def say(threads):
+        torch.set_num_threads(1)
+        stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, spec))
+        found = [stepper.feed(prompt(120, 2), last=True)]
+        torch.set_num_threads(threads)
+        return found + [stepper.feed(prompt(1, 2, seed=step), last=True) for step in range(9)] + left(cache)
+
+    alone = say(1)
+    monkeypatch.setattr(team, "ALONE", -1)
+    assert all(map(torch.equal, alone, say(2))) and sum(went) >= 14
