@@ -37,6 +37,7 @@ NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 RULER = ("niah_single_1", "niah_multikey_2", "ruler_vt")
 SHOTS = 5
 ASKED_AGAIN = ("full", "kvzip", "keydiff", "snapkv", "h2o", "adakv:of=keydiff", "random")
+READ_ON = ("full", "int8", "int4", "kivi2", "sinks", "h2o", "snapkv", "tova", "topk", "infinigen")
 RENUMBERED = ("full", "sinks:budget=512", "sinks:budget=512,renumber=true")
 
 
@@ -199,6 +200,17 @@ def perplexity(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     }
 
 
+def perplexity_4k(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """The same text in chunks of 4,096 tokens, of which the second half is decoded."""
+    if rows is None:
+        return {}
+    shared = {"methods": READ_ON[:2] if quick else READ_ON, "budgets": ONE}
+    asked = (256, 192, 2) if quick else (4096, 2048, 4)
+    shared |= dict(zip(("chunk", "prompt", "limit"), asked, strict=True))
+    text = found(rows, "wikitext2", ".txt")
+    return {"smollm2": Perplexity(model="smollm2", dtype="float32", text=text, **shared)}
+
+
 def formats(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """WikiText-2's test text in chunks of 1,024 tokens, of which the last 64 are decoded, in every format."""
     if rows is None:
@@ -283,6 +295,10 @@ STUDIES = {
     ),
     "formats": Study("Perplexity of WikiText-2 against the bits that a number of K and V takes", formats),
     "perplexity": Study("Perplexity of WikiText-2 against the position in a chunk, 20 % budget", perplexity),
+    "perplexity_4k": Study(
+        "Perplexity of WikiText-2 at positions from 2,048 to 4,095, SmolLM2-135M-Instruct, 20 % budget",
+        perplexity_4k,
+    ),
     "reuse": Study("Both models answer four questions on one context that was compressed once", reuse),
     "beyond": Study("The workshop model's perplexity beyond the length that it was trained on", beyond),
 }
