@@ -33,8 +33,10 @@ def compare(
     methods: tuple[str, ...] = METHODS,
 ) -> Iterator[dict]:
     """A row per task: documents per CPU second of HFLM, of `full` with the eager engine and of every method
-    with the compiled one, the best of `rounds` turns; and how far answers under `full` are from HFLM's.
-    tasks: name -> lm-eval task. All score the first `limit` documents with one thread."""
+    with the compiled one, the best of `rounds` turns; how far answers under `full` are from HFLM's; and how
+    many tokens HFLM and `full` let pass through the model, padding included: as long as a token takes either
+    as long, `full` is faster by no more than it has fewer. tasks: name -> lm-eval task. All score the first
+    `limit` documents with one thread."""
     torch.set_num_threads(1)
     tokenizer = kvlab.load(model, device="cpu")[1]
     loaded = {engine: kvlab.load(model, device="cpu", engine=engine)[0] for engine in ("eager", "compiled")}
@@ -43,18 +45,26 @@ def compare(
     ways = {f"{method}, compiled": (method, "compiled") for method in methods}
     ways = {"HFLM": None, "full, eager": ("full", "eager")} | ways
     for name, task in tasks.items():
-        seconds, answers = {who: [] for who in ways}, {}
+
+        def answer(who: str, task=task, name=name) -> list:
+            lm = theirs
+            if ways[who]:  # a new one: it remembers what it has answered
+                method, engine = ways[who]
+                lm = KVLabLM(loaded[engine], method, tokenizer=tokenizer, batch_size=batch_size)
+            with contextlib.redirect_stdout(io.StringIO()):
+                found = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+            return [one["filtered_resps"] for one in found["samples"][name]]
+
+        seconds, answers, tokens = {who: [] for who in ways}, {}, {}
+        for who, passes in {"HFLM": own, "full, eager": loaded["eager"]}.items():
+            with counted(passes) as sizes:
+                answer(who)
+            tokens[who] = sum(sizes)
         for _ in range(rounds):
             for who, taken in seconds.items():
-                lm = theirs
-                if ways[who]:  # which remembers what it has answered
-                    method, engine = ways[who]
-                    lm = KVLabLM(loaded[engine], method, tokenizer=tokenizer, batch_size=batch_size)
                 start = time.process_time()
-                with contextlib.redirect_stdout(io.StringIO()):
-                    found = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=0)
+                answers[who] = answer(who)
                 taken.append(time.process_time() - start)
-                answers[who] = [one["filtered_resps"] for one in found["samples"][name]]
         documents = len(answers["HFLM"])
         speed = {who: documents / min(taken) for who, taken in seconds.items()}
         yield {
@@ -67,8 +77,22 @@ def compare(
                 for who, way in ways.items()
                 if way and way[0] == "full"
             },
+            "tokens": tokens,
             "cpu_seconds": seconds,
         }
+
+
+@contextlib.contextmanager
+def counted(model) -> Iterator[list[int]]:
+    """A list of how many tokens each pass through the model has, as long as the context lasts."""
+    sizes: list[int] = []
+    hook = model.get_input_embeddings().register_forward_hook(
+        lambda module, given, out: sizes.append(given[0].numel())
+    )
+    try:
+        yield sizes
+    finally:
+        hook.remove()
 
 
 def apart(mine, theirs) -> float:

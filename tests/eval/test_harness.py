@@ -1,5 +1,7 @@
 """The harness beside lm-eval's own model: the same answers, a speed for both."""
 
+import json
+
 from eval.accuracy import taskset
 from eval.studies.harness import apart, compare
 
@@ -21,3 +23,13 @@ def test_a_row_for_each_task(folder):
     speed = row["documents_per_second"]
     assert row["over_hflm"] == {way: speed[way] / speed["HFLM"] for way in ways}
     assert min(row["over_hflm"].values()) > 0
+
+
+def test_tokens_that_pass_are_counted(folder, tmp_path):
+    """Of two answers to one question HFLM reads the question twice, kvlab once."""
+    rows = [{"goal": "cool tea with ice and a long spoon", "sol1": "wait", "sol2": "boil it", "label": 0}]
+    (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = taskset.Sources(data=(("piqa", str(tmp_path / "piqa.jsonl")),))
+    tasks = {"piqa": taskset.prepared("piqa", 0, 1234, sources)}
+    (row,) = compare(str(folder), tasks, 1, 2, 1, ("full",))
+    assert row["tokens"]["full, eager"] < row["tokens"]["HFLM"] < 2 * row["tokens"]["full, eager"]
