@@ -163,12 +163,18 @@ class KVLabLM(TemplateLM):
             raise ValueError(f"method={method!r}: expected one of {', '.join(self.methods)}")
         self.method, self.meter = method, Meter()
         self._own = self._shared = self._computing = 0.0
+        self._contexts = self._tokens = 0
 
     def seconds(self, elapsed: float) -> dict:
         """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
         share, whichever of them was asked for first."""
         own = max(0.0, elapsed - self._computing) + self._own
         return {"seconds": own, "prefill_seconds": self._shared, "together": len(self.methods)}
+
+    def prefills(self) -> dict:
+        """How many contexts this method was filled from since `use`, each once for all that is asked of it,
+        and how many tokens, whichever methods shared the pass; none where nothing was prefilled."""
+        return {"contexts": self._contexts or None, "prefilled_tokens": self._tokens or None}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
@@ -195,6 +201,8 @@ class KVLabLM(TemplateLM):
         scorer, answers = self._known[key]
         self._own += scorer.clock.own[self.method]
         self._shared += scorer.clock.shared
+        self._contexts += scorer.contexts[self.method]
+        self._tokens += scorer.tokens[self.method]
         if self.method in scorer.errors:
             raise scorer.errors[self.method]
         self.meter.join(scorer.meters[self.method])

@@ -164,5 +164,6 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
         "chance": chance(task, choices),
         "bytes": lm.meter.means(),
         "scored": lm.meter.scored,
+        **lm.prefills(),
         "seconds": time.perf_counter() - started,
     }

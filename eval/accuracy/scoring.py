@@ -7,6 +7,7 @@ batch size changes nothing but the time.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -40,7 +41,8 @@ class Scorer:
     caches: {method: cache}. Every result is {method: answers}, in the order of the requests; a method
     that fails is dropped and its error kept in `errors`. `advance(items)` is called as requests are
     finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
-    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill;
+    made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill,
+    which several methods may share; `contexts` and `tokens` count for each method what it was filled from.
     `clock` knows the seconds of each method and those that all share.
     """
 
@@ -51,6 +53,7 @@ class Scorer:
         self.model, self.caches, self.advance = model, dict(caches), advance
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
         self.prefilled, self.clock = 0, Clock()
+        self.contexts, self.tokens = Counter(), Counter()
         self.batch_size, self.max_length = batch_size, max_length
         self.device = entry_of(model)
         self.vocabulary = model.config.get_text_config().vocab_size
@@ -117,7 +120,7 @@ class Scorer:
 
     def _inside(self, caches: dict, prompts: list[Sequence[int]], score: Callable, known: int) -> dict:
         tail = 0 if len(prompts[0]) == TAIL else TAIL  # where nothing would be left to prefill
-        ids, mask = self._padded([prompt[: len(prompt) - tail] for prompt in prompts])
+        ids, mask = self._padded([prompt[: len(prompt) - tail] for prompt in prompts], caches)
 
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
@@ -137,7 +140,7 @@ class Scorer:
             }
             asked = [[index] for index in range(len(prompts))]
         contexts = [prompts[members[0]][: cuts[members[0]]] for members in asked]
-        ids, mask = self._padded(contexts)
+        ids, mask = self._padded(contexts, caches)
         owner = torch.empty(len(prompts), dtype=torch.long)
         for place, members in enumerate(asked):
             owner[members] = place
@@ -162,14 +165,20 @@ class Scorer:
         """Note which tokens of the contexts stay when these prompts are compressed whole."""
         choosing = {name: cache for name, cache in caches.items() if self.reusing.get(name)}
         if choosing:
-            ids, mask = self._padded(prompts)
+            ids, mask = self._padded(prompts, choosing, contexts=0)
             contexts = torch.tensor(cuts)
             read = lambda name, stepper, logits: self.reusing[name][1].read(stepper.cache, contexts)
             self._each(choosing, ids, mask, True, read)
 
-    def _padded(self, prompts: list[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-        """What is prefilled, counted."""
-        self.prefilled += sum(map(len, prompts))
+    def _padded(
+        self, prompts: list[Sequence[int]], caches: dict, contexts: int = 1
+    ) -> tuple[Tensor, Tensor | None]:
+        """What is prefilled into these caches, counted; contexts: 0 where it is only chosen by, not asked."""
+        read = sum(map(len, prompts))
+        self.prefilled += read
+        for name in caches:
+            self.contexts[name] += contexts * len(prompts)
+            self.tokens[name] += read
         return pad_left(prompts, 0, self.device)
 
     def step(self, name: str, stepper: Stepper, tokens: Tensor) -> Tensor:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+SHARES = ("acc", "acc_norm", "exact_match")
+
 
 def is_share(metric: dict) -> bool:
-    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
-    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
+    """Is it a share of right answers (shown in per cent, averaged over tasks)? RULER names it by a length."""
+    name = metric["metric"].split(",")[0]
+    return metric["higher_is_better"] and (name in SHARES or name.isdecimal())
 
 
 def shown(row: dict) -> str:

@@ -14,9 +14,12 @@ PANELS = (
 )
 
 
-def drawable(rows: list[dict]) -> list[dict]:
+HIDES = 4.0  # points of accuracy within which a marker hides another
+
+
+def drawable(rows: list[dict], points: bool = False) -> list[dict]:
     """The rows that the picture is made of: shares of right answers, where `full` says what bytes are of;
-    none where no method has several budgets."""
+    none where no method has several budgets. points: one budget will do, on tasks of several methods."""
     found = [
         row
         for row in rows
@@ -25,7 +28,15 @@ def drawable(rows: list[dict]) -> list[dict]:
     budgets: dict[str, set] = {}
     for row in found:
         budgets.setdefault(row["curve"], set()).add(row["budget"])
+    if points:
+        methods = {task: {row["method"] for row in found if row["task"] == task} for task in tasks_of(found)}
+        return [row for row in found if len(methods[row["task"]]) > 1]
     return found if any(len(some) > 1 for some in budgets.values()) else []
+
+
+def tasks_of(rows: list[dict]) -> list[str]:
+    """The tasks of these rows, in their order."""
+    return list(dict.fromkeys(row["task"] for row in rows))
 
 
 def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -40,7 +51,7 @@ def front(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
 def curves(rows: list[dict]) -> Figure:
     """Rows of one model and one protocol as `rows.rows` makes them: a line of panels for each task, standard
     errors as bars, the front of what is held in grey."""
-    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    tasks = tasks_of(rows)
     figure = Figure(figsize=(10.4, 3.3 * len(tasks) + 0.9), layout="constrained")
     grid = figure.subplots(len(tasks), len(PANELS), sharey="row", squeeze=False)
     lines = {}
@@ -60,17 +71,38 @@ def curves(rows: list[dict]) -> Figure:
     return figure
 
 
+def beside(points: dict[str, tuple[float, float]]) -> dict[str, float]:
+    """{name: how far it is drawn from its place}, so that no point hides another: of (bytes, accuracy)."""
+    sizes = [x for x, _ in points.values()]
+    step = 0.011 * ((max(sizes) - min(sizes)) or 1.0) if sizes else 0.0
+    placed, aside = [], {}
+    for name, (x, y) in points.items():
+        for turn in (0, 1, -1, 2, -2, 3, -3):
+            at = x + turn * step
+            if not any(abs(at - one) < 0.9 * step and abs(y - other) < HIDES for one, other in placed):
+                break
+        placed.append((at, y))
+        aside[name] = at - x
+    return aside
+
+
 def _panel(axes, rows: list[dict], names: tuple[str, ...]) -> dict:
     """One task's methods against the sum of some bytes; returns {curve: its line}."""
     lines, points = {}, []
+    sums = {row["method"]: 100 * sum(row[name] for name in names) for row in rows}
+    single = len({row["curve"] for row in rows}) == len(rows)  # no lines, so points may hide one another
+    aside = beside(
+        {row["method"]: (sums[row["method"]], 100 * row["value"]) for row in rows} if single else {}
+    )
     for curve in dict.fromkeys(row["curve"] for row in rows):
-        mine = [(100 * sum(row[name] for name in names), row) for row in rows if row["curve"] == curve]
+        mine = [(sums[row["method"]], row) for row in rows if row["curve"] == curve]
         mine.sort(key=lambda one: one[0])
         colour, marker, line = style(curve)
         xs, ys = [x for x, _ in mine], [100 * row["value"] for _, row in mine]
         errors = [100 * (row["stderr"] or 0) for _, row in mine]
+        drawn = [x + aside.get(row["method"], 0.0) for x, row in mine]
         lines[curve] = axes.errorbar(
-            xs, ys, yerr=errors, color=colour, marker=marker, ls=line if len(mine) > 1 else "none", lw=1.3,
+            drawn, ys, yerr=errors, color=colour, marker=marker, ls=line if len(mine) > 1 else "none", lw=1.3,
             ms=6, mec=INK, mew=0.5, elinewidth=0.8, capsize=2,
         )  # fmt: skip
         points += zip(xs, ys, strict=True)

@@ -10,9 +10,11 @@ from kvlab import plots
 from kvlab.measure.timeline import Span, Timeline
 from kvlab.spec import name_of
 
-from ..studies.offload.simulated import LINKS
+from ..studies.offload.simulated import AS_RUN, GIB, LINKS, OVERLAPPED, PARTS
 from .plots import save
 from .studies import write_rows
+
+UNITS = {"GiB/s": GIB / 1e9}  # in GB/s
 
 
 def write(cells: dict[str, dict], out: Path, show) -> None:
@@ -31,7 +33,7 @@ def line(row: dict) -> str:
     """A row as one line."""
     tokens = "" if row["tokens"] is None else f" at {row['tokens']:,} tokens"
     published = "" if row["published"] is None else f" (published {row['published']:g})"
-    return f"  {row['system']}{tokens}: {row['value']:.4g} {row['unit']}, {row['kind']}{published}"
+    return f"  {row['system']}{tokens}: {row['value']:.5g} {row['unit']}, {row['kind']}{published}"
 
 
 def series(rows: list[dict], pattern: str) -> dict:
@@ -98,30 +100,34 @@ def sensitivity(rows):
 
 
 def latency(rows):
-    found = series(rows, r"(?P<label>[\w+]+): faster than offload, OPT-13B, batch 8")
-    figure, (axes,) = plots.canvas(6.4, 3.4)
-    curves(axes, found, xlabel="tokens", ylabel="times faster than FlexGen")
+    """Simulated as the published numbers were run, which stand beside it, and with overlap."""
+    figure, columns = plots.canvas(8.4, 3.6, 2)
+    for axes, run in zip(columns, (AS_RUN, OVERLAPPED), strict=True):
+        label = rf"(?P<label>[\w+]+): faster than offload, OPT-13B, batch 8, {run.name}"
+        curves(axes, series(rows, label), xlabel="tokens", ylabel="times faster than FlexGen", ylim=(0, 6.5))
+        axes.set_title(f"OPT-13B, batch 8, simulated: {run.name}", fontsize=10)
     for row in rows:
         if row["published"] is not None:
             colour, marker, _ = plots.style(row["system"])
-            axes.plot(row["tokens"], row["published"], marker, color=colour, markerfacecolor="white")
-    axes.set_title("OPT-13B, batch 8: simulated (lines), published (open marks)", fontsize=10)
+            columns[0].plot(row["tokens"], row["published"], marker, color=colour, markerfacecolor="white")
+    columns[0].set_title("OPT-13B, batch 8: simulated as run (lines), published (open)", fontsize=10)
     return figure
 
 
 def breakdown(rows):
-    parts = ("project", "attention", "ffn", "selection", "stall")
+    """Of the run as it was published."""
+    rows = [row for row in rows if row["system"].endswith(AS_RUN.name)]
     names = systems(rows)
     values = {row["system"]: row["value"] for row in rows}
     figure, (axes,) = plots.canvas(7.2, 3.2)
     left = dict.fromkeys(names, 0.0)
-    for part in parts:
-        width = [values[f"{system}: {part}"] for system in names]
+    for part in PARTS:
+        width = [values[f"{system}: {part}, {AS_RUN.name}"] for system in names]
         colour, hatch, _ = plots.SPANS[part]
         axes.barh(names, width, left=list(left.values()), color=colour, hatch=hatch, edgecolor=plots.INK,
                   linewidth=0.4, label=part)  # fmt: skip
         left = {system: left[system] + w for system, w in zip(names, width, strict=True)}
-    axes.set(xlabel="ms per layer of a decode step, OPT-13B, 8 rows of 2,048 tokens (simulated)")
+    axes.set(xlabel="ms per layer, 8 rows of 2,048 tokens, as published")
     axes.invert_yaxis()
     axes.legend(frameon=False, fontsize=8.5)
     return figure
@@ -152,7 +158,8 @@ def pool(rows):
 
 def bandwidth(rows):
     figure, (axes,) = plots.canvas(6.8, 3.6)
-    curves(axes, series(rows, r"(?P<label>.+), decode"), xlabel="tokens", ylabel="required GB/s",
+    found = [row | {"value": row["value"] * UNITS.get(row["unit"], 1.0)} for row in rows]
+    curves(axes, series(found, r"(?P<label>.+), decode"), xlabel="tokens", ylabel="required GB/s",
            xscale="log", yscale="log")  # fmt: skip
     for name, carries in LINKS.items():
         axes.axhline(carries / 1e9, color=plots.INK, linewidth=0.8, linestyle=":")

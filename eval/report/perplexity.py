@@ -32,7 +32,7 @@ def write(cells: list[dict], out: Path, show) -> None:
 
 def bits(row: dict, full: dict) -> float:
     """Bits that a number of K and V takes, scales and windows included: by the bytes that were held."""
-    width = 16 if row["dtype"] in ("bfloat16", "float16") else 32
+    width = 16 if row.get("dtype") in ("bfloat16", "float16") else 32
     return width * row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
 
 

@@ -14,6 +14,7 @@ from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
 from .tables import Board
 
+COUNTED = ("contexts", "prefilled_tokens", "prefill_seconds")
 NAMES = ("device_bytes", "host_bytes", "moved_bytes")
 
 
@@ -74,6 +75,7 @@ def row(cell: dict, full: dict | None) -> dict:
         told
         | {
             "scored": cell.get("scored"),
+            **{name: cell.get(name) for name in COUNTED},
             "floor": (cell.get("floor") or {}).get("value"),
             "shots": config.get("num_fewshot"),
             "limit": config.get("limit"),

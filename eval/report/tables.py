@@ -17,6 +17,7 @@ from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.alike import SPEED
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
+from . import contexts
 from .statistics import beats, differs, mcnemar
 
 
@@ -63,6 +64,14 @@ class Board:
     def timed(self) -> set[str]:
         """Methods with a speed row."""
         return {row["method"] for row in self.speed}
+
+    @property
+    def asked_again(self) -> dict[str, list[str]]:
+        """{method: its `contexts.HEADS`}, where a context is asked several questions."""
+        scored = [c for c in self.cells if c.get("metrics") and c["task"] != AGREEMENT]
+        if not any(cell["config"].get("protocol") in contexts.ASKED_AGAIN for cell in scored):
+            return {}
+        return {m: contexts.texts(c for c in scored if c["method"] == m) for m in self.methods}
 
     @property
     def guesses(self) -> bool:

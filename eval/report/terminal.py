@@ -34,6 +34,12 @@ def print_tables(board: Board, console: Console) -> None:
     if board.bytes or board.speed or board.agreement:
         _print(board.methods, _costs(board), console)
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
+        if board.asked_again:
+            console.print(
+                "A context is prefilled once for all its questions; seconds are of both, a prefill that "
+                "methods share counted whole for each.",
+                soft_wrap=True,
+            )
 
 
 def _scores(board: Board) -> Columns:
@@ -70,6 +76,10 @@ def _costs(board: Board) -> Columns:
         top1 = [f"{100 * row['top1']['value']:.2f}" if row else "–" for row in rows]
         kl = [f"{row['kl']['value']:.4f}" if row else "–" for row in rows]
         columns += [("top-1\nagree", top1), ("KL\nnats", kl)]
+    if again := board.asked_again:
+        heads = ("contexts", "tokens\n/context", "s\n/context")
+        for place, head in enumerate(heads):
+            columns.append((head, [again[method][place] for method in board.methods]))
     ends = list(dict.fromkeys(board.contexts[:1] + board.contexts[-1:]))
     for column in COLUMNS:
         for context in column.at(ends) if column.terminal else ():

@@ -15,6 +15,7 @@ from ..report.budgets import curves, drawable
 from ..report.perplexity import against_bits
 from ..report.plots import save
 from ..report.tables import boards, tabled
+from . import flat
 
 SHARED = (  # what many rows have in common, told once
     "model", "protocol", "evict", "shots", "limit", "dtype", "batch_size", "metadata", "gen_kwargs", "chunk",
@@ -23,9 +24,8 @@ SHARED = (  # what many rows have in common, told once
 
 
 def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
-    """Write the rows of these folders' cells to `file`, and beside it a picture of the budgets for each
-    protocol; returns how many rows there are. Cells that were made under other settings than the newest of
-    their folder are left out."""
+    """Write the rows of these folders' cells to `file`; returns how many there are. Cells that were made
+    under other settings than the newest of their folder are left out."""
     told = []
     for folder in folders:
         records = list(Store(folder).records())
@@ -34,14 +34,21 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
     if told:
         write_file(file, text(name, about, told))
-    read = [row for row in told if "perplexity" in row and row["budget"] is None]
-    if read and len(read) == len(told) and len({row["model"] for row in read}) == 1:
+    return len(told)
+
+
+def show(file: Path, points: bool = False) -> None:
+    """A collected study beside its `file` as CSV and Parquet, and as a picture for each protocol: of its
+    budgets, or with `points`, where it has one, of its methods."""
+    told, name = read(file), file.stem
+    flat.write(told, file)
+    whole = [row for row in told if "perplexity" in row and row["budget"] is None]
+    if whole and len(whole) == len(told) and len({row["model"] for row in whole}) == 1:
         save(against_bits(told), file.with_name(f"{name}-bits"), "png")
     for protocol in dict.fromkeys(row["protocol"] for row in told if "protocol" in row):
-        shown = drawable([row for row in told if row["protocol"] == protocol])
+        shown = drawable([row for row in told if row["protocol"] == protocol], points)
         if shown:
             save(curves(shown), file.with_name(f"{name}-{protocol}"), "png")
-    return len(told)
 
 
 def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:

@@ -45,6 +45,7 @@ class Reproduce(Measurement):
         """Make, collect and set into tables, study by study; one that cannot be made is said and passed."""
         from . import tables
         from .collect import collect
+        from .collect import show as show_beside
 
         failed = 0
         for name in self.studies or STUDIES:
@@ -57,7 +58,12 @@ class Reproduce(Measurement):
             file = self.home_of(name)
             folders = sorted(part for part in (self.folder / name).glob("*") if part.is_dir())
             count = collect(name, STUDIES[name].about, folders, file)
-            show.line(f"{name}: {count} rows in {file}" if count else f"{name}: there are no cells yet")
+            there = ", those of before are shown again" if file.is_file() else ""
+            show.line(
+                f"{name}: {count} rows in {file}" if count else f"{name}: there are no cells yet{there}"
+            )
+            if file.is_file():
+                show_beside(file, STUDIES[name].points)
         if not self.quick and self.out is None:
             for document in tables.DOCUMENTS:
                 tables.fill(document)

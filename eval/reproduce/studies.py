@@ -44,10 +44,11 @@ RENUMBERED = ("full", "sinks:budget=512", "sinks:budget=512,renumber=true")
 @dataclass(frozen=True)
 class Study:
     """about: a sentence. parts: (quick, folder of the user's rows or None) -> {folder: Measurement}, none
-    where the study needs rows."""
+    where the study needs rows. points: it is drawn although its methods have one budget."""
 
     about: str
     parts: Callable[[bool, Path | None], dict[str, Measurement]]
+    points: bool = False
 
 
 def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -259,21 +260,27 @@ STUDIES = {
     "needles": Study(
         "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text",
         needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip"), hops=True),
+        points=True,
     ),
     "needles_2k": Study(
         "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",
         needles(2048, 100, EXACT + CHOOSING),
+        points=True,
     ),
     "needles_4k": Study(
         "SmolLM2-135M-Instruct finds what stands in 4,096 tokens of other text",
         needles(4096, 50, EXACT + CHOOSING),
+        points=True,
     ),
     "needles_8k": Study(
         "SmolLM2-135M-Instruct finds what stands in 8,192 tokens of other text, all that it was trained for",
         needles(8192, 25, EXACT + CHOOSING),
+        points=True,
     ),
-    "ruler": Study("SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens", ruler),
-    "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
+    "ruler": Study(
+        "SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens", ruler, points=True
+    ),
+    "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada, points=True),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
     "toy_after": Study("The workshop model on the same documents, for methods of 2024 and later", toy_after),

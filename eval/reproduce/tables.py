@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..core.files import write_file
 from ..core.modules import ROOT
-from ..report import steps
+from ..report import contexts, steps
 from ..report.perplexity import beyond, bits
 from . import peers
 from .collect import read
@@ -74,12 +74,15 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
     there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
     methods = list(dict.fromkeys(label(row["method"]) for row in rows))
-    head = ["method", *(f"{t}, {p}" for p, t in there), "bytes held", "moved per step"]
+    protocols = list(dict.fromkeys(p for p, _ in there))
+    named = " / ".join(protocols)
+    head = ["method", *(f"{t}, {p}" for p, t in there), f"bytes held, {named}", f"moved per step, {named}"]
     body = []
     for method in methods:
         mine = [at.get((p, t, method)) for p, t in there]
         if any(mine):
-            body.append([f"`{method}`", *map(percent, mine), *sizes([row for row in mine if row])])
+            each = [sizes([row for row in mine if row and row["protocol"] == p]) for p in protocols]
+            body.append([f"`{method}`", *map(percent, mine), *map(one_by_one, zip(*each, strict=True))])
     floors = [at[p, t, "full"]["floor"] for p, t in there]
     if any(floor is not None for floor in floors):
         named = ["–" if floor is None else f"{100 * floor:.1f}" for floor in floors]
@@ -97,8 +100,16 @@ def percent(row: dict | None) -> str:
     return f"{100 * row['value']:.1f}{mark} ± {100 * (row['stderr'] or 0):.1f}"
 
 
+def one_by_one(texts: tuple[str, ...]) -> str:
+    """What protocols say, one beside the other, or once where they say the same."""
+    return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
+
+
 def sizes(rows: list[dict]) -> list[str]:
-    """Bytes held (device, and host where there is any) and moved, as shares of what `full` holds."""
+    """Bytes held (device, and host where there is any) and moved, as shares of what `full` holds: of rows of
+    one protocol, means over tasks."""
+    if not rows:
+        return ["–", "–"]
     mean = lambda name: sum(row[f"{name}_of_full"] for row in rows) / len(rows)
     held = f"{100 * mean('device_bytes'):.0f} %"
     host = mean("host_bytes")
@@ -223,6 +234,19 @@ def formats(name: str = "formats") -> str:
     return "\n\n".join([markdown(head, body), last])
 
 
+def costs(name: str, protocol: str) -> str:
+    """What a context costs that is asked several questions, under one protocol: methods by bytes held,
+    contexts, tokens prefilled and seconds; dashes where a row was made before contexts were counted."""
+    rows = [row for row in study(name) if row["protocol"] == protocol]
+    if not rows:
+        return MISSING
+    body = [
+        [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
+    ]
+    head = ["model", "method", "bytes held", *contexts.HEADS]
+    return markdown(head, body)
+
+
 def reuse(name: str = "reuse") -> str:
     """Several questions on a context: methods by models and by what the compression knew, per cent right."""
     rows = study(name)
@@ -233,9 +257,9 @@ def reuse(name: str = "reuse") -> str:
     body = []
     for method in dict.fromkeys(key[2] for key in at):
         mine = [at.get((*column, method)) for column in there]
-        body.append([f"`{method}`", *map(percent, mine), sizes([row for row in mine if row])[0]])
+        body.append([f"`{method}`", *map(percent, mine)])
     guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
-    head = ["method", *(f"{model}, {protocol}" for model, protocol in there), "bytes held"]
+    head = ["method", *(f"{model}, {protocol}" for model, protocol in there)]
     told = {row["model"]: row for row in rows}.values()
     models = "; ".join(
         f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {one['n']} questions" for one in told
@@ -244,7 +268,7 @@ def reuse(name: str = "reuse") -> str:
         f"{models}; 0 shots, {rows[0]['task']}; * differs from `full` (McNemar, p < 0.05); "
         f"{rows[0]['machine']}, torch {rows[0]['torch']}, code {rows[0]['code_digest']}."
     )
-    return "\n\n".join([markdown(head, [*body, ["guessing", *guess, ""]]), last])
+    return "\n\n".join([markdown(head, [*body, ["guessing", *guess]]), last])
 
 
 def lengths(name: str = "beyond", band: str = "1024") -> str:
@@ -303,6 +327,7 @@ def speed(kind: str, *arguments: str) -> str:
 TABLES: dict[str, Callable[..., str]] = {
     "accuracy": accuracy,
     "beside": beside,
+    "costs": costs,
     "curves": curves,
     "formats": formats,
     "lengths": lengths,

@@ -1,5 +1,6 @@
 """What is stored can be made again: studies, their files of rows, and the documents that stand on them."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,18 @@ def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_pat
     assert all(row.keys() >= KEYS and len(row["outcomes"]) == row["n"] == 4 for row in rows)
     for row in rows:
         assert row["value"] == pytest.approx(sum(map(int, row["outcomes"])) / 4)
+    flat = list(csv.DictReader((tmp_path / "passages.csv").open(encoding="utf-8")))
+    assert [(row["protocol"], row["method"]) for row in flat] == [(r["protocol"], r["method"]) for r in rows]
+    assert [float(row["bytes_held"]) for row in flat] == [r["device_bytes"] + r["host_bytes"] for r in rows]
+    assert (tmp_path / "passages.parquet").is_file() and (tmp_path / "perplexity.csv").is_file()
+    assert (tmp_path / "passages-context-first.png").is_file()
+    (tmp_path / "passages-context-first.png").unlink()
+    for cell in tmp_path.glob("passages/*/cells/*.json"):
+        cell.unlink()
+    assert main([*words, "--collect"]) == 0  # what was collected is shown again, without its cells
+    assert (tmp_path / "passages-context-first.png").is_file() and collect.read(
+        tmp_path / "passages.json"
+    ) == rows
     full, int2 = collect.read(tmp_path / "perplexity.json")
     assert full.keys() >= KEYS and full["perplexity"] < int2["perplexity"]
     assert [place["position"] for place in full["rows"]] == [32]

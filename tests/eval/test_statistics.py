@@ -16,6 +16,7 @@ from eval import report
 from eval.accuracy import make
 from eval.accuracy.make import chance
 from eval.accuracy.measurement import Accuracy
+from eval.core import numbers
 from eval.core.machine import machine, versions
 from eval.core.results import Store
 from eval.report import budgets, rows, statistics, tables
@@ -74,7 +75,7 @@ def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
         task_name="lambada", OUTPUT_TYPE="loglikelihood", config=config, aggregation=lambda: aggregate
     )
     meter = SimpleNamespace(means=dict, scored=None)
-    told = make.score(SimpleNamespace(meter=meter), task, None)
+    told = make.score(SimpleNamespace(meter=meter, prefills=dict), task, None)
     assert [one["metric"] for one in told["metrics"]] == ["acc", "perplexity"]
 
 
@@ -147,6 +148,55 @@ def test_curves_rows_and_floor(tmp_path):
     packed = pyarrow.parquet.read_table(tmp_path / "accuracy.parquet").to_pylist()
     assert [row["method"] for row in packed] == [row["method"] for row in told]
     assert packed[0]["model_digest"] == "a1" and packed[0]["code_digest"] == "c1"
+
+
+@pytest.mark.parametrize("protocol", ["many-questions", "reuse"])
+def test_what_a_context_costs_stands_beside_the_bytes(tmp_path, protocol):
+    """Of cells that count their contexts; one of before shows dashes. Elsewhere there are no such columns."""
+    counted = {"contexts": 10, "prefilled_tokens": 1230, "prefill_seconds": 2.0}
+    config = cell("full", 38)["config"] | {"protocol": protocol}
+    cells = [cell("full", 38, config=config, **counted), cell("h2o:budget=0.2", 5, config=config)]
+    printed, page, told, _ = written(tmp_path / "it", cells)
+    costs = [line.split() for line in printed.partition("contexts")[2].splitlines() if line.strip()]
+    found = {line[0]: line[-3:] for line in costs}
+    assert found["full"] == ["10", "123", "0.3"] and found["h2o:budget=0.2"] == ["–"] * 3
+    assert "prefilled per context" in page and "<td>123</td>" in page
+    assert told[0]["contexts"] == "10" and told[1]["prefilled_tokens"] == ""
+    printed, page, *_ = written(tmp_path / "other", [cell("full", 38, **counted)])
+    assert "contexts" not in printed and "prefilled per context" not in page
+
+
+def test_cells_of_two_protocols_are_never_compared(tmp_path):
+    """Those of the other protocol are left out, with a line; what is compared is of one."""
+    inside = cell("full", 20)["config"] | {"protocol": "question-inside", "evict": "every-step"}
+    cells = [
+        cell("full", 38, made="2026-01-01"),
+        cell("h2o:budget=0.2", 20, config=inside, made="2026-01-02"),
+        cell("int4", 37, made="2026-01-03"),
+    ]
+    printed, _, told, _ = written(tmp_path, cells)
+    assert [row["method"] for row in told] == ["full", "int4"]
+    assert (
+        "h2o:budget=0.2 on recall (" in printed and "protocol question-inside, not context-first" in printed
+    )
+
+
+def test_one_budget_is_drawn_where_it_is_asked_for():
+    found = rows.rows(
+        tables.boards([cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
+    )
+    assert not budgets.drawable(found) and len(budgets.drawable(found, points=True)) == 3
+    alone = rows.rows(tables.boards([cell("full", 38)]))
+    assert not budgets.drawable(alone, points=True)
+    left = budgets.curves(found).axes[0]
+    xs = [float(one.lines[0].get_xdata()[0]) for one in left.containers]
+    assert xs[0] == 100 and xs[1] == 20 and 20 < xs[2] < 22  # side by side, where one would hide the other
+
+
+def test_a_length_of_ruler_is_a_share():
+    metric = {"metric": "1024", "value": 0.22, "higher_is_better": True}
+    assert numbers.is_share(metric) and numbers.shown(metric) == "22.0"
+    assert not numbers.is_share(metric | {"metric": "word_perplexity"})
 
 
 def test_no_picture_of_budgets_where_there_is_one_budget(tmp_path):

@@ -4,14 +4,18 @@ import json
 import re
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
-from eval.reproduce import collect, tables
+from eval.report.statistics import differs, mcnemar
+from eval.reproduce import collect, flat, tables
+from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {RESULTS / f"{name}.json" for name in ("harness", "ray", "hours")}  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
+STUDIED = [file for file in STORED if file.stem in STUDIES]
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
 
 
@@ -23,6 +27,32 @@ def test_stored_studies_are_whole(file):
         if isinstance(row.get("outcomes"), str):
             assert row["value"] == pytest.approx(row["outcomes"].count("1") / row["n"], abs=1e-6)
     assert json.loads(file.read_text())["study"] == file.stem
+
+
+@pytest.mark.parametrize("file", STUDIED, ids=lambda file: file.stem)
+def test_mcnemar_compares_within_a_protocol_only(file):
+    """Lost, won, p and the star follow from the outcomes of `full` under the same protocol."""
+    told = [row for row in collect.read(file) if "outcomes" in row]
+    full = {(r["model"], r["protocol"], r["task"]): r for r in told if r["method"] == "full"}
+    for row in told:
+        reference = full[row["model"], row["protocol"], row["task"]]
+        both = [list(map(float, one["outcomes"])) for one in (row, reference)]
+        test = mcnemar(*both)
+        assert [row[name] for name in ("lost", "won")] == list(test[:2] if test else (None, None))
+        assert row["p"] == (pytest.approx(test[2], rel=1e-5) if test else None)
+        assert row["differs"] == (differs(*both) if row["compared"] else None)
+
+
+@pytest.mark.parametrize("file", STUDIED, ids=lambda file: file.stem)
+def test_the_flat_table_and_the_pictures_are_of_the_rows(file, tmp_path):
+    collected = collect.read(file)
+    made = flat.write(collected, tmp_path / file.name)
+    assert made[0].read_bytes() == file.with_suffix(".csv").read_bytes()
+    packed = pyarrow.parquet.read_table(file.with_suffix(".parquet")).to_pylist()
+    assert packed == [flat.line(row) for row in collected]
+    if STUDIES[file.stem].points:
+        protocols = {row["protocol"] for row in collected}
+        assert all(file.with_name(f"{file.stem}-{protocol}.png").is_file() for protocol in protocols)
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)

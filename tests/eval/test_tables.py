@@ -40,7 +40,8 @@ def test_methods_by_protocols_at_one_budget(stored):
     assert cells(lines[0])[1:3] == ["recall, context-first", "recall, question-inside"]
     found = {cells(line)[0]: cells(line)[1:] for line in lines[2:] if line.startswith("|")}
     assert found["`full`"][:2] == ["90.0 ± 5.0", "80.0 ± 5.0"]
-    assert found["`h2o`"] == ["50.0* ± 5.0", "–", "20 % + 20 % on the host", "20 %"]
+    assert cells(lines[0])[3] == "bytes held, context-first / question-inside"
+    assert found["`h2o`"] == ["50.0* ± 5.0", "–", "20 % + 20 % on the host / –", "20 % / –"]
     assert found["guessing"][:2] == ["25.0", "25.0"] and found["`full`, 0 shots"][:2] == ["40.0", "–"]
     assert "recall 40" in lines[-1] and "code c" in lines[-1]
 
@@ -101,11 +102,33 @@ def test_questions_by_what_the_compression_knew(monkeypatch):
     told.append(row("reuse", "full", None, 0.8, "recall_many", model="other", n=20))
     monkeypatch.setattr(tables, "study", lambda name: told)
     head, _, full, h2o, guess, _, last = tables.reuse().splitlines()
-    assert cells(head) == ["method", "m, many-questions", "m, reuse", "other, reuse", "bytes held"]
+    assert cells(head) == ["method", "m, many-questions", "m, reuse", "other, reuse"]
     assert cells(full)[1:4] == ["90.0 ± 5.0", "90.0 ± 5.0", "80.0 ± 5.0"]
-    assert cells(h2o) == ["`h2o`", "–", "50.0* ± 5.0", "–", "20 % + 20 % on the host"]
-    assert cells(guess)[1:] == ["25.0", "25.0", "25.0", ""]
+    assert cells(h2o) == ["`h2o`", "–", "50.0* ± 5.0", "–"]
+    assert cells(guess)[1:] == ["25.0", "25.0", "25.0"]
     assert last.startswith("m (digest d), float32, 40 questions; other (digest d), float32, 20 questions; ")
+
+
+def test_bytes_are_never_averaged_across_protocols(monkeypatch):
+    held = {"device_bytes_of_full": 0.4, "host_bytes_of_full": 0.0}
+    told = [*ROWS, row("question-inside", "h2o:budget=0.2", 0.2, 0.6, **held)]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    line = next(line for line in tables.accuracy("it").splitlines() if line.startswith("| `h2o`"))
+    assert cells(line)[-2:] == ["20 % + 20 % on the host / 40 %", "20 %"]
+
+
+def test_what_a_context_costs(monkeypatch):
+    """Contexts, tokens and seconds for one, the shared prefill among them; a dash where nobody counted."""
+    counted = {"contexts": 4, "prefilled_tokens": 400, "seconds": 3.0, "prefill_seconds": 1.0}
+    told = [
+        row("many-questions", "full", None, 0.9, "recall_many", **counted),
+        row("many-questions", "h2o:budget=0.2", 0.2, 0.5, "recall_many", seconds=3.0),
+        row("reuse", "h2o:budget=0.2", 0.2, 0.5, "recall_many", **counted),
+    ]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    head, _, full, h2o = tables.costs("reuse", "many-questions").splitlines()
+    assert cells(head)[-3:] == ["contexts", "tokens prefilled per context", "seconds per context"]
+    assert cells(full)[-3:] == ["4", "100", "1"] and cells(h2o)[-3:] == ["–", "–", "–"]
 
 
 def test_perplexity_by_bands_of_positions(monkeypatch):

@@ -97,6 +97,14 @@ def test_no_other_number_of_tokens_makes_the_longchat_table():
         return all(allows(sizes[k], row[1], row[4]) for k, row in LONGCHAT.items())
 
     assert [more for more in range(-100, 200) if fits(more)] == [31]
+    # Nor does any make all six from the times as they are printed: three rows want 31, one 32.
+    wanted = {k: [] for k in LONGCHAT}
+    for k, (_, decode, _, _, printed) in LONGCHAT.items():
+        for more in range(100):
+            size = kv_bytes(SHAPES["Longchat-7B"], 1000 * k + more) / 2**30
+            if prints(required_bandwidth(size, float(decode) / 1e3), printed):
+                wanted[k].append(more)
+    assert wanted == {1: [31], 2: [31], 4: [31], 8: [32], 16: [30, 31], 32: [32, 33]}
     # With 2^n tokens and true GB the table comes out up to a tenth higher.
     at = required_bandwidth(kv_bytes(SHAPES["Longchat-7B"], 32 * 1024), 0.11246) / 1e9
     assert prints(at, "152.8")

@@ -2,15 +2,18 @@
 
 The published numbers are of InfiniGen's evaluation (Lee et al. 2024; shares of transfers and the table of
 Longchat-7B as Gong, Yi and Zhang 2024 print them): an A6000 behind PCIe 3, beside FlexGen, here `offload`.
+They stand beside what is simulated with the settings that they were run with (`AS_RUN`); what kvlab's own
+schedule would make of that machine (`OVERLAPPED`) stands in rows of its own.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
 
 from kvlab.arithmetic import MACHINES, SHAPES, kv_bytes, prefill_flops, required_bandwidth
 from kvlab.measure import simulate
 from kvlab.measure.machines import like, measured_layer_seconds
 from kvlab.models import ModelShape
-from kvlab.place import ModelledLink
 
 from .rows import MEASURED, MODELLED, SIMULATED, row
 
@@ -20,89 +23,151 @@ SPEEDUPS = {  # OPT-13B, batch 8: times faster than FlexGen
     "infinigen": {512: 1.71, 1024: 2.75, 1536: 3.86, 2048: 5.28},
 }
 TRANSFER_SHARE = {"offload": 96.9, "offload+h2o": 91.8}  # per cent of a step, OPT-13B, 8 rows of 2,048
-# Longchat-7B, 16 bits, batch 1: ms of prefill and decode step, GB/s required by each.
+# Longchat-7B, 16 bits, batch 1: ms of prefill and decode step, bandwidth required by each. Printed as 1K to
+# 32K and GB/s; the figures are those of 1,000 K + 31 tokens, in GiB/s.
 LONGCHAT = {
-    1024: (172.59, 27.99, 2.92, 17.99), 2048: (327.27, 30.73, 3.03, 32.27),
-    4096: (670.07, 36.05, 2.94, 54.60), 8192: (1343.27, 46.91, 2.92, 83.60),
-    16384: (3026.89, 68.35, 2.59, 114.52), 32768: (7640.90, 112.46, 2.05, 139.08),
+    1031: (172.59, 27.99, 2.92, 17.99), 2031: (327.27, 30.73, 3.03, 32.27),
+    4031: (670.07, 36.05, 2.94, 54.60), 8031: (1343.27, 46.91, 2.92, 83.60),
+    16031: (3026.89, 68.35, 2.59, 114.52), 32031: (7640.90, 112.46, 2.05, 139.08),
 }  # fmt: skip
+PRINTED = 0.005  # ms that a time may be away from how it is printed
+GIB = 2**30
 LINKS = {"PCIe 3": 16e9, "PCIe 4": 28e9, "PCIe 5": 64e9, "NVLink-C2C": 450e9}
 MACHINE = MACHINES["A6000-PCIe3"]
+WRITTEN = {"offload+int4": 4.25 / 16, "offload+h2o": 0.2}  # part of a prompt's bytes that goes to the host
+PARTS = ("project", "attention", "ffn", "selection", "stall")
 SYSTEMS = [system for system in simulate.SYSTEMS if system != "topk"]
 
 
-def total_seconds(system: str, shape, prompt: int, new: int, batch: int) -> tuple[float, float]:
+@dataclass(frozen=True)
+class Run:
+    """How a simulated system is run. overlap: what is fetched whole is asked for a layer ahead, not when it
+    is needed. fetched: part of the tokens that a step of InfiniGen fetches; ratio: of the columns that it
+    guesses by. on_host: {model: part of its weights that crosses the link at every step}."""
+
+    name: str
+    overlap: bool = True
+    fetched: float = 0.1
+    ratio: float = 0.3
+    on_host: dict[str, float] = field(default_factory=dict)
+
+    def on_host_of(self, shape: ModelShape) -> float:
+        return next((part for model, part in self.on_host.items() if SHAPES[model] == shape), 0.0)
+
+
+# The scripts of InfiniGen's official code, speedup/scripts, a folder for each figure: --overlap false,
+# --partial-weight-ratio 0.2, a fifth of the tokens at most (MOST_FETCHED), --percent 70 30 0 100 100 0 (16b).
+AS_RUN = Run("as published", overlap=False, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
+ON_DEVICE = replace(AS_RUN, name="weights on the device", on_host={})
+OVERLAPPED = Run("overlapped")
+MOST_FETCHED = {  # --max-num-kv of InfiniGen: (tokens in all, most that a step fetches)
+    "figure14": (1920 + 128, 400),
+    "figure15": (1920 + 128, 409),
+    "figure16a": (384 + 128, (384 + 128) // 5),
+    "figure16b": (1920 + 128, 409),
+}
+
+
+def works_of(system: str, shape: ModelShape, tokens: int, batch: int, run: Run) -> list[simulate.Work]:
+    """The layers of a system's decode step on the published machine. InfiniGen's guesses are fetched ahead in
+    either run: that is what the method is."""
+    works = simulate.decode_works(system, MACHINE, shape, tokens, batch, fetched=run.fetched, ratio=run.ratio)
+    if not run.overlap:
+        works = [replace(w, ask=simulate.NEEDED if w.ask == simulate.AHEAD else w.ask) for w in works]
+    crossing = run.on_host_of(shape) * 24 * shape.hidden**2 / MACHINE.link  # of a layer's 12 h^2 in 16 bits
+    return [replace(w, project=w.project + crossing) for w in works]
+
+
+def total_seconds(
+    system: str, shape: ModelShape, prompt: int, new: int, batch: int, run: Run = OVERLAPPED
+) -> tuple[float, float]:
     """(prefill, decode) of a system on the published machine, simulated. The prefill computes at the roofline
-    and writes K and V out meanwhile; under unified memory it waits for its page faults."""
+    and writes out what is held of K and V: meanwhile where the run overlaps, else behind it. Under unified
+    memory it waits for its page faults."""
     over = simulate.link_of(MACHINE, system)
     compute = prefill_flops(shape, prompt, batch) / MACHINE.flops
-    out = over.seconds(int(kv_bytes(shape, prompt, batch))) if system != "full" else 0.0
-    prefill = compute + out if system.startswith("uvm") else max(compute, out)
-    steps = [simulate.decode_works(system, MACHINE, shape, prompt + step, batch) for step in range(new)]
+    compute += run.on_host_of(shape) * 24 * shape.layers * shape.hidden**2 / MACHINE.link
+    held = int(WRITTEN.get(system, 1.0) * kv_bytes(shape, prompt, batch))
+    out = over.seconds(held) if system != "full" else 0.0
+    one_by_one = system.startswith("uvm") or not run.overlap
+    prefill = compute + out if one_by_one else max(compute, out)
+    steps = [works_of(system, shape, prompt + step, batch, run) for step in range(new)]
     return prefill, simulate.simulate(steps, over).seconds
+
+
+def faster(shape: ModelShape, tokens: int, batch: int, run: Run) -> dict[str, float]:
+    """{system: times faster than FlexGen}, of prompts that leave room for 128 new tokens."""
+    seconds = {
+        system: sum(total_seconds(system, shape, tokens - 128, 128, batch, run))
+        for system in ("offload", *SPEEDUPS)
+    }
+    return {system: seconds["offload"] / seconds[system] for system in SPEEDUPS}
 
 
 def latency(study) -> dict:
     """4. Prefill and decode of OPT on the published machine, simulated, and speed-ups over FlexGen."""
     name, rows = "latency", []
-    for system in SYSTEMS:
-        prefill, decode = total_seconds(system, SHAPES["OPT-13B"], 1920, 128, 20)
-        rows += [
-            row(name, f"{system}: prefill, OPT-13B, batch 20", prefill, "s", SIMULATED, 1920),
-            row(name, f"{system}: decode, OPT-13B, batch 20", decode, "s", SIMULATED, 2048),
-        ]
-    for shape, batch, lengths in [
-        ("OPT-13B", 8, (512, 1024, 1536, 2048)),
-        ("OPT-6.7B", 4, (2048,)),
-        ("OPT-13B", 4, (2048,)),
-        ("OPT-30B", 4, (2048,)),
-    ]:
-        for tokens in lengths:
-            base = sum(total_seconds("offload", SHAPES[shape], tokens - 128, 128, batch))
-            for system in SPEEDUPS:
-                faster = base / sum(total_seconds(system, SHAPES[shape], tokens - 128, 128, batch))
-                published = SPEEDUPS[system][tokens] if (shape, batch) == ("OPT-13B", 8) else None
-                label = f"{system}: faster than offload, {shape}, batch {batch}"
-                rows.append(row(name, label, faster, "times", SIMULATED, tokens, published))
-    return {"rows": rows}
+    for run in (AS_RUN, OVERLAPPED):
+        for system in SYSTEMS:
+            prefill, decode = total_seconds(system, SHAPES["OPT-13B"], 1920, 128, 20, run)
+            label = f"{system}: {{}}, OPT-13B, batch 20, {run.name}"
+            rows += [
+                row(name, label.format("prefill"), prefill, "s", SIMULATED, 1920),
+                row(name, label.format("decode"), decode, "s", SIMULATED, 2048),
+            ]
+        rows += speedups(name, run, "OPT-13B", 8, (512, 1024, 1536, 2048))
+        for model in ("OPT-6.7B", "OPT-13B", "OPT-30B"):
+            rows += speedups(name, run, model, 4, (2048,))
+    return {"rows": rows + speedups(name, ON_DEVICE, "OPT-30B", 4, (2048,))}
+
+
+def speedups(name: str, run: Run, model: str, batch: int, lengths: tuple[int, ...]) -> list[dict]:
+    """Times faster than FlexGen by total length; the published number beside the run that is theirs."""
+    rows = []
+    for tokens in lengths:
+        for system, times in faster(SHAPES[model], tokens, batch, run).items():
+            theirs = (run, model, batch) == (AS_RUN, "OPT-13B", 8)
+            label = f"{system}: faster than offload, {model}, batch {batch}, {run.name}"
+            published = SPEEDUPS[system][tokens] if theirs else None
+            rows.append(row(name, label, times, "times", SIMULATED, tokens, published))
+    return rows
 
 
 def breakdown(study) -> dict:
     """5. Where a layer's time goes, OPT-13B with 8 rows of 2,048 tokens, simulated."""
-    name, shape, rows = "breakdown", SHAPES["OPT-13B"], []
+    return {"rows": [one for run in (AS_RUN, OVERLAPPED) for one in parts(run)]}
+
+
+def parts(run: Run) -> list[dict]:
+    """The parts of a layer's time in one run, the share of waiting, and InfiniGen over the ideal."""
+    name, shape, rows, seconds = "breakdown", SHAPES["OPT-13B"], [], {}
     for system in SYSTEMS:
-        steps = [simulate.decode_works(system, MACHINE, shape, 2048, 8)] * 3
+        steps = [works_of(system, shape, 2048, 8, run)] * 3
         timeline = simulate.simulate(steps, simulate.link_of(MACHINE, system))
+        seconds[system] = timeline.seconds
         per_layer = 1e3 / (3 * shape.layers)
-        for what in ("project", "attention", "ffn", "selection", "stall"):
-            rows.append(
-                row(name, f"{system}: {what}", timeline.total(what) * per_layer, "ms/layer", SIMULATED, 2048)
-            )
-        carried = sum(span.seconds for span in timeline.transfers if span.lane == "to device")
-        rows.append(row(name, f"{system}: transfer", carried * per_layer, "ms/layer", SIMULATED, 2048))
-        share = 100 * timeline.total("stall") / timeline.seconds
-        published = TRANSFER_SHARE.get(system)
-        rows.append(row(name, f"{system}: waiting for transfers", share, "%", SIMULATED, 2048, published))
-    full = simulate.simulate([simulate.decode_works("full", MACHINE, shape, 2048, 8)] * 3, ModelledLink(1.0))
-    ours = [simulate.decode_works("infinigen", MACHINE, shape, 2048, 8)] * 3
-    ratio = simulate.simulate(ours, simulate.link_of(MACHINE, "infinigen")).seconds / full.seconds
-    rows.append(row(name, "infinigen: over the ideal", ratio, "times", SIMULATED, 2048, 1.52))
-    return {"rows": rows}
+        spent = {what: timeline.total(what) for what in PARTS}
+        spent["transfer"] = sum(span.seconds for span in timeline.transfers if span.lane == "to device")
+        rows += [
+            row(name, f"{system}: {what}, {run.name}", value * per_layer, "ms/layer", SIMULATED, 2048)
+            for what, value in spent.items()
+        ]
+        share = 100 * spent["stall"] / timeline.seconds
+        published = TRANSFER_SHARE.get(system) if run is AS_RUN else None
+        label = f"{system}: waiting for transfers, {run.name}"
+        rows.append(row(name, label, share, "%", SIMULATED, 2048, published))
+    ratio, published = seconds["infinigen"] / seconds["full"], 1.52 if run is AS_RUN else None
+    label = f"infinigen: over the ideal, {run.name}"
+    return [*rows, row(name, label, ratio, "times", SIMULATED, 2048, published)]
 
 
 def bandwidth(study) -> dict:
     """8. Bytes per second that whole-layer offloading asks of its link: the published table recomputed, and
     this model on this machine."""
-    name, shape, rows = "bandwidth", SHAPES["Llama-2-7B"], []
-    needed = {}
-    for tokens, (prefill, decode, first, then) in LONGCHAT.items():
-        size = kv_bytes(shape, tokens)
-        needed[tokens] = required_bandwidth(size, decode / 1e3) / 1e9
-        of_prefill = required_bandwidth(size, prefill / 1e3) / 1e9
-        rows += [
-            row(name, "Longchat-7B, prefill", of_prefill, "GB/s", SIMULATED, tokens, first),
-            row(name, "Longchat-7B, decode", needed[tokens], "GB/s", SIMULATED, tokens, then),
-        ]
+    name, rows = "bandwidth", longchat("bandwidth")
+    needed = {
+        one["tokens"]: one["value"] * GIB / 1e9 for one in rows if one["system"] == "Longchat-7B, decode"
+    }
     rows += saturated(name, "Longchat-7B", needed, SIMULATED)
     model, _ = study.load()
     shape, needed = ModelShape.of(model), {}
@@ -120,6 +185,23 @@ def bandwidth(study) -> dict:
         label = f"{study.model_name}: link like {machine}"
         rows.append(row(name, label, scaled.bandwidth / 1e9, "GB/s", MODELLED, min(2048, longest - 8)))
     return {"rows": rows + saturated(name, study.model_name, needed, MEASURED), "notes": notes}
+
+
+def longchat(name: str) -> list[dict]:
+    """The table of Longchat-7B from its printed times, and between what a step's bandwidth may lie when its
+    time is only known as it is printed, to two decimals of a millisecond."""
+    rows = []
+    for tokens, (prefill, decode, first, then) in LONGCHAT.items():
+        size = kv_bytes(SHAPES["Longchat-7B"], tokens) / GIB
+        for label, ms, published in [
+            ("prefill", prefill, first),
+            ("decode", decode, then),
+            ("decode, at least", decode + PRINTED, None),
+            ("decode, at most", decode - PRINTED, None),
+        ]:
+            found = required_bandwidth(size, ms / 1e3)
+            rows.append(row(name, f"Longchat-7B, {label}", found, "GiB/s", SIMULATED, tokens, published))
+    return rows
 
 
 def saturated(name: str, system: str, needed: dict[int, float], kind: str) -> list[dict]:
