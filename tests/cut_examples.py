@@ -87,7 +87,7 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
     "rte": ("\nQuestion: Dogs never sleep. True or False?\nAnswer:", {"sentence1": "A dog sleeps."}),
     "sglue_rte": ("\nQuestion: A dog is asleep. True or False?\nAnswer:", {"premise": "A dog sleeps."}),
     "boolq": ("\nQuestion: does ada keep it in the house?\nAnswer:", {"passage": STORY}),
-    "lambada_openai": ("It ran under the bridge and found a", {"text": "It ran under the bridge and found a key"}),
+    "lambada_openai": ("It ran home and found a", {"text": "It ran home and found a key"}),
     "squadv2": ("\n\nQuestion: What colour has the boat?\n\nAnswer:", {"context": STORY}),
     "drop": (" Where is the boat kept?", {"passage": STORY}),
     "race": ("\n\nQuestion: What is it?\nAnswer: a boat\nAda keeps it _", {"article": STORY}),
@@ -110,6 +110,5 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
         {"question": "Which one grows?"},
     ),
 }
-WRITTEN = (
-    r".*_em|squadv2|drop|coqa|niah_.*|ruler_.*|longbench_.*|gsm8k.*"  # tasks whose answers are written, not chosen
-)
+# Tasks whose answers are written, not chosen.
+WRITTEN = r".*_em|squadv2|drop|coqa|niah_.*|ruler_.*|longbench_.*|gsm8k.*"

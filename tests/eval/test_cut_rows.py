@@ -98,7 +98,7 @@ def test_what_is_prefilled_ends_at_the_cut(double, task):
 
 @pytest.mark.parametrize("task", EXAMPLES)
 def test_what_gives_something_up_is_seen(double, task):
-    """The comparison above can fail: a method that drops tokens answers otherwise when it may see the question."""
+    """The comparison above can fail: what drops tokens answers otherwise where the question is inside."""
     inside, first = (asked(double, [task], protocol, "sinks:budget=4")[0] for protocol in (INSIDE, FIRST))
     assert max(abs(a - b) for a, b in zip(inside, first, strict=True)) > 1e-2
 
