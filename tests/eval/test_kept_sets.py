@@ -1,7 +1,7 @@
 """What is held of a context does not depend on the question, bit by bit, under every keep that evicts.
 
-Two questions of other lengths are asked of the same contexts, and the kept sets compared: when the context has
-been compressed, and when the question has been fed. The same comparison sees a question that is inside.
+Two questions of other lengths are asked of the same contexts, and the kept sets compared: once the context
+has been compressed, and once the question has been fed. The comparison sees a question that is inside.
 """
 
 from __future__ import annotations
