@@ -1,4 +1,4 @@
-"""Contents: files known by what is in them; what is large is read once, and its sum kept in the cache folder."""
+"""Contents: files known by what is in them; large ones are read once, and their sums kept."""
 
 from __future__ import annotations
 
