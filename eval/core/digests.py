@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
+from . import contents
 from .errors import Problem
 from .modules import OURS, ROOT, Root, bare, called, chains, named_by, reached, syntax, unknown
 
 CALIBRATION = ROOT / "kvlab" / "workshop" / "calibration.txt"
-SMALL = 64 * 2**20  # bytes: files above this are known by name, size and time, not by content
 LITERALS = (int, float, str, bytes, bool, tuple, type(None))  # values whose text says what they are
 
 
@@ -36,13 +36,12 @@ def digest(paths: Iterable[Path | str]) -> str:
         if "__pycache__" in path.parts or not path.is_file():
             continue
         total.update(path.name.encode())
-        stat = path.stat()
         if path.suffix == ".py":
             total.update(syntax(path.read_text(encoding="utf-8"), path.name == "__init__.py"))
-        elif stat.st_size <= SMALL:
+        elif path.stat().st_size <= contents.LARGE:
             total.update(path.read_bytes())
         else:
-            total.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
+            total.update(contents.sha256(path).encode())
     return total.hexdigest()[:12]
 
 
@@ -171,8 +170,10 @@ def _source_file(one) -> str:
 
 @cache
 def model_digest(name: str | None) -> str:
-    """Of a model's folder (None: the embedded model); a hub id stands for itself."""
-    from kvlab.models import source_of
+    """Of the contents of a model's folder (None: the embedded model); a hub id stands for itself."""
+    from kvlab.models import EMBEDDED, source_of
 
     source = source_of(name)
-    return digest([source]) if Path(source).is_dir() else source
+    if source in EMBEDDED.values():  # the same bytes wherever kvlab is installed
+        return digest([source])
+    return contents.of_model(Path(source)) if Path(source).is_dir() else source

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import Failed, Problem
+from ..core.machine import commit
 from ..core.measurement import Measurement, option, run
 from ..core.modules import ROOT
 from ..core.results import Store
@@ -48,6 +49,8 @@ class Reproduce(Measurement):
         from .collect import show as show_beside
 
         failed = 0
+        if not self.collect and (commit() or "").endswith("-dirty"):
+            show.line(f"this checkout has changes that are not committed: cells made now carry {commit()}")
         for name in self.studies or STUDIES:
             if not self.collect:
                 try:

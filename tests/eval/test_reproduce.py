@@ -8,6 +8,7 @@ import pytest
 from eval.__main__ import main
 from eval.accuracy.measurement import Accuracy
 from eval.reproduce import collect, studies
+from eval.reproduce.measurement import Reproduce
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse
 
@@ -69,6 +70,23 @@ def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_pat
     assert full.keys() >= KEYS and full["perplexity"] < int2["perplexity"]
     assert [place["position"] for place in full["rows"]] == [32]
     assert not list((ROOT / "docs" / "results").glob("*.writing*"))
+
+
+@pytest.mark.parametrize("commit", ["0123456789ab", "0123456789ab-dirty", None])
+def test_changes_that_are_not_committed_are_said_in_one_line_and_refuse_nothing(
+    tmp_path, capsys, monkeypatch, commit
+):
+    """Where cells are made, that is: --collect makes none."""
+    made = []
+    monkeypatch.setattr("eval.reproduce.measurement.commit", lambda: commit)
+    monkeypatch.setattr(Reproduce, "_make", lambda self, name, show: made.append(name) or 0)
+    words = ["reproduce", "--out", str(tmp_path), "--studies", "perplexity", "toy"]
+    assert main(words) == 0 and made == ["perplexity", "toy"]
+    said = [line for line in capsys.readouterr().err.splitlines() if "not committed" in line]
+    dirty = str(commit).endswith("-dirty")
+    assert len(said) == dirty and all(f"cells made now carry {commit}" in line for line in said)
+    assert main([*words, "--collect"]) == 0
+    assert "not committed" not in capsys.readouterr().err
 
 
 def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):

@@ -42,6 +42,19 @@ def test_a_link_changes_no_number(family, spec, same):
     assert torch.allclose(here.logprobs, there.logprobs, atol=1e-5)
 
 
+@pytest.mark.parametrize("spec, same", PAIRS)
+def test_a_link_works_in_inference_mode(spec, same):
+    """As the harness decodes: the link's threads know nothing of the mode of who asks; nor after it."""
+    model, ids = tiny("llama"), prompt(23)
+    here = kvlab.decode(model, ids, kvlab.make_cache(model, same), 4)
+    cache = kvlab.make_cache(model, linked(spec))
+    for mode in (True, False):
+        with torch.inference_mode(mode):
+            there = kvlab.decode(model, ids, cache, 4)
+            assert torch.equal(here.tokens, there.tokens)
+            cache.reset()
+
+
 @pytest.mark.parametrize("spec", ["offload", "offload+int4", "topk:budget=7", "infinigen:budget=7,alpha=inf"])
 def test_records_add_up_to_the_bytes_moved(spec):
     """And these are what the same method counts without a link."""

@@ -1,0 +1,122 @@
+"""What is held of a context does not depend on the question, bit by bit, under every keep that evicts.
+
+Two questions of other lengths are asked of the same contexts, and the kept sets compared: once the context
+has been compressed, and once the question has been fed. The comparison sees a question that is inside.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from families import profiles
+from tiny import LOSSY, policies
+
+from eval.accuracy import KVLabLM, scoring
+from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY
+from kvlab.spec import name_of
+
+CONTEXTS = [
+    "Tom ran home.",
+    "Otis owns the brown dog. Mira owns the red hen. Tom ran home under the old bridge with a loaf.",
+    "Once there was a small boat on a wide lake. Mira found a red key. The baker gave Tom a warm loaf. "
+    "Ada has a boat, too; she keeps it in the shed, under the old bridge, and nobody knows where the key is.",
+]
+QUESTIONS = ["the dog", "a\nquite other one, about the key under the bridge: 1, 2 or 3?", "who ran home"]
+POOLS = {"infinigen"}  # evicts where its pool is smaller than the text
+EVICTING = [
+    spec
+    for spec in (*LOSSY, *profiles.LOSSY)
+    if name_of(spec) in profiles.SETTINGS or ("keep" in policies(spec) and policies(spec)["keep"].evicts)
+]
+
+
+def kept(setting, method, questions, protocol=FIRST, size=64, evict=None, late=0) -> list:
+    """Which tokens of its context every row holds, `[rows, kv_heads, tokens]`, batch by batch and layer by
+    layer: once the context has been compressed and, of one question on each, once that has been fed.
+
+    late: cut so many tokens behind the cut.
+    """
+    model, tokenizer, make = setting
+    lm = KVLabLM(
+        model, profiles.profiled(method, model), tokenizer=tokenizer, protocol=protocol, batch_size=size,
+        evict=evict,
+    )  # fmt: skip
+    found, shared, context = [], scoring.shared, lm._context
+    lm._context = lambda *arguments: context(*arguments) + late
+
+    def look(cache, lengths: list[int]) -> None:
+        for layer in cache.attending:
+            positions = layer.positions
+            held = torch.zeros(*positions.shape[:2], lm.max_length + 1, dtype=torch.bool)
+            held.scatter_(2, positions.where(positions >= 0, lm.max_length), True)
+            own = torch.arange(lm.max_length) < torch.tensor(lengths)[:, None]
+            found.append((held[..., :-1] & own[:, None])[..., : max(lengths)])
+
+    def spied(*arguments, **how):
+        for name, stepper, logits in shared(*arguments, **how):
+            lengths = list(stepper.cache.attending[0].lengths)
+            look(stepper.cache, lengths)
+            yield name, stepper, logits
+            if len(questions) == 1:
+                look(stepper.cache, lengths)
+
+    texts = [f"{one}\nQuestion: {question}" for one in CONTEXTS for question in questions]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scoring, "shared", spied)
+        lm.loglikelihood(make("loglikelihood", [(text, " O") for text in texts], "recall"), True)
+    return found
+
+
+@pytest.fixture
+def setting(loaded, asked):
+    """(model, tokenizer, makes requests)."""
+    return (*loaded, asked.make)
+
+
+def equal(one: list, other: list) -> bool:
+    """In every layer, row and head of every batch."""
+    assert len(one) == len(other) > 0
+    return all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_every_keep_that_evicts_is_there():
+    """Of the table of methods, budgets and all."""
+    from kvlab.finding import METHODS, PROFILED
+
+    names = {name_of(spec) for spec in EVICTING}
+    for name, method in METHODS.items():
+        keep = method.policies(**{"link": None} if "link" in method.parameters else {}).get("keep")
+        assert (keep is not None and keep.evicts) == (name in names - PROFILED.keys() - POOLS), name
+    assert names >= PROFILED.keys() | POOLS
+
+
+@pytest.mark.parametrize("method", EVICTING)
+def test_another_question_leaves_the_kept_sets_as_they_are(setting, method):
+    for size in (1, 64):
+        first, *others = (kept(setting, method, [question], size=size) for question in QUESTIONS)
+        assert {len(one) for one in first} == ({1} if size == 1 else {len(CONTEXTS)})
+        assert all(equal(first, other) for other in others)
+        if size == 1:
+            assert not all(one.all() for one in first)  # something was let go
+    first, other = (kept(setting, method, pair, MANY) for pair in (QUESTIONS[:2], QUESTIONS[1:]))
+    assert equal(first, other)
+
+
+@pytest.mark.parametrize("method", ["snapkv:budget=0.4,window=4", "tova:budget=0.4", "h2o:budget=0.4"])
+@pytest.mark.parametrize("size", [1, 64])
+def test_a_question_that_is_seen_changes_them(setting, method, size):
+    """Inside, of course; and under context-first, if its cut were late by as much as both begin with, and two
+    tokens."""
+    late = len(setting[1]("\nQuestion:").input_ids) + 2
+    for how in ({"protocol": INSIDE}, {"late": late}):
+        first, other = (kept(setting, method, [one], size=size, **how) for one in QUESTIONS[:2])
+        assert not equal(first, other), how
+
+
+@pytest.mark.parametrize("method", ["tova:budget=0.4", "sinks:budget=0.4", "h2o:budget=0.4"])
+def test_a_question_that_evicts_changes_them(setting, method):
+    """Kept sets are compared after the question, too: where it may evict, they differ then."""
+    first, other = (kept(setting, method, [one], evict=EVERY_STEP) for one in QUESTIONS[:2])
+    assert not equal(first, other)
+    layers = setting[0].config.num_hidden_layers
+    assert equal(first[:layers], other[:layers])
