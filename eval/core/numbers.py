@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+SHARES = ("acc", "acc_norm", "exact_match")
+
 
 def is_share(metric: dict) -> bool:
-    """Is it a share of right answers (shown in per cent, averaged over tasks)?"""
-    return metric["higher_is_better"] and metric["metric"].split(",")[0] in ("acc", "acc_norm", "exact_match")
+    """Is it a share of right answers (shown in per cent, averaged over tasks)? RULER calls its own by the
+    length of the text."""
+    name = metric["metric"].split(",")[0]
+    return metric["higher_is_better"] and (name in SHARES or name.isdecimal())
 
 
 def shown(row: dict) -> str:
