@@ -42,8 +42,12 @@ def read(file: Path | str, asked: str) -> dict:
     except OSError as error:  # of this file or of one that it includes
         itself = error.filename is not None and Path(error.filename) == Path(file)
         raise Problem(f"{asked}: {error.strerror if itself else one_line(error)}") from error
-    except (yaml.YAMLError, UnicodeError) as error:
-        raise Problem(f"{asked}: this YAML cannot be read: {one_line(error)}") from error
+    except yaml.YAMLError as error:
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}: {what}" if mark else one_line(error)
+        raise Problem(f"{asked}: this YAML does not parse: {where}") from error
+    except UnicodeError as error:
+        raise Problem(f"{asked}: this is no text in UTF-8") from error
     except Problem:
         raise
     except Exception as error:  # a function that it names cannot be imported
@@ -53,7 +57,7 @@ def read(file: Path | str, asked: str) -> dict:
     if "group" not in found and "class" not in found:
         known = {field.name for field in fields(TaskConfig)} | BESIDE
         if strange := [str(key) for key in found if key not in known]:
-            raise Problem(f"{asked}: a task has no key {strange[0]!r}{nearest(strange[0], known)}")
+            raise Problem(f"{asked}: a task has no key {strange[0]!r}{nearest(strange[0], known, 0.7)}")
     return found
 
 

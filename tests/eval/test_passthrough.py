@@ -127,7 +127,7 @@ def test_ls_is_given_our_folder_and_the_users(here, prepared):
 
 
 BAD = {
-    "broken.yaml": ('task: [unclosed\n"', "--tasks broken.yaml: this YAML cannot be read"),
+    "broken.yaml": ('task: [unclosed\n"', "--tasks broken.yaml: this YAML does not parse: line 2"),
     "strange.yaml": (f"{TASK}doc_to_txt: x\n", "has no key 'doc_to_txt'; did you mean doc_to_text?"),
     "empty.yaml": ("# nothing\n", "--tasks empty.yaml: this YAML is empty"),
     "nameless.yaml": ("output_type: multiple_choice\n", "it names no task"),
@@ -152,7 +152,7 @@ def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys
     (here / "broken.yaml").write_text('task: bad\nx: [unclosed\n"')
     command = ["lm-eval", "run", "--model", "kvlab"] if "_" in folder else ["accuracy", "--jobs", "0"]
     line = line_of(capsys, *command, folder, ".", "--tasks", "bad")
-    assert "task bad: broken.yaml: this YAML cannot be read" in line
+    assert "task bad: broken.yaml: this YAML does not parse: line 3" in line
     assert "doc_to_txt" in line_of(capsys, *command, folder, ".", "--tasks", "mine")
 
 
