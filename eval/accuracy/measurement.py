@@ -17,7 +17,7 @@ from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from ..core.results import Store
-from . import cuts, taskset
+from . import cuts, own, taskset, told
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
@@ -91,6 +91,8 @@ class Accuracy(Pooled):
         super().check()
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
+        strangers = not set(self.tasks) <= {*taskset.local_names(), taskset.AGREEMENT}
+        told.check(self.tasks, strangers, taskset.arguments(self.metadata) if self.metadata else {})
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:
@@ -118,13 +120,13 @@ class Accuracy(Pooled):
             raise Problem("--tp: the processes are torchrun's, so there is no --on and no --jobs")
         if self.tp:
             split(source_of(self.model))
-        folders, tasks = [self.include_path] if self.include_path else [], []
+        folders, tasks, named = [self.include_path] if self.include_path else [], [], []
         if self.include_path and not Path(self.include_path).is_dir():
             raise Problem(f"--include-path {self.include_path}: there is no such folder")
         for task in self.tasks:
-            if task.endswith((".yaml", ".yml")):
-                folder, task = taskset.from_file(task)
-                folders.append(folder)
+            if own.is_file(task):
+                named.append(taskset.from_file(task))
+                task = named[-1][0]
             tasks.append(task)
         rows = []
         for pair in self.data:
@@ -135,7 +137,7 @@ class Accuracy(Pooled):
         metadata = taskset.arguments(self.metadata) if self.metadata else {}
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
-        self.sources = taskset.Sources(tuple(dict.fromkeys(folders)), tuple(rows), about)
+        self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
         if self.gen_kwargs and taskset.arguments(self.gen_kwargs).get("do_sample"):
             raise Problem("--gen-kwargs do_sample: kvlab decodes greedily, so expected do_sample=False")
         if self.engine != "eager" and (self.device_map is not None or self.tp):

@@ -3,25 +3,33 @@
 What is added is what its users would trip over: rows are decoded together unless `--batch_size` says
 otherwise, a machine without CUDA is asked for its CPU, the answers kept by `--use_cache` are those of one
 method, model and protocol (the path carries their digest), a task's own YAML may say where its contexts end,
-and kvlab's own tasks are known by name.
+kvlab's own tasks are known by name, and tasks that make their rows learn where the model's tokenizer is. What
+is bad in a user's own files is one line. All this holds for what stands in the file of `--config` too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import glob
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import lm_eval.models  # noqa: F401  its own models are known before ours is
 import torch
 from lm_eval._cli.harness import HarnessCLI
 from lm_eval.api.registry import model_registry
+from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging, simple_parse_args_string
 
-from . import cuts
+from kvlab.models import source_of
+
+from ..core.errors import Problem
+from . import cuts, extras, own, told
 from .lm import KVLabLM, identity
-from .taskset import FOLDER
+from .taskset import FOLDER, local_names
 
 NAME = "kvlab"
 
@@ -35,48 +43,109 @@ def run(words: list[str]) -> int:
     before, sys.argv = sys.argv, ["lm-eval", *words]
     try:
         arguments = command.parse_args()
-        if getattr(arguments, "model", None) == NAME:
+        if hasattr(arguments, "include_path"):
             _prepare(arguments)
         command.execute(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except ImportError as error:
+        if line := extras.missing(error):
+            raise Problem(line) from error
+        raise
     finally:
         sys.argv = before
     return 0
 
 
 def _prepare(arguments) -> None:
-    """Fill in what was not given, where the model is ours."""
-    given = vars(arguments)
+    """Fill in what was not given, on the command line or in the file of --config, and look at what was."""
+    given = _given(arguments)
+    theirs = given.get("include_path") or []
+    theirs = [theirs] if isinstance(theirs, str) else [str(folder) for folder in theirs]
+    filled = {"include_path": [str(FOLDER), *theirs]}  # the later one is preferred
+    if arguments.command == "run":
+        tasks = given.get("tasks") or []
+        tasks = [one for name in ([tasks] if isinstance(tasks, str) else tasks) for one in name.split(",")]
+        KVLabLM.untils_of_tasks = _untils(tasks, theirs)
+        ours, strangers = _asked(tasks)
+        told.check(ours, strangers, _dictionary(given.get("metadata")))
+        filled["metadata"] = _tokenizer(given, ours) | _dictionary(given.get("metadata"))
+        if given.get("model") == NAME:
+            filled |= _of_our_model(given)
+    vars(arguments).update(filled)
+
+
+def _given(arguments) -> dict:
+    """What the file of --config says, and above it what the command line does, as lm-eval takes them
+    together. Raises Problem for a file that holds something else."""
+    words = {name: value for name, value in vars(arguments).items() if value or value == 0}
+    if not (file := words.get("config")):
+        return words
+    try:
+        found = EvaluatorConfig.load_yaml_config(file)
+    except TypeError as error:
+        raise Problem(f"--config {file}: expected lines such as tasks: [recall]") from error
+    known = [field.name for field in fields(EvaluatorConfig)]
+    if strange := [str(name) for name in found if name not in known]:
+        raise Problem(f"--config {file}: unknown {strange[0]!r}{own.nearest(strange[0], known)}")
+    return found | words
+
+
+def _of_our_model(given: dict) -> dict:
+    """What lm-eval is told beside what its user says, where the model is ours."""
+    filled = {}
     if given.get("batch_size") is None:
-        given["batch_size"] = "auto"
+        filled["batch_size"] = "auto"
     if given.get("device") is None:
-        given["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
+        filled["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
     if path := given.get("use_cache"):
-        given["use_cache"] = f"{path}-{identity(**_model_arguments(given))}"
-    theirs = given.get("include_path")
-    KVLabLM.untils_of_tasks = _untils(given.get("tasks"), theirs)
-    if not given.get("config"):  # whose own folders stand in a file
-        given["include_path"] = [str(FOLDER), *([theirs] if theirs else [])]  # the later one is preferred
+        ours = _dictionary(given.get("model_args"))
+        for name in ("batch_size", "max_batch_size", "device"):
+            if (value := (given | filled).get(name)) is not None:
+                ours.setdefault(name, value)
+        filled["use_cache"] = f"{path}-{identity(**ours)}"
+    return filled
 
 
-def _model_arguments(given: dict) -> dict:
-    found = given.get("model_args") or {}
-    found = simple_parse_args_string(found) if isinstance(found, str) else dict(found)
-    for name in ("batch_size", "max_batch_size", "device"):
-        if given.get(name) is not None:
-            found.setdefault(name, given[name])
-    return found
+def _tokenizer(given: dict, ours: list[str]) -> dict:
+    """Where tasks that make their rows find the model's tokenizer; Problem where one of ours does not."""
+    about = _dictionary(given.get("model_args"))
+    model = about.get("pretrained") or about.get("model")
+    found = about.get("tokenizer") or (source_of(model) if given.get("model") == NAME else model)
+    needles = [name for name in ours if name.startswith(told.MADE)]
+    if needles and not found and "tokenizer" not in _dictionary(given.get("metadata")):
+        raise Problem(f"--tasks {needles[0]}: name a tokenizer with --metadata tokenizer=FOLDER")
+    return {"tokenizer": str(found)} if found else {}
 
 
-def _untils(tasks, include) -> dict[str, str]:
-    """{task: the text before which its YAML says to cut}, of a user's own tasks."""
-    names = tasks.split(",") if isinstance(tasks, str) else list(tasks or ())
-    files = [Path(name) for name in names if name.endswith((".yaml", ".yml"))]
-    folders = [str(include)] if isinstance(include, str | Path) else [str(one) for one in include or ()]
-    folders += [str(file.resolve().parent) for file in files if file.is_file()]
-    if not folders:
-        return {}
-    index = TaskManager(include_path=folders, include_defaults=False).task_index
-    said = {name: (entry.cfg or {}).get("metadata") or {} for name, entry in index.items()}
-    return {name: about[cuts.FIELD] for name, about in said.items() if cuts.FIELD in about}
+def _dictionary(said) -> dict:
+    """Arguments that are a text or a dictionary already."""
+    return simple_parse_args_string(said) if isinstance(said, str) else dict(said or {})
+
+
+def _asked(tasks: list[str]) -> tuple[list[str], bool]:
+    """(our own tasks among these, which may be patterns; whether there are others)."""
+    local = local_names()
+    ours = [one for name in tasks for one in fnmatch.filter(local, name)]
+    return ours, any(not fnmatch.filter(local, name) for name in tasks)
+
+
+def _untils(tasks: list[str], folders: list[str]) -> dict[str, str]:
+    """{task: the text before which its YAML says to cut}, of a user's own tasks, named as files or in these
+    folders. Raises Problem for files that are wanted and cannot be used."""
+    if len(tasks) == 1 and Path(tasks[0]).is_dir():
+        tasks = [f"{tasks[0]}/*.yaml"]
+    files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
+    found = [own.read(file, f"--tasks {file}") for file in files]
+    index = TaskManager(include_path=folders, include_defaults=False).task_index if folders else {}
+    for name in tasks:
+        wanted = fnmatch.filter(index, name)
+        if not wanted and not own.is_file(name):
+            own.check_absent(name, folders)
+        entries = [index[one] for one in wanted if index[one].yaml_path is not None]
+        found += [own.read(entry.yaml_path, f"task {entry.name}: {entry.yaml_path}") for entry in entries]
+    untils = {own.name_of(one): told.cut(own.name_of(one), one.get("metadata")) for one in found}
+    for name, entry in index.items():  # groups and tags have members that were not named
+        about = (entry.cfg or {}).get("metadata")
+        untils.setdefault(name, about.get(cuts.FIELD) if isinstance(about, dict) else None)
+    return {name: until for name, until in untils.items() if until is not None}

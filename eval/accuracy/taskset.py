@@ -18,17 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import yaml
-
-from ..core.errors import Problem, describe, one_line
-from . import cuts
+from ..core.errors import Problem, describe
+from . import cuts, extras, own, told
 from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"
 STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
 SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
-MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
 
 
@@ -36,11 +33,12 @@ AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
 class Sources:
     """Where a run's tasks come from besides kvlab and lm-eval.
 
-    include: folders of YAML files. data: (task, file of rows) pairs, which replace a task's own data set.
-    metadata: what every task is told, as JSON.
+    include: folders of YAML files. named: (task, YAML file) pairs. data: (task, file of rows) pairs, which
+    replace a task's own data set. metadata: what every task is told, as JSON.
     """
 
     include: tuple[str, ...] = ()
+    named: tuple[tuple[str, str], ...] = ()
     data: tuple[tuple[str, str], ...] = ()
     metadata: str = "{}"
 
@@ -53,9 +51,10 @@ def _manager(built_in: bool, sources: Sources = NONE):
     from lm_eval.tasks import TaskManager
 
     about = json.loads(sources.metadata) or None
+    theirs = [*sources.include, *(str(own.alone(file)) for _, file in sources.named)]
     if built_in:
-        return TaskManager(include_path=list(sources.include) or None, metadata=about)
-    return TaskManager(include_path=[str(FOLDER), *sources.include], include_defaults=False, metadata=about)
+        return TaskManager(include_path=theirs or None, metadata=about)
+    return TaskManager(include_path=[str(FOLDER), *theirs], include_defaults=False, metadata=about)
 
 
 def _manager_of(name: str, sources: Sources):
@@ -65,19 +64,8 @@ def _manager_of(name: str, sources: Sources):
 
 
 def from_file(path: str) -> tuple[str, str]:
-    """(folder, task) of a YAML file that is named as a task. Raises Problem for one that holds none."""
-    file = Path(path).resolve()
-    try:
-        yaml.compose(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise Problem(f"--tasks {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise Problem(f"--tasks {path}: this YAML cannot be read: {one_line(error)}") from error
-    index = _manager(False, Sources((str(file.parent),))).task_index
-    for name, entry in index.items():
-        if entry.yaml_path is not None and Path(entry.yaml_path).resolve() == file:
-            return str(file.parent), name
-    raise Problem(f"--tasks {path}: it names no task: expected a line such as task: my_task")
+    """(task, file) of a YAML file that is named as a task. Raises Problem for one that holds none."""
+    return own.name_of(own.read(path, f"--tasks {path}")), str(Path(path).resolve())
 
 
 @cache
@@ -119,20 +107,23 @@ def defaults(protocol: str) -> list[str]:
 
 def check(names: list[str], sources: Sources = NONE) -> list[str]:
     """The names, groups and tags of lm-eval replaced by their tasks. Raises Problem for unknown ones."""
-    local, checked = _manager(False, sources).all_tasks, []
+    local, checked = _manager(False, sources), []
     for name in names:
-        if name == AGREEMENT or name in local:
+        if name == AGREEMENT or name in local.all_subtasks:
             checked.append(name)
             continue
-        index = _manager(True, sources)
-        if name not in index.all_tasks:
-            near = difflib.get_close_matches(name, [AGREEMENT, *local, *index.all_tasks], 4, 0.5)
+        if name not in local.all_tasks and name not in (known := _manager(True, sources).all_tasks):
+            own.check_absent(name, sources.include)
+            near = difflib.get_close_matches(name, [AGREEMENT, *local.all_tasks, *known], 4, 0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local_names())}")
         checked += load(name, sources)
     strangers = [name for name, _ in sources.data if name not in checked]
     if strangers:
         raise Problem(f"--data {strangers[0]}=...: this task is not among --tasks")
+    for name in checked:
+        if (entry := local.task_index.get(name)) is not None:
+            told.cut(name, (entry.cfg or {}).get("metadata"))
     return list(dict.fromkeys(checked))
 
 
@@ -143,12 +134,15 @@ def load(name: str, sources: Sources = NONE) -> dict:
     try:
         manager = _manager_of(name, sources)
         if file is not None:
-            manager = _manager(False, replace(sources, include=(str(_on_rows(name, file, sources)),)))
+            rows = _on_rows(name, file, sources)
+            manager = _manager(False, replace(sources, include=(str(rows),), named=()))
         with contextlib.redirect_stderr(io.StringIO()):
             return manager.load([name])["tasks"]
     except Problem:
         raise
     except Exception as error:
+        if line := extras.missing(error):
+            raise Problem(f"task {name!r}: {line}") from error
         if local or isinstance(error, ImportError):
             raise Problem(f"task {name!r} cannot be loaded: {describe(error)[0]}") from error
         raise Problem(
@@ -194,7 +188,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return [STORIES]
     rows = [Path(file) for task, file in sources.data if task == name]
     if name in local_names():
-        if name.startswith(MADE):
+        if name.startswith(told.MADE):
             written = ("needles.py", "corpus.py", "words.py")
             return [FOLDER / f"{name}.yaml", *(FOLDER / file for file in written), *rows]
         data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
@@ -202,7 +196,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
     entry = _manager(False, sources).task_index.get(name)
     if entry is None or entry.yaml_path is None:
         return rows
-    folder = Path(entry.yaml_path).parent
+    folder = Path(dict(sources.named).get(name, entry.yaml_path)).parent
     named = load(name, sources)[name].config.dataset_kwargs or {}
     theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
     return [*folder.glob("*.yaml"), *folder.glob("*.py"), *(rows or theirs)]

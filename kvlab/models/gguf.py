@@ -20,6 +20,7 @@ from .. import scratch
 from ..errors import first_line
 from .files import write_sums
 
+MAGIC = b"GGUF"  # what such a file begins with
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
 # GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
@@ -42,6 +43,7 @@ def folder_of(name: str | os.PathLike) -> Path:
     models = scratch.folder("models")
     home = models / f"{file.stem}-{key}"
     if not home.is_dir():
+        _checked(file)
         print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
         with unfinished(models, file.stem) as work:
             convert(file, work / "model")
@@ -100,13 +102,19 @@ def convert(file: Path, folder: Path) -> None:
 
 def _checked(file: Path):
     """A reader of the file, whose tensors can all be decoded."""
+    with open(file, "rb") as opened:
+        begins = opened.read(len(MAGIC))
+    if begins != MAGIC:
+        raise ValueError(f"{file}: this is no GGUF file: it begins with {begins!r} instead of {MAGIC!r}")
     gguf = package()
     try:
         reader = gguf.GGUFReader(file)
     except Exception as error:  # numpy's errors too, where the file is cut off
-        unknown = re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error))
-        why = f"its quantization type {unknown[1]} is unknown to" if unknown else "it cannot be read by"
-        raise ValueError(f"{file}: {why} the package gguf ({error})") from error
+        if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
+            why = f"its quantization type {unknown[1]} is unknown to the package gguf"
+        else:
+            why = f"the package gguf cannot read it ({type(error).__name__}): it is damaged, or was cut off"
+        raise ValueError(f"{file}: {why}") from error
     samples = {tensor.tensor_type: tensor for tensor in reader.tensors}
     for kind, tensor in samples.items():
         try:

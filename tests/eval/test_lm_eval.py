@@ -226,7 +226,7 @@ def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypa
         (["--tasks", "prose", "--protocol", "context-first"], "no context to compress"),
         (["--tasks", "agreement", "--protocol", "reuse"], "no question"),
         (["--tasks", "my_fact.yaml"], "No such file"),
-        (["--tasks", "broken.yaml"], "cannot be read"),
+        (["--tasks", "broken.yaml"], "does not parse"),
         (["--tasks", "strange.yaml"], "surprise"),
         (["--tasks", "nameless.yaml"], "names no task"),
         (["--include-path", "nowhere", "--tasks", "recall"], "no such folder"),

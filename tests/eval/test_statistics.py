@@ -18,6 +18,7 @@ from eval.accuracy.make import chance
 from eval.accuracy.measurement import Accuracy
 from eval.core import numbers
 from eval.core.machine import machine, versions
+from eval.core.numbers import shown
 from eval.core.results import Store
 from eval.report import budgets, rows, statistics, tables
 
@@ -58,6 +59,15 @@ def test_guessing_is_defined_task_by_task():
     assert chance(written, []) == 0.0
     told = SimpleNamespace(OUTPUT_TYPE="loglikelihood", config=SimpleNamespace(metadata=None))
     assert chance(told, []) == 0.0
+
+
+@pytest.mark.parametrize(("metric", "better", "text"), [
+    ("acc", True, "100.0"), ("exact_match,strict", True, "100.0"), ("512", True, "100.0"),
+    ("word_perplexity", False, "1"), ("f1", True, "1"), ("acc", False, "1"),
+])  # fmt: skip
+def test_shares_of_answers_are_shown_alike_by_whatever_name(metric, better, text):
+    """RULER's metrics are called by the length of the text."""
+    assert shown({"metric": metric, "higher_is_better": better, "value": 1.0}) == text
 
 
 def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):

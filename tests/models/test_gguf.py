@@ -116,7 +116,8 @@ def unknown_number(file):
 BAD = {
     "its quantization type 99 is unknown to": unknown_number,
     ".weight is of quantization type Q8_1, which": lambda file: made.write(file, "Q8_1"),
-    "it cannot be read by the package gguf": lambda file: file.write_bytes(b"no model at all " * 9),
+    "this is no GGUF file": lambda file: file.write_bytes(b"no model at all " * 9),
+    "the package gguf cannot read it": lambda file: file.write_bytes(b"GGUF no model at all " * 9),
     "architecture nonesuch is not supported": lambda file: made.write(file, architecture="nonesuch"),
     "it scales its rotary embedding": lambda file: made.write(file, scaling="yarn"),
 }
@@ -126,15 +127,25 @@ BAD = {
 def test_what_cannot_be_read_is_one_line_and_leaves_nothing(tmp_path, why, capsys, folder):
     BAD[why](tmp_path / "x.gguf")
     assert why in one_line(["doctor", "--model", str(tmp_path / "x.gguf")], capsys)
-    assert list(folder.iterdir()) == []
+    assert list(folder.glob("*")) == []
+
+
+@pytest.mark.parametrize("content", [b"no model at all " * 9, b"GGUF no model " * 9, b""])
+def test_nothing_is_said_to_be_converted_that_cannot_be(tmp_path, content, capsys):
+    (tmp_path / "x.gguf").write_bytes(content)
+    with pytest.raises(ValueError, match=r"x\.gguf: ") as error:
+        source_of(tmp_path / "x.gguf")
+    assert "\n" not in str(error.value) and "converting" not in capsys.readouterr().err
 
 
 def test_a_file_that_is_cut_off_or_not_there(tmp_path, capsys, folder):
     made.write(tmp_path / "x.gguf")
     content = (tmp_path / "x.gguf").read_bytes()
     (tmp_path / "x.gguf").write_bytes(content[: len(content) // 2])
-    assert "cannot be read" in one_line(["doctor", "--model", str(tmp_path / "x.gguf")], capsys)
-    assert list(folder.iterdir()) == []
+    assert "it is damaged, or was cut off" in one_line(
+        ["doctor", "--model", str(tmp_path / "x.gguf")], capsys
+    )
+    assert list(folder.glob("*")) == []
     assert "there is no file" in one_line(["doctor", "--model", str(tmp_path / "y.gguf")], capsys)
 
 

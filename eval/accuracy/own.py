@@ -1,0 +1,94 @@
+"""Own: a user's own YAML files as tasks, read before lm-eval reads them, or one line that says what is wrong.
+
+lm-eval leaves a file out of its index when it cannot read it, so that a task is unknown whose file is there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import difflib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from ..core.errors import Problem, describe, one_line
+
+ENDINGS = (".yaml", ".yml")
+BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itself takes out of a task's YAML
+
+
+def is_file(name: str) -> bool:
+    """Does a task's name stand for a YAML file, by its ending?"""
+    return name.endswith(ENDINGS)
+
+
+def read(file: Path | str, asked: str) -> dict:
+    """What a task's or a group's YAML says, what it includes among it. Raises Problem, which begins with what
+    was `asked`, for a file that cannot be read, holds no task, or has a key that no task has."""
+    from lm_eval.config.task import TaskConfig
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    try:
+        if yaml.compose(Path(file).read_text(encoding="utf-8")) is None:
+            raise Problem(f"{asked}: this YAML is empty: expected a line such as task: my_task")
+        found = load_yaml(file, resolve_func=True)
+    except OSError as error:  # of this file or of one that it includes
+        itself = error.filename is not None and Path(error.filename) == Path(file)
+        raise Problem(f"{asked}: {error.strerror if itself else one_line(error)}") from error
+    except yaml.YAMLError as error:
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"line {mark.line + 1}: {what}" if mark else one_line(error)
+        raise Problem(f"{asked}: this YAML does not parse: {where}") from error
+    except UnicodeError as error:
+        raise Problem(f"{asked}: this is no text in UTF-8") from error
+    except Problem:
+        raise
+    except Exception as error:  # a function that it names cannot be imported
+        raise Problem(f"{asked}: {describe(error)[0]}") from error
+    if not isinstance(found.get("group", found.get("task")), str):
+        raise Problem(f"{asked}: it names no task: expected a line such as task: my_task")
+    if "group" not in found and "class" not in found:
+        known = {field.name for field in fields(TaskConfig)} | BESIDE
+        if strange := [str(key) for key in found if key not in known]:
+            raise Problem(f"{asked}: a task has no key {strange[0]!r}{nearest(strange[0], known, 0.7)}")
+    return found
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
+    """ "; did you mean ...?" where a known word is near."""
+    near = difflib.get_close_matches(word, list(known), 1, cutoff)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def name_of(found: dict) -> str:
+    """The name of the task or group that a YAML holds."""
+    return found.get("group", found.get("task"))
+
+
+@cache
+def alone(file: str) -> Path:
+    """A folder in which lm-eval finds this file's task and no other; of a group, whose members lie beside it,
+    its own folder."""
+    if "group" in read(file, file):
+        return Path(file).parent
+    folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "task.yaml").write_text(f"include: {json.dumps(file)}\n", encoding="utf-8")
+    return folder
+
+
+def check_absent(name: str, folders: Iterable[str | Path]) -> None:
+    """Raises Problem where a name that lm-eval does not know stands in a file of these folders that it left
+    out."""
+    says = re.compile(rf"^\s*(task|group)\s*:\s*[\"']?{re.escape(name)}[\"']?\s*(#.*)?$", re.MULTILINE)
+    for folder in folders:
+        for file in sorted(Path(folder).rglob("*.yaml")):
+            if file.stem == name or says.search(file.read_text(encoding="utf-8", errors="replace")):
+                read(file, f"task {name}: {file}")

@@ -1,0 +1,236 @@
+"""lm-eval's own command line, as far as kvlab prepares it: its words, its file, and what is bad in them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+
+import pytest
+from lm_eval._cli.harness import HarnessCLI
+
+from eval.__main__ import main
+from eval.accuracy import KVLabLM, own, passthrough, taskset, told
+from eval.core.errors import Problem
+from eval.tasks import needles
+
+TASK = """task: mine
+dataset_path: json
+dataset_kwargs: {data_files: {test: rows.jsonl}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{facts}} ASK"
+doc_to_choice: choices
+doc_to_target: label
+metric_list: [{metric: acc}]
+"""
+NEEDLES = '{"lengths": [256], "documents": 2}'
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch, folder):
+    """The working directory, with a task of one's own and its rows; files are written to it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(KVLabLM, "untils_of_tasks", {})
+    row = {"facts": "The dog is Otis.", "choices": ["a", "b"], "label": 0}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    (tmp_path / "mine.yaml").write_text(TASK)
+    return tmp_path
+
+
+@pytest.fixture
+def prepared(monkeypatch):
+    """What a command line becomes before lm-eval executes it."""
+
+    def prepare(*words: str) -> dict:
+        seen = []
+        monkeypatch.setattr(HarnessCLI, "execute", lambda self, arguments: seen.append(vars(arguments)))
+        assert passthrough.run(list(words)) == 0
+        return seen[0]
+
+    return prepare
+
+
+def line_of(capsys, *words: str) -> str:
+    """The line of a command that is refused, below what lm-eval logs and above nothing."""
+    assert main(list(words)) == 2
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "WARNING" not in line and "INFO" not in line]
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["--metadata", NEEDLES], ["--metadata", "lengths=[256]", "documents=2"]]
+)
+def test_needles_know_the_models_tokenizer(folder, more, prepared):
+    words = ["run", "--model", "kvlab", "--model_args", f"pretrained={folder},method=full"]
+    about = prepared(*words, "--tasks", "needles_single", *more)["metadata"]
+    assert about.pop("tokenizer") == str(folder)
+    assert about == ({"lengths": [256], "documents": 2} if more else {})
+
+
+def test_needles_run(folder, capsys):
+    words = ["lm-eval", "run", "--model", "kvlab", "--model_args", f"pretrained={folder},method=full"]
+    assert main([*words, "--tasks", "needles_single", "--limit", "1", "--metadata", NEEDLES]) == 0
+    assert "|needles_single|" in capsys.readouterr().out
+
+
+def test_a_model_by_its_bare_name_and_a_users_own_tokenizer(prepared, monkeypatch):
+    monkeypatch.setattr(passthrough, "source_of", lambda name: f"folder of {name}")
+    words = ["run", "--model", "kvlab", "--tasks", "recall"]
+    assert prepared(*words)["metadata"] == {"tokenizer": "folder of None"}
+    words += ["--model_args", "pretrained=smollm2"]
+    assert prepared(*words)["metadata"] == {"tokenizer": "folder of smollm2"}
+    assert prepared(*words, "--metadata", "tokenizer=theirs")["metadata"] == {"tokenizer": "theirs"}
+    assert prepared(*words[:-1], "tokenizer=theirs")["metadata"] == {"tokenizer": "theirs"}
+    words = ["run", "--model", "hf", "--model_args", "pretrained=one/model", "--tasks", "needles_single"]
+    assert prepared(*words)["metadata"] == {"tokenizer": "one/model"}
+    with pytest.raises(Problem, match="tokenizer=FOLDER"):
+        prepared("run", "--model", "dummy", "--tasks", "needles_single")
+
+
+def test_a_configuration_file_is_prepared_as_words_are(here, folder, prepared, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    (here / "more").mkdir()
+    (here / "more" / "x.yaml").write_text(f"{TASK}metadata: {{context_until: ' ASK'}}\n")
+    about = {"model": "kvlab", "tasks": ["recall", "mine"], "include_path": "more", "use_cache": "kept"}
+    about |= {"model_args": {"pretrained": str(folder)}, "metadata": {"lengths": [256]}}
+    (here / "run.yaml").write_text(json.dumps(about))  # JSON is YAML
+    found = prepared("run", "--config", "run.yaml")
+    assert found["include_path"] == [str(taskset.FOLDER), "more"]
+    assert (found["batch_size"], found["device"]) == ("auto", "cpu")
+    assert found["metadata"] == {"tokenizer": str(folder), "lengths": [256]}
+    assert found["use_cache"].startswith("kept-") and len(found["use_cache"]) == 5 + 12
+    assert KVLabLM.untils_of_tasks == {"mine": " ASK"}
+    (here / "run.yaml").write_text(json.dumps(about | {"batch_size": 4, "device": "cpu"}))
+    found = prepared("run", "--config", "run.yaml", "--batch_size", "3")
+    assert found["batch_size"] == "3" and found["device"] is None  # the file says it
+
+
+def test_our_tasks_in_a_configuration_file(here, folder, capsys):
+    about = {"model": "kvlab", "tasks": ["recall"], "limit": 2, "model_args": {"pretrained": str(folder)}}
+    (here / "run.yaml").write_text(json.dumps(about))
+    assert main(["lm-eval", "run", "--config", "run.yaml"]) == 0
+    assert "|recall|" in capsys.readouterr().out
+
+
+def test_validate_knows_our_tasks(here, capsys):
+    words = ["lm-eval", "validate", "--tasks", "piqa,recall,needles_single,mine", "--include_path", "."]
+    assert main(words) == 0 and "All tasks found" in capsys.readouterr().out
+
+
+def test_ls_is_given_our_folder_and_the_users(here, prepared):
+    assert prepared("ls", "tasks")["include_path"] == [str(taskset.FOLDER)]
+    assert prepared("ls", "tasks", "--include_path", ".")["include_path"] == [str(taskset.FOLDER), "."]
+
+
+BAD = {
+    "broken.yaml": ('task: [unclosed\n"', "--tasks broken.yaml: this YAML does not parse: line 2"),
+    "strange.yaml": (f"{TASK}doc_to_txt: x\n", "has no key 'doc_to_txt'; did you mean doc_to_text?"),
+    "empty.yaml": ("# nothing\n", "--tasks empty.yaml: this YAML is empty"),
+    "nameless.yaml": ("output_type: multiple_choice\n", "it names no task"),
+    "list.yaml": ("- task\n", "Expected YAML dict"),
+    "function.yaml": ("task: mine\nprocess_docs: !function nowhere.at_all\n", "nowhere"),
+    "including.yaml": ("include: absent.yaml\ntask: mine\n", "absent.yaml: No such file"),
+    "near.yaml": (f"{TASK}metadata: {{context_untill: ' ASK'}}\n", "did you mean context_until?"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+def test_a_bad_file_as_a_task_is_one_line(here, capsys, name, command):
+    text, said = BAD[name]
+    (here / name).write_text(text)
+    assert said in line_of(capsys, *command.split(), "--tasks", name)
+
+
+@pytest.mark.parametrize("folder", ["--include_path", "--include-path"])
+def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys):
+    (here / "mine.yaml").write_text(f"{TASK}doc_to_txt: x\n")
+    (here / "broken.yaml").write_text('task: bad\nx: [unclosed\n"')
+    command = ["lm-eval", "run", "--model", "kvlab"] if "_" in folder else ["accuracy", "--jobs", "0"]
+    line = line_of(capsys, *command, folder, ".", "--tasks", "bad")
+    assert "task bad: broken.yaml: this YAML does not parse: line 3" in line
+    assert "doc_to_txt" in line_of(capsys, *command, folder, ".", "--tasks", "mine")
+
+
+def test_what_is_bad_and_not_wanted_stops_nothing(here, prepared):
+    (here / "mine.yaml").write_text(f"{TASK}metadata: {{context_untill: x}}\n")
+    (here / "broken.yaml").write_text('task: bad\nx: [unclosed\n"')
+    prepared("run", "--model", "kvlab", "--tasks", "recall", "--include_path", ".")
+    assert taskset.check(["recall"], taskset.Sources((".",))) == ["recall"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[recall]", "--config run.yaml: expected lines"),
+        ('{"tsks": ["recall"]}', "unknown 'tsks'; did you mean tasks?"),
+        ("tasks: [", "Invalid YAML"),
+        (None, "not found"),
+    ],
+)
+def test_a_bad_configuration_file_is_one_line(here, capsys, text, said):
+    if text is not None:
+        (here / "run.yaml").write_text(text)
+    assert said in line_of(capsys, "lm-eval", "run", "--config", "run.yaml")
+
+
+def test_a_named_file_is_read_and_none_beside_it(here, capsys):
+    (here / "t").mkdir()
+    (here / "t" / "mine.yaml").write_text("task: mine\noutput_type: generate_until\n")
+    (here / "t2.yaml").write_text(TASK)
+    name, file = taskset.from_file("t2.yaml")
+    sources = taskset.Sources(named=((name, file),))
+    assert taskset.check([name], sources) == ["mine"] and not capsys.readouterr().err
+    assert taskset.load(name, sources)["mine"].OUTPUT_TYPE == "multiple_choice"
+    assert here / "t2.yaml" in taskset.files(name, sources)
+
+
+def test_a_group_in_a_named_file_finds_its_members_beside_it(here):
+    (here / "all.yaml").write_text("group: all_mine\ntask: [mine]\n")
+    name, file = taskset.from_file("all.yaml")
+    assert taskset.check([name], taskset.Sources(named=((name, file),))) == ["mine"]
+
+
+def test_a_python_task_needs_no_keys_of_ours(here):
+    (here / "code.py").write_text("class Mine:\n    pass\n")
+    (here / "code.yaml").write_text("task: mine\nclass: !function code.Mine\nanything: 1\n")
+    assert own.name_of(own.read("code.yaml", "--tasks")) == "mine"
+
+
+@pytest.mark.parametrize(("package", "extra", "task"), [
+    ("wonderwords", "ruler", "niah_single_1"),
+    ("jieba", "longbench", "longbench_qasper"),
+])  # fmt: skip
+@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, extra, task, command):
+    for name in [name for name in sys.modules if name.startswith(f"lm_eval.tasks.{extra}")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    line = line_of(capsys, *command.split(), "--tasks", task)
+    assert f'the package {package} is not installed: pip install "kvlab[{extra}]"' in line
+    assert "lm_eval[" not in line
+
+
+def test_what_needles_are_told():
+    assert set(told.NAMES) == {*inspect.signature(needles.dataset).parameters} - {"kind", "told"}
+    told.check(["needles_single"], False, {"lengths": [256], "tokenizer": "x"})
+    told.check(["recall"], False, {"foo": 1})
+    told.check(["needles_single"], True, {"max_seq_lengths": [512]})
+    for strangers, name, said in (
+        (False, "foo", "expected one of lengths, documents, tokenizer$"),
+        (False, "max_seq_lengths", r"did you mean lengths\?$"),
+        (False, "pretrained", "--metadata pretrained"),
+        (True, "lenghts", r"did you mean lengths\?$"),
+    ):
+        with pytest.raises(Problem, match=said):
+            told.check(["recall", "needles_single"], strangers, {name: [256]})
+
+
+@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+def test_a_name_that_needles_do_not_know_is_refused(here, capsys, command):
+    words = [*command.split(), "--tasks", "needles_single", "--metadata", '{"lenghts": [256]}']
+    assert "--metadata lenghts" in (line := line_of(capsys, *words)) and "did you mean lengths?" in line
