@@ -132,7 +132,7 @@ class KVLabLM(TemplateLM):
         self.batch_size = rows_at_once(batch_size)
         if self.batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
-        if engine_of(self.model) == "compiled":
+        if engine_of(self.model).startswith("compiled"):  # its weights may be named behind it
             self.batch_size = min(self.batch_size, ROWS)  # steps of more are the eager engine's
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length = int(max_length or limit or 2048)

@@ -195,7 +195,7 @@ class Body:
         self.gaps = [_counted((*after, before[0], *before[2:])) for after, before in pairs]
         self.vocabulary = len(last[1][0])
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
-        self.cos = self.sin = NOTHING
+        self.rotations = {}  # position -> cos and sin of `TABLE` from there on
         self._code()
         self.whole = self.kind_of_whole(self, into, out_of)
 
@@ -290,16 +290,16 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
-        positions = positions.numpy()
-        most = int(positions.max())
-        while most >= len(self.cos):
-            some = torch.arange(len(self.cos), len(self.cos) + TABLE)[None]
-            more = self.rotary(torch.empty(0), some)
-            self.cos, self.sin = (
-                np.concatenate([old.reshape(-1, new.shape[-1]), new[0].numpy()])
-                for old, new in zip((self.cos, self.sin), more, strict=True)
-            )
-        return self.cos[positions], self.sin[positions]
+        first, last = int(positions.min()), int(positions.max())
+        if first // TABLE != last // TABLE:
+            return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
+        begin = first // TABLE * TABLE
+        if begin not in self.rotations:
+            some = torch.arange(begin, begin + TABLE)[None]
+            self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
+        cos, sin = self.rotations[begin]
+        at = positions.numpy() - begin
+        return cos[at], sin[at]
 
 
 def _are(module, expected: dict) -> None:
@@ -348,7 +348,7 @@ def _listens(cache) -> bool:
 @torch.no_grad()
 def _difference(model, body: Body) -> float:
     """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
-    layers see by a rule."""
+    layers see by a rule. A `Body` is tried at the model's last position, too: some models scale by it."""
     ids = torch.arange(7, 12)[None] % model.config.vocab_size
     own, found = type(model).forward.__get__(model), []
     before = vars(model).get("forward")
@@ -361,7 +361,13 @@ def _difference(model, body: Body) -> float:
             if any(not body.knows(rule) for rule in rules):
                 raise Unsuited("its layers see by a rule of their own")
             model.forward = step
-            found.append(torch.cat([stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]))
+            said = [stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]
+            if isinstance(body, Body):
+                last = torch.tensor([[model.config.max_position_embeddings - 1]])
+                with torch.no_grad():
+                    far = step(input_ids=ids[:, :1], past_key_values=stepper.cache, position_ids=last)
+                said.append(far.logits[:, -1])
+            found.append(torch.cat(said))
         finally:
             del model.forward
             if before is not None:

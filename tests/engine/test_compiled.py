@@ -12,6 +12,7 @@ from engine.stepped import decoded
 from tiny import EACH, NEUTRAL, VOCABULARY, left_padded, prompt, tiny
 from torch import nn
 from torch.nn.utils import parametrize
+from transformers import Ministral3Config, Ministral3ForCausalLM
 
 import kvlab
 from kvlab.engine import compiled, engine_of
@@ -93,6 +94,38 @@ def test_a_long_run_a_crop_and_a_copy(monkeypatch):
         found += [model(prompt(3), past_key_values=cache).logits[:, -1]]
         logits.append(torch.cat(found))
     assert (logits[0] - logits[1]).abs().max() <= 1e-4 * logits[0].abs().max()
+
+
+def test_a_model_that_scales_queries_by_their_position_is_not_taken_for_a_llama():
+    """Ministral 3 looks like one, and is one up to the length that it was first trained on."""
+    rope = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 16, "rope_theta": 1e6}
+    rope |= {"llama_4_scaling_beta": 0.1, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0}
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"vocab_size": 96, "head_dim": 32, "intermediate_size": 48, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    config = Ministral3Config(**sizes, initializer_range=0.2, eos_token_id=None, rope_parameters=rope)
+    eager = kvlab.prepare(Ministral3ForCausalLM(config).eval())
+    fast = compiled(copy.deepcopy(eager))
+    assert not isinstance(fast.forward.body, inspect.getmodule(compiled).Body)
+    for tokens in (5, 30, 60):
+        found, expected = (decoded(model, "full", [prompt(tokens)]) for model in (fast, eager))
+        assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@torch.no_grad()
+def test_positions_of_any_size(steps):
+    """Where a table of rotations ends, before the first one, rows far apart."""
+    eager, fast = pair(max_position_embeddings=4096)
+    found = []
+    for model in (eager, fast):
+        cache = kvlab.make_cache(model, "full")
+        kvlab.Stepper(model, cache).feed(prompt(9, 2))
+        for positions in ([9, 9], [-1, -2], [1023, 1024], [5, 3000], [1024, 1500], [2047, 2047]):
+            at = torch.tensor(positions)[:, None]
+            found.append(model(prompt(1, 2), past_key_values=cache, position_ids=at).logits)
+    assert len(steps) == 6
+    for one, other in zip(found[:6], found[6:], strict=True):
+        assert (one - other).abs().max() <= 1e-4 * one.abs().max()
 
 
 def test_weights_are_held_once_and_read_where_they_are(steps):
