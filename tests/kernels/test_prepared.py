@@ -1,7 +1,10 @@
 """Prepared code: numba keeps it by the file that a function stands in, and looks at no other one."""
 
 import hashlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,3 +42,30 @@ def test_no_other_file_is_compiled_into_one():
         }
         numba = {part for part in found if "@njit" in (KVLAB / part).read_text(encoding="utf-8")}
         assert numba == set(INTO.get(path.relative_to(KVLAB).as_posix(), ())), path
+
+
+PREPARES = """
+import torch
+from kvlab.kernels import attend_packed
+from kvlab.store import Growing, Int
+
+torch.manual_seed(0)
+shape = type("Shape", (), {"head_dim": 64, "value_dim": 64})
+store = Growing(Int(8)).start(type("Layer", (), {"shape": shape}))
+store.append(*torch.randn(2, 1, 2, 40, 64))
+print(attend_packed(torch.randn(1, 2, 1, 64), store, 0.125).double().sum().item())
+"""
+
+
+def test_two_processes_that_prepare_at_once_do_not_harm_each_other(tmp_path):
+    """Both compile into one empty folder; a third one finds what they left."""
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(KVLAB.parent)}
+    start = lambda: subprocess.Popen(
+        [sys.executable, "-c", PREPARES], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    at_once = [start(), start()]
+    said = [process.communicate(timeout=300) for process in at_once]
+    kept = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")}
+    said.append(start().communicate(timeout=300))
+    assert len({out for out, _ in said}) == 1 and said[0][0].strip() and not any(err for _, err in said)
+    assert kept and kept == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")}
