@@ -34,6 +34,8 @@ WRAPPED = (
 )  # fmt: skip
 SHARES = ("0.1", "0.25", "0.5")
 NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
+SHAPES = ("needles_multivalue", "needles_multiquery", "needles_tracking")
+SHAPED = ("full", "int8", "int4", "h2o", "snapkv", "keydiff", "kvzip", "topk")
 RULER = ("niah_single_1", "niah_multikey_2", "ruler_vt")
 SHOTS = 5
 ASKED_AGAIN = ("full", "kvzip", "keydiff", "snapkv", "h2o", "adakv:of=keydiff", "random")
@@ -63,27 +65,42 @@ def needles(length: int, documents: int, methods: tuple[str, ...], hops: bool = 
     """RULER's shapes in text of our own, of so many tokens each; `hops` adds what only `full` is asked."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-        told = {"lengths": [length], "documents": documents}
-        shared = {"jobs": 0, "model": "smollm2", "dtype": "bfloat16", "batch_size": 25}
-        shared |= {"limit": 4 if quick else None, "gen_kwargs": "max_gen_toks=20"}
-        shared |= {"metadata": json.dumps(told)}
-        compared = shared | {"methods": methods, "budgets": ONE, "tasks": NEEDLES[: 2 if hops else 1]}
-        made = {protocol: Accuracy(protocol=protocol, **compared) for protocol in (FIRST, INSIDE)}
+        asked = {"methods": methods, "budgets": ONE, "tasks": NEEDLES[: 2 if hops else 1]}
+        made = shaped(quick, length, documents, **asked)
         if hops:
-            made["two-hops"] = Accuracy(protocol=INSIDE, methods=("full",), tasks=NEEDLES[2:], **shared)
+            alone = shaped(quick, length, documents, methods=("full",), tasks=NEEDLES[2:])
+            made["two-hops"] = alone[INSIDE]
         return made
 
     return parts
 
 
-def ruler(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+def needles_shapes(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """RULER's other shapes: several numbers of one thing, of several things, and a chain of variables."""
+    tasks = SHAPES[:1] if quick else SHAPES
+    return shaped(quick, 1024, 50, answer=48, methods=SHAPED, budgets=ONE, tasks=tasks)
+
+
+def shaped(quick: bool, length: int, documents: int, answer: int = 20, **asked) -> dict[str, Measurement]:
+    """One of these under both protocols, with answers of so many tokens."""
+    shared = {"jobs": 0, "model": "smollm2", "dtype": "bfloat16", "batch_size": 25}
+    shared |= {"limit": 4 if quick else None, "gen_kwargs": f"max_gen_toks={answer}"}
+    shared |= {"metadata": json.dumps({"lengths": [length], "documents": documents})}
+    return {protocol: Accuracy(protocol=protocol, **shared, **asked) for protocol in (FIRST, INSIDE)}
+
+
+def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER) -> Callable:
     """RULER's own tasks, those that need no data set and ask for something in the text; its word counts ask
     about all of it and take 120 tokens an answer."""
-    shared = {"methods": EXACT + CHOOSING + ("quest",), "budgets": ONE, "jobs": 0, "batch_size": 25}
-    shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 2 if quick else 50}
-    shared |= {"tasks": RULER[:1] if quick else RULER, "gen_kwargs": "max_gen_toks=30"}
-    shared |= {"metadata": json.dumps({"max_seq_lengths": [1024]})}
-    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+    def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+        shared = {"methods": EXACT + CHOOSING + ("quest",), "budgets": ONE, "jobs": 0, "batch_size": 25}
+        shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 2 if quick else documents}
+        shared |= {"tasks": tasks[:1] if quick else tasks, "gen_kwargs": "max_gen_toks=30"}
+        shared |= {"metadata": json.dumps({"max_seq_lengths": [length]})}
+        return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
+
+    return parts
 
 
 def lambada(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -277,8 +294,30 @@ STUDIES = {
         needles(8192, 25, EXACT + CHOOSING),
         points=True,
     ),
+    "needles_shapes": Study(
+        "SmolLM2-135M-Instruct names several of what stands in 1,024 tokens of other text",
+        needles_shapes,
+        points=True,
+    ),
     "ruler": Study(
-        "SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens", ruler, points=True
+        "SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens",
+        ruler(1024, 50),
+        points=True,
+    ),
+    "ruler_2k": Study(
+        "SmolLM2-135M-Instruct on RULER's single needle in 2,048 tokens",
+        ruler(2048, 100, RULER[:1]),
+        points=True,
+    ),
+    "ruler_4k": Study(
+        "SmolLM2-135M-Instruct on RULER's single needle in 4,096 tokens",
+        ruler(4096, 50, RULER[:1]),
+        points=True,
+    ),
+    "ruler_8k": Study(
+        "SmolLM2-135M-Instruct on RULER's single needle in 8,192 tokens, all that it was trained for",
+        ruler(8192, 25, RULER[:1]),
+        points=True,
     ),
     "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada, points=True),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
