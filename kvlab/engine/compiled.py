@@ -197,7 +197,7 @@ class Body:
         self.width = 2 * (len(last[0]) + max(len(linear[0]) for after in out_of for linear in after[3:5]))
         self.rotations = {}  # position -> cos and sin of `TABLE` from there on
         self._code()
-        self.whole = self.kind_of_whole(self, into, out_of)
+        self.whole = self.kind_of_whole(self, into, out_of, last)
 
     def _weights(self, layer) -> tuple[tuple, tuple]:
         """A layer's arrays before and after its attention, as `block.into` and `block.out_of` take them."""
@@ -253,13 +253,13 @@ class Body:
         padded = attention_mask is not None and not (
             attention_mask.shape[1] == cache.get_seq_length() + 1 and bool(attention_mask.all())
         )
-        attended = None if padded else self.whole.step(cache, x, cos, sin, room)
-        if attended is None:
+        found = torch.empty(rows, 1, self.vocabulary)
+        said = found[:, 0].numpy()
+        if padded or not self.whole.step(cache, x, cos, sin, room, said):
             x = self._embedded(input_ids)
             attended = self._layer_by_layer(cache, x, cos, sin, room, visibility)
-        found = torch.empty(rows, 1, self.vocabulary)
-        numbers, given = self.last
-        self.together(numbers, code.logits, attended, x, *given, found[:, 0].numpy(), room)
+            numbers, given = self.last
+            self.together(numbers, code.logits, attended, x, *given, said, room)
         return CausalLMOutputWithPast(logits=found, past_key_values=cache)
 
     def _embedded(self, input_ids: Tensor) -> np.ndarray:
@@ -290,16 +290,15 @@ class Body:
 
     def _rotations(self, positions: Tensor) -> tuple[np.ndarray, np.ndarray]:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
-        first, last = int(positions.min()), int(positions.max())
-        if first // TABLE != last // TABLE:
+        at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
+        begin = int(at[0]) // TABLE * TABLE
+        if min(at) < begin or max(at) >= begin + TABLE:
             return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
-        begin = first // TABLE * TABLE
         if begin not in self.rotations:
             some = torch.arange(begin, begin + TABLE)[None]
             self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
         cos, sin = self.rotations[begin]
-        at = positions.numpy() - begin
-        return cos[at], sin[at]
+        return cos[at - begin], sin[at - begin]
 
 
 def _are(module, expected: dict) -> None:

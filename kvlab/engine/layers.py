@@ -1,11 +1,11 @@
-"""Layers: all layers of a decode step in one compiled call, their attention included.
+"""Layers: all layers of a decode step in one compiled call, their attention and the logits included.
 
 Between two calls of compiled code lie some 40 µs of Python in every layer, which come to the same in all of
 them as long as a token is added to the cache and nothing else happens. Here `block.into`, a kernel of
-`kernels/cpu.py` and `block.out_of` take turns instead, layer after layer. All three are called by their
-address, so that this is compiled once for all formats, in a second. What they read is found by its address,
-too, since to take apart the hundreds of arrays of a model would cost as much as is saved. Whoever calls holds
-these arrays.
+`kernels/cpu.py` and `block.out_of` take turns instead, layer after layer, and `block.logits` comes last. All
+are called by their address, so that this is compiled once for all formats, in a second. What they read is
+found by its address, too, since to take apart the hundreds of arrays of a model would cost as much as is
+saved. Whoever calls holds these arrays.
 
 A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a layer, in the order in which
 `block.into` and `block.out_of` take them, a linear layer's weight, scale and bias one after the other; 0:
@@ -18,10 +18,11 @@ close up, after that; and to how many. That happens last, so a step that a forma
 int64 `[layers, rows, 3]` has the first and last position that may go, and the new token's.
 
 Several threads may be in one call (`team.py`), and come once for all layers. Each layer, with what lies
-before its attention, has a team of its own, and shares out its splits as `block.py` does rows of weights.
+before its attention, has a team of its own, and so have the logits; it shares out its splits as `block.py`
+does rows of weights.
 """
 
-# Compiled into this: kernels/closing.py ae0d04ad, kernels/lanes.py 8370e40c, engine/team.py 0e107259
+# Compiled into this: kernels/closing.py ae0d04ad, kernels/lanes.py 8370e40c, engine/team.py 6fe8f1b2
 
 from __future__ import annotations
 
@@ -54,6 +55,12 @@ def kinds_of_out_of(like: np.ndarray) -> tuple:
     linear = types.Tuple((typeof(like), VECTOR, VECTOR))
     before = MATRIX, MATRIX, linear, VECTOR, types.float32
     return *before, linear, linear, linear, VECTOR, TEAM, types.boolean
+
+
+def kinds_of_logits(like: np.ndarray) -> tuple:
+    """The types of what `block.logits` is given."""
+    *before, room, team, leads = kinds_of_out_of(like)
+    return *before, VECTOR, before[2], MATRIX, room, team, leads
 
 
 def kinds_of_kernel(codes: np.ndarray, scales: np.ndarray) -> tuple:
@@ -193,16 +200,26 @@ def _draw_up(goes, tables, held, rows, kv_heads, codes, scales):
                     k[r, h], k_scales[r, h], v[r, h], v_scales[r, h])  # fmt: skip
 
 
-@njit(nogil=True, fastmath=FAST, cache=True)
-def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, room, none,
-           split, parts, out, goes, tables, rules, masks, notes, gained, keys, team, leads):  # fmt: skip
-    """x `[rows, hidden]` becomes the input of the last layer, and out what that attended to.
+@njit
+def _out_of(at, hidden, wide, inner, eps, like):
+    """What `block.out_of` is told of a layer's weights."""
+    return (_linear(at, 12, hidden, wide, like), _vector(at[15], hidden), eps,
+            _linear(at, 16, inner, hidden, like), _linear(at, 19, inner, hidden, like),
+            _linear(at, 22, hidden, inner, like))  # fmt: skip
 
-    code: the addresses of `block.into`, the kernel, `cpu.merge` and `block.out_of`; like: an empty array of
-    the weights' kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds; scaling
-    `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a split.
-    goes: by what a token goes (0: none does), tables, rules: see above; masks, notes, gained, keys: room for
-    a layer's mask, its scores, what tokens received, and `leave`. The rest as `block.into` and the kernel
+
+@njit(nogil=True, fastmath=FAST, cache=True)
+def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos, sin, q, k, v, norm, head,
+           said, room, none, split, parts, out, goes, tables, rules, masks, notes, gained, keys, team,
+           leads):  # fmt: skip
+    """x `[rows, hidden]`, the input of the first layer, is spoilt; said `[rows, vocabulary]` are the logits.
+
+    code: the addresses of `block.into`, the kernel, `cpu.merge`, `block.out_of` and `block.logits`; like: an
+    empty array of the weights' kind, codes and scales: empty ones `[.., .., .., width]` of the cache's kinds;
+    scaling `[layers]`; inner: the MLP's size; none: no new token, as the kernel takes it; split: tokens of a
+    split; out `[rows * kv_heads, share, head_dim]`: room for what a layer attended to. goes: by what a token
+    goes (0: none does), tables, rules: see above; masks, notes, gained, keys: room for a layer's mask, its
+    scores, what tokens received, and `leave`. The rest as `block.into`, `block.logits` and the kernel
     (`cpu.compiled`) take it. Returns the number of the layer whose format refuses the new token, or -1.
     """
     rows, hidden = x.shape
@@ -212,10 +229,8 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
     for i in range(len(weights)):
         at, ours = weights[i], team[i * COUNTERS : (i + 1) * COUNTERS]
         if i:
-            last = weights[i - 1]
-            into_mlp = _linear(last, 16, inner, hidden, like), _linear(last, 19, inner, hidden, like)
-            _do(code[3], (attended, x, _linear(last, 12, hidden, wide, like), _vector(last[15], hidden), eps,
-                          *into_mlp, _linear(last, 22, hidden, inner, like), room, ours, leads))  # fmt: skip
+            before = _out_of(weights[i - 1], hidden, wide, inner, eps, like)
+            _do(code[3], (attended, x, *before, room, ours, leads))
         _do(code[0], (x, _vector(at[0], hidden), eps, _linear(at, 1, wide, hidden, like),
                       _linear(at, 4, narrow, hidden, like), _linear(at, 7, narrow, hidden, like),
                       _vector(at[10], head_dim), _vector(at[11], head_dim), cos, sin, q, k, v, room, ours,
@@ -257,6 +272,9 @@ def layers(code, x, weights, held, like, codes, scales, scaling, eps, inner, cos
             _do(code[2], (splits_of, out, noted, received))
             if goes:
                 _leave(goes, tables[i], rules[i], received, keys, rows, kv_heads, count)
+    ours = team[len(weights) * COUNTERS :]
+    before = _out_of(weights[-1], hidden, wide, inner, eps, like)
+    _do(code[4], (attended, x, *before, norm, head, said, room, ours, leads))
     if goes and leads:
         for i in range(len(weights)):
             if tables[i, 6]:

@@ -12,13 +12,17 @@ empty one is no team: the leader is alone.
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from functools import cache
+from queue import SimpleQueue
+from threading import Thread
+
 import numpy as np
 import torch
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
-
-from ..kernels.attend import pool
 
 LINE = 8  # numbers of a line of the processor's caches: counters lie in lines of their own
 OPEN, DUE, DONE, PRODUCTS = range(4)  # the part that is open; shares to be done, and done; then those taken
@@ -103,5 +107,27 @@ def together(numbers: int, function, *given, teams: int = 1):
     if threads > 1:
         team = np.zeros((teams * COUNTERS, LINE), np.int64)
         for _ in range(threads - 1):
-            pool().submit(function, *given, team, False)
+            helpers().put((function, *given, team, False))
     return function(*given, team, True)
+
+
+@cache
+def helpers() -> SimpleQueue:
+    """Calls, `(function, *arguments)`, that threads of this process make beside the one that asks. Nobody
+    asks what comes of them, so nothing is made for that, which would take the leader 25 µs."""
+    calls = SimpleQueue()
+    for _ in range(max(os.cpu_count() or 1, torch.get_num_threads())):
+        Thread(target=_help, args=(calls,), daemon=True, name="kvlab helper").start()
+    return calls
+
+
+def _help(calls: SimpleQueue) -> None:
+    while True:
+        function, *given = calls.get()
+        with suppress(Exception):  # which the leader meets, too, and says
+            function(*given)
+        del function, given  # no array lives until the next call
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=helpers.cache_clear)  # its threads are not there

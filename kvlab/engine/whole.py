@@ -19,6 +19,7 @@ from .layers import (
     address,
     kinds_of_into,
     kinds_of_kernel,
+    kinds_of_logits,
     kinds_of_out_of,
     layers,
 )
@@ -28,34 +29,36 @@ from .team import together
 class Whole:
     """A body's weights as the code of `layers.py` is told of them, and the caches that it has served.
 
-    into, out_of: every layer's arrays, as `block.into` and `block.out_of` take them.
+    into, out_of: every layer's arrays, as `block.into` and `block.out_of` take them; last: the last norm and
+    the head, as `block.logits` does.
     """
 
-    def __init__(self, body, into: tuple, out_of: tuple):
+    def __init__(self, body, into: tuple, out_of: tuple, last: tuple):
         self.heads, self.kv_heads, self.head_dim = body.heads, body.kv_heads, body.head_dim
         self.arrays = [[*_flat(before), *_flat(after)] for before, after in zip(into, out_of, strict=True)]
         self.weights = np.array([[one.size and one.ctypes.data for one in some] for some in self.arrays])
         shapes = {tuple((one.shape, one.dtype) for one in some) for some in self.arrays}
-        kinds = {one.dtype for one in self.arrays[0] if one.ndim == 2}
+        kinds = {one.dtype for one in (*self.arrays[0], last[1][0]) if one.ndim == 2}
         self.alike = len(shapes) == len(kinds) == 1  # all layers have weights of the same sizes and one kind
         self.like, self.inner = np.empty((0, 0), kinds.pop()), len(out_of[0][3][0])
         self.into = address(block.into, kinds_of_into(self.like))
         self.out_of = address(block.out_of, kinds_of_out_of(self.like))
         self.merge = address(merge, KINDS_OF_MERGE)
+        self.last, self.logits = last, address(block.logits, kinds_of_logits(self.like))
         self.eps, self.scalings = body.eps, np.array([one.scaling for one in body.attentions], np.float32)
-        self.read = sum(numbers for numbers, _ in (body.first, *body.gaps))  # of weights
+        self.read = sum(numbers for numbers, _ in (body.first, *body.gaps, body.last))  # of weights
         self.caches = weakref.WeakKeyDictionary()
 
-    def step(self, cache, x, cos, sin, room) -> np.ndarray | None:
-        """The input of the layers, x `[rows, hidden]`, becomes that of the last one; returns what that
-        attended to, `[rows, heads * head_dim]`. None where another way must be taken, since a layer does
-        more, or a format refuses the token; x is spoilt then."""
+    def step(self, cache, x, cos, sin, room, said) -> bool:
+        """The input of the layers, x `[rows, hidden]`, is spoilt; said `[rows, vocabulary]` become the
+        logits. False where another way must be taken, since a layer does more, or a format refuses the
+        token."""
         ways = {layer.goes_by for layer in cache.layers} if self.alike else {None}
         if len(ways) > 1 or None in ways:
-            return None
+            return False
         told, rows = self._told(cache), len(x)
         if told.code is None or told.rows != rows:
-            return None
+            return False
         counts = [layer.store.filled + 1 for layer in cache.layers]
         most, width, share = max(counts), self.head_dim, self.heads // self.kv_heads
         held = told.held.copy()  # a thread that comes late may look at it in the next step
@@ -68,15 +71,15 @@ class Whole:
         goes = Going(cache.layers, ways.pop(), self.heads)
         refused = together(
             read, layers, told.code, x, self.weights, held, self.like, *told.kinds, self.scalings, self.eps,
-            self.inner, cos, sin, q, k, v, room, NONE[q.dtype], SPLIT, parts, out, *goes.told,
-            teams=len(held),
+            self.inner, cos, sin, q, k, v, *self.last, said, room, NONE[q.dtype], SPLIT, parts, out,
+            *goes.told, teams=len(held) + 1,
         )  # fmt: skip
         if refused >= 0:
-            return None
+            return False
         for index, scaling in enumerate(self.scalings.tolist()):
             goes.done(index, cache.layers[index], scaling)
         count_kernel(4 * q.size * sum(counts))
-        return out.reshape(rows, -1)
+        return True
 
     def _told(self, cache) -> Told:
         """What the code is told of this cache: the same as long as its buffers are the same."""
@@ -106,7 +109,7 @@ class Told:
         self.kinds = [np.empty((0, *part.shape[1:]), part.dtype) for part in arrays[0][:2]]
         kernel = compiled(*of_kernel, at_once(whole.heads // whole.kv_heads))
         attend = address(kernel, kinds_of_kernel(*self.kinds))
-        self.code = np.array([whole.into, attend, whole.merge, whole.out_of])
+        self.code = np.array([whole.into, attend, whole.merge, whole.out_of, whole.logits])
 
     def still(self, held) -> bool:
         """Whether it is of the buffers of these layers."""

@@ -38,6 +38,18 @@ def test_logits_are_eagers(family, steps):
     assert len(steps) == 2 * (6 + 2)
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_a_layer_with_a_window_does_not_see_beyond_it():
+    """The prompt is longer than the window; a model of Llama's shape that has one goes by its own graph."""
+    eager, fast = pair("mistral", sliding_window=8)
+    assert type(fast.forward.current(fast)).__name__ == "Traced"
+    open_to_all = pair("mistral", sliding_window=64)[1]
+    for spec in ("full", "int8", "h2o:budget=6", "topk:budget=3"):
+        found, expected, seen = (decoded(one, spec, [prompt(21)]) for one in (fast, eager, open_to_all))
+        assert (found - expected).norm() <= (1e-4 if spec == "full" else 0.02) * expected.norm(), spec
+        assert (found - seen).norm() > 0.05 * seen.norm(), "the window counts"
+
+
 @pytest.mark.parametrize("spec", [*NEUTRAL, *EACH])
 def test_every_method_works_through_it_also_in_a_padded_batch(spec, steps):
     """Codes and choices are made of numbers that differ in their last digit, so of what gives something up a

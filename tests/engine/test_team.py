@@ -85,10 +85,10 @@ def test_helpers_that_come_first_late_or_never(monkeypatch):
     alone, jobs = case.call(1), []
 
     class Kept:
-        def submit(self, *job):
+        def put(self, job):
             jobs.append(job)
 
-    monkeypatch.setattr(team, "pool", Kept)
+    monkeypatch.setattr(team, "helpers", Kept)
     assert same(case.call(3), alone) and len(jobs) == 2, "never"
     table = jobs[0][-2]
     assert table[team.DONE, 0] == table[team.DUE, 0] > 60, "in many shares"
@@ -97,10 +97,10 @@ def test_helpers_that_come_first_late_or_never(monkeypatch):
     assert same(case.found, alone), "late: nothing is left"
 
     class First:
-        def submit(self, function, *given):
-            function(*given)  # the leader has not begun
+        def put(self, job):
+            job[0](*job[1:])  # the leader has not begun
 
-    monkeypatch.setattr(team, "pool", First)
+    monkeypatch.setattr(team, "helpers", First)
     assert same(case.call(2), alone), "it has left again"
 
 
@@ -201,12 +201,14 @@ def test_two_threads_that_step_at_once(monkeypatch):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_forked_process_has_threads_of_its_own():
     case = Into(1)
-    alone, before = case.call(2), team.pool()
+    alone, before = case.call(2), team.helpers()
     child = os.fork()
     if child == 0:
-        new = team.pool() is not before and team.pool().submit(int).result(60) == 0
+        came = threading.Event()
+        team.helpers().put((came.set,))
+        new = team.helpers() is not before and came.wait(60)
         os._exit(0 if new and same(case.call(2), alone) else 1)
-    assert os.waitpid(child, 0)[1] == 0 and team.pool() is before
+    assert os.waitpid(child, 0)[1] == 0 and team.helpers() is before
 
 
 def test_nan_does_not_vanish_on_threads():
@@ -218,7 +220,7 @@ def test_nan_does_not_vanish_on_threads():
 
 def test_small_calls_stay_alone(monkeypatch):
     monkeypatch.setattr(team, "ALONE", 10)
-    monkeypatch.setattr(team, "pool", lambda: pytest.fail("a thread was woken"))
+    monkeypatch.setattr(team, "helpers", lambda: pytest.fail("a thread was woken"))
     torch.set_num_threads(2)
     seen = []
     team.together(10, lambda *given: seen.append(given), 7)

@@ -175,12 +175,12 @@ def test_a_token_that_the_format_refuses_is_refused_by_its_layer(model, wrong, w
 @pytest.mark.parametrize("rows", [1, 3])
 def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatch, method, rows):
     fast = model()
-    tables, pool = [], team.pool()
+    tables, helpers = [], team.helpers()
 
     class Kept:
-        def submit(self, function, *given):
-            tables.append(given[-2])
-            return pool.submit(function, *given)
+        def put(self, call):
+            tables.append(call[-2])
+            helpers.put(call)
 
     def stepped(threads):
         torch.set_num_threads(1)  # a prompt's products, which are torch's, depend on it
@@ -191,15 +191,16 @@ def test_threads_share_out_every_layer_and_change_no_bit(model, went, monkeypatc
 
     alone = stepped(1)
     monkeypatch.setattr(team, "ALONE", -1)
-    monkeypatch.setattr(team, "pool", Kept)
+    monkeypatch.setattr(team, "helpers", Kept)
     shared = stepped(2)
     assert all(went[-3:]) and all(map(torch.equal, alone, shared))
-    whole_steps = [table for table in tables if len(table) == 4 * team.COUNTERS]
+    whole_steps = [table for table in tables if len(table) == 5 * team.COUNTERS]
     assert len(whole_steps) >= 3, "a helper for each step, not for each layer"
     for table in whole_steps:
-        shares = table.reshape(4, team.COUNTERS, team.LINE)[:, :, 0]
-        assert (shares[:, team.DONE] == shares[:, team.DUE]).all() and (shares[1:, team.DUE] >= 8).all()
-        assert (shares[:, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
+        shares = table.reshape(5, team.COUNTERS, team.LINE)[:, :, 0]
+        assert (shares[:, team.DONE] == shares[:, team.DUE]).all()
+        assert (shares[:, team.DUE] >= [4, 8, 8, 8, 5]).all(), "every product and attention, then the logits"
+        assert (shares[:-1, team.PRODUCTS + layers.SPLITS] > 0).all(), "attention is shared out, too"
 
 
 @pytest.mark.parametrize("late", ["never", "after"])
@@ -209,8 +210,8 @@ def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late
     kept = []
 
     class Late:
-        def submit(self, function, *given):
-            kept.append((function, given))
+        def put(self, call):
+            kept.append(call)
 
     def stepped(run, threads):
         torch.set_num_threads(1)
@@ -220,16 +221,16 @@ def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late
         for _ in range(4):
             found.append(stepper.feed(prompt(1), last=True).clone())
             while run and kept:
-                function, given = kept.pop(0)
+                function, *given = kept.pop(0)
                 function(*given)
         return found
 
     expected = stepped(False, 1)
-    monkeypatch.setattr(team, "pool", Late)
+    monkeypatch.setattr(team, "helpers", Late)
     found = stepped(late == "after", 2)
     assert all(went[-3:]) and all(map(torch.equal, found, expected))
     if late == "never":  # and one that comes when its cache holds more, or is no more, finds nothing to do
-        for function, given in kept:
+        for function, *given in kept:
             before = given[-2].copy()
             function(*given)
             assert (given[-2][team.DONE :: team.COUNTERS] == before[team.DONE :: team.COUNTERS]).all()
