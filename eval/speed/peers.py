@@ -19,11 +19,11 @@ ROUNDS = 8
 CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048, 8192)}
 GROWING = {"batch": (2, 4, 8), "layers": (2, 4, 16)}  # of the workshop model, at the first of its contexts
 NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32
-PROMPT = 2048  # tokens
+PROMPTS = {"workshop": (2048,), "smollm2": (2048, 8192)}  # tokens
 STEPS = 8  # of a row in a round, at most
 MINUTES = {  # of all cells of a model on two quiet cores with llama.cpp, about: estimated, not measured
     "workshop": {"steps": 4, "batches and layers": 1, "narrow weights": 1, "prompt": 1},
-    "smollm2": {"steps": 8, "narrow weights": 4, "prompt": 7},
+    "smollm2": {"steps": 8, "narrow weights": 4, "prompt": 14},
 }
 
 
@@ -78,7 +78,8 @@ class Steps(Measurement):
                 for context in self.contexts or NARROW_CONTEXTS
                 for kind in NARROW
             ]
-            tasks += [f"steps:prompt:{context}" for context in self.contexts or (PROMPT,)]
+            prompts = self.contexts or PROMPTS.get(model, PROMPTS["workshop"])
+            tasks += [f"steps:prompt:{context}" for context in prompts]
             found += [Cell(model, "", task, config) for task in tasks]
         return found
 

@@ -23,6 +23,7 @@ from .steps import REST, Bench, Row, about_of, bandwidths, far_off, ids_of, in_t
 OURS = ("full", "int8", "h2o:budget=0.2", "snapkv:budget=0.2")
 ROUNDS = 3
 LONGEST = 60.0  # seconds
+LONG, FEW = 4096, ("full", "h2o:budget=0.2")
 
 
 def measure(name: str | None, tokens: int, at: Callable) -> dict:
@@ -30,7 +31,7 @@ def measure(name: str | None, tokens: int, at: Callable) -> dict:
     before = torch.get_num_threads()
     bench = Bench(name, tokens)
     try:
-        read, rows, ids = bandwidths(), rows_of(bench), ids_of(bench, tokens)
+        read, rows, ids = bandwidths(), rows_of(bench, tokens), ids_of(bench, tokens)
         off = far_off(bench, rows)
         in_turns(rows, tried(), ROUNDS, LONGEST, lambda row, count: turn(row, ids, count), at)
         told = [
@@ -48,11 +49,12 @@ def measure(name: str | None, tokens: int, at: Callable) -> dict:
     return {"rows": told, "about": about}
 
 
-def rows_of(bench: Bench) -> list[Row]:
-    """All rows; llama.cpp's f32 with flash attention and without."""
-    found = [bench.of_llama("f32", flash) for flash in (False, True) if bench.llama]
+def rows_of(bench: Bench, tokens: int) -> list[Row]:
+    """The rows for a prompt of so many tokens; llama.cpp's f32 with flash attention and without."""
+    long = tokens > LONG
+    found = [bench.of_llama("f32", flash) for flash in (False, True) if bench.llama and not long]
     found.append(bench.of_theirs("hf-dynamic"))
-    return found + [bench.of_ours(method, "compiled") for method in OURS]
+    return found + [bench.of_ours(method, "compiled") for method in (FEW if long else OURS)]
 
 
 def turn(row: Row, ids: torch.Tensor, threads: int) -> None:
