@@ -141,6 +141,11 @@ def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):
     json.dumps(smollm2.stored())
 
 
+def test_what_is_shown_of_smollm2_has_the_digest_that_the_results_name():
+    page = Path("docs/results.md").read_text(encoding="utf-8")
+    assert f"`smollm2` has {smollm2.stored()['digest']}" in page
+
+
 def test_a_picture_of_the_bill_can_be_shown_without_a_notebook(capsys):
     show(*contract.picture("full"))
     assert "16.1 of 24 GB" in capsys.readouterr().out

@@ -10,6 +10,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import kvlab
+from course.teaching.smollm2 import stored
+from eval.core.digests import model_digest
 from eval.tasks.rows import prose
 from kvlab.models import ModelShape
 
@@ -26,6 +28,11 @@ def test_its_shape_and_configuration(smollm2):
     assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) == (1, 2, 2)
     assert model.generation_config.eos_token_id == 2
     assert len(tokenizer) == 49152 and tokenizer.model_max_length == 8192
+
+
+def test_the_numbers_that_chapters_show_are_of_this_model(smollm2):
+    """By the contents of its files."""
+    assert model_digest("smollm2") == stored()["digest"]
 
 
 TOKENS = {
