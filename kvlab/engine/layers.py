@@ -21,7 +21,7 @@ Several threads may be in one call (`team.py`), and come once for all layers. Ea
 before its attention, has a team of its own, and shares out its splits as `block.py` does rows of weights.
 """
 
-# Compiled into this: kernels/closing.py ae0d04ad, kernels/lanes.py 8370e40c, engine/team.py 0e107259
+# Compiled into this: kernels/closing.py ae0d04ad, kernels/lanes.py 0c1d9431, engine/team.py 0e107259
 
 from __future__ import annotations
 
