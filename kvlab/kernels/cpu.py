@@ -2,17 +2,18 @@
 
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
-numbers in registers, so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for
-int4. Where several query heads share a KV head, up to `HEADS` of them are worked at together, so a code
-becomes a number once for all of them (`lanes.py`). Where a keep observes, scores are noted besides; they
-become the weights that tokens received when the largest score and the sum of weights are known.
+numbers in registers (`lanes.py`; some int4: `nibbles.py`) or multiplied as they lie (`products.py`),
+so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for int4. Where several
+query heads share a KV head, up to `HEADS` of them are worked at together, so a code is read once for all of
+them. Where a keep observes, scores are noted besides; they become the weights that tokens received when the
+largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
 may be longer than the `count` tokens in use. The layouts, and the bits that are written, are those of
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 8370e40c
+# Compiled into this: kernels/lanes.py 0c1d9431, kernels/products.py 40a30a95, kernels/scales.py 808f2a4a
 
 from __future__ import annotations
 
@@ -22,27 +23,17 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, add_up, dots, largest
+from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, largest
+from .products import add_up, dots
+from .scales import _half, widened
 
-BLOCK = 128  # tokens whose scores are held at a time
-SPLIT = 4096  # tokens of a split, a multiple of BLOCK; fixed, so that results do not depend on threads
+BLOCK = 128  # tokens whose numbers are held at a time, where codes are widened first
+LONG = 1024  # tokens whose scores are held at a time, where they are not: a block has costs of its own
+SPLIT = 4096  # tokens of a split, a multiple of both; fixed, so that results do not depend on threads
 FLOOR = np.float32(-1e30)
 LEAST = np.float32(-87.0)  # e to this is the least that `_exp` can tell from nothing
 FAINT = np.float32(-64.0)  # e to this is nothing beside 1, and what is much smaller is slow to multiply
 HEADS = 4  # query heads of a group that are worked at at a time, at most
-
-
-# Small floats are widened by moving their bits and adding to the exponent. A multiplication would be shorter,
-# but fast math moves its factor out of the sum, where it overflows.
-
-
-@njit(fastmath=FAST)
-def _half(bits):
-    """The fp16 number, finite and not negative, whose bits are `bits` (uint16), as fp32."""
-    bits = np.int32(bits)
-    if bits < 1024:  # subnormal
-        return np.float32(bits) * np.float32(2.0**-24)
-    return np.int32((bits << 13) + (112 << 23)).view(np.float32)
 
 
 @njit(fastmath=FAST)
@@ -136,15 +127,6 @@ def _write(kind, group, x, codes, scales, whole):
         for j in range(half):
             codes[j] = np.uint8(np.int32(whole[j]) + 8 | np.int32(whole[half + j]) + 8 << 4)
     return True
-
-
-@njit(inline="always", fastmath=FAST)
-def _steps(scales, at, size, steps):
-    """The scales `[tokens, groups]` of `size` tokens from `at` on, as fp32, into steps `[BLOCK, groups]`."""
-    groups = scales.shape[1]
-    flat, found = scales.reshape(-1)[at * groups : (at + size) * groups], steps.reshape(-1)
-    for i in range(flat.shape[0]):
-        found[i] = _half(flat[i])
 
 
 @njit(fastmath=FAST)
@@ -263,6 +245,7 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
     groups = head_dim // group if coded else 0
     channels = (head_dim + LANES - 1) // LANES * LANES
     width = channels // 2 if direct and kind == INT4 else channels
+    block = LONG if direct else BLOCK
     unit = np.float32(UNIT if direct and kind == E4M3 else 1.0)
 
     @njit(nogil=True, fastmath=FAST, cache=True)
@@ -281,9 +264,9 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                         scales = key_scales[b, h, count - 1] if side == 0 else value_scales[b, h, count - 1]
                         if not _write(kind, group, new, codes, scales, total[0]):
                             return False
-        scores, steps = np.empty((rounded, BLOCK + LANES), np.float32), np.empty((BLOCK, groups), np.float32)
+        scores, steps = np.empty((rounded, block + LANES), np.float32), np.empty((block, groups), np.float32)
         factors = steps.reshape(-1)
-        rows = np.empty((1 if direct else BLOCK, channels), np.float32)
+        rows = np.empty((1 if direct else block, channels), np.float32)
         weight, most = np.empty(rounded, np.float32), np.empty(rounded, np.float32)
         q[:], rows[:] = 0.0, 0.0
         for item in range(first, last):
@@ -297,10 +280,10 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                     q[s, j] = query[b, h * share + s, 0, j] * (scaling * unit)
                 weight[s], most[s] = 0.0, FLOOR
             total[:] = 0.0
-            for at in range(start, end, BLOCK):
-                size = min(BLOCK, end - at)
+            for at in range(start, end, block):
+                size = min(block, end - at)
                 if groups:
-                    _steps(ks, at, size, steps)
+                    widened(ks, at, size, steps)
                 if direct:
                     some = k[at : at + size]
                     for s in range(0, rounded, heads):
@@ -320,7 +303,7 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                         noted[b * kv_heads + h, s, at : at + size] = scores[s, :size]
                     _soften(scores, s, size, total, weight, most)
                 if groups:
-                    _steps(vs, at, size, steps)
+                    widened(vs, at, size, steps)
                 if groups == 1:
                     _times(scores, share, size, factors)
                 if direct:

@@ -4,7 +4,8 @@ As in `cpu.py`, but format, head dimension and groups are numbers that it is tol
 planes, 4-bit floats in blocks, and what KIVI holds (K's scale and zero point of a channel for a block of
 tokens, V's of a token, and a window of recent tokens as they are). Every block of K, and then of V, is
 widened to fp32 once, for all query heads that share it, and stays in the processor's cache while they attend.
-Four codes at a time move from planes into bytes, as parts of one 32-bit word.
+Eight codes at a time move from planes into bytes, as parts of one 64-bit word; four, of 32 bits, where
+a head is no multiple of 64 channels.
 
 A `layout` is a `Side` of K and one of V, five numbers each: the form (bits of an integer, or `NVFP4`,
 `MXFP4`), the channels that share a scale, the tokens that do (0: every token has its own), how many of these
@@ -15,7 +16,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py 3e1f3f1c, kernels/lanes.py 8370e40c
+# Compiled into this: kernels/cpu.py ab83bca3, kernels/lanes.py 0c1d9431
 
 from __future__ import annotations
 
@@ -36,6 +37,7 @@ NVFP4, MXFP4 = 16, 17  # forms beside the bits of an integer
 BLOCKS = {"nvfp4": (NVFP4, 16), "mxfp4": (MXFP4, 32)}  # form, channels that share a scale
 ALL_WRITTEN = 2**62  # there is no window
 FOURS, TWOS, ONES = np.int32(0x0F0F0F0F), np.int32(0x03030303), np.int32(0x01010101)  # bits of four codes
+EIGHT_ONES = np.int64(0x0101010101010101)
 SIGNS = np.int32(-0x7F7F7F80)  # the highest bit of four bytes
 
 
@@ -48,49 +50,60 @@ def _number(scales, at, index):
 
 
 @njit(inline="always", fastmath=FAST)
-def _spread(bits, eighth, words, token, i, spread, t):
+def _spread(bits, ones, eighth, words, token, i, spread, t):
     """Word i of every plane of a token -> words i, eighth + i, ... of its codes, one a byte.
 
     A plane of w bits holds codes e to e + 1 eighths of the channels in its words (e % w) * eighth and on, for
     every e below 8: in the lowest bits where e < w, above them for the next w, and so on.
     """
+    word = words.dtype.type  # of 32 or 64 bits: what numba widens is cut back to it at once
+    twos, fours = word(word(3) * ones), word(word(15) * ones)
     two = 4 * eighth if bits & 4 else 0  # where the planes of 2 bits, and of 1, begin
     one = two + (2 * eighth if bits & 2 else 0)
     for e in range(8):
-        codes = np.int32(0)
+        codes = word(0)
         if bits & 4:
-            codes |= np.int32((words[token, e % 4 * eighth + i] >> np.int32(4 * (e // 4))) & FOURS)
+            codes |= word((words[token, e % 4 * eighth + i] >> word(4 * (e // 4))) & fours)
         if bits & 2:
-            part = np.int32((words[token, two + e % 2 * eighth + i] >> np.int32(2 * (e // 2))) & TWOS)
-            codes |= np.int32(part << np.int32(bits & 4))
+            part = word((words[token, two + e % 2 * eighth + i] >> word(2 * (e // 2))) & twos)
+            codes |= word(part << word(bits & 4))
         if bits & 1:
-            part = np.int32((words[token, one + i] >> np.int32(e)) & ONES)
-            codes |= np.int32(part << np.int32(bits & 6))
+            part = word((words[token, one + i] >> word(e)) & ones)
+            codes |= word(part << word(bits & 6))
         spread[t, e * eighth + i] = codes
+
+
+@njit(fastmath=FAST)
+def _unpack_words(bits, ones, words, at, size, spread):
+    """`_unpack`, in words of 32 or 64 bits; ones: one of them, with the lowest bit of every byte."""
+    eighth = spread.shape[1] // 8
+    for t in range(size):
+        for i in range(eighth):
+            if bits == 2:
+                _spread(2, ones, eighth, words, at + t, i, spread, t)
+            elif bits == 3:
+                _spread(3, ones, eighth, words, at + t, i, spread, t)
+            elif bits == 4:
+                _spread(4, ones, eighth, words, at + t, i, spread, t)
+            elif bits == 5:
+                _spread(5, ones, eighth, words, at + t, i, spread, t)
+            elif bits == 6:
+                _spread(6, ones, eighth, words, at + t, i, spread, t)
+            elif bits == 7:
+                _spread(7, ones, eighth, words, at + t, i, spread, t)
+            else:  # signed bytes
+                for e in range(8):
+                    spread[t, e * eighth + i] = words[at + t, e * eighth + i] ^ (ones << words.dtype.type(7))
 
 
 @njit(fastmath=FAST)
 def _unpack(bits, words, at, size, spread):
     """The codes, 0 to 2^bits - 1, of `size` tokens from `at` on, four in each word of `spread` `[tokens,
     head_dim / 4]`."""
-    eighth = spread.shape[1] // 8
-    for t in range(size):
-        for i in range(eighth):
-            if bits == 2:
-                _spread(2, eighth, words, at + t, i, spread, t)
-            elif bits == 3:
-                _spread(3, eighth, words, at + t, i, spread, t)
-            elif bits == 4:
-                _spread(4, eighth, words, at + t, i, spread, t)
-            elif bits == 5:
-                _spread(5, eighth, words, at + t, i, spread, t)
-            elif bits == 6:
-                _spread(6, eighth, words, at + t, i, spread, t)
-            elif bits == 7:
-                _spread(7, eighth, words, at + t, i, spread, t)
-            else:  # signed bytes
-                for e in range(8):
-                    spread[t, e * eighth + i] = words[at + t, e * eighth + i] ^ SIGNS
+    if spread.shape[1] % 16 == 0:
+        _unpack_words(bits, EIGHT_ONES, words.view(np.int64), at, size, spread.view(np.int64))
+    else:
+        _unpack_words(bits, ONES, words, at, size, spread)
 
 
 @njit(inline="always", fastmath=FAST)

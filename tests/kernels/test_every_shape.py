@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from itertools import cycle
 
+import llvmlite.binding
 import numba
 import numpy as np
 import pytest
@@ -91,7 +92,8 @@ def uncompiled(monkeypatch):
         spec = importlib.util.spec_from_file_location(f"{name}_uncompiled", compiled.__file__)
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        module.BLOCK, module.SPLIT, module.np = 4, 8, FencedNumpy()
+        module.BLOCK = module.LONG = 4
+        module.SPLIT, module.np = 8, FencedNumpy()
         monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(kvlab.kernels, name.rpartition(".")[2], module)
         return module
@@ -244,17 +246,94 @@ def test_turns_are_few_and_even(share):
     assert 1 <= heads <= cpu.HEADS and turns == -(-share // cpu.HEADS) and turns * heads - share < turns
 
 
-ASKED = {"host": {}, "avx2": {"NUMBA_CPU_NAME": "haswell"}, "sse2": {"NUMBA_CPU_NAME": "generic"}}
+AVX2 = "+sse2,+sse4.1,+sse4.2,+ssse3,+popcnt,+avx,+avx2,+bmi,+bmi2,+f16c,+fma,+lzcnt"
+ASKED = {
+    "host": {},
+    "avx2": {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2},
+    "sse2": {"NUMBA_CPU_NAME": "generic"},
+}
+
+
+def run_for(machine, code, tmp_path):
+    """Code, compiled for this processor or for one that knows less."""
+    if machine != "host" and platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("these are processors of another kind")
+    if machine == "avx2" and not llvmlite.binding.get_host_cpu_features().get("avx2"):
+        pytest.skip("this processor does not run what is compiled for that one")
+    told = os.environ | ASKED[machine] | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=told, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("machine", ASKED)
 def test_every_code_is_the_number_that_torch_says(machine, tmp_path):
-    """Compiled for this processor, and for ones that know less: a code times 1 is its number, to the bit."""
-    if machine != "host" and platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("these are processors of another kind")
-    told = os.environ | ASKED[machine] | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", NUMBERS], env=told, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
+    """A code times 1 is its number, to the bit."""
+    run_for(machine, NUMBERS, tmp_path)
+
+
+@pytest.mark.parametrize("machine", ASKED)
+def test_products_of_whole_blocks_are_those_of_their_numbers(machine, tmp_path):
+    """Integers by products of bytes, or words of codes, where there are any: of blocks that are not whole,
+    several query heads, scales, weights of very different size, and a query that is nothing or no number."""
+    run_for(machine, PRODUCTS, tmp_path)
+
+
+PRODUCTS = """
+import numpy as np
+from numba import njit
+from kvlab.kernels import lanes, products, scales
+
+@njit
+def widened(bits, tokens, steps):
+    scales.widened(bits, 0, tokens, steps)
+
+def tried(kind, head_dim, group, heads, tokens):
+    width, groups = head_dim // (2 if kind == lanes.INT4 else 1), head_dim // group if group else 0
+
+    @njit
+    def both(q, total, weights, codes, steps, scores):
+        products.dots(kind, heads, group, width, q, 0, codes, steps, tokens, scores)
+        products.add_up(kind, heads, group, width, total, 0, weights, codes, steps, tokens)
+
+    rng = np.random.default_rng(tokens)
+    codes = rng.integers(0, 256, (tokens, width)).astype(np.uint8)
+    numbers = np.concatenate([codes & 15, codes >> 4], 1) - 8.0
+    if kind == lanes.INT8:
+        codes = codes.view(np.int8)
+        numbers = codes.astype(float)
+    bits = rng.integers(0, 0x5000, (tokens, groups)).astype(np.uint16)  # subnormal ones, too
+    steps = np.full((tokens, groups), np.nan, np.float32)
+    if groups:
+        widened(bits, tokens, steps)
+    numbers *= np.repeat(bits.view(np.float16).astype(float), group, 1) if groups else 1
+    q = rng.standard_normal((heads, head_dim)).astype(np.float32)
+    weights = np.zeros((heads, -(-tokens // 16) * 16), np.float32)
+    weights[:, :tokens] = np.exp(4 * rng.standard_normal((heads, tokens)) - 20)
+    total = rng.standard_normal((heads, head_dim)).astype(np.float32) * 1e-9
+    scores, first = np.empty((heads, tokens + 3), np.float32), total.astype(float)
+    both(q, total, weights, codes, steps, scores)
+    near = lambda found, right, by: np.all(np.abs(found - right) <= 2e-6 * by)
+    right = q.astype(float) @ numbers.T
+    assert near(scores[:, :tokens], right, np.abs(q).max() * np.abs(numbers).max() * head_dim**0.5)
+    right = first + weights[:, :tokens].astype(float) @ numbers
+    largest = np.abs(first) + weights[:, :tokens].astype(float) @ np.abs(numbers)
+    assert near(total, right, largest.max())
+    q[0, 3], q[-1] = np.nan, 0 if heads > 1 else np.inf
+    weights[:] = 0
+    before = total.copy()
+    both(q, total, weights, codes, steps, scores)
+    assert np.isnan(scores[0, :tokens]).all() and np.array_equal(total, before)
+    assert heads == 1 or not scores[-1, :tokens].any()
+
+shapes = {
+    lanes.INT8: ((64, 0, 1), (96, 32, 1), (64, 0, 3), (64, 16, 2)),
+    lanes.INT4: ((64, 0, 1), (96, 32, 1), (128, 0, 3), (32, 16, 2)),
+}
+for kind, some in shapes.items():
+    for shape in some:
+        for tokens in (1, 6, 130, 531):
+            tried(kind, *shape, tokens)
+"""
 
 
 NUMBERS = """

@@ -11,7 +11,8 @@ import pytest
 
 KVLAB = Path(__file__).resolve().parents[2] / "kvlab"
 INTO = {
-    "kernels/cpu.py": ["kernels/lanes.py"],
+    "kernels/products.py": ["kernels/lanes.py", "kernels/nibbles.py"],
+    "kernels/cpu.py": ["kernels/lanes.py", "kernels/products.py", "kernels/scales.py"],
     "kernels/wide.py": ["kernels/cpu.py", "kernels/lanes.py"],
     "engine/block.py": ["kernels/cpu.py", "kernels/lanes.py", "engine/team.py"],
     "engine/layers.py": ["kernels/closing.py", "kernels/lanes.py", "engine/team.py"],
@@ -40,7 +41,8 @@ def test_no_other_file_is_compiled_into_one():
             else f"{name.replace('.', '/')}.py"
             for dots, name in re.findall(r"^from (\.\.?)([\w.]+) import", text, re.MULTILINE)
         }
-        numba = {part for part in found if "@njit" in (KVLAB / part).read_text(encoding="utf-8")}
+        compiled = re.compile("^@(njit|intrinsic)", re.MULTILINE)
+        numba = {part for part in found if compiled.search((KVLAB / part).read_text(encoding="utf-8"))}
         assert numba == set(INTO.get(path.relative_to(KVLAB).as_posix(), ())), path
 
 
