@@ -10,6 +10,7 @@ from ..core.files import write_file
 from ..core.modules import ROOT
 from ..report import contexts, steps
 from ..report.perplexity import beyond, bits
+from ..report.tables import HALF
 from . import peers
 from .collect import read
 
@@ -18,6 +19,7 @@ DOCUMENTS = tuple(
     for name in (
         "README.md",
         "docs/results.md",
+        "docs/protocols.md",
         "docs/quantization.md",
         "docs/toy_and_real.md",
         "docs/performance.md",
@@ -65,8 +67,7 @@ def markdown(head: list[str], body: list[list[str]]) -> str:
 
 
 def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
-    """Methods by tasks under both protocols at one budget: per cent right ± standard error, * where it
-    differs from `full`, McNemar's p < 0.05."""
+    """Methods by tasks under both protocols at one budget, as `percent` says them, and their bytes."""
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
         return MISSING
@@ -93,11 +94,17 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
 
 
 def percent(row: dict | None) -> str:
-    """A score ± its standard error; * where it differs from that of `full`; nothing is compared at chance."""
+    """A score ± its standard error; * where it differs from that of `full`; nothing is compared at chance.
+    ! where a rule chose more slots than the method's score."""
     if row is None:
         return "–"
     mark = "*" if row["differs"] else ""
-    return f"{100 * row['value']:.1f}{mark} ± {100 * (row['stderr'] or 0):.1f}"
+    return f"{100 * row['value']:.1f}{mark} ± {100 * (row['stderr'] or 0):.1f}" + " !" * by_rule(row)
+
+
+def by_rule(row: dict | None) -> bool:
+    """Whether a rule, such as a window, held most of what stayed of the prompt."""
+    return row is not None and row["scored"] is not None and row["scored"] < HALF
 
 
 def one_by_one(texts: tuple[str, ...]) -> str:
@@ -130,9 +137,20 @@ def stands_on(rows: list[dict], there: list[tuple[str, str]], at: dict) -> str:
     low = sorted({t for p, t in there if not at[p, t, "full"]["compared"]})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
-    said.append(f"* differs from `full` (McNemar, p < 0.05); {one['machine']}, torch {one['torch']}")
+    shown = [row for (p, t, _), row in at.items() if (p, t) in there]
+    marks = [f"* differs from `full` ({test(shown)})"]
+    if any(map(by_rule, shown)):
+        marks.append("! a rule held more slots than the method's score chose")
+    said.append("; ".join([*marks, f"{one['machine']}, torch {one['torch']}"]))
     codes = ", ".join(sorted({row["code_digest"] for row in rows}))
     return ". ".join(said) + f", code {codes}."
+
+
+def test(rows: list[dict]) -> str:
+    """What a star stands on: McNemar's test, but where a score is a share of what was asked for."""
+    shares = dict.fromkeys(row["task"] for row in rows if row["p"] is None)
+    besides = f"; {', '.join(shares)}: two standard errors of the paired difference" if shares else ""
+    return f"McNemar, p < 0.05{besides}"
 
 
 def curves(name: str, task: str, protocol: str) -> str:
@@ -146,20 +164,15 @@ def curves(name: str, task: str, protocol: str) -> str:
         mine = {row["budget"]: row for row in rows if row["curve"] == curve}
         if None in mine:
             continue
-        body.append([f"`{curve}`", *(scored(mine.get(budget)) for budget in budgets)])
+        body.append([f"`{curve}`", *(percent(mine.get(budget)) for budget in budgets)])
     full = next((row for row in rows if row["method"] == "full"), None)
     head = [f"`full`: {percent(full)}", *(f"{100 * budget:g} %" for budget in budgets)]
     return markdown(head, body)
 
 
-def scored(row: dict | None) -> str:
-    """As `percent`, with ! where a rule chose more slots than the method's score."""
-    return percent(row) + (" !" if row and row["scored"] is not None and row["scored"] < 0.5 else "")
-
-
 def beside(budget: str, *tasks: str) -> str:
-    """The workshop model beside SmolLM2, methods by tasks and protocols, at one budget."""
-    named = {"workshop": study("toy"), "SmolLM2": study("passages")}
+    """The workshop models beside SmolLM2 at one budget, the methods that all have by tasks and protocols."""
+    named = {"workshop": study("toy"), "workshop-opt": study("opt"), "SmolLM2": study("passages")}
     at = {
         (model, row["protocol"], row["task"], label(row["method"])): row
         for model, rows in named.items()
@@ -172,7 +185,7 @@ def beside(budget: str, *tasks: str) -> str:
     body = []
     for method in dict.fromkeys(key[3] for key in at):
         mine = [at.get((*column, method)) for column in there]
-        if any(mine):
+        if all(mine):
             body.append([f"`{method}`", *map(percent, mine)])
     guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
     head = ["method", *(f"{task}, {protocol}: {model}" for model, protocol, task in there)]
@@ -203,9 +216,23 @@ def perplexity(name: str = "perplexity") -> str:
         *(cell for model in models for cell in (model, f"{model}: nats beyond full, last quarter")),
     ]
     one = rows[0]
-    return "\n\n".join(
-        [markdown(head, body), f"{one['machine']}, torch {one['torch']}, code {one['code_digest']}."]
+    last = (
+        f"{models_of(rows)}; {len(one['values'])} chunks of {one['chunk']} tokens, of which the last "
+        f"{one['chunk'] - one['prompt']} are decoded; {one['machine']}, torch {one['torch']}, "
+        f"code {one['code_digest']}."
     )
+    return "\n\n".join([markdown(head, body), last])
+
+
+def models_of(rows: list[dict]) -> str:
+    """Each model of these rows with its digest and the form that its weights ran in."""
+    told = {row["model"]: row for row in rows}
+    return "; ".join(f"{name} (digest {row['model_digest']}), {form(row)}" for name, row in told.items())
+
+
+def form(row: dict) -> str:
+    """What a row's weights ran in: kvlab's own where it was not told."""
+    return row.get("dtype") or "float32"
 
 
 def end(row: dict) -> float:
@@ -234,17 +261,20 @@ def formats(name: str = "formats") -> str:
     return "\n\n".join([markdown(head, body), last])
 
 
-def costs(name: str, protocol: str) -> str:
+def costs(name: str, protocol: str, model: str | None = None) -> str:
     """What a context costs that is asked several questions, under one protocol: methods by bytes held,
     contexts, tokens prefilled and seconds; dashes where a row was made before contexts were counted."""
-    rows = [row for row in study(name) if row["protocol"] == protocol]
+    rows = [row for row in study(name) if row["protocol"] == protocol and model in (None, row["model"])]
     if not rows:
         return MISSING
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
     head = ["model", "method", "bytes held", *contexts.HEADS]
-    return markdown(head, body)
+    one = rows[0]
+    last = f"{models_of(rows)}, {one['task']}; {one['machine']}, torch {one['torch']}"
+    last += f", code {one['code_digest']}."
+    return "\n\n".join([markdown(head, body), last])
 
 
 def reuse(name: str = "reuse") -> str:
@@ -289,7 +319,7 @@ def lengths(name: str = "beyond", band: str = "1024") -> str:
         share = row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
         body.append([*line, f"{100 * share:.0f} %"])
     last = (
-        f"{full['model']} (digest {full['model_digest']}); {len(full['values'])} chunks of "
+        f"{models_of([full])}; {len(full['values'])} chunks of "
         f"{full['chunk']} tokens, of which the first {full['prompt']} are prefilled; {full['machine']}, "
         f"torch {full['torch']}, code {full['code_digest']}."
     )

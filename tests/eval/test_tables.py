@@ -14,7 +14,8 @@ STANDS = {"model": "m", "model_digest": "d", "dtype": "float32", "machine": "a m
 
 def row(protocol, method, budget, value, task="recall", **more):
     told = {"protocol": protocol, "method": method, "curve": method.partition(":")[0], "budget": budget}
-    told |= {"task": task, "value": value, "stderr": 0.05, "differs": False, "compared": True, "scored": None}
+    told |= {"task": task, "value": value, "stderr": 0.05, "differs": False, "compared": True}
+    told |= {"scored": None, "p": 1.0}
     return STANDS | SHARES | told | more
 
 
@@ -43,7 +44,16 @@ def test_methods_by_protocols_at_one_budget(stored):
     assert cells(lines[0])[3] == "bytes held, context-first / question-inside"
     assert found["`h2o`"] == ["50.0* ± 5.0", "–", "20 % + 20 % on the host / –", "20 % / –"]
     assert found["guessing"][:2] == ["25.0", "25.0"] and found["`full`, 0 shots"][:2] == ["40.0", "–"]
-    assert "recall 40" in lines[-1] and "code c" in lines[-1]
+    assert "recall 40" in lines[-1] and lines[-1].endswith("(McNemar, p < 0.05); a machine, torch 2, code c.")
+
+
+def test_a_table_marks_a_rule_and_names_the_test(monkeypatch):
+    """As a curve does; and a task whose scores are shares is compared by standard errors."""
+    shares = [row("context-first", "full", None, 0.4, "chain", p=None), ROWS[0], *ROWS[1:2]]
+    monkeypatch.setattr(tables, "study", lambda name: shares)
+    *_, h2o, _, _, _, last = tables.accuracy("it", "0.1").splitlines()
+    assert cells(h2o)[:3] == ["`h2o`", "–", "30.0* ± 5.0 !"]
+    assert "(McNemar, p < 0.05; chain: two standard errors of the paired difference); ! a rule held" in last
 
 
 def test_budget_by_budget(stored):
@@ -53,10 +63,14 @@ def test_budget_by_budget(stored):
     ]  # fmt: skip
 
 
-def test_two_models_side_by_side(stored):
+def test_three_models_side_by_side(stored, monkeypatch):
     lines = tables.beside("0.2", "recall").splitlines()
-    assert cells(lines[0])[1:3] == ["recall, context-first: workshop", "recall, context-first: SmolLM2"]
-    assert cells(lines[3])[:3] == ["`h2o`", "50.0* ± 5.0", "50.0* ± 5.0"]
+    models = ("workshop", "workshop-opt", "SmolLM2")
+    assert cells(lines[0])[1:4] == [f"recall, context-first: {model}" for model in models]
+    assert cells(lines[3])[0] == "guessing"  # h2o has no cell of the other protocol
+    told = [row("context-first", "full", None, 0.9), ROWS[1]]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    assert cells(tables.beside("0.1", "recall").splitlines()[3]) == ["`h2o`", *["30.0* ± 5.0 !"] * 3]
 
 
 def test_where_full_guesses_it_is_said(monkeypatch):
@@ -71,13 +85,15 @@ def test_where_full_guesses_it_is_said(monkeypatch):
 def test_perplexity_is_compared_at_the_end_of_a_chunk(monkeypatch):
     places = [{"position": 0, "loss": 1.0}, {"position": 32, "loss": 2.0}]
     worse = [{"position": 0, "loss": 1.0}, {"position": 32, "loss": 2.5}]
-    one = STANDS | {"perplexity": 4.5, "values": [1.5, 1.5]}
+    one = STANDS | {"perplexity": 4.5, "values": [1.5, 1.5], "chunk": 64, "prompt": 48, "dtype": None}
     told = [
         one | {"method": "full", "rows": places},
         one | {"method": "int2", "rows": worse, "values": [1.7, 1.9]},
     ]
     monkeypatch.setattr(tables, "study", lambda name: told)
-    assert cells(tables.perplexity().splitlines()[3]) == ["`int2`", "4.5", "+0.500 ± 0.100"]
+    lines = tables.perplexity().splitlines()
+    assert cells(lines[3]) == ["`int2`", "4.5", "+0.500 ± 0.100"]
+    assert lines[-1].startswith("m (digest d), float32; 2 chunks of 64 tokens, of which the last 16 are ")
 
 
 def test_formats_stand_by_the_bits_that_they_take(monkeypatch):
@@ -126,9 +142,11 @@ def test_what_a_context_costs(monkeypatch):
         row("reuse", "h2o:budget=0.2", 0.2, 0.5, "recall_many", **counted),
     ]
     monkeypatch.setattr(tables, "study", lambda name: told)
-    head, _, full, h2o = tables.costs("reuse", "many-questions").splitlines()
+    head, _, full, h2o, _, last = tables.costs("reuse", "many-questions").splitlines()
     assert cells(head)[-3:] == ["contexts", "tokens prefilled per context", "seconds per context"]
     assert cells(full)[-3:] == ["4", "100", "1"] and cells(h2o)[-3:] == ["–", "–", "–"]
+    assert last == "m (digest d), float32, recall_many; a machine, torch 2, code c."
+    assert tables.costs("reuse", "many-questions", "another") == tables.MISSING
 
 
 def test_perplexity_by_bands_of_positions(monkeypatch):
