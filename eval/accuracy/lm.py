@@ -22,6 +22,7 @@ and it is scored that way. Under `full` every log-likelihood equals that of lm-e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -244,6 +245,15 @@ class KVLabLM(TemplateLM):
             continue_final_message=not add_generation_prompt,
         )
 
+    @cached_property
+    def _head(self) -> str:
+        """What the chat template puts before a prompt of one turn; nothing where there is no template."""
+        said = ""
+        if self.tokenizer.chat_template:
+            with contextlib.suppress(Exception):  # one that wants other turns says so where it is applied
+                said = self.apply_chat_template([{"role": "user", "content": "PROMPT"}])
+        return said.partition("PROMPT")[0]
+
     def tok_encode(self, string, add_special_tokens=None, **_) -> list[int]:
         """Token ids; the tokenizer's special tokens are added unless the text begins with them."""
         if add_special_tokens is not None:
@@ -261,11 +271,11 @@ class KVLabLM(TemplateLM):
         for request in requests:
             task, text = request.task_name, request.args[0]
             cut = cut_of(task, self.context_until or self.untils.get(task))
-            self._ends[text] = character(cut, task, text, request.doc) if text else 0
+            self._ends[text] = character(cut, task, text, request.doc, self._head) if text else 0
 
     def _context(self, text: str, ids: list[int], gone: int) -> int:
         """Tokens of a prompt that are its context, when the first `gone` of `ids` have been cut off."""
-        ends = boundary(self.tokenizer, ids, self._ends[text])
+        ends = boundary(self.tokenizer, text, ids, self._ends[text])
         return min(max(1, ends - gone), len(ids) - gone - 1)
 
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
