@@ -149,12 +149,18 @@ REFUSED = {  # the same -> why there is nothing to cut
 }
 
 
+def text(task: str, until) -> str:
+    """The text that a user cuts a task's prompts before. Raises Problem for what is none."""
+    if not isinstance(until, str) or not until:
+        got = "none" if until == "" else f"{until!r}"
+        raise Problem(f"{FIELD} of task {task}: expected the text before which a prompt is cut, got {got}")
+    return until
+
+
 def cut_of(task: str, until: str | None = None) -> Cut:
     """A task's cut; `until`: the text that a user cuts before. Raises Problem where there is none."""
     if until is not None:
-        if not until:
-            raise Problem(f"{FIELD} of task {task}: expected the text before which a prompt is cut, got none")
-        return Cut(f"before {until!r}", "as its user says", before(re.escape(until)))
+        return Cut(f"before {until!r}", "as its user says", before(re.escape(text(task, until))))
     for pattern, why in REFUSED.items():
         if re.fullmatch(pattern, task):
             raise Problem(f"task {task}: there is no context to compress before a question: {why}")

@@ -48,6 +48,7 @@ from .cuts import boundary, character, cut_of
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
 from .reuse import reusing
 from .scoring import Scorer
+from .told import SAMPLING, generation
 from .writing import generate
 
 BATCH = 64  # rows decoded together
@@ -120,6 +121,10 @@ class KVLabLM(TemplateLM):
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
+        if context_until is not None and not (isinstance(context_until, str) and context_until):
+            raise ValueError(
+                f"context_until={context_until!r}: expected the text before which prompts are cut"
+            )
         self.context_until = context_until
         self.untils = dict(self.untils_of_tasks)
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
@@ -270,7 +275,8 @@ class KVLabLM(TemplateLM):
             return
         for request in requests:
             task, text = request.task_name, request.args[0]
-            cut = cut_of(task, self.context_until or self.untils.get(task))
+            mine = self.untils.get(task) if self.context_until is None else self.context_until
+            cut = cut_of(task, mine)
             self._ends[text] = character(cut, task, text, request.doc, self._head) if text else 0
 
     def _context(self, text: str, ids: list[int], gone: int) -> int:
@@ -352,6 +358,7 @@ class KVLabLM(TemplateLM):
         options = normalize_gen_kwargs(options, default_max_gen_toks=256)
         if options.get("do_sample"):
             raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
+        generation({k: v for k, v in options.items() if k not in SAMPLING}, "generation_kwargs")
         end = self.eot_token_id
         until = handle_stop_sequences(list(options["until"]), eos=self.tokenizer.decode(end))
         limit = options["max_gen_toks"]
