@@ -102,10 +102,18 @@ class Accuracy(Pooled):
 
     def _check_told(self) -> None:
         """Problem for what the tasks are told and none of them reads."""
-        others = set(self.tasks) - {*taskset.local_names(), taskset.AGREEMENT}
+        strangers = set(self.tasks) - {*taskset.local_names(), taskset.AGREEMENT}
         about = taskset.arguments(self.metadata) if self.metadata else {}
-        made = bool(about) and any(taskset.is_made(task, self.sources) for task in others)
-        told.check(self.tasks, made, about)
+        told.check(self.tasks, bool(strangers), about)
+        unread = [name for name in about if name not in told.ANYWHERE]
+        made = lambda task: (
+            task.startswith(told.MADE) or (task in strangers and taskset.is_made(task, self.sources))
+        )
+        if unread and not any(map(made, self.tasks)):
+            raise Problem(
+                f"--metadata {unread[0]}: none of the tasks reads it; expected one that makes its rows, as "
+                f"{told.MADE}* and RULER's do"
+            )
         if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
             raise Problem(
                 f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "
