@@ -65,7 +65,7 @@ def make_cache(model, spec: str | Spec):
 def load_cache(path: str | Path, model):
     """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
 
-    Raises ValueError for a file that is none, or that was saved for another model.
+    Raises ValueError for a file that is none, that was saved for another model, or that is damaged.
     """
     about, tensors = opened(path, model)
     cache = make_cache(model, about["method"])

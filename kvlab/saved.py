@@ -1,7 +1,7 @@
 """Saved: a cache as a file, for a context that is compressed once and asked later, in another process.
 
 The file is a safetensors file: the tensors that the layers hold, and as its metadata what else they remember,
-as JSON. Nothing in it is code.
+as JSON, with a digest of both. Nothing in it is code.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SAMPLE = 65_536  # numbers of a weight that its model's digest looks at
 
 def save(cache, path: str | Path) -> None:
     """See `KVCache.save`."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     if cache.spec is None:
@@ -55,12 +56,17 @@ def save(cache, path: str | Path) -> None:
         "versions": json.dumps({name: metadata.version(name) for name in ("kvlab", "torch", "transformers")}),
         "layers": json.dumps(layers),
     }
-    save_file(written.tensors, path, metadata=about)
+    about["digest"] = contents_digest(about, written.tensors)
+    try:
+        save_file(written.tensors, path, metadata=about)
+    except (SafetensorError, OSError) as error:
+        said = str(error).removeprefix("Error while serializing: ")
+        raise ValueError(f"path={str(path)!r}: no cache can be written there ({said})") from error
 
 
 def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, or that was
-    saved for another model."""
+    """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, that was
+    saved for another model, or that is not as it was written; a file without a digest is older."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -73,6 +79,8 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise ValueError(f"{path} holds no cache that this version of kvlab can read")
     if about["model"] != model_digest(model):
         raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
+    if "digest" in about and about["digest"] != contents_digest(about, tensors):
+        raise ValueError(f"{path} is damaged: what it holds is not what was saved; save the cache again")
     return about, tensors
 
 
@@ -152,6 +160,16 @@ class Read:
             return there
         items = [self.decode(item) for item in inside]
         return items if kind == "list" else tuple(items)
+
+
+def contents_digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:
+    """Sixteen hex digits of all that a file holds, every byte of its tensors among it: it takes as long as
+    reading the file once."""
+    total = hashlib.sha256(repr(sorted((name, about[name]) for name in about if name != "digest")).encode())
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()[:16]
 
 
 def model_digest(model) -> str:

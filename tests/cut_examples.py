@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 SHOT = "Question: how to dry a coat\nAnswer: hang it up\n\n"
 STORY = "Ada has a red boat. She keeps it in the shed."
 LONG = "Read the following text.\n\n{context}\n\nNow, answer this question.\n\nQuestion: {question}\nAnswer:"
@@ -112,3 +114,34 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
 }
 # Tasks whose answers are written, not chosen.
 WRITTEN = r".*_em|squadv2|drop|coqa|niah_.*|ruler_.*|longbench_.*|gsm8k.*"
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SYSTEM = {"role": "system", "content": "Answer with a name."}
+SHOTS = [
+    {"role": "user", "content": "Question: how to dry a coat\nAnswer:"},
+    {"role": "assistant", "content": "hang it up"},
+]
+CHATS = [
+    (task, []) for task in ("recall", "boolq", "lambada_openai")
+]  # (task, the turns before its example's)
+CHATS += [("recall", [SYSTEM]), ("piqa", SHOTS), ("piqa", [SYSTEM, *SHOTS]), ("gsm8k", [SYSTEM, *SHOTS])]
+
+
+def chatting(tokenizer):
+    """A copy of a tokenizer with a chat template, and with the two special tokens of that."""
+    made = copy.deepcopy(tokenizer)
+    made.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.chat_template = CHATML
+    return made
+
+
+def chat(tokenizer, task: str, turns: list[dict]) -> tuple[str, dict]:
+    """(the prompt as lm-eval builds it with a template, its document): an example, as the last turn."""
+    asked, document = EXAMPLES[task]
+    if turns and task not in ("recall", "boolq"):
+        asked = asked.removeprefix(SHOT)  # it is turns then
+    turns = [*turns, {"role": "user", "content": asked}]
+    return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True), document

@@ -140,3 +140,47 @@ def test_what_cannot_be_saved_or_read_is_refused_in_one_line(tmp_path):
     torch.save({"a": 1}, tmp_path / "pickle")
     with pytest.raises(ValueError, match="no cache can be read"):
         kvlab.load_cache(tmp_path / "pickle", model)
+
+
+def saved(tmp_path, method="int4"):
+    """(model, path) of a cache of 40 tokens."""
+    model, path = tiny("llama"), tmp_path / "cache.safetensors"
+    cache = kvlab.make_cache(model, method)
+    with torch.no_grad():
+        model(torch.arange(40)[None], past_key_values=cache)
+    cache.save(path)
+    return model, path, cache
+
+
+def test_a_flipped_bit_is_told(tmp_path):
+    """Of a tensor, first and last, and of what the header says."""
+    model, path, _ = saved(tmp_path)
+    whole = path.read_bytes()
+    begins = 8 + int.from_bytes(whole[:8], "little")
+    said = whole.index(b"moved_bytes") + len(b'moved_bytes\\": ')
+    for place in (begins, (begins + len(whole)) // 2, len(whole) - 1, said):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="is damaged: what it holds is not what was saved") as error:
+            kvlab.load_cache(path, model)
+        assert "\n" not in str(error.value)
+    path.write_bytes(whole)
+    kvlab.load_cache(path, model)
+
+
+def test_a_file_without_a_digest_is_still_read(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    model, path, cache = saved(tmp_path)
+    with safe_open(path, framework="pt") as file:
+        about = {name: value for name, value in file.metadata().items() if name != "digest"}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    save_file(tensors, path, metadata=about)
+    assert kvlab.load_cache(path, model).stats() == cache.stats()
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
+    cache = saved(tmp_path)[-1]
+    with pytest.raises(ValueError, match="no cache can be written there") as error:
+        cache.save(tmp_path / "nodir" / "x.safetensors")
+    assert "nodir" in str(error.value) and "\n" not in str(error.value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 from ..core.errors import Problem
 
@@ -148,12 +149,18 @@ REFUSED = {  # the same -> why there is nothing to cut
 }
 
 
+def text(task: str, until) -> str:
+    """The text that a user cuts a task's prompts before. Raises Problem for what is none."""
+    if not isinstance(until, str) or not until:
+        got = "none" if until == "" else f"{until!r}"
+        raise Problem(f"{FIELD} of task {task}: expected the text before which a prompt is cut, got {got}")
+    return until
+
+
 def cut_of(task: str, until: str | None = None) -> Cut:
     """A task's cut; `until`: the text that a user cuts before. Raises Problem where there is none."""
     if until is not None:
-        if not until:
-            raise Problem(f"{FIELD} of task {task}: expected the text before which a prompt is cut, got none")
-        return Cut(f"before {until!r}", "as its user says", before(re.escape(until)))
+        return Cut(f"before {until!r}", "as its user says", before(re.escape(text(task, until))))
     for pattern, why in REFUSED.items():
         if re.fullmatch(pattern, task):
             raise Problem(f"task {task}: there is no context to compress before a question: {why}")
@@ -172,15 +179,15 @@ def known(task: str) -> bool:
     return fits(CUTS) and not fits(REFUSED)
 
 
-def character(cut: Cut, task: str, text: str, document: dict) -> int:
-    """The character before which a prompt is cut. Raises Problem where the rule finds none, or where shots
-    are missing."""
+def character(cut: Cut, task: str, text: str, document: dict, head: str = "") -> int:
+    """The character before which a prompt is cut; `head`: what a chat template puts before any prompt. Raises
+    Problem where the rule finds none, or where shots are missing."""
     at = cut.find(text, document)
     if at is None:
         raise Problem(
             f"task {task}: its cut is {cut.where}, which is not found in the prompt ...{text[-60:]!r}"
         )
-    if cut.shots and not text[:at].strip():
+    if cut.shots and not text[:at].removeprefix(head).strip():
         raise Problem(
             f"task {task}: its context is the examples before the tested item, and there are none: give some "
             "with --num-fewshot"
@@ -188,15 +195,66 @@ def character(cut: Cut, task: str, text: str, document: dict) -> int:
     return at
 
 
-def boundary(tokenizer, ids: list[int], at: int) -> int:
-    """How many of a prompt's tokens end at or before its character `at`: at least one stays on either side of
-    the cut, and where there is only one, it is the question.
+def boundary(tokenizer, text: str, ids: list[int], at: int) -> int:
+    """How many of a prompt's tokens end at or before character `at` of its text: at least one stays on either
+    side of the cut, and where there is only one, it is the question.
 
-    A token that begins before the cut and ends behind it belongs to the question.
+    A token that begins before the cut and ends behind it belongs to the question. The ids are those of the
+    text, with what the tokenizer adds or without; blanks at the text's end may be missing. Raises Problem
+    where a tokenizer does not say where its tokens end.
     """
-    low, high = 0, len(ids)  # as many tokens are context; so many are too many
+    if len(ids) < 2:
+        return 0
+    ends = _ends(tokenizer, text, ids)
+    count = _decoded(tokenizer, text, ids, at) if ends is None else sum(end <= at for end in ends)
+    return min(max(1, count), len(ids) - 1)
+
+
+def _ends(tokenizer, text: str, ids: list[int]) -> list[int] | None:
+    """The character behind each token, ascending, by the tokenizer's own offsets; None where it has none.
+
+    A token without a width, such as a BOS or the first bytes of a character, ends with the next one. Offsets
+    leave out blanks that end a token; they are its own.
+    """
+    if not getattr(tokenizer, "is_fast", False):
+        return None
+    for asked, added in product((text, text.rstrip()), (True, False)):
+        made = tokenizer(asked, add_special_tokens=added, return_offsets_mapping=True)
+        if list(made["input_ids"]) == list(ids):
+            break
+    else:
+        return None
+    ends, before = [], 0
+    for (start, end), piece in zip(made["offset_mapping"], tokenizer.convert_ids_to_tokens(ids), strict=True):
+        if start < end and text[end - 1] != " " and text[end : end + 1] == " ":
+            end += len(piece) - len(piece.rstrip("Ġ"))
+        ends.append(end if start < end or end > before else None)
+        before = max(before, end)
+    follow = len(text)
+    for place in reversed(range(len(ends))):
+        follow = ends[place] = min(follow, follow if ends[place] is None else ends[place])
+    return ends
+
+
+def _decoded(tokenizer, text: str, ids: list[int], at: int) -> int:
+    """The same count from what the first tokens say, special tokens among it, less what the tokenizer put
+    before the text. What ends inside a character says something else than the text there."""
+    options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+    said = lambda count: tokenizer.decode(ids[:count], spaces_between_special_tokens=False, **options)
+    whole = said(len(ids))
+    lead = next((len(whole) - len(one) for one in (text, text.rstrip()) if whole.endswith(one)), None)
+    if lead is None:
+        raise Problem(
+            f"tokenizer {type(tokenizer).__name__}: it has no offsets and says ...{whole[-40:]!r} for the "
+            f"prompt ...{text[-40:]!r}, so where its context ends is not known: expected a fast tokenizer, "
+            "or protocol question-inside"
+        )
+    low, high = 0, len(ids)  # as many tokens agree with the text up to the cut at most; so many go further
     while high - low > 1:
         middle = (low + high) // 2
-        said = tokenizer.decode(ids[:middle], skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        low, high = (middle, high) if len(said) <= at else (low, middle)
-    return min(max(1, low), len(ids) - 1)
+        one = said(middle)
+        agree = next((i for i, pair in enumerate(zip(one, whole)) if pair[0] != pair[1]), len(one))
+        low, high = (middle, high) if agree <= at + lead else (low, middle)
+    while low and not whole.startswith(said(low)):
+        low -= 1
+    return low

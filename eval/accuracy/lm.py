@@ -22,6 +22,7 @@ and it is scored that way. Under `full` every log-likelihood equals that of lm-e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
@@ -47,6 +48,7 @@ from .cuts import boundary, character, cut_of
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
 from .reuse import reusing
 from .scoring import Scorer
+from .told import SAMPLING, generation
 from .writing import generate
 
 BATCH = 64  # rows decoded together
@@ -119,6 +121,10 @@ class KVLabLM(TemplateLM):
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
+        if context_until is not None and not (isinstance(context_until, str) and context_until):
+            raise ValueError(
+                f"context_until={context_until!r}: expected the text before which prompts are cut"
+            )
         self.context_until = context_until
         self.untils = dict(self.untils_of_tasks)
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
@@ -244,6 +250,15 @@ class KVLabLM(TemplateLM):
             continue_final_message=not add_generation_prompt,
         )
 
+    @cached_property
+    def _head(self) -> str:
+        """What the chat template puts before a prompt of one turn; nothing where there is no template."""
+        said = ""
+        if self.tokenizer.chat_template:
+            with contextlib.suppress(Exception):  # one that wants other turns says so where it is applied
+                said = self.apply_chat_template([{"role": "user", "content": "PROMPT"}])
+        return said.partition("PROMPT")[0]
+
     def tok_encode(self, string, add_special_tokens=None, **_) -> list[int]:
         """Token ids; the tokenizer's special tokens are added unless the text begins with them."""
         if add_special_tokens is not None:
@@ -260,12 +275,13 @@ class KVLabLM(TemplateLM):
             return
         for request in requests:
             task, text = request.task_name, request.args[0]
-            cut = cut_of(task, self.context_until or self.untils.get(task))
-            self._ends[text] = character(cut, task, text, request.doc) if text else 0
+            mine = self.untils.get(task) if self.context_until is None else self.context_until
+            cut = cut_of(task, mine)
+            self._ends[text] = character(cut, task, text, request.doc, self._head) if text else 0
 
     def _context(self, text: str, ids: list[int], gone: int) -> int:
         """Tokens of a prompt that are its context, when the first `gone` of `ids` have been cut off."""
-        ends = boundary(self.tokenizer, ids, self._ends[text])
+        ends = boundary(self.tokenizer, text, ids, self._ends[text])
         return min(max(1, ends - gone), len(ids) - gone - 1)
 
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
@@ -342,6 +358,7 @@ class KVLabLM(TemplateLM):
         options = normalize_gen_kwargs(options, default_max_gen_toks=256)
         if options.get("do_sample"):
             raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
+        generation({k: v for k, v in options.items() if k not in SAMPLING}, "generation_kwargs")
         end = self.eot_token_id
         until = handle_stop_sequences(list(options["until"]), eos=self.tokenizer.decode(end))
         limit = options["max_gen_toks"]

@@ -80,13 +80,21 @@ def setup(settings, report: Callable) -> Callable:
                 except Exception as error:
                     if no_room(error):  # it is this machine's, and another one may have some
                         raise
-                    found[method] = error
+                    found[method] = lacking(error, dict(settings.sources.data).get(name), name)
         return {
             method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | about
             for method, one in found.items()
         }
 
     return handle
+
+
+def lacking(error: Exception, file: str | None, name: str) -> Exception:
+    """A field that is missed where a user's own rows are scored, as a line that names their file."""
+    if file is None or not isinstance(error, KeyError):
+        return error
+    line = f"--data {name}={file}: a row has no field {error.args[0]!r}, which the task's scores need"
+    return Problem(line).with_traceback(error.__traceback__)
 
 
 def of_all(model, found: dict) -> dict:

@@ -17,7 +17,7 @@ from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from ..core.results import Store
-from . import cuts, own, taskset, told
+from . import cuts, data, own, taskset, told
 from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
@@ -91,8 +91,7 @@ class Accuracy(Pooled):
         super().check()
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
-        strangers = not set(self.tasks) <= {*taskset.local_names(), taskset.AGREEMENT}
-        told.check(self.tasks, strangers, taskset.arguments(self.metadata) if self.metadata else {})
+        self._check_told()
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:
@@ -101,9 +100,31 @@ class Accuracy(Pooled):
                     )
                 cuts.cut_of(task, self.until(task))
 
+    def _check_told(self) -> None:
+        """Problem for what the tasks are told and none of them reads."""
+        strangers = set(self.tasks) - {*taskset.local_names(), taskset.AGREEMENT}
+        about = taskset.arguments(self.metadata) if self.metadata else {}
+        told.check(self.tasks, bool(strangers), about)
+        unread = [name for name in about if name not in told.ANYWHERE]
+        made = lambda task: (
+            task.startswith(told.MADE) or (task in strangers and taskset.is_made(task, self.sources))
+        )
+        if unread and not any(map(made, self.tasks)):
+            raise Problem(
+                f"--metadata {unread[0]}: none of the tasks reads it; expected one that makes its rows, as "
+                f"{told.MADE}* and RULER's do"
+            )
+        if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
+            raise Problem(
+                f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "
+                "as recall_em"
+            )
+
     def until(self, task: str) -> str | None:
         """The text before which a task's prompts are cut, where its user says so."""
-        return self.context_until or taskset.metadata(task, self.sources).get(cuts.FIELD)
+        if self.context_until is not None:
+            return self.context_until
+        return taskset.metadata(task, self.sources).get(cuts.FIELD)
 
     def _check_options(self) -> None:
         """Problem for options that cannot be; a YAML file among the tasks becomes its task. Tasks that make
@@ -133,13 +154,15 @@ class Accuracy(Pooled):
             task, equals, file = pair.partition("=")
             if not equals or not Path(file).is_file():
                 raise Problem(f"--data {pair}: expected TASK=FILE, and the file to be there")
+            data.rows(f"--data {pair}", file)
             rows.append((task, file))
         metadata = taskset.arguments(self.metadata) if self.metadata else {}
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
-        if self.gen_kwargs and taskset.arguments(self.gen_kwargs).get("do_sample"):
-            raise Problem("--gen-kwargs do_sample: kvlab decodes greedily, so expected do_sample=False")
+        told.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
+        if self.context_until == "":
+            raise Problem("--context-until '': expected the text before which prompts are cut, got none")
         if self.engine != "eager" and (self.device_map is not None or self.tp):
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:
@@ -175,13 +198,13 @@ class Accuracy(Pooled):
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
         settings |= {"device_map": self.placed} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
-        data = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}
+        files = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}
         return [
             Cell(
                 self.model_name,
                 method,
                 task,
-                self.configuration(self.maker, method=code, task=data[task], **settings),
+                self.configuration(self.maker, method=code, task=files[task], **settings),
             )
             for task in self.tasks
             for method, code in self.codes.items()

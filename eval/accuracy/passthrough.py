@@ -94,6 +94,8 @@ def _given(arguments) -> dict:
 def _of_our_model(given: dict) -> dict:
     """What lm-eval is told beside what its user says, where the model is ours."""
     filled = {}
+    if said := given.get("gen_kwargs"):
+        filled["gen_kwargs"] = told.generation(_dictionary(said), "--gen_kwargs")
     if given.get("batch_size") is None:
         filled["batch_size"] = "auto"
     if given.get("device") is None:

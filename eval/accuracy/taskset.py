@@ -19,7 +19,7 @@ from functools import cache
 from pathlib import Path
 
 from ..core.errors import Problem, describe
-from . import cuts, extras, own, told
+from . import cuts, data, extras, own, told
 from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"
@@ -72,7 +72,7 @@ def from_file(path: str) -> tuple[str, str]:
 def _on_rows(name: str, file: str, sources: Sources) -> Path:
     """A folder with a YAML that lets a task read its rows, and its shots, from a file."""
     entry = _manager_of(name, sources).task_index[name]
-    if entry.yaml_path is None:
+    if entry.yaml_path is None or "class" in own.read(entry.yaml_path, f"task {name}"):
         raise Problem(f"--data {name}: this task is written in Python and reads its own data")
     folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -109,6 +109,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
     """The names, groups and tags of lm-eval replaced by their tasks. Raises Problem for unknown ones."""
     local, checked = _manager(False, sources), []
     for name in names:
+        _check_rows(name, sources)
         if name == AGREEMENT or name in local.all_subtasks:
             checked.append(name)
             continue
@@ -124,25 +125,39 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
     for name in checked:
         if (entry := local.task_index.get(name)) is not None:
             told.cut(name, (entry.cfg or {}).get("metadata"))
+    for name in set(checked) - set(names):
+        _check_rows(name, sources)
     return list(dict.fromkeys(checked))
+
+
+def _check_rows(name: str, sources: Sources) -> None:
+    """Problem where a task's own rows come from a file that it cannot read."""
+    file = dict(sources.data).get(name)
+    entry = _manager_of(name, sources).task_index.get(name) if file is not None else None
+    if entry is not None and entry.yaml_path is not None:
+        about = own.read(entry.yaml_path, f"task {name}")
+        on = lambda rows: load(name, replace(sources, data=((name, rows),)))[name]
+        data.check(f"--data {name}={file}", file, about, on)
 
 
 def load(name: str, sources: Sources = NONE) -> dict:
     """{task name: lm-eval Task}; raises Problem when its data cannot be had."""
     file = dict(sources.data).get(name)
-    local = file is not None or name in _manager(False, sources).all_tasks
+    local = name in _manager(False, sources).all_tasks
     try:
         manager = _manager_of(name, sources)
-        if file is not None:
-            rows = _on_rows(name, file, sources)
-            manager = _manager(False, replace(sources, include=(str(rows),), named=()))
         with contextlib.redirect_stderr(io.StringIO()):
+            if file is not None:
+                rows = _on_rows(name, file, sources)
+                manager = _manager(False, replace(sources, include=(str(rows),), named=()))
             return manager.load([name])["tasks"]
     except Problem:
         raise
     except Exception as error:
         if line := extras.missing(error):
             raise Problem(f"task {name!r}: {line}") from error
+        if file is not None:
+            raise Problem(f"--data {name}={file}: {describe(error)[0]}") from error
         if local or isinstance(error, ImportError):
             raise Problem(f"task {name!r} cannot be loaded: {describe(error)[0]}") from error
         raise Problem(
@@ -162,7 +177,8 @@ def prepared(name: str, num_fewshot: int | None, seed: int, sources: Sources = N
     elif shots is None:
         task.set_config(key="num_fewshot", value=0)
     if writing and task.get_config("output_type") == "generate_until":
-        task.set_config(key="generation_kwargs", value=arguments(writing), update=True)
+        options = told.generation(arguments(writing), "--gen-kwargs")
+        task.set_config(key="generation_kwargs", value=options, update=True)
     task.set_fewshot_seed(seed=seed)
     return task
 
@@ -180,6 +196,19 @@ def arguments(text: str) -> dict:
 def metadata(name: str, sources: Sources = NONE) -> dict:
     """What stands under `metadata:` in a task's YAML."""
     return {} if name == AGREEMENT else load(name, sources)[name].config.metadata or {}
+
+
+def is_made(name: str, sources: Sources = NONE) -> bool:
+    """Does code of its own, which may read what it is told, make a task's rows?"""
+    from lm_eval.api.task import ConfigurableTask
+
+    task = load(name, sources)[name]
+    return callable(task.config.custom_dataset) or type(task) is not ConfigurableTask
+
+
+def writes(name: str, sources: Sources = NONE) -> bool:
+    """Are a task's answers written, so that options of generation concern it?"""
+    return name != AGREEMENT and load(name, sources)[name].OUTPUT_TYPE == "generate_until"
 
 
 def files(name: str, sources: Sources = NONE) -> list[Path]:

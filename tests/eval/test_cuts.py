@@ -6,10 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from cut_examples import EXAMPLES
+from cut_examples import CHATS, EXAMPLES, SHOT, SHOTS, chat, chatting
+from lm_eval.api.instance import Instance
 
+import kvlab
+from eval.accuracy import KVLabLM
 from eval.accuracy.cuts import CUTS, REFUSED, boundary, character, cut_of, known
 from eval.core.errors import Problem
+from kvlab import scratch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocols.md"
 
@@ -59,8 +63,58 @@ def test_zero_shots_are_refused_where_the_shots_are_the_context(task):
 def test_the_cut_is_the_last_token_boundary_at_or_before_the_character(loaded, at):
     tokenizer, text = loaded[1], "Otis owns the brown dog — “loud”.\n\nQuestion:  the  dog\nAnswer: Otis, Ada"
     ids = tokenizer(text).input_ids
-    count = boundary(tokenizer, ids, at)
+    count = boundary(tokenizer, text, ids, at)
     ends = [end for _, end in tokenizer(text, return_offsets_mapping=True).offset_mapping]
     assert count == max(1, sum(end <= at for end in ends))
-    assert boundary(tokenizer, ids, len(text)) == len(ids) - 1
-    assert boundary(tokenizer, ids[:1], 5) == 0
+    assert boundary(tokenizer, text, ids, len(text)) == len(ids) - 1
+    assert boundary(tokenizer, text, ids[:1], 5) == 0
+
+
+def halves(tokenizer) -> list[tuple[str, str]]:
+    """(what is compressed, the question) of every chat, decoded from the tokens on either side."""
+    found = []
+    for task, turns in CHATS:
+        text, document = chat(tokenizer, task, turns)
+        ids = tokenizer(text).input_ids
+        count = boundary(tokenizer, text, ids, character(cut_of(task), task, text, document))
+        found.append((tokenizer.decode(ids[:count]), tokenizer.decode(ids[count:])))
+    return found
+
+
+def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
+    """With a system turn and shots as turns, too: special tokens are characters of the prompt."""
+    stored = PAGE.read_text(encoding="utf-8").partition("```chat\n")[2].partition("```")[0].splitlines()
+    found = halves(chatting(kvlab.load()[1]))
+    lines = [f"{task}: {one}|{other}" for (task, _), (one, other) in zip(CHATS, found, strict=True)]
+    assert [line.replace("\n", "\\n") for line in lines] == stored
+    for (task, turns), (context, question) in zip(CHATS, found, strict=True):
+        text, document = EXAMPLES[task]
+        asked = text[character(cut_of(task), task, text, document) :]
+        assert question.strip() == f"{asked.strip()}<|im_end|>\n<|im_start|>assistant", task
+        assert context.count("<|im_start|>") == len(turns) + 1
+
+
+@pytest.mark.skipif(not (scratch.folder("models") / "smollm2").is_dir(), reason="run kvlab fetch smollm2")
+def test_so_it_is_in_the_template_of_smollm2():
+    from transformers import AutoTokenizer
+
+    found = halves(AutoTokenizer.from_pretrained(scratch.folder("models") / "smollm2"))
+    ours = halves(chatting(kvlab.load()[1]))
+    assert [question for _, question in found] == [question for _, question in ours]
+
+
+def test_zero_shots_are_refused_under_a_template_too(loaded):
+    """What a template puts before every prompt is no example."""
+    tokenizer = chatting(loaded[1])
+    lm = KVLabLM(loaded[0], "full", tokenizer=tokenizer, protocol="context-first")
+    for turns in ([], SHOTS):
+        text, document = chat(tokenizer, "piqa", turns)
+        text = text if turns else text.replace(SHOT, "")
+        one = Instance(
+            request_type="loglikelihood", doc=document, arguments=(text, " a"), idx=0, metadata=("piqa", 0, 1)
+        )
+        if turns:
+            lm._cut([one])
+        else:
+            with pytest.raises(Problem, match="--num-fewshot"):
+                lm._cut([one])

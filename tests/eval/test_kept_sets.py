@@ -6,8 +6,11 @@ has been compressed, and once the question has been fed. The comparison sees a q
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from cut_examples import SHOTS, SYSTEM, chatting
 from families import profiles
 from tiny import LOSSY, policies
 
@@ -30,11 +33,11 @@ EVICTING = [
 ]
 
 
-def kept(setting, method, questions, protocol=FIRST, size=64, evict=None, late=0) -> list:
+def kept(setting, method, questions, protocol=FIRST, size=64, evict=None, late=0, turns=None) -> list:
     """Which tokens of its context every row holds, `[rows, kv_heads, tokens]`, batch by batch and layer by
     layer: once the context has been compressed and, of one question on each, once that has been fed.
 
-    late: cut so many tokens behind the cut.
+    late: cut so many tokens behind the cut. turns: those before each prompt, which stands in a template then.
     """
     model, tokenizer, make = setting
     lm = KVLabLM(
@@ -61,6 +64,9 @@ def kept(setting, method, questions, protocol=FIRST, size=64, evict=None, late=0
                 look(stepper.cache, lengths)
 
     texts = [f"{one}\nQuestion: {question}" for one in CONTEXTS for question in questions]
+    if turns is not None:
+        chats = ([*turns, {"role": "user", "content": text}] for text in texts)
+        texts = [lm.apply_chat_template(chat) for chat in chats]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "shared", spied)
         lm.loglikelihood(make("loglikelihood", [(text, " O") for text in texts], "recall"), True)
@@ -100,6 +106,21 @@ def test_another_question_leaves_the_kept_sets_as_they_are(setting, method):
             assert not all(one.all() for one in first)  # something was let go
     first, other = (kept(setting, method, pair, MANY) for pair in (QUESTIONS[:2], QUESTIONS[1:]))
     assert equal(first, other)
+
+
+@pytest.mark.parametrize("method", ["snapkv:budget=0.4,window=4", "h2o:budget=0.4", "keydiff:budget=0.4"])
+@pytest.mark.parametrize("turns", [[], [SYSTEM], [SYSTEM, *SHOTS]])
+def test_so_it_is_in_a_chat_template(setting, method, turns):
+    """Whose special tokens are characters of the prompt."""
+    model, tokenizer = copy.deepcopy(setting[0]), chatting(setting[1])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    for size in (1, 64):
+        found = [
+            kept((model, tokenizer, setting[2]), method, [one], size=size, turns=turns) for one in QUESTIONS
+        ]
+        assert all(equal(found[0], other) for other in found[1:])
+        if size == 1:
+            assert not all(one.all() for one in found[0])
 
 
 @pytest.mark.parametrize("method", ["snapkv:budget=0.4,window=4", "tova:budget=0.4", "h2o:budget=0.4"])

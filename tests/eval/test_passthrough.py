@@ -10,7 +10,7 @@ import pytest
 from lm_eval._cli.harness import HarnessCLI
 
 from eval.__main__ import main
-from eval.accuracy import KVLabLM, own, passthrough, taskset, told
+from eval.accuracy import KVLabLM, cuts, own, passthrough, taskset, told
 from eval.core.errors import Problem
 from eval.tasks import needles
 
@@ -116,6 +116,43 @@ def test_our_tasks_in_a_configuration_file(here, folder, capsys):
     assert "|recall|" in capsys.readouterr().out
 
 
+GENERATION = [
+    ("num_beams=4,repetition_penalty=1.3", "num_beams=4: kvlab decodes greedily; expected num_beams=1"),
+    ("temperature=0.7", "temperature=0.7: kvlab decodes greedily; expected temperature=0"),
+    ("do_sample=True", "do_sample=True: kvlab decodes greedily; expected do_sample=False"),
+    ("max_new_toks=3", "max_new_toks: kvlab does not apply it; expected until or max_gen_toks; did you mean"),
+    ("max_gen_toks=0", "max_gen_toks=0: expected tokens, at least 1"),
+    ("max_gen_toks=3,max_tokens=4", "max_gen_toks, max_tokens: they all mean max_gen_toks"),
+    ("until=5", "until=5: expected a text"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), GENERATION)
+def test_options_of_generation_that_are_not_applied(here, capsys, options, said):
+    """On either command, and in the file of --config; another model's are its own."""
+    words = ["accuracy", "--jobs", "0", "--tasks", "recall_em", "--gen-kwargs", options]
+    assert f"--gen-kwargs {said}" in line_of(capsys, *words)
+    words = ["lm-eval", "run", "--model", "kvlab", "--tasks", "recall_em"]
+    assert f"--gen_kwargs {said}" in line_of(capsys, *words, "--gen_kwargs", options)
+    (here / "run.yaml").write_text(
+        json.dumps({"model": "kvlab", "tasks": ["recall_em"], "gen_kwargs": options})
+    )
+    assert f"--gen_kwargs {said}" in line_of(capsys, "lm-eval", "run", "--config", "run.yaml")
+
+
+def test_options_of_generation_that_are(prepared):
+    """By lm-eval's other names, too, which a task's own YAML would else go before."""
+    greedy = "max_new_tokens=3,temperature=0.0,do_sample=False,num_beams=1"
+    words = ["run", "--model", "kvlab", "--tasks", "recall_em", "--gen_kwargs", greedy]
+    expected = {"max_gen_toks": 3, "temperature": 0.0, "do_sample": False, "num_beams": 1}
+    assert prepared(*words)["gen_kwargs"] == expected
+    task = taskset.prepared("recall_em", None, 1234, writing=greedy)
+    assert expected.items() <= task.get_config("generation_kwargs").items()
+    words[2] = "hf"
+    words[-1] = "num_beams=4"
+    assert prepared(*words)["gen_kwargs"] == {"num_beams": 4}
+
+
 def test_validate_knows_our_tasks(here, capsys):
     words = ["lm-eval", "validate", "--tasks", "piqa,recall,needles_single,mine", "--include_path", "."]
     assert main(words) == 0 and "All tasks found" in capsys.readouterr().out
@@ -134,6 +171,11 @@ BAD = {
     "list.yaml": ("- task\n", "Expected YAML dict"),
     "function.yaml": ("task: mine\nprocess_docs: !function nowhere.at_all\n", "nowhere"),
     "including.yaml": ("include: absent.yaml\ntask: mine\n", "absent.yaml: No such file"),
+    "number.yaml": (
+        f"{TASK}metadata: {{context_until: 5}}\n",
+        "context_until of task mine: expected the text before which a prompt is cut, got 5",
+    ),
+    "none.yaml": (f"{TASK}metadata: {{context_until: ''}}\n", "context_until of task mine"),
     "near.yaml": (f"{TASK}metadata: {{context_untill: ' ASK'}}\n", "did you mean context_until?"),
 }
 
@@ -154,6 +196,13 @@ def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys
     line = line_of(capsys, *command, folder, ".", "--tasks", "bad")
     assert "task bad: broken.yaml: this YAML does not parse: line 3" in line
     assert "doc_to_txt" in line_of(capsys, *command, folder, ".", "--tasks", "mine")
+
+
+def test_a_group_member_whose_cut_is_no_text_is_one_line():
+    with pytest.raises(Problem, match=r"context_until of task t: expected the text .* got 5"):
+        cuts.cut_of("t", 5)
+    with pytest.raises(ValueError, match="context_until='': expected the text"):
+        KVLabLM(context_until="")
 
 
 def test_what_is_bad_and_not_wanted_stops_nothing(here, prepared):

@@ -1,0 +1,87 @@
+"""Data: a user's own rows for a task, read before anything is computed: what is bad has a line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ..core.errors import Problem
+
+ASKED = ("doc_to_text", "doc_to_target", "doc_to_choice")  # what of a task's YAML reads a row
+
+
+def check(asked: str, file: str, about: dict, load: Callable[[str], object]) -> None:
+    """Raises Problem, which begins with what was `asked`, for a file of rows that a task cannot read.
+
+    about: the task's YAML. load: makes the task on a file, which renders its first row; it is called with one
+    row of every set of fields. Fields that a prompt, a target or a choice is, by a bare name, are looked for
+    as well: lm-eval would ask the name itself.
+    """
+    kinds: dict[frozenset, tuple[int, dict]] = {}
+    for line, row in rows(asked, file):
+        kinds.setdefault(frozenset(row), (line, row))
+    for line, row in kinds.values():
+        with TemporaryDirectory(prefix="kvlab-rows-") as folder:
+            alone = Path(folder) / "row.jsonl"
+            alone.write_text(json.dumps(row) + "\n", encoding="utf-8")
+            lacks = missing(row, about, load, str(alone))
+        if lacks:
+            there = ", ".join(map(str, row)) or "none"
+            raise Problem(f"{asked}: line {line}: the task needs a field {lacks!r}; the row has {there}")
+
+
+def rows(asked: str, file: str) -> list[tuple[int, dict]]:
+    """(line, row) of a file that has a JSON object in every line, or a list of them. Raises Problem."""
+    try:
+        text = Path(file).read_text(encoding="utf-8-sig")
+    except UnicodeError as error:
+        raise Problem(f"{asked}: this is no text in UTF-8") from error
+    listed = text.lstrip().startswith("[")
+    found = []
+    for line, said in [(1, text)] if listed else enumerate(text.split("\n"), 1):
+        if said.strip():
+            found += [(line, one) for one in objects(asked, line, parsed(asked, line, said), listed)]
+    if not found:
+        raise Problem(f"{asked}: this file has no rows: expected a JSON object in every line")
+    return found
+
+
+def parsed(asked: str, line: int, text: str):
+    """What a text that begins in this line says. Raises Problem for what is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        at = line + getattr(error, "lineno", 1) - 1
+        what = getattr(error, "msg", error)
+        raise Problem(f"{asked}: line {at}: this is no JSON ({what}); expected an object a line") from error
+
+
+def objects(asked: str, line: int, value, listed: bool) -> list[dict]:
+    """The object that a value is, or those in it where they are listed. Raises Problem for another."""
+    found = value if listed else [value]
+    if strange := [one for one in found if not isinstance(one, dict)]:
+        raise Problem(f"{asked}: line {line}: expected a JSON object, got {str(strange[0])[:40]!r}")
+    return found
+
+
+def missing(row: dict, about: dict, load: Callable[[str], object], file: str) -> str | None:
+    """The field that a task asks of a file's only row in vain; None where it asks for none, or where
+    something else is wrong, which shows when all are loaded."""
+    from jinja2 import Environment, UndefinedError, meta
+
+    texts = [about[name] for name in ASKED if isinstance(about.get(name), str)]
+    try:
+        features = getattr(load(file), "features", None) or ()
+        return next((one for one in texts if one.isidentifier() and features and one not in features), None)
+    except Problem as error:
+        cause = error.__cause__
+    if isinstance(cause, KeyError) and cause.args:
+        return str(cause.args[0])
+    if isinstance(cause, UndefinedError) and (name := re.search(r"'([^']+)'(?: is undefined|$)", str(cause))):
+        return name[1]
+    said = lambda text: sorted(meta.find_undeclared_variables(Environment().parse(text)))
+    names = [one for text in texts for one in ([text] if text.isidentifier() else said(text))]
+    return next((name for name in names if name not in row and "process_docs" not in about), None)
