@@ -6,22 +6,27 @@ three bytes: a query beside the largest of its channels, weights beside the larg
 of channels. What is rounded off is 2^-24 of the largest, as in fp32. Codes of four tokens are brought side by
 side in a register: for K, where a token's products are added up, four channels of each; for V one channel.
 
+That is too little for what is small beside the largest and yet decides: most channels of a query with an
+outlier where keys are 0, or the weights of all tokens beside one that holds attention and no value. Such
+queries and blocks are multiplied as numbers (`_even`, `_shared`).
+
 `dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs (after a look at
-`nibbles.py`) on other processors, for other codes, and where registers are too few for the sums of so many
-query heads and scales.
+`nibbles.py`) then, on other processors, for other codes, and where registers are too few for the sums of so
+many query heads and scales.
 """
 
 # Compiled into this: kernels/lanes.py 0c1d9431, kernels/nibbles.py f93c28e3
 
 from __future__ import annotations
 
+import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from . import nibbles
-from .lanes import FLOAT, INT, INT4, INT8, LANES, VECTOR, Code, _same, features
+from .lanes import FAST, FLOAT, INT, INT4, INT8, LANES, VECTOR, Code, _same, features
 
 NEEDED = {"+avx512vnni", "+avx512vbmi"}  # the products, and bytes that go anywhere in a register
 BYTE, WORD = ir.IntType(8), ir.IntType(32)
@@ -33,6 +38,8 @@ BLOCK = 512  # tokens whose weights are told by one unit
 SIGNED, UNSIGNED = 8_300_000.0, 16_777_000.0  # what three bytes hold, nearly
 LEAST = 1e-30  # of the largest of numbers: a unit is that of this at least
 ZERO = {INT8: 128, INT4: 8}  # the code of 0, from 0 on
+OUTLIER = 64  # times as large as half of a query's channels
+HOLDER = 25  # times as large as all other weights of a block
 SUMS = 24  # vectors of sums that lie in registers at a time, at most
 
 
@@ -44,6 +51,34 @@ def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
 def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
     """`lanes.add_up`. Weights have room for a multiple of `LANES`, and are 0 behind `size`."""
     nibbles.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
+
+
+@njit(fastmath=FAST)
+def _even(q, first, heads):
+    """Whether in all of these heads' queries half of the channels are no more than `OUTLIER` times smaller
+    than the largest; not where one is NaN."""
+    for head in range(first, first + heads):
+        most, large = np.float32(0.0), 0
+        for channel in range(q.shape[1]):
+            most = max(most, abs(q[head, channel]))
+        for channel in range(q.shape[1]):
+            large += abs(q[head, channel]) * np.float32(OUTLIER) >= most
+        if 2 * large < q.shape[1]:
+            return False
+    return True
+
+
+@njit(fastmath=FAST)
+def _shared(weights, first, heads, size):
+    """Whether no weight of these heads is more than `HOLDER` times all others; not where one is NaN."""
+    for head in range(first, first + heads):
+        most = total = np.float32(0.0)
+        for t in range(size):
+            most = max(most, weights[head, t])
+            total += weights[head, t]
+        if not most <= np.float32(HOLDER) * (total - most):
+            return False
+    return True
 
 
 def able(kind, heads, group, width) -> bool:
@@ -231,10 +266,18 @@ def _dots(context, kind, heads, group, width, q, first, codes, steps, size, scor
 
 @overload(dots, prefer_literal=True)
 def _dots_of(kind, heads, group, width, q, first, codes, steps, size, scores):
-    way = _dots if able(kind, heads, group, width) else nibbles.dots
-    return lambda kind, heads, group, width, q, first, codes, steps, size, scores: way(
-        kind, heads, group, width, q, first, codes, steps, size, scores
-    )
+    if not able(kind, heads, group, width):
+        return lambda kind, heads, group, width, q, first, codes, steps, size, scores: nibbles.dots(
+            kind, heads, group, width, q, first, codes, steps, size, scores
+        )
+
+    def code(kind, heads, group, width, q, first, codes, steps, size, scores):
+        if _even(q, first, heads):
+            _dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+        else:
+            nibbles.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+
+    return code
 
 
 @intrinsic(prefer_literal=True)
@@ -290,7 +333,15 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
 
 @overload(add_up, prefer_literal=True)
 def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, size):
-    way = _add_up if able(kind, heads, group, width) else nibbles.add_up
-    return lambda kind, heads, group, width, total, first, weights, codes, steps, size: way(
-        kind, heads, group, width, total, first, weights, codes, steps, size
-    )
+    if not able(kind, heads, group, width):
+        return lambda kind, heads, group, width, total, first, weights, codes, steps, size: nibbles.add_up(
+            kind, heads, group, width, total, first, weights, codes, steps, size
+        )
+
+    def code(kind, heads, group, width, total, first, weights, codes, steps, size):
+        if _shared(weights, first, heads, size):
+            _add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
+        else:
+            nibbles.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
+
+    return code

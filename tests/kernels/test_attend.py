@@ -46,6 +46,29 @@ def close(store, query, allowed=None):
     told(store, query, allowed, received)
 
 
+@pytest.mark.parametrize("bits, group", [(8, None), (4, None), (8, 32), (4, 32)])
+@pytest.mark.parametrize("largest", [30.0, 1e3, 1e6])
+def test_a_channel_that_keys_lack_does_not_drown_the_others(largest, bits, group):
+    torch.manual_seed(0)
+    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 2, 1, 64)
+    keys, values = torch.randn(2, 1, 2, 700, 64)
+    keys[..., 5], query[:, 1, :, 5] = 0, largest
+    store.append(keys, values)
+    close(store, query)
+
+
+@pytest.mark.parametrize("bits, group", [(8, None), (4, None), (8, 32), (4, 32)])
+@pytest.mark.parametrize("score", [4.0, 12.0, 18.0])
+def test_a_token_that_holds_attention_and_no_value_does_not_drown_the_others(score, bits, group):
+    torch.manual_seed(1)
+    store, query = started(Growing(Int(bits, group=group)), 64, 2), torch.randn(1, 2, 1, 64)
+    keys, values = torch.randn(2, 1, 2, 1300, 64)
+    keys[..., 0, :] = query[:, :, 0] * score / (0.2 * (query[:, :, 0] ** 2).sum(-1, keepdim=True))
+    values[..., 0, :] *= 1e-3
+    store.append(keys, values)
+    close(store, query)
+
+
 def told(store, query, allowed, received):
     """What tokens received is what decode-then-attend says, and nothing at all where none is seen."""
     keys, values = _double(store).read(query.device)
