@@ -6,9 +6,8 @@ three bytes: a query beside the largest of its channels, weights beside the larg
 of channels. What is rounded off is 2^-24 of the largest, as in fp32. Codes of four tokens are brought side by
 side in a register: for K, where a token's products are added up, four channels of each; for V one channel.
 
-That is too little for what is small beside the largest and yet decides: most channels of a query with an
-outlier where keys are 0, or the weights of all tokens beside one that holds attention and no value. Such
-queries and blocks are multiplied as numbers (`_even`, `_shared`).
+That is too little for most channels of a query with an outlier, where keys are 0: such queries are multiplied
+as numbers (`_even`). A weight has its token's scale in it, so one that holds attention and no value is small.
 
 `dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs (after a look at
 `nibbles.py`) then, on other processors, for other codes, and where registers are too few for the sums of so
@@ -39,7 +38,6 @@ SIGNED, UNSIGNED = 8_300_000.0, 16_777_000.0  # what three bytes hold, nearly
 LEAST = 1e-30  # of the largest of numbers: a unit is that of this at least
 ZERO = {INT8: 128, INT4: 8}  # the code of 0, from 0 on
 OUTLIER = 64  # times as large as half of a query's channels
-HOLDER = 25  # times as large as all other weights of a block
 SUMS = 24  # vectors of sums that lie in registers at a time, at most
 
 
@@ -64,19 +62,6 @@ def _even(q, first, heads):
         for channel in range(q.shape[1]):
             large += abs(q[head, channel]) * np.float32(OUTLIER) >= most
         if 2 * large < q.shape[1]:
-            return False
-    return True
-
-
-@njit(fastmath=FAST)
-def _shared(weights, first, heads, size):
-    """Whether no weight of these heads is more than `HOLDER` times all others; not where one is NaN."""
-    for head in range(first, first + heads):
-        most = total = np.float32(0.0)
-        for t in range(size):
-            most = max(most, weights[head, t])
-            total += weights[head, t]
-        if not most <= np.float32(HOLDER) * (total - most):
             return False
     return True
 
@@ -333,15 +318,7 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
 
 @overload(add_up, prefer_literal=True)
 def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, size):
-    if not able(kind, heads, group, width):
-        return lambda kind, heads, group, width, total, first, weights, codes, steps, size: nibbles.add_up(
-            kind, heads, group, width, total, first, weights, codes, steps, size
-        )
-
-    def code(kind, heads, group, width, total, first, weights, codes, steps, size):
-        if _shared(weights, first, heads, size):
-            _add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
-        else:
-            nibbles.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
-
-    return code
+    way = _add_up if able(kind, heads, group, width) else nibbles.add_up
+    return lambda kind, heads, group, width, total, first, weights, codes, steps, size: way(
+        kind, heads, group, width, total, first, weights, codes, steps, size
+    )
