@@ -33,6 +33,7 @@ ARTEFACTS = (
 
 
 BESIDE = (  # makes no cell; hands cells to eval.speed.timing on a node of Ray's
+    "eval.studies.clock",
     "eval.studies.harness",
     "eval.speed.apart",
 )
