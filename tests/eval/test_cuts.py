@@ -16,6 +16,7 @@ from eval.core.errors import Problem
 from kvlab import scratch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocols.md"
+SMOLLM2 = scratch.folder("models") / "smollm2"  # as it is before a test moves the cache folder
 
 
 def printed(task: str) -> str:
@@ -94,11 +95,11 @@ def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
         assert context.count("<|im_start|>") == len(turns) + 1
 
 
-@pytest.mark.skipif(not (scratch.folder("models") / "smollm2").is_dir(), reason="run kvlab fetch smollm2")
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="run kvlab fetch smollm2")
 def test_so_it_is_in_the_template_of_smollm2():
     from transformers import AutoTokenizer
 
-    found = halves(AutoTokenizer.from_pretrained(scratch.folder("models") / "smollm2"))
+    found = halves(AutoTokenizer.from_pretrained(SMOLLM2))
     ours = halves(chatting(kvlab.load()[1]))
     assert [question for _, question in found] == [question for _, question in ours]
 
