@@ -19,6 +19,7 @@ from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
+from .prompts import PromptLinear, by_blocks
 from .stamp import Stamp
 from .suited import Unsuited, check
 from .traced import Traced
@@ -27,7 +28,9 @@ ROWS = 8  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
-NARROW = {nn.Linear: NarrowLinear, nn.Embedding: NarrowEmbedding}  # what may stand in their place
+INSTEAD = {  # what may stand in their place
+    nn.Linear: (nn.Linear, PromptLinear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
+}  # fmt: skip
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
     "input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
     "return_dict", "cache_position",
@@ -40,7 +43,8 @@ def compiled(model, weights: str = "fp32"):
 
     They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with at most `ROWS` rows
     (`Body`), others with one (`Traced`), where torch.compile takes half a minute at first. Prompts, and
-    everything else that a forward is asked for, go through the model's own modules. Every step computes with
+    everything else that a forward is asked for, go through the model's own modules, whose linear layers take
+    the faster of two libraries for many rows (`prompts.py`). Every step computes with
     the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
     the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
     memory (`gather`), where the model's parameters are views of them. A model whose steps cannot, or not
@@ -57,10 +61,13 @@ def compiled(model, weights: str = "fp32"):
     forward = Forward(model)
     if weights != "fp32":
         _narrowed(model, weights)
+    by_blocks(model)
     if forward.current(model) is not None:
         gather(model.parameters())
         forward.current(model)  # reads the weights where they are now
         model.forward = forward
+    else:
+        by_blocks(model, False)
     return model
 
 
@@ -308,7 +315,7 @@ def _are(module, expected: dict) -> None:
     wrong |= {
         name
         for name, kind in expected.items()
-        if kind and type(found.get(name)) not in (kind, NARROW.get(kind))
+        if kind and type(found.get(name)) not in INSTEAD.get(kind, (kind,))
     }
     if wrong:
         raise Unsuited(f"it is no Llama-shaped model ({type(module).__name__}: {', '.join(sorted(wrong))})")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+
+from .prompts import product
 
 WEIGHTS = ("fp32", "bf16", "int8")
 
@@ -44,7 +45,7 @@ class NarrowLinear(Narrow):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.widened(self.weight, self.scale), self.bias)
+        return product(x, self.widened(self.weight, self.scale), self.bias)
 
 
 class NarrowEmbedding(Narrow):
