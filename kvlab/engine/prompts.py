@@ -4,6 +4,7 @@ torch's products of fp32 matrices on an x86 processor are MKL's, and MKL uses re
 alone. oneDNN, which torch carries too, uses them on AMD's as well: 128 rows with a weight of 1,536 × 576 came
 to 199 GFLOP/s where MKL did 102 (one thread of an AMD EPYC with AVX-512), its copies into oneDNN's layout and
 out of it counted. Both round sums of fp32 products, in another order: 1e-6 of the largest apart.
+While a call lasts it holds copies of its weight; none outlives it, so memory holds weights once.
 """
 
 from __future__ import annotations

@@ -13,9 +13,7 @@ from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {
-    RESULTS / f"{name}.json" for name in ("clock", "harness", "harness_8_rows", "ray", "hours")
-}  # of other commands
+OTHERS = {RESULTS / f"{name}.json" for name in ("clock", "harness", "ray", "hours")}  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 STUDIED = [file for file in STORED if file.stem in STUDIES]
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
