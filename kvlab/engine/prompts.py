@@ -66,8 +66,10 @@ def _many(x: Tensor) -> bool:
 
 
 def _suit(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether these are what oneDNN is given here: fp32 on a CPU, and nobody wants gradients or a graph."""
+    """Whether oneDNN is given these: fp32 on a CPU, nobody wants gradients, a graph or other dtypes."""
     given = [one for one in (x, weight, bias) if one is not None]
-    if torch.compiler.is_compiling() or (torch.is_grad_enabled() and any(g.requires_grad for g in given)):
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    if torch.is_grad_enabled() and any(one.requires_grad for one in given):
         return False
     return all(one.dtype == torch.float32 and one.device.type == "cpu" for one in given) and x.numel() > 0

@@ -46,6 +46,8 @@ def test_few_rows_other_numbers_and_gradients_go_as_before(seen):
     x = torch.randn(2, LEAST, 24)
     layer(x[:1, : LEAST - 1]), layer.double()(x.double()), layer.float()(x[:0])
     assert layer(x.requires_grad_()).requires_grad and not seen
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16 and not seen
     with torch.no_grad():
         layer(x)
     assert seen
