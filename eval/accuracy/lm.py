@@ -45,7 +45,7 @@ from kvlab.spec import Spec, parse
 from ..core.digests import code_digest, method_digest, model_digest
 from .batching import PREFILLED, Meter
 from .cuts import boundary, character, cut_of
-from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
+from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
 from .reuse import reusing
 from .scoring import Scorer
 from .told import SAMPLING, generation
@@ -124,6 +124,10 @@ class KVLabLM(TemplateLM):
         if context_until is not None and not (isinstance(context_until, str) and context_until):
             raise ValueError(
                 f"context_until={context_until!r}: expected the text before which prompts are cut"
+            )
+        if context_until is not None and protocol == INSIDE:
+            raise ValueError(
+                f"context_until={context_until!r}: {INSIDE} cuts no prompt; add protocol={FIRST}"
             )
         self.context_until = context_until
         self.untils = dict(self.untils_of_tasks)

@@ -18,7 +18,7 @@ from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from ..core.results import Store
 from . import cuts, data, own, taskset, told
-from .protocols import EVICT, INSIDE, PROTOCOLS, default_eviction
+from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, default_eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
 NAMED = 3  # methods of a job that its name says before it counts
@@ -163,6 +163,10 @@ class Accuracy(Pooled):
         told.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
         if self.context_until == "":
             raise Problem("--context-until '': expected the text before which prompts are cut, got none")
+        if self.context_until is not None and self.protocol == INSIDE:
+            raise Problem(
+                f"--context-until {self.context_until!r}: {INSIDE} cuts no prompt; add --protocol {FIRST}"
+            )
         if self.engine != "eager" and (self.device_map is not None or self.tp):
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:

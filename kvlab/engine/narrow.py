@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .prompts import product
+from .prompts import PromptLinear, product
 
 WEIGHTS = ("fp32", "bf16", "int8")
 
@@ -61,7 +61,8 @@ def narrow(model, kind: str) -> None:
 
     ValueError, and nothing has changed, for a weight with NaN or infinity.
     """
-    layers = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+    kinds = (nn.Linear, PromptLinear)
+    layers = {name: one for name, one in model.named_modules() if type(one) in kinds}
     for name, one in layers.items():
         if not one.weight.isfinite().all():
             raise ValueError(f"weights={kind!r}: weight '{name}.weight' holds NaN or infinity")

@@ -9,7 +9,8 @@ from tiny import prompt, tiny
 from torch import nn
 
 from kvlab.engine import compiled, engine_of, prompts
-from kvlab.engine.prompts import BLOCK, LEAST, PromptLinear, product
+from kvlab.engine.narrow import weights_of
+from kvlab.engine.prompts import BLOCK, LEAST, ROUND, PromptLinear, product
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 
@@ -19,6 +20,8 @@ def seen(monkeypatch):
     """Rows of every product that oneDNN is given, on a machine of any kind."""
     rows, given = [], torch.Tensor.to_mkldnn
     monkeypatch.setattr(prompts, "faster", lambda: True)
+    monkeypatch.setattr(prompts, "SMALL", 0)  # tests have small weights
+    monkeypatch.setattr(prompts, "NONE", 0)
 
     def to_mkldnn(tensor):
         rows.append(len(tensor))
@@ -29,7 +32,7 @@ def seen(monkeypatch):
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["bare", "bias"])
-@pytest.mark.parametrize("shape", [(1, LEAST), (3, 11), (1, BLOCK), (1, BLOCK + 1), (2, BLOCK + 37)])
+@pytest.mark.parametrize("shape", [(1, LEAST), (3, 31), (1, BLOCK), (1, BLOCK + 1), (2, BLOCK + 37)])
 @pytest.mark.parametrize("sizes", [(80, 96), (33, 1), (7, 161)])
 def test_it_is_the_product(shape, sizes, biased, seen):
     torch.manual_seed(0)
@@ -38,6 +41,7 @@ def test_it_is_the_product(shape, sizes, biased, seen):
     expected = nn.functional.linear(x.double(), weight.double(), bias.double() if biased else None)
     found = product(x, weight, bias)
     assert seen and found.shape == expected.shape and found.is_contiguous()
+    assert {rows % ROUND for rows in seen[1 + biased :]} == {0}
     assert (found - expected).abs().max() <= 5e-6 * expected.abs().max()
 
 
@@ -51,6 +55,46 @@ def test_few_rows_other_numbers_and_gradients_go_as_before(seen):
     with torch.no_grad():
         layer(x)
     assert seen
+
+
+def test_weights_that_are_small_or_large_wait_for_more_rows(monkeypatch, seen):
+    monkeypatch.undo()
+    monkeypatch.setattr(prompts, "faster", lambda: True)
+    rows = torch.randn(prompts.MORE, 256)
+    suits = {
+        size: [prompts._suit(rows[:count], torch.randn(size, 256), None) for count in (LEAST, prompts.MORE)]
+        for size in (100, 256, 600, 33_000)
+    }
+    assert suits == {100: [False, False], 256: [False, True], 600: [True, True], 33_000: [False, True]}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:There is a performance drop")
+def test_what_it_does_not_take_is_as_before(seen):
+    class Own(torch.Tensor):
+        pass
+
+    x, weight, bias = torch.randn(LEAST, 24), torch.randn(40, 24), torch.randn(40)
+    expected = nn.functional.linear(x, weight, bias)
+    for given in ((x, weight.as_subclass(Own), bias), (x.as_subclass(Own), weight, bias)):
+        assert torch.allclose(torch.Tensor(product(*given)), expected, atol=1e-5)
+    assert torch.allclose(product(x, weight.to_sparse_csr(), None), expected - bias, atol=1e-5)
+    assert torch.allclose(product(x, weight, bias[:1]), expected - bias + bias[:1], atol=1e-5)
+    assert product(x, weight[:0], None).shape == (LEAST, 0)
+    mapped = torch.vmap(lambda one: product(one, weight, bias))(x.expand(2, LEAST, 24))
+    assert torch.allclose(mapped, expected.expand(2, LEAST, 40), atol=1e-5)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        product(x, weight[:, :7], bias)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(weight, torch.ones_like(weight))
+        assert torch.autograd.forward_ad.unpack_dual(product(x, dual, bias)).tangent is not None
+    with torch.no_grad():
+        whole = torch.compile(PromptLinear(24, 40), fullgraph=True, backend="eager")
+        assert whole(x).shape == (LEAST, 40)
+
+
+def test_a_compiled_model_can_be_narrowed(seen):
+    model = compiled(compiled(copy.deepcopy(tiny("llama"))), "bf16")
+    assert weights_of(model) == "bf16" and engine_of(model) == "compiled, bf16 weights"
 
 
 def test_what_is_no_number_stays_in_its_row(seen):
@@ -69,7 +113,7 @@ def test_weights_are_read_at_every_call(seen):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("weights", ["fp32", "int8"])
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "int8"])
 def test_prompts_of_a_compiled_model_are_the_eager_ones(family, weights, seen):
     eager = copy.deepcopy(tiny(family))
     fast = compiled(copy.deepcopy(eager), weights)
@@ -79,7 +123,7 @@ def test_prompts_of_a_compiled_model_are_the_eager_ones(family, weights, seen):
             if isinstance(module, nn.Linear):
                 narrow = fast.get_submodule(name)
                 module.weight.data.copy_(narrow.widened(narrow.weight, narrow.scale))
-    prompts = [prompt(2 * LEAST + 1, seed=3), prompt(LEAST, seed=4)]
+    prompts = [prompt(LEAST + 9, seed=3), prompt(LEAST - 1, seed=4)]
     for spec in ("full", "h2o:budget=20"):
         found, expected = (decoded(model, spec, prompts) for model in (fast, eager))
         assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()

@@ -203,6 +203,8 @@ def test_a_group_member_whose_cut_is_no_text_is_one_line():
         cuts.cut_of("t", 5)
     with pytest.raises(ValueError, match="context_until='': expected the text"):
         KVLabLM(context_until="")
+    with pytest.raises(ValueError, match="add protocol=context-first"):
+        KVLabLM(context_until="WHO")
 
 
 def test_what_is_bad_and_not_wanted_stops_nothing(here, prepared):
