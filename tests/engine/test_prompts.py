@@ -57,9 +57,7 @@ def test_few_rows_other_numbers_and_gradients_go_as_before(seen):
     assert seen
 
 
-def test_weights_that_are_small_or_large_wait_for_more_rows(monkeypatch, seen):
-    monkeypatch.undo()
-    monkeypatch.setattr(prompts, "faster", lambda: True)
+def test_weights_that_are_small_or_large_wait_for_more_rows():
     rows = torch.randn(prompts.MORE, 256)
     suits = {
         size: [prompts._suit(rows[:count], torch.randn(size, 256), None) for count in (LEAST, prompts.MORE)]
