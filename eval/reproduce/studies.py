@@ -89,12 +89,13 @@ def shaped(quick: bool, length: int, documents: int, answer: int = 20, **asked) 
     return {protocol: Accuracy(protocol=protocol, **shared, **asked) for protocol in (FIRST, INSIDE)}
 
 
-def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER) -> Callable:
+def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER, budgets=ONE) -> Callable:
     """RULER's own tasks, those that need no data set and ask for something in the text; its word counts ask
     about all of it and take 120 tokens an answer."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-        shared = {"methods": EXACT + CHOOSING + ("quest",), "budgets": ONE, "jobs": 0, "batch_size": 25}
+        shared = {"methods": EXACT + CHOOSING + ("quest",), "jobs": 0, "batch_size": 25}
+        shared |= {"budgets": ONE if quick else budgets}
         shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 2 if quick else documents}
         shared |= {"tasks": tasks[:1] if quick else tasks, "gen_kwargs": "max_gen_toks=30"}
         shared |= {"metadata": json.dumps({"max_seq_lengths": [length]})}
@@ -105,9 +106,9 @@ def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER) -> Callab
 
 def lambada(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """The last word of a passage, which is compressed before its last sentence is read."""
-    shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE, "jobs": 0}
+    shared = {"methods": EXACT + CHOOSING + ("quest", "kvzip"), "budgets": ONE if quick else BUDGETS}
     shared |= {"model": "smollm2", "dtype": "bfloat16", "limit": 8 if quick else 200}
-    shared |= {"tasks": ("lambada_openai",)}
+    shared |= {"tasks": ("lambada_openai",), "jobs": 0}
     if rows is not None:
         shared["data"] = (f"lambada_openai={found(rows, 'lambada', '.jsonl')}",)
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
@@ -301,8 +302,7 @@ STUDIES = {
     ),
     "ruler": Study(
         "SmolLM2-135M-Instruct on RULER's own tasks that need no data set, 1,024 tokens",
-        ruler(1024, 50),
-        points=True,
+        ruler(1024, 100, budgets=BUDGETS),
     ),
     "ruler_2k": Study(
         "SmolLM2-135M-Instruct on RULER's single needle in 2,048 tokens",
@@ -319,7 +319,7 @@ STUDIES = {
         ruler(8192, 25, RULER[:1]),
         points=True,
     ),
-    "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada, points=True),
+    "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),
     "toy_after": Study("The workshop model on the same documents, for methods of 2024 and later", toy_after),
