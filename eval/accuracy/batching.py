@@ -18,6 +18,7 @@ PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
 TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
 RECORDED = 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
+PASS = 32  # tokens whose work a pass costs beside that of its own: all weights are read
 LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
 
 
@@ -89,6 +90,18 @@ def _settled(layer) -> bool:
     keep, place, store = layer.keep, layer.place.policy, layer.store.policy
     stays = not keep.policy.evicts or keep.on_top or keep.policy.prompt_only
     return stays and type(place) is Device and type(store) in (Growing, Static) and layer.store.exact is None
+
+
+def until_rows_end(steps: Tensor, first: int) -> int:
+    """The column before which a pass over known tokens stops, that begins at column `first`: where half of
+    the rows have ended, if they would be padded by more than another pass costs; else where all have.
+    steps `[rows]`: the column at which each ends."""
+    ends, longest = steps.sort().values, int(steps.max())
+    for gone in range((len(ends) + 1) // 2, len(ends)):
+        end = int(ends[gone - 1])
+        if first < end < longest and gone * (longest - end) > PASS:
+            return end
+    return longest
 
 
 def pad_left(rows: Sequence[Sequence[int]], fill: int, device) -> tuple[Tensor, Tensor | None]:

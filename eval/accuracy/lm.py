@@ -39,7 +39,6 @@ from tqdm import tqdm
 
 import kvlab
 from kvlab.devices import entry_of
-from kvlab.engine.compiled import ROWS, engine_of
 from kvlab.spec import Spec, parse
 
 from ..core.digests import code_digest, method_digest, model_digest
@@ -100,8 +99,8 @@ class KVLabLM(TemplateLM):
     method: a method as everywhere, `h2o:budget=0.2`, or its Spec; since lm-eval's --model_args splits at
     commas, the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
     batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
-    engine: eager or compiled, as `kvlab.load` takes it; a model that is already loaded has its own; with the
-    compiled one rows are decoded eight at a time at most.
+    engine: eager or compiled, as `kvlab.load` takes it; a model that is already loaded has its own. The
+    compiled one decodes eight rows at most; steps of more, which take less for each, are the eager one's.
     protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
     does after the prompt (default: every-step under question-inside, else once). context_until: the text
     before which a prompt is cut (default: by its task, see `cuts.py`).
@@ -142,8 +141,6 @@ class KVLabLM(TemplateLM):
         self.batch_size = rows_at_once(batch_size)
         if self.batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
-        if engine_of(self.model).startswith("compiled"):  # its weights may be named behind it
-            self.batch_size = min(self.batch_size, ROWS)  # steps of more are the eager engine's
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         self.max_length = int(max_length or limit or 2048)
         self._device = entry_of(self.model)

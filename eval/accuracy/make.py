@@ -49,7 +49,7 @@ def setup(settings, report: Callable) -> Callable:
         "device": str(lm.device),
         "value_bytes": lm.model.dtype.itemsize,
         "batch_size": lm.batch_size,
-        "engine": engine_of(lm.model),
+        "engine": engine_of(lm.model, lm.batch_size),
     }
 
     def handle(job: tuple[str, tuple[str, ...]]) -> dict:

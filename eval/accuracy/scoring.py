@@ -29,6 +29,7 @@ from .batching import (
     pad_right,
     picked,
     steps_at_once,
+    until_rows_end,
 )
 from .clock import Clock
 from .prefill import shared
@@ -189,18 +190,26 @@ class Scorer:
 
     def known(
         self, name: str, stepper: Stepper, ids: Tensor, steps: Tensor, skipped: Tensor | int = 0
-    ) -> Iterator[tuple[int, Tensor]]:
-        """Decode steps whose tokens are known, in one pass, or some where the logits are too many: yields
-        (first step, logits `[rows, steps, V]`). ids `[rows, steps]`; steps `[rows]`: how many are a row's
-        own, those behind them being anything; skipped: see `Meter.add_pass`. Only where `at_once`."""
-        wide = max(1, LOGITS // self.vocabulary // len(ids))
-        for first, part in zip(range(0, ids.shape[1], wide), ids.split(wide, 1), strict=True):
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Decode steps whose tokens are known, in one pass, or in some, where rows end early or the logits
+        are too many: yields (first step, rows that go on, their logits `[rows, steps, V]`). ids `[rows,
+        steps]`; steps `[rows]`: how many are a row's own, those behind them being anything; skipped `[rows]`:
+        see `Meter.add_pass`. Only where `at_once`."""
+        active, first = torch.arange(len(ids)), 0
+        skipped = torch.as_tensor(skipped).expand(len(ids))
+        while first < int(steps.max()):
+            rows = (steps[active] > first).nonzero()[:, 0]
+            if len(rows) < len(active):
+                stepper.fork(rows.to(self.device))
+                active = active[rows]
+            wide = max(1, LOGITS // self.vocabulary // len(active))
+            last = min(first + wide, until_rows_end(steps[active], first))
             before = stepper.cache.stats()
-            logits = stepper.feed(part.to(self.device))
-            counts = (steps, torch.as_tensor(skipped))
-            own = [(count - first).clamp(0, part.shape[1]) for count in counts]
-            self.meters[name].add_pass(before, stepper.cache.stats(), part.shape[1], *own)
-            yield first, logits
+            logits = stepper.feed(ids[active, first:last].to(self.device))
+            own = [(count[active] - first).clamp(0, last - first) for count in (steps, skipped)]
+            self.meters[name].add_pass(before, stepper.cache.stats(), last - first, *own)
+            yield first, active, logits
+            first = last
 
     @staticmethod
     def at_once(stepper: Stepper, starts: Tensor, count: int) -> bool:
@@ -322,10 +331,10 @@ class Scorer:
         again = torch.cat([torch.zeros(1, dtype=torch.bool), owner[1:] == owner[:-1]])  # the same end
         tokens, steps = torch.cat([ends[:, None], fed.long().clamp(min=0)], 1), (fed >= 0).sum(1)
         stepper.fork(owner.to(self.device))
-        for first, found in self.known(name, stepper, tokens, steps + TAIL, again.long()):
+        for first, active, found in self.known(name, stepper, tokens, steps + TAIL, again.long()):
             for step in range(first, first + found.shape[1]):
-                rows = (steps >= step).nonzero()[:, 0]
-                score(step, rows, found[rows.to(found.device), step - first].cpu())
+                rows = (steps[active] >= step).nonzero()[:, 0]
+                score(step, active[rows], found[rows.to(found.device), step - first].cpu())
 
     def _pass_over(self, stepper: Stepper, batch: list, rows: list, score: Callable) -> None:
         """`recompute` stores nothing: one pass over context and fed tokens gives every step's logits."""
@@ -383,10 +392,10 @@ class Scorer:
             total, greedy = known[1][0].sum(1).cpu(), known[1][1].all(1).cpu()
             active = torch.arange(len(rows))
             if inputs.shape[1] and self.at_once(stepper, torch.tensor(cut), inputs.shape[1]):
-                for start, found in self.known(name, stepper, inputs, left):
-                    chosen, hit = picked(found.cpu(), targets[:, start : start + found.shape[1]])
-                    total += chosen.sum(1)
-                    greedy &= hit.all(1)
+                for start, on, found in self.known(name, stepper, inputs, left):
+                    chosen, hit = picked(found.cpu(), targets[on, start : start + found.shape[1]])
+                    total[on] += chosen.sum(1)
+                    greedy[on] &= hit.all(1)
                 active = active[:0]
             for step in range(inputs.shape[1] if len(active) else 0):
                 kept = self.thin(stepper, left[active] > step, torch.tensor(cut)[active] + step)

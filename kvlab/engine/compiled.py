@@ -87,12 +87,17 @@ def _narrowed(model, weights: str) -> None:
     narrow(model, weights)
 
 
-def engine_of(model) -> str:
+def engine_of(model, rows: int = 1) -> str:
     """By which engine the model decodes as it is now: "eager" or "compiled"; narrow weights are named beside
-    it, as in "compiled, int8 weights"."""
+    it, as in "compiled, int8 weights", and where steps have up to so many rows, how few of them are compiled,
+    as in "compiled, eager above 8 rows"."""
     forward, weights = model.forward, weights_of(model)
-    compiles = isinstance(forward, Forward) and forward.current(model) is not None
-    return ("compiled" if compiles else "eager") + ("" if weights == "fp32" else f", {weights} weights")
+    body = forward.current(model) if isinstance(forward, Forward) else None
+    named = "eager" if body is None else "compiled"
+    named += "" if weights == "fp32" else f", {weights} weights"
+    if body is not None and rows > body.rows:
+        named += f", eager above {body.rows} row{'s' if body.rows > 1 else ''}"
+    return named
 
 
 class Forward:
@@ -182,6 +187,8 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
+    rows = ROWS  # that it takes at most
+
     def __init__(self, model, stamp: Stamp):
         config, inner = model.config, getattr(model, "model", None)
         _are(model, {"model": None, "lm_head": nn.Linear})
@@ -244,7 +251,7 @@ class Body:
 
     def takes(self, input_ids, past_key_values, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""
-        return len(input_ids) <= ROWS and all(layer.local is None for layer in past_key_values.attending)
+        return len(input_ids) <= self.rows and all(layer.local is None for layer in past_key_values.attending)
 
     def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
         """As the model's own forward, for one new token per row."""

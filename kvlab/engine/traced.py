@@ -40,6 +40,8 @@ class Traced:
     has no guards: `Stamp` tells when the model has become another one.
     """
 
+    rows = 1  # that it takes at most
+
     def __init__(self, model, stamp: Stamp):
         if "position_ids" not in inspect.signature(type(model).forward).parameters:
             raise Unsuited("its forward takes no positions")
@@ -73,7 +75,7 @@ class Traced:
 
     def takes(self, input_ids, attention_mask=None, position_ids=None, **others) -> bool:
         """Whether the graph serves such a step: of one row, whose position does not hang on its padding."""
-        return len(input_ids) == 1 and (attention_mask is None or position_ids is not None)
+        return len(input_ids) <= self.rows and (attention_mask is None or position_ids is not None)
 
     @torch.no_grad()
     def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):

@@ -5,7 +5,7 @@ import torch
 
 import kvlab
 from eval.accuracy.agreement import measure
-from eval.accuracy.batching import Meter, steps_at_once
+from eval.accuracy.batching import Meter, steps_at_once, until_rows_end
 from eval.accuracy.scoring import Scorer
 from tests.tiny import SETTINGS, tiny
 
@@ -107,6 +107,60 @@ def test_answers_of_different_lengths_in_several_passes(monkeypatch):
     for answers in found[1:]:
         for one, other in zip(found[0], answers, strict=True):
             assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
+
+
+def test_rows_that_end_early_leave():
+    """Where half of the rows have ended, if that saves more than a pass costs; else where all have."""
+    ends = until_rows_end
+    steps = torch.tensor([2, 9, 2, 100, 3])
+    assert [ends(steps, 0), ends(steps, 2), ends(steps[steps > 3], 3)] == [3, 3, 9]
+    assert ends(torch.tensor([2, 2, 12]), 0) == 12, "20 numbers of padding, fewer than a pass costs"
+    assert ends(torch.tensor([7] * 9), 0) == 7
+    assert ends(torch.tensor([50]), 10) == 50
+
+
+@pytest.mark.parametrize("kind", ["choices", "windows"])
+@pytest.mark.parametrize("method", ["full", "int8", "snapkv:budget=6,window=2"])
+def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
+    """Answers, or windows, of many lengths: the scores are those of single steps, and the bytes those of
+    passes that every row stays in."""
+    model = tiny("llama", dtype=torch.float64)
+    texts = [torch.randint(0, 96, (n,)).tolist() for n in (9, 13, 30, 40)]
+
+    def scored_so(cost: int, at_once: bool = True):
+        scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 16, 100, evict="once")
+        with monkeypatch.context() as patch:
+            patch.setattr("eval.accuracy.batching.PASS", cost)
+            if not at_once:
+                patch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
+            rows = counting(model, patch)
+            if kind == "choices":
+                groups = [(ids, [list(range(n)) for n in (1, 2, 5, 17)]) for ids in texts]
+                answers = [one for group in scorer.continuations(groups)[method] for one in group]
+            else:
+                answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in texts], 0.5)[method]
+        return answers, scorer.meters[method].means(), rows
+
+    (leave, weighed, fewer), (stay, expected, alike), (single, _, _) = (
+        scored_so(0), scored_so(10**9), scored_so(0, at_once=False)
+    )  # fmt: skip
+    for one, same, other in zip(leave, stay, single, strict=True):
+        assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
+        assert one[0] == pytest.approx(same[0], abs=1e-4) and one[1] == same[1]
+    assert weighed == pytest.approx(expected, rel=1e-6)
+    assert len(fewer) > len(alike) and fewer[-1] < alike[-1], "rows left"
+
+
+def counting(model, monkeypatch) -> list[int]:
+    """Rows of every pass through the model from now on."""
+    rows, forward = [], model.forward
+
+    def counted(*args, **kwargs):
+        rows.append(len(kwargs["input_ids"] if "input_ids" in kwargs else args[0]))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", counted)
+    return rows
 
 
 def test_an_answer_of_one_token():

@@ -98,7 +98,7 @@ def test_the_harness_beside_hflm_is_what_is_stored():
     ]
     for line in table[2:]:
         name, *cells = [cell.strip().replace("`", "") for cell in line.split("|")[1:-1]]
-        given = [row["over_hflm"].get(name, row["documents_per_second"]["HFLM"]) for row in stored]
+        given = [row["over_hflm"].get(name) or row["documents_per_second"][name] for row in stored]
         assert cells == [f"{number:.2f}" for number in given], name
     assert {name for row in stored for name in row["over_hflm"]} < {
         line.split("|")[1].strip().replace("`", "") for line in table[2:]
