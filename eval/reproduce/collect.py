@@ -23,18 +23,38 @@ SHARED = (  # what many rows have in common, told once
 )  # fmt: skip
 
 
-def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> int:
-    """Write the rows of these folders' cells to `file`; returns how many there are. Cells that were made
-    under other settings than the newest of their folder are left out."""
+ASKED = ("shots", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest")
+
+
+def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple[int, int]:
+    """Write the rows of these folders' cells to `file`, and those that it has, whose cells lie elsewhere (see
+    `others`); returns how many there are of both. Cells that were made under other settings than the newest
+    of their folder are left out."""
     told = []
     for folder in folders:
         records = list(Store(folder).records())
         cells, _ = alike(tabled(records), (), current)
         told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
+    before = others(told, read(file)) if told and file.is_file() else []
     if told:
-        write_file(file, text(name, about, told))
-    return len(told)
+        place = lambda row: (row.get("protocol", ""), row["task"])
+        write_file(file, text(name, about, sorted(told + before, key=place) if before else told))
+    return len(told), len(before)
+
+
+def others(told: list[dict], stored: list[dict]) -> list[dict]:
+    """The stored rows that stand beside these: of another method, or another model, protocol or task. Where
+    this one was asked in another way now (`ASKED`: other documents, say) none does."""
+    place = lambda row: tuple(row.get(key) for key in ("model", "protocol", "task"))
+    asked = {place(row): [row.get(key) for key in ASKED] for row in told}
+    made = {(*place(row), row["method"]) for row in told}
+    return [
+        {**row, "settings": None}  # which `text` numbers anew
+        for row in stored
+        if (*place(row), row["method"]) not in made
+        and asked.get(place(row), [row.get(key) for key in ASKED]) == [row.get(key) for key in ASKED]
+    ]
 
 
 def show(file: Path, points: bool = False) -> None:
@@ -90,7 +110,7 @@ def text(name: str, about: str, told: list[dict]) -> str:
         if mine not in settings:
             settings.append(mine)
         rest = {key: rounded(value) for key, value in row.items() if key not in SHARED}
-        lines.append({"settings": settings.index(mine)} | rest)
+        lines.append({"settings": None} | rest | {"settings": settings.index(mine)})
     parts = [f'"study": {dumped(name)}', f'"about": {dumped(about)}']
     for key, some in (("settings", settings), ("rows", lines)):
         joined = ",\n".join(map(dumped, some))

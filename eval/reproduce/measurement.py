@@ -60,10 +60,13 @@ class Reproduce(Measurement):
                     show.line(f"{name}: {problem}")
             file = self.home_of(name)
             folders = sorted(part for part in (self.folder / name).glob("*") if part.is_dir())
-            count = collect(name, STUDIES[name].about, folders, file)
+            count, before = collect(name, STUDIES[name].about, folders, file)
             there = ", those of before are shown again" if file.is_file() else ""
+            beside = f", beside {before} of before, whose cells are not here" if before else ""
             show.line(
-                f"{name}: {count} rows in {file}" if count else f"{name}: there are no cells yet{there}"
+                f"{name}: {count} rows in {file}{beside}"
+                if count
+                else f"{name}: there are no cells yet{there}"
             )
             if file.is_file():
                 show_beside(file, STUDIES[name].points)

@@ -117,7 +117,8 @@ class Steps(Measurement):
         return ", ".join([f"steps of {cell.model} at {context} tokens", *shape])
 
     def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.steps import draw, lines, rows
+        from ..report.steps import draw, lines
+        from ..reproduce.collect import read
         from ..reproduce.document import write_steps
 
         cells = list(store.records())
@@ -125,7 +126,8 @@ class Steps(Measurement):
             show.line(line)
         if self.collect:
             write_steps(cells, FILE, True, show)
-            draw(rows(cells), FILE.parent)
+            if FILE.is_file():
+                draw(read(FILE), FILE.parent)
 
 
 def named(model: str) -> str | None:

@@ -7,7 +7,7 @@ import pytest
 
 from eval.__main__ import main
 from eval.accuracy.measurement import Accuracy
-from eval.reproduce import collect, studies
+from eval.reproduce import collect, document, studies
 from eval.reproduce.measurement import Reproduce
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse
@@ -70,6 +70,48 @@ def test_a_study_is_made_once_and_every_row_says_what_it_stands_on(tiny, tmp_pat
     assert full.keys() >= KEYS and full["perplexity"] < int2["perplexity"]
     assert [place["position"] for place in full["rows"]] == [32]
     assert not list((ROOT / "docs" / "results").glob("*.writing*"))
+
+
+def test_rows_whose_cells_lie_elsewhere_stay(tiny, tmp_path, capsys):
+    """A study that two machines made: collecting on one drops nothing of the other's."""
+    words = ["reproduce", "--out", str(tmp_path), "--studies", "passages"]
+    assert main(words) == 0
+    file = tmp_path / "passages.json"
+    before = collect.read(file)
+    for cell in tmp_path.glob("passages/*/cells/*.json"):
+        if '"h2o:budget=0.4"' not in cell.read_text(encoding="utf-8"):
+            cell.unlink()
+    capsys.readouterr()
+    assert main([*words, "--collect"]) == 0
+    assert "2 rows in" in (said := capsys.readouterr().err) and "beside 4 of before" in said
+    named = lambda row: (row["protocol"], row["method"])
+    after = collect.read(file)
+    assert sorted(map(named, after)) == sorted(map(named, before))
+    for row in after:
+        (same,) = [one for one in before if named(one) == named(row)]
+        assert row["outcomes"] == same["outcomes"] and row["made"] == same["made"]
+    assert main([*words, "--collect"]) == 0 and collect.read(file) == after, "and again"
+
+
+def test_rows_that_were_asked_otherwise_go():
+    row = {"model": "a", "protocol": "context-first", "task": "recall", "limit": 100}
+    full, h2o = row | {"method": "full", "settings": 0}, row | {"method": "h2o", "settings": 0}
+    plain = h2o | {"settings": None}
+    assert collect.others([full], [full, h2o]) == [plain]
+    assert collect.others([full | {"limit": 50}], [full, h2o]) == []
+    assert collect.others([full | {"limit": 50, "task": "needle"}], [h2o]) == [plain]
+
+
+def test_timed_rows_of_other_cells_stay(tmp_path):
+    file, cell = tmp_path / "speed.json", ("model", "context")
+    old = [{"model": "a", "context": n, "ms": ms} for n, ms in ((256, 1), (256, 2), (2048, 3))]
+    assert document.elsewhere(old, cell, file) == []
+    file.write_text(collect.text("speed", "about", old), encoding="utf-8")
+    new = {"model": "a", "context": 256, "ms": 4}
+    stays = document.elsewhere([new], cell, file)
+    assert [row["ms"] for row in stays] == [3]
+    file.write_text(collect.text("speed", "about", [new, *stays]), encoding="utf-8")
+    assert [(row["context"], row["ms"]) for row in collect.read(file)] == [(256, 4), (2048, 3)]
 
 
 @pytest.mark.parametrize("commit", ["0123456789ab", "0123456789ab-dirty", None])
