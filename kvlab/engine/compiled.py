@@ -24,7 +24,6 @@ from .stamp import Stamp
 from .suited import Unsuited, check
 from .traced import Traced
 
-ROWS = 8  # with more, torch's matrix products are faster
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
@@ -41,8 +40,8 @@ FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depe
 def compiled(model, weights: str = "fp32"):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
-    They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with at most `ROWS` rows
-    (`Body`), others with one (`Traced`), where torch.compile takes half a minute at first. Prompts, and
+    They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with as many rows as `block.py`
+    multiplies faster than torch (`Body`), others with one (`Traced`), where torch.compile takes half a minute at first. Prompts, and
     everything else that a forward is asked for, go through the model's own modules, whose linear layers take
     the faster of two libraries for many rows (`prompts.py`). Every step computes with
     the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
@@ -187,7 +186,6 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
-    rows = ROWS  # that it takes at most
 
     def __init__(self, model, stamp: Stamp):
         config, inner = model.config, getattr(model, "model", None)
@@ -240,6 +238,7 @@ class Body:
         except ImportError as error:
             raise Unsuited(str(error)) from None
         self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
+        self.rows = block.ROWS
 
     def still(self, stamp: Stamp) -> bool:
         """Whether it is of a model with these weights: it is read anew, in no time."""

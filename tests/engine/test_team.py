@@ -71,7 +71,7 @@ def same(first, second) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int8"])
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8, 14, 64])
 def test_threads_compute_the_bits_of_one(rows, kind):
     case = Into(rows, kind)
     alone = case.call(1)
