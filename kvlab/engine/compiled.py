@@ -41,10 +41,10 @@ def compiled(model, weights: str = "fp32"):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
     They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with as many rows as `block.py`
-    multiplies faster than torch (`Body`), others with one (`Traced`), where torch.compile takes half a minute at first. Prompts, and
-    everything else that a forward is asked for, go through the model's own modules, whose linear layers take
-    the faster of two libraries for many rows (`prompts.py`). Every step computes with
-    the modules, weights and numbers that the model has then (`Stamp`): where any is another one than before,
+    multiplies faster than torch (`Body`), others with one (`Traced`), where torch.compile takes half a minute
+    at first. Prompts, and everything else that a forward is asked for, go through the model's own modules,
+    whose linear layers take the faster of two libraries for many rows (`prompts.py`). Every step computes
+    with the modules, weights and numbers that the model has then (`Stamp`): where any is another than before,
     the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
     memory (`gather`), where the model's parameters are views of them. A model whose steps cannot, or not
     as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
@@ -186,7 +186,6 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
-
     def __init__(self, model, stamp: Stamp):
         config, inner = model.config, getattr(model, "model", None)
         _are(model, {"model": None, "lm_head": nn.Linear})
@@ -305,12 +304,15 @@ class Body:
         """cos and sin for positions `[rows]`, `[rows, channels]` each, as the model's own module has them."""
         at = positions.numpy()  # whose numbers are read at once: an operation of torch takes microseconds
         begin = int(at[0]) // TABLE * TABLE
-        if min(at) < begin or max(at) >= begin + TABLE:
+        if len(at) > 1 and (at.min() < begin or at.max() >= begin + TABLE):
             return tuple(part[0].numpy() for part in self.rotary(torch.empty(0), positions[None]))
         if begin not in self.rotations:
             some = torch.arange(begin, begin + TABLE)[None]
             self.rotations[begin] = tuple(part[0].numpy() for part in self.rotary(torch.empty(0), some))
         cos, sin = self.rotations[begin]
+        if len(at) == 1:
+            place = int(at[0]) - begin
+            return cos[place : place + 1], sin[place : place + 1]
         return cos[at - begin], sin[at - begin]
 
 

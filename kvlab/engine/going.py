@@ -42,11 +42,11 @@ class Going:
         rules[:, 0], rules[:, 1] = layer.keep.policy.may_go(View(layer, layer.keep))
         rules[:, 2] = layer.lengths
         before = layer.slot_positions.contiguous(), layer.keep.received.contiguous() if self.how == SUM else 0
-        after, closed = (
-            (torch.empty(*shape, n, dtype=torch.int32), torch.empty(*shape, n) if self.how == SUM else 0)
-            for n in (slots, left)
+        room = lambda n: (
+            torch.empty(*shape, n, dtype=torch.int32),
+            torch.empty(*shape, n) if self.how == SUM else 0,
         )
-        return *before, *after, *(closed if closes else (0, 0)), left if closes else 0
+        return *before, *room(slots), *(room(left) if closes else (0, 0)), left if closes else 0
 
     def done(self, index: int, layer, scaling: float) -> None:
         """The step has been made: the layer learns of it."""

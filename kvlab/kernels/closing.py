@@ -9,6 +9,7 @@ from torch import Tensor
 
 SUM, NEWEST, PLACE = 1, 2, 3  # `Keep.goes_by` as a number
 FIXED = np.int32(0x7F7FFFFF)  # the key of the largest fp32: what a rule holds, which goes if nothing else can
+TOGETHER = 16  # keys
 NOTHING = np.int32(0x7FFFFFFF)  # the key of a slot that is empty, or holds the newest token
 
 
@@ -27,6 +28,13 @@ def _last_of_least(keys):
     for i in range(keys.shape[0]):
         least = min(least, keys[i])
     at = keys.shape[0] - 1
+    while at >= TOGETHER:  # so many at a time, in one register
+        there = False
+        for i in range(at - TOGETHER + 1, at + 1):
+            there |= keys[i] == least
+        if there:
+            break
+        at -= TOGETHER
     while keys[at] != least:
         at -= 1
     return at
@@ -55,20 +63,24 @@ def leave(how, received, keys, first, last, newest, positions, sums, left, left_
 
     positions, sums `[slots - 1]`: before the step, whose token has position `newest`; received `[slots]`:
     what this step's query gave to each slot (spoilt); first, last: positions of those that no rule holds. In
-    left and left_sums `[slots]` is what comes of positions and sums. keys `[slots]`: room.
+    left and left_sums `[slots]` is what comes of positions and sums. keys `[slots]`: room. Every loop does
+    one thing: numba does not copy slices, nor LLVM loops over many arrays, in registers of many numbers.
     """
     slots = keys.shape[0]
     if how == SUM:
         for i in range(slots - 1):
             received[i] += sums[i]
-        left_sums[:] = received
+        for i in range(slots):
+            left_sums[i] = received[i]
     for i in range(slots - 1):
         place = positions[i]
         key = place if how == PLACE else _key(received[i])
         key = key if first <= place <= last else FIXED
         keys[i] = key if place >= 0 else NOTHING
     keys[slots - 1] = NOTHING
-    left[: slots - 1], left[slots - 1] = positions, newest
+    for i in range(slots - 1):
+        left[i] = positions[i]
+    left[slots - 1] = newest
     left[_last_of_least(keys)] = -1
 
 
