@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from matplotlib.figure import Figure
 
 from kvlab.plots import INK, style
@@ -14,7 +16,7 @@ PANELS = (
 )
 
 
-HIDES = 4.0  # points of accuracy within which a marker hides another
+HIDES = 4.0  # hundredths of the axis of accuracy within which a marker hides another
 
 
 def drawable(rows: list[dict], points: bool = False) -> list[dict]:
@@ -59,7 +61,7 @@ def curves(rows: list[dict]) -> Figure:
         mine = [row for row in rows if row["task"] == task]
         for (names, what), panel in zip(PANELS, axes, strict=True):
             there = [row for row in mine if len(names) > 1 or row[names[0]] or row["method"] == "full"]
-            lines |= _panel(panel, there, names)
+            lines |= _panel(panel, there, names, highest(mine))
             panel.set_xlabel(f"{what}, % of what full holds")
             panel.grid(True)
             panel.set_axisbelow(True)
@@ -72,7 +74,8 @@ def curves(rows: list[dict]) -> Figure:
 
 
 def beside(points: dict[str, tuple[float, float]]) -> dict[str, float]:
-    """{name: how far it is drawn from its place}, so that no point hides another: of (bytes, accuracy)."""
+    """{name: how far it is drawn from its place}, so that no point hides another: of (bytes, accuracy,
+    in hundredths of its axis)."""
     sizes = [x for x, _ in points.values()]
     step = 0.011 * ((max(sizes) - min(sizes)) or 1.0) if sizes else 0.0
     placed, aside = [], {}
@@ -86,13 +89,15 @@ def beside(points: dict[str, tuple[float, float]]) -> dict[str, float]:
     return aside
 
 
-def _panel(axes, rows: list[dict], names: tuple[str, ...]) -> dict:
-    """One task's methods against the sum of some bytes; returns {curve: its line}."""
+def _panel(axes, rows: list[dict], names: tuple[str, ...], top: float) -> dict:
+    """One task's methods against the sum of some bytes, up to `top` per cent; returns {curve: its line}."""
     lines, points = {}, []
     sums = {row["method"]: 100 * sum(row[name] for name in names) for row in rows}
     single = len({row["curve"] for row in rows}) == len(rows)  # no lines, so points may hide one another
     aside = beside(
-        {row["method"]: (sums[row["method"]], 100 * row["value"]) for row in rows} if single else {}
+        {row["method"]: (sums[row["method"]], 100 / top * 100 * row["value"]) for row in rows}
+        if single
+        else {}
     )
     for curve in dict.fromkeys(row["curve"] for row in rows):
         mine = [(sums[row["method"]], row) for row in rows if row["curve"] == curve]
@@ -111,5 +116,13 @@ def _panel(axes, rows: list[dict], names: tuple[str, ...]) -> dict:
     chance = rows[0]["chance"]
     if chance:
         axes.axhline(100 * chance, color=INK, lw=0.8, ls=":")
-    axes.set_ylim(-3, 103)
+    axes.set_ylim(-0.03 * top, 1.03 * top)
     return lines
+
+
+def highest(rows: list[dict]) -> float:
+    """Where the axis of these rows' per cents ends: at 100, or where all lie in its lower half, at the next
+    ten."""
+    most = max(100 * (row["value"] + (row["stderr"] or 0)) for row in rows)
+    most = max(most, 100 * (rows[0]["chance"] or 0))
+    return 100.0 if most > 50 else 10.0 * max(1, math.ceil(most / 10))

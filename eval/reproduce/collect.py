@@ -36,24 +36,40 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple
         cells, _ = alike(tabled(records), (), current)
         told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
-    before = others(told, read(file)) if told and file.is_file() else []
+    stored = read(file) if told and file.is_file() else []
+    before = others(told, stored)
     if told:
-        place = lambda row: (row.get("protocol", ""), row["task"])
-        write_file(file, text(name, about, sorted(told + before, key=place) if before else told))
+        write_file(file, text(name, about, in_order(told + before, stored) if before else told))
     return len(told), len(before)
+
+
+def in_order(rows: list[dict], stored: list[dict]) -> list[dict]:
+    """Rows in the order of those that are stored: protocol and task by their first row, then method; what is
+    new comes behind."""
+    order: dict[tuple, int] = {}
+    for row in stored:
+        for key in (_place(row), (*_place(row), row["method"])):
+            order.setdefault(key, len(order))
+    last = len(order)
+    return sorted(
+        rows, key=lambda row: [order.get(key, last) for key in (_place(row), (*_place(row), row["method"]))]
+    )
+
+
+def _place(row: dict) -> tuple:
+    return tuple(row.get(key) for key in ("model", "protocol", "task"))
 
 
 def others(told: list[dict], stored: list[dict]) -> list[dict]:
     """The stored rows that stand beside these: of another method, or another model, protocol or task. Where
     this one was asked in another way now (`ASKED`: other documents, say) none does."""
-    place = lambda row: tuple(row.get(key) for key in ("model", "protocol", "task"))
-    asked = {place(row): [row.get(key) for key in ASKED] for row in told}
-    made = {(*place(row), row["method"]) for row in told}
+    asked = {_place(row): [row.get(key) for key in ASKED] for row in told}
+    made = {(*_place(row), row["method"]) for row in told}
     return [
         {**row, "settings": None}  # which `text` numbers anew
         for row in stored
-        if (*place(row), row["method"]) not in made
-        and asked.get(place(row), [row.get(key) for key in ASKED]) == [row.get(key) for key in ASKED]
+        if (*_place(row), row["method"]) not in made
+        and asked.get(_place(row), [row.get(key) for key in ASKED]) == [row.get(key) for key in ASKED]
     ]
 
 

@@ -86,7 +86,7 @@ def test_rows_whose_cells_lie_elsewhere_stay(tiny, tmp_path, capsys):
     assert "2 rows in" in (said := capsys.readouterr().err) and "beside 4 of before" in said
     named = lambda row: (row["protocol"], row["method"])
     after = collect.read(file)
-    assert sorted(map(named, after)) == sorted(map(named, before))
+    assert [*map(named, after)] == [*map(named, before)], "in the order that they had"
     for row in after:
         (same,) = [one for one in before if named(one) == named(row)]
         assert row["outcomes"] == same["outcomes"] and row["made"] == same["made"]

@@ -94,6 +94,14 @@ def test_the_front_is_what_nothing_beats():
     assert budgets.front(points) == [(10, 10), (20, 60), (50, 90)]
 
 
+def test_an_axis_ends_where_there_is_something_to_see():
+    def ends(*values, chance=0.0):
+        return budgets.highest([{"value": value, "stderr": 0.02, "chance": chance} for value in values])
+
+    assert [ends(0.9, 0.1), ends(0.49), ends(0.33), ends(0.04), ends(0.0)] == [100, 100, 40, 10, 10]
+    assert ends(0.04, chance=0.25) == 30
+
+
 def test_budgets_are_for_methods_that_have_one_and_name_none():
     found = Accuracy(methods=("full", "h2o", "h2o:budget=0.3", "sinks:sinks=2"), budgets=("0.1", "0.4"))
     assert [spec.text for spec in found.specs] == [
