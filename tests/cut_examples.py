@@ -67,7 +67,17 @@ EXAMPLES = {  # task -> (prompt as lm-eval builds it, document)
         {"question": "Ada has 2 boats. She buys 3. How many has she?"},
     ),
     "gsm8k_cot": (f"{SHOT}Question: What is 2 + 3?\nAnswer:", {"question": "What is 2 + 3?"}),
+    "ruler_qa_squad": (
+        f"Answer the question.\n\nThe following are given documents.\n\nDocument 1:\n{STORY}\n\nAnswer the "
+        "question.\n\nQuestion: Who has it?",
+        {},
+    ),
+    "mmlu_anatomy_continuation": (
+        "About anatomy.\n\nQuestion: Which one beats?\nAnswer: heart\n\nQuestion: Which one bends?\nAnswer:",
+        {"question": "Which one bends? "},
+    ),
     "mmlu_anatomy": (
+        "Questions (with answers) about anatomy.\n\n"
         "Which one beats?\nA. heart\nB. bone\nC. hair\nD. nail\nAnswer: A\n\n"
         "Which one bends?\nA. knee\nB. skull\nC. nail\nD. tooth\nAnswer:",
         {"question": "Which one bends? "},
@@ -107,6 +117,11 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
         {"question": "Ada has 2 boats. She buys 3. How many did she have before?"},
     ),
     "gsm8k_cot": ("Question: How much is 7 times 8?\nAnswer:", {"question": "How much is 7 times 8?"}),
+    "ruler_qa_squad": ("Question: What colour has her boat?", {}),
+    "mmlu_anatomy_continuation": (
+        "Question: Which one grows?\nAnswer:",
+        {"question": "Which one grows?"},
+    ),
     "mmlu_anatomy": (
         "Which one grows?\nA. hair\nB. a tooth\nC. an eye\nD. the skull\nAnswer:",
         {"question": "Which one grows?"},

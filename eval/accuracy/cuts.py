@@ -115,7 +115,7 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
         item("sentence", change=until_gap), shots=True,
     ),
     r"rte|sglue_rte": Cut(
-        "after the first sentence", "a premise, then a hypothesis", after("sentence1", "premise")
+        "after the first sentence", "a premise, then a hypothesis", before(r"\nQuestion:")
     ),
     r"boolq": Cut("after the passage", "a natural passage and question", after("passage")),
     r"lambada(_openai|_standard)?.*": Cut(
@@ -125,8 +125,11 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
     r"drop": Cut(*PASSAGE, after("passage")),
     r"race": Cut(*PASSAGE, after("article")),
     r"coqa": Cut(*PASSAGE, after("story")),
-    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe|qa_.*)": Cut(
+    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe)": Cut(
         "before the question", "what begins the answer stays behind the cut", MAGIC
+    ),
+    r"ruler_qa_.*": Cut(
+        "before the question", "what begins the answer stays behind the cut", before(r"(?<=\n\n)Question: ")
     ),
     r"longbench_(narrativeqa|qasper|multifieldqa|hotpotqa|2wikimqa|musique|dureader|qmsum|passage_retrieval).*":
         Cut("before the question", "the fixed instruction belongs to the context", LONG),
@@ -137,6 +140,8 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
         "after the examples", "the context is the examples", after("context")
     ),
     r"gsm8k.*": Cut("before the problem's last sentence, else the shots", "as KVzip does", last_question),
+    r"mmlu_.*continuation": Cut("after the shots", "all rows share them", item("question", lead="Question: "),
+                                shots=True),
     r"mmlu(_(?!pro|cot|flan).*)?": Cut(
         "after the shots", "all rows share them", item("question"), shots=True
     ),
@@ -169,7 +174,8 @@ def cut_of(task: str, until: str | None = None) -> Cut:
             return cut
     raise Problem(
         f"task {task}: where its context ends is not known; name the text before which its prompts are cut "
-        f"with --context-until TEXT, or as {FIELD} under metadata: in its YAML"
+        f"with --context-until TEXT (lm-eval's command: --model_args ...,{FIELD}=TEXT), or as {FIELD} under "
+        "metadata: in its YAML"
     )
 
 
@@ -179,15 +185,18 @@ def known(task: str) -> bool:
     return fits(CUTS) and not fits(REFUSED)
 
 
-def character(cut: Cut, task: str, text: str, document: dict, head: str = "") -> int:
-    """The character before which a prompt is cut; `head`: what a chat template puts before any prompt. Raises
-    Problem where the rule finds none, or where shots are missing."""
+def character(
+    cut: Cut, task: str, text: str, document: dict, head: str = "", shots: int | None = None
+) -> int:
+    """The character before which a prompt is cut; `head`: what a chat template puts before any prompt; shots:
+    how many examples the prompt has, None: nobody says, so whatever stands before the item is taken for some.
+    Raises Problem where the rule finds none, or where shots are missing."""
     at = cut.find(text, document)
     if at is None:
         raise Problem(
             f"task {task}: its cut is {cut.where}, which is not found in the prompt ...{text[-60:]!r}"
         )
-    if cut.shots and not text[:at].removeprefix(head).strip():
+    if cut.shots and (shots == 0 or not text[:at].removeprefix(head).strip()):
         raise Problem(
             f"task {task}: its context is the examples before the tested item, and there are none: give some "
             "with --num-fewshot"

@@ -100,13 +100,15 @@ class KVLabLM(TemplateLM):
     commas, the method's parameters may also be given as further arguments (`method=h2o,budget=0.2`).
     batch_size: rows decoded together ("auto": 64). max_length: tokens, default the model's own.
     engine: eager or compiled, as `kvlab.load` takes it; a model that is already loaded has its own. The
-    compiled one takes 64 rows at most with AVX-512, else eight; steps of more are the eager one's.
+    compiled one takes 64 rows at most on AMD's processors with AVX-512, else eight; steps of more are the
+    eager one's.
     protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
     does after the prompt (default: every-step under question-inside, else once). context_until: the text
     before which a prompt is cut (default: by its task, see `cuts.py`).
     """
 
     untils_of_tasks: ClassVar[dict[str, str]] = {}  # task -> the text before which its own YAML says to cut
+    shots_of_tasks: ClassVar[dict[str | None, int]] = {}  # task -> its examples; None: those of any other one
 
     def __init__(
         self, pretrained=None, method="full", *, tokenizer=None, batch_size=BATCH, device=None,
@@ -129,7 +131,7 @@ class KVLabLM(TemplateLM):
                 f"context_until={context_until!r}: {INSIDE} cuts no prompt; add protocol={FIRST}"
             )
         self.context_until = context_until
-        self.untils = dict(self.untils_of_tasks)
+        self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
         self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
         if pretrained is None or isinstance(pretrained, str):
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
@@ -277,8 +279,8 @@ class KVLabLM(TemplateLM):
         for request in requests:
             task, text = request.task_name, request.args[0]
             mine = self.untils.get(task) if self.context_until is None else self.context_until
-            cut = cut_of(task, mine)
-            self._ends[text] = character(cut, task, text, request.doc, self._head) if text else 0
+            cut, shots = cut_of(task, mine), self.shots.get(task, self.shots.get(None))
+            self._ends[text] = character(cut, task, text, request.doc, self._head, shots) if text else 0
 
     def _context(self, text: str, ids: list[int], gone: int) -> int:
         """Tokens of a prompt that are its context, when the first `gone` of `ids` have been cut off."""

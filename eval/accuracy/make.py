@@ -68,6 +68,7 @@ def setup(settings, report: Callable) -> Callable:
             )
             if until := settings.until(name):
                 lm.untils[name] = until
+            lm.shots[name] = task.get_config("num_fewshot") or 0
             shots = task.get_config("num_fewshot") if settings.protocol == FIRST else 0
             for method in methods:
                 try:

@@ -38,7 +38,7 @@ class Accuracy(Pooled):
     )
     batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
     engine: str = option(
-        "what computes the decode steps of the methods; compiled takes 8 rows at a time (default: eager)",
+        "what computes the methods' decode steps; compiled: of 8 rows, or 64, at most (default: eager)",
         "eager",
         choices=["eager", "compiled"],
     )

@@ -66,7 +66,7 @@ def _prepare(arguments) -> None:
     if arguments.command == "run":
         tasks = given.get("tasks") or []
         tasks = [one for name in ([tasks] if isinstance(tasks, str) else tasks) for one in name.split(",")]
-        KVLabLM.untils_of_tasks = _untils(tasks, theirs)
+        KVLabLM.untils_of_tasks, KVLabLM.shots_of_tasks = _of_yaml(tasks, theirs, given.get("num_fewshot"))
         ours, strangers = _asked(tasks)
         told.check(ours, strangers, _dictionary(given.get("metadata")))
         filled["metadata"] = _tokenizer(given, ours) | _dictionary(given.get("metadata"))
@@ -132,9 +132,10 @@ def _asked(tasks: list[str]) -> tuple[list[str], bool]:
     return ours, any(not fnmatch.filter(local, name) for name in tasks)
 
 
-def _untils(tasks: list[str], folders: list[str]) -> dict[str, str]:
-    """{task: the text before which its YAML says to cut}, of a user's own tasks, named as files or in these
-    folders. Raises Problem for files that are wanted and cannot be used."""
+def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[dict, dict]:
+    """({task: the text before which its YAML says to cut}, {task: how many examples stand before its items,
+    where `shots` are asked for; None: of lm-eval's own ones}), of a user's own tasks, named as files or in
+    these folders. Raises Problem for files that are wanted and cannot be used."""
     if len(tasks) == 1 and Path(tasks[0]).is_dir():
         tasks = [f"{tasks[0]}/*.yaml"]
     files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
@@ -150,4 +151,7 @@ def _untils(tasks: list[str], folders: list[str]) -> dict[str, str]:
     for name, entry in index.items():  # groups and tags have members that were not named
         about = (entry.cfg or {}).get("metadata")
         untils.setdefault(name, about.get(cuts.FIELD) if isinstance(about, dict) else None)
-    return {name: until for name, until in untils.items() if until is not None}
+    examples = {own.name_of(one): shots or one.get("num_fewshot") or 0 for one in found}
+    for name, entry in index.items():
+        examples.setdefault(name, shots or (entry.cfg or {}).get("num_fewshot") or 0)
+    return {name: until for name, until in untils.items() if until is not None}, {None: shots or 0} | examples

@@ -23,21 +23,26 @@ SHARED = (  # what many rows have in common, told once
 )  # fmt: skip
 
 
-ASKED = ("shots", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest")
+ASKED = (
+    "shots", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest",
+    "model_digest",
+)  # fmt: skip
 
 
 def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple[int, int]:
     """Write the rows of these folders' cells to `file`, and those that it has, whose cells lie elsewhere (see
     `others`); returns how many there are of both. Cells that were made under other settings than the newest
     of their folder are left out."""
-    told = []
+    told, out = [], set()
     for folder in folders:
         records = list(Store(folder).records())
-        cells, _ = alike(tabled(records), (), current)
+        there = tabled(records)
+        cells, _ = alike(there, (), current)
+        out |= {_of_cell(cell) for cell in there} - {_of_cell(cell) for cell in cells}
         told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         told += [perplexity(cell) for cell in records if "perplexity" in cell]
     stored = read(file) if told and file.is_file() else []
-    before = others(told, stored)
+    before = others(told, stored, out)
     if told:
         write_file(file, text(name, about, in_order(told + before, stored) if before else told))
     return len(told), len(before)
@@ -60,16 +65,31 @@ def _place(row: dict) -> tuple:
     return tuple(row.get(key) for key in ("model", "protocol", "task"))
 
 
-def others(told: list[dict], stored: list[dict]) -> list[dict]:
+def _of_cell(cell: dict) -> tuple:
+    """A cell's model, protocol, task and method, as its row names them."""
+    row = {"model": cell["model"], "protocol": cell["config"].get("protocol"), "task": cell["task"]}
+    return (*_place(row), unplaced({"method": cell["method"], "curve": ""})["method"])
+
+
+def others(told: list[dict], stored: list[dict], out: Iterable[tuple] = ()) -> list[dict]:
     """The stored rows that stand beside these: of another method, or another model, protocol or task. Where
-    this one was asked in another way now (`ASKED`: other documents, say) none does."""
-    asked = {_place(row): [row.get(key) for key in ASKED] for row in told}
-    made = {(*_place(row), row["method"]) for row in told}
+    this one was asked in another way now (`ASKED`: other documents, say), or `full`, which rows are compared
+    with, answered otherwise, none does. out: (model, protocol, task, method) of cells that lie here and were
+    left out, whose rows go as well."""
+    how = lambda row: [row.get(key) for key in ASKED]
+    asked = {_place(row): how(row) for row in told}
+    gone = {(*_place(row), row["method"]) for row in told} | set(out)
+    now, before = (
+        {_place(row): row.get("outcomes") for row in rows if row["method"] == "full"}
+        for rows in (told, stored)
+    )
+    moved = {place for place in now if place in before and now[place] != before[place]}
     return [
         {**row, "settings": None}  # which `text` numbers anew
         for row in stored
-        if (*_place(row), row["method"]) not in made
-        and asked.get(_place(row), [row.get(key) for key in ASKED]) == [row.get(key) for key in ASKED]
+        if (*_place(row), row["method"]) not in gone
+        and _place(row) not in moved
+        and asked.get(_place(row), how(row)) == how(row)
     ]
 
 

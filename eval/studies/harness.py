@@ -16,6 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
 import kvlab
+from kvlab.engine import engine_of
 from kvlab.models import source_of
 
 from ..accuracy import KVLabLM, taskset
@@ -128,6 +129,7 @@ def main() -> None:
         "model": chosen.model or "workshop",
         "batch_size": chosen.batch_size,
         "protocol": "question-inside",
+        "engine": engine_of(kvlab.load(chosen.model, device="cpu", engine="compiled")[0], chosen.batch_size),
     }
     made = {"machine": machine("cpu", 1), "versions": versions(), "commit": commit()}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: kernels/cpu.py 4366858e, kernels/lanes.py 0c1d9431, engine/team.py 6fe8f1b2
+# Compiled into this: kernels/cpu.py ba88fd63, kernels/lanes.py 0c1d9431, engine/team.py 6fe8f1b2
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from .team import SHARE, done, due, joined, opened, taken
 
 SIDE = 4  # rows of x, and of weights, that are multiplied with each other at a time
 MANY = "+avx512f" in features()  # 32 registers, of 16 numbers
-ROWS = 64 if MANY else 8  # of x: with more, torch's products are faster
 
 
 def _number(weight):

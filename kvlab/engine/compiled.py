@@ -19,11 +19,13 @@ from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
 from .pages import gather
-from .prompts import PromptLinear, by_blocks
+from .prompts import PromptLinear, by_blocks, faster
 from .stamp import Stamp
 from .suited import Unsuited, check
 from .traced import Traced
 
+ROWS = 8  # with more, torch's matrix products are faster
+MOST = 64  # the same where its library leaves half of the registers unused, and `block.py` does not
 TABLE = 1024  # positions whose rotary embedding is computed at a time
 TOLERANCE = 1e-4  # of the largest logit
 NOTHING = np.empty(0, np.float32)
@@ -89,7 +91,7 @@ def _narrowed(model, weights: str) -> None:
 def engine_of(model, rows: int = 1) -> str:
     """By which engine the model decodes as it is now: "eager" or "compiled"; narrow weights are named beside
     it, as in "compiled, int8 weights", and where steps have up to so many rows, how few of them are compiled,
-    as in "compiled, eager above 8 rows"."""
+    as in "compiled, eager above 64 rows"."""
     forward, weights = model.forward, weights_of(model)
     body = forward.current(model) if isinstance(forward, Forward) else None
     named = "eager" if body is None else "compiled"
@@ -237,7 +239,7 @@ class Body:
         except ImportError as error:
             raise Unsuited(str(error)) from None
         self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
-        self.rows = block.ROWS
+        self.rows = MOST if block.MANY and faster() else ROWS
 
     def still(self, stamp: Stamp) -> bool:
         """Whether it is of a model with these weights: it is read anew, in no time."""

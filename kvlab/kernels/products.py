@@ -168,14 +168,15 @@ class Products(Code):
 
     def weighed(self, weights, head, steps, group, start, size):
         """The weights of `size` tokens from `start` on, times their scales for a group if there are any:
-        (places of their lowest, middle and highest bytes, the sums of these, their unit)."""
+        (places of their lowest, middle and highest bytes, the sums of these, their unit: NaN where one is NaN
+        or infinite)."""
         b, kept = (
             self.builder,
             [cgutils.alloca_once(self.builder, ir.ArrayType(BYTE, BLOCK)) for _ in range(3)],
         )
         products = cgutils.alloca_once(b, ir.ArrayType(FLOAT, BLOCK))
         at = lambda array, t, of: b.bitcast(b.gep(array, [INT(0), t]), of.as_pointer())
-        (most,) = self.sums([_same(VECTOR, LEAST)])
+        most, spoilt = self.sums([_same(VECTOR, LEAST), NOUGHT])
         with self.each(size, LANES) as (t, _):
             found = self.load(self.at(weights, head, b.add(start, t), VECTOR))
             if self.known[2]:
@@ -186,6 +187,7 @@ class Products(Code):
                 ]
                 found = b.fmul(found, self.scales(steps, rows, group))
             b.store(self.larger(found, b.load(most)), most)
+            b.store(self.sum_of(b.load(spoilt), found, NOUGHT), spoilt)
             self.store(found, at(products, t, VECTOR))
         most = self.over_lanes(b.load(most), self.larger)
         by, sums = b.fdiv(_same(VECTOR, UNSIGNED), most), self.sums([NOTHING] * 3)
@@ -198,7 +200,8 @@ class Products(Code):
                 whole = b.lshr(whole, _same(WORDS, 8))
         sums = [self.over_lanes(b.load(total), b.add) for total in sums]
         places = lambda t: [self.repeated([self.load(at(place, t, WORD))]) for place in kept]
-        return places, sums, b.fmul(most, _same(VECTOR, 1 / UNSIGNED))
+        unit = b.fmul(most, _same(VECTOR, 1 / UNSIGNED))
+        return places, sums, b.fadd(unit, self.over_lanes(b.load(spoilt), b.fadd))
 
 
 @intrinsic(prefer_literal=True)

@@ -42,7 +42,7 @@ def test_where_nothing_is_to_be_cut_the_task_is_refused(task):
 
 def test_an_unknown_task_is_refused_until_its_user_says_where():
     with pytest.raises(
-        Problem, match="--context-until TEXT, or as context_until under metadata: in its YAML"
+        Problem, match=r"--context-until TEXT \(.*=TEXT\), or as context_until under metadata: in its YAML"
     ):
         cut_of("my_task")
     assert character(cut_of("my_task", "ASK"), "my_task", "a ASK b ASK c", {}) == 8
@@ -52,12 +52,24 @@ def test_an_unknown_task_is_refused_until_its_user_says_where():
         cut_of("my_task", "")
 
 
-@pytest.mark.parametrize("task", ["piqa", "copa", "hellaswag", "mmlu_anatomy"])
+@pytest.mark.parametrize("task", ["piqa", "copa", "hellaswag", "mmlu_anatomy", "mmlu_anatomy_continuation"])
 def test_zero_shots_are_refused_where_the_shots_are_the_context(task):
     text, document = EXAMPLES[task]
     alone = text[character(cut_of(task), task, text, document) :]
     with pytest.raises(Problem, match="--num-fewshot"):
         character(cut_of(task), task, alone, document)
+    described = f"The following are questions.\n\n{alone}"  # which is no example either
+    for shots in (0, 1):
+        if shots:
+            character(cut_of(task), task, described, document, shots=shots)
+        else:
+            with pytest.raises(Problem, match="--num-fewshot"):
+                character(cut_of(task), task, described, document, shots=shots)
+
+
+def test_a_hypothesis_that_says_the_premise_again_is_not_the_context():
+    text = "Premise A.\nQuestion: He said Premise A. True or False?\nAnswer:"
+    assert character(cut_of("rte"), "rte", text, {"sentence1": "Premise A."}) == len("Premise A.")
 
 
 @pytest.mark.parametrize("at", range(0, 60, 7))

@@ -100,6 +100,10 @@ def test_rows_that_were_asked_otherwise_go():
     assert collect.others([full], [full, h2o]) == [plain]
     assert collect.others([full | {"limit": 50}], [full, h2o]) == []
     assert collect.others([full | {"limit": 50, "task": "needle"}], [h2o]) == [plain]
+    assert collect.others([full | {"model_digest": "f"}], [full, h2o]) == [], "another model of this name"
+    assert collect.others([full | {"outcomes": "01"}], [full | {"outcomes": "11"}, h2o]) == [], "another full"
+    left_out = [("a", "context-first", "recall", "h2o")]
+    assert collect.others([full], [full, h2o], left_out) == [], "its cell is here, and too old"
 
 
 def test_timed_rows_of_other_cells_stay(tmp_path):

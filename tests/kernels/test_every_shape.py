@@ -324,10 +324,13 @@ def tried(kind, head_dim, group, heads, tokens):
     both(q, total, weights, codes, steps, scores)
     assert np.isnan(scores[0, :tokens]).all() and np.array_equal(total, before)
     assert heads == 1 or not scores[-1, :tokens].any()
+    weights[0, tokens // 2] = np.nan
+    both(q, total, weights, codes, steps, scores)
+    assert np.isnan(total[0]).all() and np.array_equal(total[1:], before[1:])
 
 shapes = {
-    lanes.INT8: ((64, 0, 1), (96, 32, 1), (64, 0, 3), (64, 16, 2)),
-    lanes.INT4: ((64, 0, 1), (96, 32, 1), (128, 0, 3), (32, 16, 2)),
+    lanes.INT8: ((64, 0, 1), (96, 32, 1), (64, 0, 3), (64, 16, 2), (160, 0, 1), (160, 32, 4)),
+    lanes.INT4: ((64, 0, 1), (96, 32, 1), (128, 0, 3), (32, 16, 2), (160, 0, 2), (160, 32, 4)),
 }
 for kind, some in shapes.items():
     for shape in some:
