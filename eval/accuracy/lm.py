@@ -144,7 +144,10 @@ class KVLabLM(TemplateLM):
         if self.batch_size < 1:
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
-        self.max_length = int(max_length or limit or 2048)
+        try:
+            self.max_length = int(max_length or limit or 2048)
+        except ValueError:
+            raise ValueError(f"max_length={max_length!r}: expected a number of tokens") from None
         self._device = entry_of(self.model)
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
