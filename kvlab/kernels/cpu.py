@@ -13,7 +13,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 0c1d9431, kernels/products.py 0265df30, kernels/scales.py 808f2a4a
+# Compiled into this: kernels/lanes.py 0c1d9431, kernels/products.py d6eed34e, kernels/scales.py 808f2a4a
 
 from __future__ import annotations
 
