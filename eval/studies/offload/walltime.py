@@ -170,8 +170,6 @@ def rows_of(found: dict[str, Found], bandwidth: float, tokens: int) -> list[dict
             row(name, f"{method}: simulated over measured", runs.predicted(), "times", SIMULATED, tokens),
             row(name, f"{method}: over the ideal", runs.over(ideal), "times", MODELLED, tokens),
         ]
-        if method == INFINIGEN:
-            rows[-1]["published"] = 1.52
         rows += [
             row(name, f"{method}: {what}", runs.part(what), "ms/token", MODELLED, tokens) for what in COMPUTE
         ]
