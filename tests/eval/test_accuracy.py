@@ -146,9 +146,11 @@ def test_the_engine_changes_no_answer(asked, folder, reference, engine):
         assert mine[0] == pytest.approx(theirs[0], abs=1e-4) and mine[1] == theirs[1]
 
 
-def test_the_compiled_engine_is_given_no_more_rows_than_it_takes(folder, monkeypatch):
-    """More would go through the eager engine under its name. Nine prompts, three tokens each."""
+@pytest.mark.parametrize("most", [8, 64])
+def test_more_rows_than_the_compiled_engine_takes_are_named(folder, monkeypatch, most):
+    """They go through the eager engine, which the cell says. Nine prompts, three tokens each."""
     ours = KVLabLM(str(folder), "h2o:budget=0.5", engine="compiled")
+    ours.model.forward.body.rows = most
     taken, takes = [], Body.takes
 
     def noted(self, *told, **how):
@@ -160,9 +162,9 @@ def test_the_compiled_engine_is_given_no_more_rows_than_it_takes(folder, monkeyp
         (f"the hen is {name}", " Otis and Ada") for name in ("a", "b", "c", "d", "e", "f", "g", "h", "i")
     ]
     ours.loglikelihood([Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)])
-    assert ours.batch_size == 8 and taken and all(taken)
-    eager = KVLabLM(str(folder), "h2o:budget=0.5")
-    assert eager.batch_size == 64
+    assert ours.batch_size == 64 and taken and set(taken) == {most == 64}
+    said = "compiled" if most == 64 else "compiled, eager above 8 rows"
+    assert engine_of(ours.model, ours.batch_size) == said
 
 
 def test_an_engine_that_is_not_there_is_refused(folder):
