@@ -21,9 +21,7 @@ SHARED = (  # what many rows have in common, told once
     "model", "protocol", "evict", "shots", "limit", "dtype", "batch_size", "metadata", "gen_kwargs", "chunk",
     "prompt", "model_digest", "code_digest", "machine", "device", "torch",
 )  # fmt: skip
-
-
-ASKED = (
+ASKED = (  # what rows beside each other were asked alike
     "shots", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest",
     "model_digest",
 )  # fmt: skip
@@ -85,7 +83,7 @@ def others(told: list[dict], stored: list[dict], out: Iterable[tuple] = ()) -> l
     )
     moved = {place for place in now if place in before and now[place] != before[place]}
     return [
-        {**row, "settings": None}  # which `text` numbers anew
+        row
         for row in stored
         if (*_place(row), row["method"]) not in gone
         and _place(row) not in moved
@@ -145,8 +143,8 @@ def text(name: str, about: str, told: list[dict]) -> str:
         mine = {key: row[key] for key in SHARED if row.get(key) is not None}
         if mine not in settings:
             settings.append(mine)
-        rest = {key: rounded(value) for key, value in row.items() if key not in SHARED}
-        lines.append({"settings": None} | rest | {"settings": settings.index(mine)})
+        rest = {key: rounded(value) for key, value in row.items() if key not in (*SHARED, "settings")}
+        lines.append({"settings": settings.index(mine)} | rest)
     parts = [f'"study": {dumped(name)}', f'"about": {dumped(about)}']
     for key, some in (("settings", settings), ("rows", lines)):
         joined = ",\n".join(map(dumped, some))

@@ -39,4 +39,4 @@ def elsewhere(rows: list[dict], of_cell: tuple, file: Path) -> list[dict]:
     place = lambda row: [row.get(key) for key in of_cell]
     made = [place(row) for row in rows]
     stored = read(file) if file.is_file() else []
-    return [{**row, "settings": None} for row in stored if place(row) not in made]
+    return [row for row in stored if place(row) not in made]

@@ -96,7 +96,7 @@ def test_rows_whose_cells_lie_elsewhere_stay(tiny, tmp_path, capsys):
 def test_rows_that_were_asked_otherwise_go():
     row = {"model": "a", "protocol": "context-first", "task": "recall", "limit": 100}
     full, h2o = row | {"method": "full", "settings": 0}, row | {"method": "h2o", "settings": 0}
-    plain = h2o | {"settings": None}
+    plain = h2o
     assert collect.others([full], [full, h2o]) == [plain]
     assert collect.others([full | {"limit": 50}], [full, h2o]) == []
     assert collect.others([full | {"limit": 50, "task": "needle"}], [h2o]) == [plain]
