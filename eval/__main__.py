@@ -178,20 +178,32 @@ def work(measurements: list[Measurement], command: str) -> int:
                 sys.stdout.flush()  # now, while an error can be told
     finally:
         store.publish()
+    if shared:
+        leave_together()
     return 1 if failed else 0
 
 
 def follow(measurements: list[Measurement], store: Store, show: Show) -> int:
     """What all processes of torchrun but the first do: the same work, of which nothing is written or said, a
-    cell that failed included: torchrun ends all processes with the first one that tells of a failure, and the
-    first process has a report to write."""
+    cell that failed included: torchrun ends all processes with the first one that tells of a failure."""
     store.save = lambda cell: None
     show.console.quiet = True
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         for one in measurements:
             if getattr(one, "tp", False):
                 run(one, store, show)
+    leave_together()
     return 0
+
+
+def leave_together() -> None:
+    """Wait until all have done their work: torchrun ends every process with the first that ends badly, be it
+    while it leaves, and the first process has a report to write."""
+    import torch
+
+    if torch.distributed.is_initialized():  # not where every cell was there
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 @contextlib.contextmanager

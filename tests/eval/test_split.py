@@ -42,7 +42,7 @@ def test_two_processes_give_the_table_of_one(folder, tmp_path):
     one, two = ({(c["method"], c["task"]): c for c in Store(tmp_path / n).records()} for n in ("one", "two"))
     assert one.keys() == two.keys() and len(one) == 7
     assert done.stderr.count("failed: kvzip:budget=0.5 on recall: ") == 1
-    assert (tmp_path / "two" / "report.html").exists()
+    assert (tmp_path / "two" / "report.html").exists(), done.stderr
     for key, cell in one.items():
         assert done.stderr.count(f"/8 {key[0]} on {key[1]}: ") == 1
         found = two[key]
@@ -52,6 +52,29 @@ def test_two_processes_give_the_table_of_one(folder, tmp_path):
         held, whole = found["bytes"]["device_bytes"], cell["bytes"]["device_bytes"]
         assert 0.9 * whole < held < 1.2 * whole  # some are held by both, heads of one length by neither
         assert found["scored"] == pytest.approx(cell["scored"], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_who_ends_badly_after_the_work_takes_no_report_away(tmp_path):
+    """torchrun ends all processes with the first that ends badly, as one may whose work was right."""
+    script = tmp_path / "work.py"
+    script.write_text(
+        "import os, pathlib, sys, time, torch\n"
+        "from eval.__main__ import leave_together\n"
+        "torch.distributed.init_process_group('gloo')\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    time.sleep(2)\n"
+        "    pathlib.Path(sys.argv[1]).write_text('report')\n"
+        "leave_together()\n"
+        "sys.exit(int(os.environ['RANK']))\n"
+    )
+    start = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*start, str(script), str(tmp_path / "report")], env=environment, cwd=ROOT, text=True,
+        capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 1 and (tmp_path / "report").exists(), done.stderr
 
 
 def test_one_process_is_refused_in_one_line(tmp_path, monkeypatch, capsys):
