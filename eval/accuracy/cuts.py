@@ -165,7 +165,9 @@ def text(task: str, until) -> str:
 def cut_of(task: str, until: str | None = None) -> Cut:
     """A task's cut; `until`: the text that a user cuts before. Raises Problem where there is none."""
     if until is not None:
-        return Cut(f"before {until!r}", "as its user says", before(re.escape(text(task, until))))
+        found = before(re.escape(text(task, until)))
+        shell = r" (with a backslash; a shell writes a line break as $'\n')" if r"\n" in until else ""
+        return Cut(f"before {until!r}{shell}", "as its user says", found)
     for pattern, why in REFUSED.items():
         if re.fullmatch(pattern, task):
             raise Problem(f"task {task}: there is no context to compress before a question: {why}")

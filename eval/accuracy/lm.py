@@ -42,6 +42,7 @@ from kvlab.devices import entry_of
 from kvlab.spec import Spec, parse
 
 from ..core.digests import code_digest, method_digest, model_digest
+from ..core.errors import Problem
 from .batching import PREFILLED, Meter
 from .cuts import boundary, character, cut_of
 from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
@@ -249,6 +250,9 @@ class KVLabLM(TemplateLM):
         return (self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
+        """The turns in the tokenizer's chat template. Raises Problem where it has none."""
+        if not self.tokenizer.chat_template:
+            raise Problem("apply_chat_template: this model's tokenizer has no chat template")
         return self.tokenizer.apply_chat_template(
             chat_history,
             tokenize=False,

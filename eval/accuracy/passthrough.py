@@ -29,6 +29,7 @@ from kvlab.models import source_of
 from ..core.errors import Problem
 from . import cuts, extras, own, told
 from .lm import KVLabLM, identity
+from .protocols import INSIDE
 from .taskset import FOLDER, local_names
 
 NAME = "kvlab"
@@ -72,6 +73,7 @@ def _prepare(arguments) -> None:
         filled["metadata"] = _tokenizer(given, ours) | _dictionary(given.get("metadata"))
         if given.get("model") == NAME:
             filled |= _of_our_model(given)
+            _check_cuts(tasks, filled["include_path"], _dictionary(given.get("model_args")))
     vars(arguments).update(filled)
 
 
@@ -107,6 +109,20 @@ def _of_our_model(given: dict) -> dict:
                 ours.setdefault(name, value)
         filled["use_cache"] = f"{path}-{identity(**ours)}"
     return filled
+
+
+def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
+    """Problem, before a model is loaded, for a task whose prompts are to be cut and have no cut. A group's
+    members and a pattern's are not looked at: they are refused when they are reached."""
+    if about.get("protocol", INSIDE) == INSIDE or about.get(cuts.FIELD):
+        return
+    files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
+    found = [own.read(file, f"--tasks {file}") for file in files]
+    named = {own.name_of(one) for one in found if "group" not in one}
+    strangers = {name for name in (*tasks, *named) if not own.is_file(name) and not cuts.known(name)}
+    for name in sorted(strangers - KVLabLM.untils_of_tasks.keys()):
+        if name in named or name in TaskManager(include_path=folders).all_subtasks:
+            cuts.cut_of(name)
 
 
 def _tokenizer(given: dict, ours: list[str]) -> dict:

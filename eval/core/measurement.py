@@ -214,7 +214,7 @@ class OfMethods(OnModel):
 
         found = []
         for spec in (parse(method) for method in self.methods or FIRST_WAVE):
-            if "budget" in spec.method.parameters and "budget" not in spec.parameters:
+            if _open(spec):
                 joint = "," if ":" in spec.text else ":"
                 found += [parse(f"{spec.text}{joint}budget={budget}") for budget in self.budgets] or [spec]
             else:
@@ -233,13 +233,24 @@ class OfMethods(OnModel):
     def check(self) -> None:
         super().check()
         from kvlab.finding import METHODS, PROFILED
+        from kvlab.methods import FIRST_WAVE
+        from kvlab.spec import parse
 
+        if self.budgets and not any(_open(parse(method)) for method in self.methods or FIRST_WAVE):
+            raise Problem(
+                f"--budgets {' '.join(self.budgets)}: none of the methods has a budget that it does not name"
+            )
         for spec in self.specs:
             if spec.name in METHODS | PROFILED:  # values that no model could take
                 try:
                     spec.method.policies(**spec.parameters)
                 except (TypeError, ValueError) as error:
                     raise Problem(f"method {spec.text!r}: {error}") from error
+
+
+def _open(spec) -> bool:
+    """Does this method have a budget that its text does not name?"""
+    return "budget" in spec.method.parameters and "budget" not in spec.parameters
 
 
 def run(measurement: Measurement, store, show) -> int:

@@ -48,6 +48,8 @@ def test_an_unknown_task_is_refused_until_its_user_says_where():
     assert character(cut_of("my_task", "ASK"), "my_task", "a ASK b ASK c", {}) == 8
     with pytest.raises(Problem, match="not found in the prompt"):
         character(cut_of("my_task", "ASK"), "my_task", "a b c", {})
+    with pytest.raises(Problem, match=r"a shell writes a line break as \$'\\n'"):
+        character(cut_of("my_task", r"\nASK"), "my_task", "a\nASK b", {})
     with pytest.raises(Problem, match="got none"):
         cut_of("my_task", "")
 

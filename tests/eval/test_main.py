@@ -71,6 +71,8 @@ def refused(capsys, *words: str) -> str:
         (["all", "--methods", "h2o:budget=" + "9" * 400], "budget=999"),
         (["all", "--methods", "infinigen:ratio=nan"], "ratio=nan"),
         (["all", "--methods", "offload:link=1e400"], "link=1e400"),
+        (["accuracy", "--methods", "full,int4", "--budgets", "0,2"], "none of the methods has a budget"),
+        (["accuracy", "--methods", "h2o:budget=0.5", "--budgets", "0.1"], "none of the methods has a budget"),
         (["all", "--limit", "9" * 30], "too large"),
         (["all", "--methods", ","], "--methods"),
         (["all", "--tasks", "recal"], "nearest: recall"),

@@ -153,6 +153,32 @@ def test_options_of_generation_that_are(prepared):
     assert prepared(*words)["gen_kwargs"] == {"num_beams": 4}
 
 
+@pytest.mark.parametrize(("task", "said"), [
+    ("mine.yaml", "task mine: where its context ends is not known"),
+    ("winogender_all", "task winogender_all: where its context ends is not known"),
+    ("cloze", "task cloze: there is no context to compress"),
+])  # fmt: skip
+def test_a_task_without_a_cut_is_refused_before_a_model_is_loaded(here, capsys, monkeypatch, task, said):
+    monkeypatch.setattr(KVLabLM, "__init__", lambda self, *_, **__: pytest.fail("a model was made"))
+    words = ["lm-eval", "run", "--model", "kvlab", "--tasks", task, "--model_args"]
+    assert said in line_of(capsys, *words, "method=full,protocol=context-first")
+
+
+def test_a_task_with_a_cut_of_its_users_is_not(here, folder, prepared):
+    words = ["run", "--model", "kvlab", "--tasks", "mine.yaml", "--model_args"]
+    about = f"pretrained={folder},protocol=context-first,context_until= ASK"
+    assert prepared(*words, about)["include_path"]
+    (here / "mine.yaml").write_text(TASK + 'metadata: {context_until: " ASK"}\n')
+    assert prepared(*words, f"pretrained={folder},protocol=context-first")["include_path"]
+
+
+def test_a_chat_template_that_the_tokenizer_lacks_is_one_line(here, folder, capsys):
+    words = ["--model", "kvlab", "--tasks", "recall", "--limit", "1", "--apply_chat_template"]
+    assert main(["lm-eval", "run", *words, "--model_args", f"pretrained={folder},method=full"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == "error: apply_chat_template: this model's tokenizer has no chat template"
+
+
 def test_validate_knows_our_tasks(here, capsys):
     words = ["lm-eval", "validate", "--tasks", "piqa,recall,needles_single,mine", "--include_path", "."]
     assert main(words) == 0 and "All tasks found" in capsys.readouterr().out

@@ -83,9 +83,10 @@ def test_wikitext(both, data, tmp_path):
 
 
 @pytest.mark.parametrize("name", RULER)
-def test_ruler(both, name):
+def test_ruler(both, name, monkeypatch):
     for package in ("nltk", "wonderwords", "scipy"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f'the package {package} is not installed (pip install "kvlab[ruler]")')
+    monkeypatch.setattr("nltk.download", lambda *_, **__: False)  # which is what it says without a network
     length = 2048 if name == "ruler_cwe" else 1024
     same_answers(both, made_for(name, [length], 1), 1, most=8)
