@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -145,39 +145,42 @@ def pack(
     At most `batch` rows and `tokens` padded prompt tokens; with `steps` also at most `longest` columns,
     padding and steps together, since buffers may end there. A prompt of length 0 is never grouped with
     longer ones; an item too large for a group stands alone. Prompts are padded to the longest of a group and
-    answers to its most steps: whichever order pads fewer tokens is taken, where a prompt passes once and its
-    steps once for each of so many methods.
+    answers to its most steps, and every group makes passes of its own: the groups are those that take the
+    least work, where a prompt passes once and its steps once for each of so many methods. Without `steps`
+    there are as few as can be, since whatever follows the prompts makes passes, too.
     """
-    if not steps:
-        return _grouped(items, length, length, batch, rows, lambda item: 0, tokens, tokens)
-    found = [
-        _grouped(items, order, length, batch, rows, steps, longest, tokens)
-        for order in (length, lambda item: (length(item) > 0, steps(item), length(item)))
-    ]
-
-    def passed(groups: list[list]) -> int:
-        prompts = sum(len(group) * max(map(length, group)) for group in groups)
-        return prompts + methods * sum(sum(map(rows, group)) * max(map(steps, group)) for group in groups)
-
-    return min(found, key=passed)
+    least = tokens if steps is None else PASS
+    after, longest = steps or (lambda item: 0), longest if steps else tokens
+    orders = length, lambda item: (length(item) > 0, after(item), length(item))
+    found = []
+    for order in orders[: 2 if steps else 1]:
+        there = sorted(items, key=order, reverse=True)
+        sizes = [(length(item), rows(item), after(item)) for item in there]
+        work, cuts = _parted(sizes, batch, longest, tokens, methods, least)
+        found.append((work, [there[begin:end] for begin, end in pairwise(cuts)]))
+    return min(found, key=lambda one: one[0])[1]
 
 
-def _grouped(
-    items: list, order: Callable, length, batch: int, rows, steps, longest: int, tokens: int
-) -> list:
-    groups: list[list] = []
-    wide = held = after = 0
-    total = sum(map(rows, items))
-    batch = math.ceil(total / math.ceil(total / batch))  # as few groups, of even size
-    for item in sorted(items, key=order, reverse=True):
-        wide, after = max(wide, length(item)), max(after, steps(item))
-        fits = bool(groups) and held + rows(item) <= batch and (len(groups[-1]) + 1) * wide <= tokens
-        if not fits or (length(item) == 0) != (wide == 0) or wide + after > longest:
-            groups.append([])
-            wide, held, after = length(item), 0, steps(item)
-        groups[-1].append(item)
-        held += rows(item)
-    return groups
+def _parted(sizes: list, batch: int, longest: int, tokens: int, methods: int, least: int):
+    """Where items of such sizes (prompt, rows, steps) are parted, in their order, for the least work; what
+    that is, in tokens; `least`: a pass's, however few it has."""
+    best = [(0, 0)]  # up to here: the least work, and where the last group of it begins
+    for end in range(1, len(sizes) + 1):
+        wide = held = most = 0
+        ways = []
+        for begin in reversed(range(end)):
+            prompt, some, steps = sizes[begin]
+            wide, held, most = max(wide, prompt), held + some, max(most, steps)
+            room = held <= batch and (end - begin) * wide <= tokens and wide + most <= longest
+            if ways and not (room and (prompt == 0) == (sizes[end - 1][0] == 0)):
+                break
+            passed = (end - begin) * wide + methods * held * most + least * (1 + methods * most)
+            ways.append((best[begin][0] + passed, begin))
+        best.append(min(ways))
+    cuts = [len(sizes)]
+    while cuts[-1]:
+        cuts.append(best[cuts[-1]][1])
+    return best[-1][0], cuts[::-1]
 
 
 def metric_row(metric: str, value: float, stderr: float | None, n: int, higher_is_better: bool) -> dict:

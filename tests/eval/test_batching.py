@@ -1,6 +1,7 @@
 """How prompts and their steps are grouped: every item once, within the limits, padded as little as may be."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -51,6 +52,26 @@ def test_prompts_of_one_length_go_together_where_answers_are_alike():
     groups = packed(items, methods=14)
     flat = [prompt for group in groups for prompt, _ in group]
     assert flat == sorted(flat, reverse=True)
+
+
+def test_prompts_are_parted_where_padding_is_more_work_than_a_pass():
+    """32 tokens are a pass's work: 40 of padding are more, 30 are not."""
+    assert packed([(100, 0)] + [(60, 0)] * 3, methods=0) == [[(100, 0)], [(60, 0)] * 3]
+    assert packed([(70, 0)] + [(60, 0)] * 3, methods=0) == [[(70, 0)] + [(60, 0)] * 3]
+    assert packed([(100, 5)] + [(60, 5)] * 3, methods=1) == [[(100, 5)] + [(60, 5)] * 3]  # six passes
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_other_parting_takes_less_work(seed):
+    """Of every way to part them."""
+    items = sorted(drawn(seed, (1, 200), (1, 2), count=9), reverse=True)
+    work = lambda groups: passed(groups, 2) + sum(32 * (1 + 2 * max(s for _, s in group)) for group in groups)
+    every = []
+    for cuts in range(2**8):
+        ends = [i + 1 for i in range(8) if cuts >> i & 1]
+        groups = [items[a:b] for a, b in pairwise([0, *ends, 9])]
+        every.append(work(groups) if max(map(len, groups)) <= 4 else float("inf"))
+    assert work(packed(items, methods=2, batch=4)) <= min(every)
 
 
 def test_too_long_for_any_group_stands_alone():
