@@ -62,15 +62,17 @@ def identity(
     device=None, dtype=None, engine="eager", max_length=None, max_batch_size=None, tokenizer=None,
     device_map=None, tp=False, **parameters,
 ) -> str:  # fmt: skip
-    """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, its model's
-    files, and the code of the method and of the harness; "" for a model that is already loaded."""
+    """Twelve hex digits of everything that an answer depends on: the arguments of `KVLabLM`, the cuts of
+    tasks of one's own, its model's files, and the code of the method and of the harness; "" for a model that
+    is already loaded."""
     if not (pretrained is None or isinstance(pretrained, str)):
         return ""
     spec = parse(with_parameters(method, parameters))
     code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
     evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
     how = protocol, evict, context_until, rows, device, dtype, engine, max_length, device_map, tp
-    return hashlib.sha256(repr((spec.text, *code, *map(str, how))).encode()).hexdigest()[:12]
+    cuts = sorted(KVLabLM.untils_of_tasks.items())
+    return hashlib.sha256(repr((spec.text, *code, *map(str, how), cuts)).encode()).hexdigest()[:12]
 
 
 def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
@@ -133,7 +135,8 @@ class KVLabLM(TemplateLM):
             )
         self.context_until = context_until
         self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
-        self._ends: dict[str, int] = {}  # prompt -> the character at which its context ends
+        self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends
+        self._shortened: set[str] = set()  # prompts that lost their beginning, since `use`
         if pretrained is None or isinstance(pretrained, str):
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
             self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
@@ -159,6 +162,13 @@ class KVLabLM(TemplateLM):
         """See `identity`; it reads all the code, which takes seconds, so only where answers are kept."""
         return self._identity()
 
+    def get_model_info(self) -> dict:
+        """What lm-eval writes beside its results."""
+        spec = parse(self.method)
+        told = {"method": spec.text, "protocol": self.protocol, "evict": self.evict}
+        digests = {"method_digest": method_digest(spec), "code_digest": code_digest("eval.accuracy.lm")}
+        return told | digests | {"identity": self.identity}
+
     def together(self, methods: Iterable[str | Spec]) -> None:
         """Score for all these methods at once, the first of them being used: prefills are shared."""
         specs = {spec.text: spec for spec in map(parse, methods)}
@@ -177,6 +187,7 @@ class KVLabLM(TemplateLM):
         self.method, self.meter = method, Meter()
         self._own = self._shared = self._computing = 0.0
         self._contexts = self._tokens = 0
+        self._shortened = set()
 
     def seconds(self, elapsed: float) -> dict:
         """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
@@ -186,8 +197,10 @@ class KVLabLM(TemplateLM):
 
     def prefills(self) -> dict:
         """How many contexts this method was filled from since `use`, each once for all that is asked of it,
-        and how many tokens, whichever methods shared the pass; none where nothing was prefilled."""
-        return {"contexts": self._contexts or None, "prefilled_tokens": self._tokens or None}
+        and how many tokens, whichever methods shared the pass; none where nothing was prefilled. How many
+        prompts were longer than the model takes, and lost their beginning."""
+        prefilled = {"contexts": self._contexts or None, "prefilled_tokens": self._tokens or None}
+        return prefilled | {"shortened": len(self._shortened) or None}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
@@ -279,41 +292,63 @@ class KVLabLM(TemplateLM):
             self._encoded[string] = self.tokenizer.encode(string, **options)
         return self._encoded[string]
 
-    def _cut(self, requests) -> None:
-        """Find where the context of every prompt ends. Raises Problem where nobody says it."""
+    def _cut(self, requests) -> list[int | None]:
+        """The character at which the context of every prompt ends; None where nothing is cut. Raises Problem
+        where nobody says it."""
         if self.protocol == INSIDE:
-            return
+            return [None] * len(requests)
+        ends = []
         for request in requests:
             task, text = request.task_name, request.args[0]
             mine = self.untils.get(task) if self.context_until is None else self.context_until
             cut, shots = cut_of(task, mine), self.shots.get(task, self.shots.get(None))
-            self._ends[text] = character(cut, task, text, request.doc, self._head, shots) if text else 0
+            ends.append(character(cut, task, text, request.doc, self._head, shots) if text else 0)
+        return ends
 
-    def _context(self, text: str, ids: list[int], gone: int) -> int:
-        """Tokens of a prompt that are its context, when the first `gone` of `ids` have been cut off."""
-        ends = boundary(self.tokenizer, text, ids, self._ends[text])
+    def _context(self, text: str, ids: list[int], gone: int, end: int) -> int:
+        """Tokens of a prompt that are its context, which ends at this character, when the first `gone` of
+        `ids` have been cut off. Raises Problem where nothing is left of it."""
+        ends = boundary(self.tokenizer, text, ids, end)
+        if gone and ends <= gone:
+            raise Problem(
+                f"a prompt of {len(ids)} tokens loses its first {gone}, and with them its whole context: the "
+                f"model takes {self.max_length} (max_length)"
+            )
         return min(max(1, ends - gone), len(ids) - gone - 1)
 
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
         """As lm-eval's, without its bar where `on_progress` is told instead."""
-        self._cut(requests)
-        return super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
+        self._ends = self._cut(requests)
+        answers = super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
+        self._warn()
+        return answers
+
+    def _warn(self) -> None:
+        """Tell whoever runs lm-eval's own command what was cut off; of ours the table says it."""
+        if self._shortened and self.on_progress is None:
+            count, most = len(self._shortened), self.max_length
+            print(
+                f"kvlab: {count} prompts are longer than {most} tokens and lose their beginning",
+                file=sys.stderr,
+            )
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
-        """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy)."""
+        """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of
+        those that `loglikelihood` was asked."""
         contexts: dict[tuple, list] = {}
-        cuts: dict[tuple, int] = {}
         for index, ((text, _), context, continuation) in enumerate(requests):
             if not 0 < len(continuation) <= self.max_length:
                 found = f"continuation of {len(continuation)} tokens"
                 raise ValueError(f"{found}: expected 1 to {self.max_length}")
             kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
-            contexts.setdefault(kept, []).append((index, continuation))
-            if self.protocol != INSIDE and kept not in cuts:
-                cuts[kept] = self._context(text, context, len(context) - len(kept))
-        groups = [(context, [t for _, t in members]) for context, members in contexts.items()]
+            gone, end = len(context) - len(kept), self._ends[index]
+            if gone:
+                self._shortened.add(text)
+            cut = None if end is None else self._context(text, context, gone, end)
+            contexts.setdefault((kept, cut), []).append((index, continuation))
+        groups = [(context, [t for _, t in members]) for (context, _), members in contexts.items()]
         answers: list = [None] * len(requests)
-        at = list(cuts.values()) or None
+        at = None if self.protocol == INSIDE else [cut for _, cut in contexts]
         scores = self._answers(
             "choices",
             (groups, at),
@@ -352,19 +387,21 @@ class KVLabLM(TemplateLM):
 
     def generate_until(self, requests, disable_tqdm=False) -> list[str]:
         """Greedy continuations, cut at the stop strings; sampling is refused."""
-        self._cut(requests)
+        ends = self._cut(requests)
         answers: list[str] = [""] * len(requests)
         by_options: dict[str, list[int]] = {}
         for index, request in enumerate(requests):
             by_options.setdefault(repr(request.args[1]), []).append(index)
         for members in by_options.values():
             texts = [requests[index].args[0] for index in members]
-            found = self._generate(texts, requests[members[0]].args[1], disable_tqdm)
+            options = requests[members[0]].args[1]
+            found = self._generate(texts, [ends[index] for index in members], options, disable_tqdm)
             for index, answer in zip(members, found, strict=True):
                 answers[index] = answer
+        self._warn()
         return answers
 
-    def _generate(self, texts: list[str], options: dict, hidden: bool) -> list[str]:
+    def _generate(self, texts: list[str], ends: list[int | None], options: dict, hidden: bool) -> list[str]:
         options = normalize_gen_kwargs(options, default_max_gen_toks=256)
         if options.get("do_sample"):
             raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
@@ -381,9 +418,10 @@ class KVLabLM(TemplateLM):
 
         whole = [self.tok_encode(text) or [self.prefix_token_id] for text in texts]
         prompts, cuts = [ids[-(self.max_length - limit) :] for ids in whole], None
+        gone = [len(ids) - len(prompt) for ids, prompt in zip(whole, prompts, strict=True)]
+        self._shortened |= {text for text, some in zip(texts, gone, strict=True) if some}
         if self.protocol != INSIDE:
-            gone = [len(ids) - len(prompt) for ids, prompt in zip(whole, prompts, strict=True)]
-            cuts = [self._context(*one) for one in zip(texts, whole, gone, strict=True)]
+            cuts = [self._context(*one) for one in zip(texts, whole, gone, ends, strict=True)]
         made = self._answers(
             "generation",
             (prompts, cuts, until, limit),

@@ -94,8 +94,10 @@ def _given(arguments) -> dict:
 
 
 def _of_our_model(given: dict) -> dict:
-    """What lm-eval is told beside what its user says, where the model is ours."""
-    filled = {}
+    """What lm-eval is told beside what its user says, where the model is ours. Its protocol is named among
+    the arguments, which lm-eval prints above its table."""
+    about = _dictionary(given.get("model_args"))
+    filled = {"model_args": {"protocol": INSIDE, **about}}
     if said := given.get("gen_kwargs"):
         filled["gen_kwargs"] = told.generation(_dictionary(said), "--gen_kwargs")
     if given.get("batch_size") is None:
@@ -103,7 +105,7 @@ def _of_our_model(given: dict) -> dict:
     if given.get("device") is None:
         filled["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
     if path := given.get("use_cache"):
-        ours = _dictionary(given.get("model_args"))
+        ours = dict(about)
         for name in ("batch_size", "max_batch_size", "device"):
             if (value := (given | filled).get(name)) is not None:
                 ours.setdefault(name, value)

@@ -126,6 +126,12 @@ class Board:
                 f"{task}: full without any shots, the floor, answers {shown(row)} ± "
                 f"{100 * (row['stderr'] or 0):.1f} %"
             )
+        for task in self.tasks:
+            if count := max(c.get("shortened") or 0 for c in self.cells if c["task"] == task):
+                said.append(
+                    f"{task}: {count} {'prompt was' if count == 1 else 'prompts were'} longer than the model "
+                    "takes and lost the beginning"
+                )
         low = [m for m in self.methods if self.scored_share.get(m, 1) < HALF]
         if low:
             told = ", ".join(f"{m} ({100 * self.scored_share[m]:.0f} %)" for m in low)

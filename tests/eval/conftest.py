@@ -13,6 +13,15 @@ TEXT = (
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_of_another_command(monkeypatch):
+    """lm-eval's command leaves what it has read of the tasks for the models that lm-eval then makes."""
+    from eval.accuracy import KVLabLM
+
+    monkeypatch.setattr(KVLabLM, "untils_of_tasks", {})
+    monkeypatch.setattr(KVLabLM, "shots_of_tasks", {})
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     """Folder of a Llama with 3 layers, 4 heads on 2 KV heads, context 512, and a byte-level BPE."""

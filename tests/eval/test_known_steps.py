@@ -1,5 +1,7 @@
 """Known tokens in one pass are what one decode step for each of them is: scores and bytes."""
 
+import functools
+
 import pytest
 import torch
 
@@ -131,6 +133,7 @@ def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
         scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 16, 100, evict="once")
         with monkeypatch.context() as patch:
             patch.setattr("eval.accuracy.batching.PASS", cost)
+            patch.setattr("eval.accuracy.scoring.pack", lambda items, *_, **__: [items])  # the same prefill
             if not at_once:
                 patch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
             rows = counting(model, patch)
@@ -155,6 +158,7 @@ def counting(model, monkeypatch) -> list[int]:
     """Rows of every pass through the model from now on."""
     rows, forward = [], model.forward
 
+    @functools.wraps(forward)
     def counted(*args, **kwargs):
         rows.append(len(kwargs["input_ids"] if "input_ids" in kwargs else args[0]))
         return forward(*args, **kwargs)

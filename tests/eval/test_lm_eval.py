@@ -111,7 +111,7 @@ def test_our_own_tasks_are_known_to_it_and_its_steps_run_compiled(folder, tmp_pa
     assert "|recall|" in capsys.readouterr().out
 
 
-def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded):
+def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded, monkeypatch):
     lm = KVLabLM(str(folder), "int4")
     with pytest.raises(ValueError, match="may be another method's"):
         CachingLM(lm, str(tmp_path / "kept.db"))
@@ -120,8 +120,12 @@ def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loade
         CachingLM(KVLabLM(loaded[0], "int4", tokenizer=loaded[1]), str(tmp_path / "kept-.db"))
     names = {identity(str(folder), "int4"), identity(str(folder), "int4", protocol="context-first")}
     names |= {identity(str(folder), "int8"), identity(str(folder), "h2o", budget=0.3), identity(None, "int4")}
-    names |= {identity(str(folder), "int4", engine="compiled")}
-    assert len(names) == 6 and identity(str(folder), "h2o:budget=0.3") in names
+    names |= {identity(str(folder), "int4", engine="compiled"), identity(str(folder), "int4", evict="once")}
+    names |= {identity(str(folder), "int4", protocol="context-first", context_until="ASK")}
+    monkeypatch.setattr(KVLabLM, "untils_of_tasks", {"mine": "ASK"})
+    names |= {identity(str(folder), "int4")}
+    monkeypatch.setattr(KVLabLM, "untils_of_tasks", {})
+    assert len(names) == 9 and identity(str(folder), "h2o:budget=0.3") in names
 
 
 def test_a_cuda_device_that_is_not_there_becomes_the_cpu(folder, capsys, monkeypatch):

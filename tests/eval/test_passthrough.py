@@ -31,7 +31,6 @@ NEEDLES = '{"lengths": [256], "documents": 2}'
 def here(tmp_path, monkeypatch, folder):
     """The working directory, with a task of one's own and its rows; files are written to it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(KVLabLM, "untils_of_tasks", {})
     row = {"facts": "The dog is Otis.", "choices": ["a", "b"], "label": 0}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     (tmp_path / "mine.yaml").write_text(TASK)
@@ -170,6 +169,13 @@ def test_a_task_with_a_cut_of_its_users_is_not(here, folder, prepared):
     assert prepared(*words, about)["include_path"]
     (here / "mine.yaml").write_text(TASK + 'metadata: {context_until: " ASK"}\n')
     assert prepared(*words, f"pretrained={folder},protocol=context-first")["include_path"]
+
+
+def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
+    words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
+    assert prepared(*words, f"pretrained={folder}")["model_args"]["protocol"] == "question-inside"
+    about = prepared(*words, f"pretrained={folder},protocol=context-first")["model_args"]
+    assert about == {"pretrained": str(folder), "protocol": "context-first"}
 
 
 def test_a_chat_template_that_the_tokenizer_lacks_is_one_line(here, folder, capsys):

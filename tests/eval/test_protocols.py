@@ -71,6 +71,43 @@ def test_under_full_it_is_so_for_every_local_task(loaded, folder, task):
             assert scores == found[INSIDE]
 
 
+def test_tasks_that_cut_the_same_prompt_elsewhere_are_answered_each_by_its_own(loaded, asked):
+    """As when each is asked alone."""
+    (text, *_), method = prompts(), "snapkv:budget=0.3,window=1"
+    cut = {"early": " dog", "late": "\nQuestion"}
+
+    def answers(*tasks):
+        lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=FIRST)
+        lm.untils = cut
+        ask = lambda kind, what: [
+            one for task in tasks for one in asked.make(kind, [(text, what)], task=task)
+        ]
+        told = {"until": ["."], "max_gen_toks": 4, "do_sample": False}
+        scores = lm.loglikelihood(ask("loglikelihood", " Otis"), disable_tqdm=True)
+        return [s for s, _ in scores], lm.generate_until(ask("generate_until", told), disable_tqdm=True)
+
+    both, early, late = answers("early", "late"), answers("early"), answers("late")
+    assert early[0] != pytest.approx(late[0], abs=1e-3)
+    assert both[0] == pytest.approx(early[0] + late[0], abs=1e-4) and both[1] == early[1] + late[1]
+
+
+def test_prompts_that_lose_their_beginning_are_counted_and_never_all_of_their_context(loaded, asked, capsys):
+    short, long = CONTEXTS[0], f"{' '.join(CONTEXTS)} {CONTEXTS[0]}"
+    texts = [f"{short}\nQuestion: who?", f"{long}\nQuestion: who?"]
+    longest = len(loaded[1](long).input_ids)
+    lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=FIRST, max_length=longest)
+    lm.loglikelihood(choices(asked, texts), disable_tqdm=True)
+    assert lm.prefills()["shortened"] == 1
+    assert f"1 prompts are longer than {longest} tokens" in capsys.readouterr().err
+    question = len(loaded[1]("\nQuestion: who?").input_ids)
+    lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=FIRST, max_length=question)
+    with pytest.raises(Problem, match=r"loses its first .* with them its whole context"):
+        lm.loglikelihood(choices(asked, texts), disable_tqdm=True)
+    with pytest.raises(Problem, match="its whole context"):
+        lm.max_length += 8  # room for the answer
+        lm.generate_until(writing(asked, texts), disable_tqdm=True)
+
+
 def prefilled(lm) -> int:
     return sum(scorer.prefilled for scorer, _ in lm._known.values())
 
@@ -102,7 +139,7 @@ def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked)
         for method in methods:
             lm.use(method)
             lm.loglikelihood(choices(asked), disable_tqdm=True)
-            found[protocol, method] = tuple(lm.prefills().values())
+            found[protocol, method] = tuple(lm.prefills().values())[:2]
         assert prefilled(lm) == {MANY: once, REUSE: len(QUESTIONS) * once + whole}[protocol]
     for method in methods[:3]:
         assert found[MANY, method] == (len(CONTEXTS), once)
@@ -130,10 +167,8 @@ def test_questions_of_any_length_share_a_batch(loaded, asked, method):
     found = []
     for size in (1, 64):
         lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=FIRST, batch_size=size)
-        lm.context_until = "."
-        for text in texts:
-            lm._ends[text] = len(CONTEXTS[0]) if text.startswith(CONTEXTS[0]) else len(CONTEXTS[1])
-        lm._cut = lambda requests: None  # as set above
+        begins = lambda text: len(CONTEXTS[0]) if text.startswith(CONTEXTS[0]) else len(CONTEXTS[1])
+        lm._cut = lambda requests: [begins(request.args[0]) for request in requests]  # noqa: B023
         found.append([score for score, _ in lm.loglikelihood(choices(asked, texts), disable_tqdm=True)])
     assert found[1] == pytest.approx(found[0], abs=1e-4)
 
