@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import fields
@@ -59,6 +60,31 @@ def read(file: Path | str, asked: str) -> dict:
         if strange := [str(key) for key in found if key not in known]:
             raise Problem(f"{asked}: a task has no key {strange[0]!r}{nearest(strange[0], known, 0.7)}")
     return found
+
+
+def stands_on(file: Path) -> list[Path]:
+    """The files that a YAML stands on which lm-eval has loaded: itself, all that it includes, the modules of
+    its functions, and the Python files beside each of them."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    file = file.resolve()
+    events = yaml.parse(file.read_bytes())
+    functions = [event.value for event in events if getattr(event, "tag", None) == "!function"]
+    own = [file, *(module for name in functions for module in _module_of(name, file.parent))]
+    found = [path for one in own for path in (one, *one.parent.glob("*.py"))]
+    included = load_yaml(file, resolve_func=False, recursive=False).get("include", [])
+    for one in included if isinstance(included, list) else [included]:
+        found += stands_on(file.parent / one)
+    return found
+
+
+def _module_of(function: str, folder: Path) -> list[Path]:
+    """The file of a function that a YAML in this folder names, found as lm-eval does: below the folder, or by
+    import. None of a module that has no file."""
+    module = function.rpartition(".")[0]
+    below = folder / f"{module.replace('.', '/')}.py"
+    file = below if below.exists() else getattr(sys.modules.get(module), "__file__", None)
+    return [Path(file).resolve()] if file else []
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:

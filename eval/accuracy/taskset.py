@@ -225,10 +225,12 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
     entry = _manager(False, sources).task_index.get(name)
     if entry is None or entry.yaml_path is None:
         return rows
-    folder = Path(dict(sources.named).get(name, entry.yaml_path)).parent
+    file = Path(dict(sources.named).get(name, entry.yaml_path))
+    beside = [*file.parent.glob("*.yaml"), *file.parent.glob("*.py")]
     named = load(name, sources)[name].config.dataset_kwargs or {}
     theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
-    return [*folder.glob("*.yaml"), *folder.glob("*.py"), *(rows or theirs)]
+    known = {one.resolve() for one in beside}
+    return [*beside, *(one for one in own.stands_on(file) if one not in known), *(rows or theirs)]
 
 
 def _texts(value) -> list[str]:

@@ -12,6 +12,7 @@ import pytest
 
 import kvlab
 from eval.__main__ import KINDS, main
+from eval.accuracy import taskset
 from eval.core import digests
 from eval.core.digests import code_digest, method_digest
 from eval.core.modules import APART, OUTSIDE, Root, imports, reached
@@ -371,6 +372,70 @@ def test_a_method_entered_by_the_user_counts():
         assert len(method_digest(parse("as_it_is"))) == 12
     finally:
         del kvlab.METHODS["as_it_is"]
+
+
+TASK = """dataset_path: json
+dataset_kwargs: {data_files: {test: %s}}
+output_type: multiple_choice
+test_split: test
+process_docs: !function rows.same
+process_results: !function scores.found.correct
+doc_to_choice: choices
+doc_to_target: label
+metric_list: [{metric: acc, aggregation: !function kvlab_means.mean}]
+"""
+ROWS = "def same(docs):\n    return docs\n"
+CORRECT = "def correct(doc, results):\n    return {'acc': 1}\n"
+MEAN = "from kvlab_sums import total\n\n\ndef mean(found):\n    return total(found) / len(found)\n"
+SUMS = "def total(found):\n    return sum(found)\n"
+
+
+@pytest.fixture
+def included(tmp_path, monkeypatch):
+    """{name: a file that the task `mine` stands on, of which its own folder holds the first only}."""
+    files = {
+        "mine/mine.yaml": "task: mine\ninclude: ../base/base.yaml\n",
+        "base/base.yaml": f"include: {tmp_path}/deep/deep.yml\ndoc_to_text: x\n",
+        "deep/deep.yml": TASK % (tmp_path / "rows.jsonl"),
+        "deep/rows.py": ROWS,
+        "deep/scores/found.py": CORRECT,
+        "apart/kvlab_means.py": MEAN,
+        "apart/kvlab_sums.py": SUMS,
+        "rows.jsonl": json.dumps({"choices": ["a", "b"], "label": 0}),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path / "apart")
+    yield {name: tmp_path / name for name in files}
+    for module in ("kvlab_means", "kvlab_sums"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_what_a_users_task_stands_on_counts(included, named):
+    """Wherever it is: what its YAML includes, and the modules of all their functions; whether the YAML is
+    named or its folder."""
+    file = included["mine/mine.yaml"]
+    about = {"named": (("mine", str(file)),)} if named else {"include": (str(file.parent),)}
+    found = {digests.digest(taskset.files("mine", taskset.Sources(**about)))}
+    for path in included.values():
+        before = path.read_text()
+        path.write_text(before + {".py": "\nlimit = 3\n"}.get(path.suffix, "\n"))
+        found.add(digests.digest(taskset.files("mine", taskset.Sources(**about))))
+        path.write_text(before)
+    assert len(found) == 1 + len(included)
+
+
+def test_a_task_that_stands_in_its_folder_has_the_digest_that_it_had(included):
+    """Of its folder's YAML and Python files, and of its rows: stored cells count on."""
+    folder, rows = included["deep/deep.yml"].parent, included["rows.jsonl"]
+    text = (TASK % rows).replace("scores.found", "rows").replace("kvlab_means.mean", "rows.mean")
+    included["deep/rows.py"].write_text(f"{ROWS}{CORRECT}mean = max\n")
+    (folder / "base.yaml").write_text(f"doc_to_text: x\n{text}")
+    (folder / "mine.yaml").write_text("task: mine\ninclude: base.yaml\n")
+    found = taskset.files("mine", taskset.Sources(include=(str(folder),)))
+    assert sorted(found) == sorted([*folder.glob("*.yaml"), *folder.glob("*.py"), rows])
 
 
 def test_every_cell_carries_what_it_stands_on(tmp_path, monkeypatch):
