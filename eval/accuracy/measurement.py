@@ -156,7 +156,7 @@ class Accuracy(Pooled):
                 raise Problem(f"--data {pair}: expected TASK=FILE, and the file to be there")
             data.rows(f"--data {pair}", file)
             rows.append((task, file))
-        metadata = taskset.arguments(self.metadata) if self.metadata else {}
+        metadata = told.lengths(tasks, taskset.arguments(self.metadata) if self.metadata else {})
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)

@@ -69,8 +69,9 @@ def _prepare(arguments) -> None:
         tasks = [one for name in ([tasks] if isinstance(tasks, str) else tasks) for one in name.split(",")]
         KVLabLM.untils_of_tasks, KVLabLM.shots_of_tasks = _of_yaml(tasks, theirs, given.get("num_fewshot"))
         ours, strangers = _asked(tasks)
-        told.check(ours, strangers, _dictionary(given.get("metadata")))
-        filled["metadata"] = _tokenizer(given, ours) | _dictionary(given.get("metadata"))
+        metadata = told.lengths(tasks, _dictionary(given.get("metadata")))
+        told.check(ours, strangers, metadata)
+        filled["metadata"] = _tokenizer(given, ours) | metadata
         if given.get("model") == NAME:
             filled |= _of_our_model(given)
             _check_cuts(tasks, filled["include_path"], _dictionary(given.get("model_args")))

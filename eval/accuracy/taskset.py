@@ -27,6 +27,7 @@ STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
 SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
+FETCHERS = ("datasets", "huggingface_hub", "httpx", "httpx2")  # packages with errors that are no OSError
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,18 @@ def load(name: str, sources: Sources = NONE) -> dict:
             raise Problem(f"task {name!r}: {line}") from error
         if file is not None:
             raise Problem(f"--data {name}={file}: {describe(error)[0]}") from error
-        if local or isinstance(error, ImportError):
+        if local or not _unfetched(error):
             raise Problem(f"task {name!r} cannot be loaded: {describe(error)[0]}") from error
         raise Problem(
             f"task {name!r}: its data set is not on this machine and could not be fetched "
             f"({type(error).__name__}); go online once, name a file with --data {name}=FILE.jsonl, or "
             "use the local tasks"
         ) from error
+
+
+def _unfetched(error: Exception) -> bool:
+    """Does an error say that something is not on this machine and could not be had from another one?"""
+    return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in FETCHERS
 
 
 def prepared(name: str, num_fewshot: int | None, seed: int, sources: Sources = NONE, writing: str = ""):

@@ -11,6 +11,8 @@ from .own import nearest
 
 MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 NAMES = ("lengths", "documents", "tokenizer")  # what these are told
+RULER = ("niah", "ruler", "longcxt")  # how the names of RULER's tasks begin, and of their group and their tag
+LENGTHS = "max_seq_lengths"  # tokens of RULER's prompts
 
 ANYWHERE = (cuts.FIELD, "chance")  # what is read of every task
 LIMITS = (
@@ -41,6 +43,19 @@ def check(tasks: Iterable[str], strangers: bool, metadata: Iterable[str]) -> Non
             raise Problem(
                 f"--metadata {name}: {MADE}* does not know it; expected one of {', '.join(NAMES)}{near}"
             )
+
+
+def lengths(tasks: Iterable[str], metadata: Mapping) -> dict:
+    """What a user tells these tasks, in which one length for RULER's is a list of one. Problem for what is no
+    number of tokens."""
+    if LENGTHS not in metadata or not any(task.startswith(RULER) for task in tasks):
+        return dict(metadata)
+    said = metadata[LENGTHS]
+    found = list(said) if isinstance(said, list | tuple) else [said]
+    if not found or any(type(one) is not int or one < 1 for one in found):
+        expected = f'whole numbers of tokens above 0, as {{"{LENGTHS}": [1024, 4096]}}'
+        raise Problem(f"--metadata {LENGTHS}={said!r}: expected {expected}")
+    return {**metadata, LENGTHS: found}
 
 
 def generation(said: Mapping, option: str) -> dict:

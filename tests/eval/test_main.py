@@ -13,9 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from datasets.exceptions import DatasetNotFoundError
+from huggingface_hub.errors import EntryNotFoundError
+from lm_eval.tasks import TaskManager
 
 from eval.__main__ import chosen, main, split
-from eval.accuracy import agreement, make
+from eval.accuracy import agreement, make, taskset
 from eval.core.errors import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,6 +125,26 @@ def test_models_that_cannot_be_used(capsys, tmp_path, folder):
 def test_a_built_in_task_without_its_data_is_one_line(capsys, tmp_path, folder):
     words = ["--model", str(folder), "--tasks", "piqa", "--out", str(tmp_path / "out")]
     assert "could not be fetched" in refused(capsys, "accuracy", *words)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ConnectionError("no"), "could not be fetched (ConnectionError)"),
+        (DatasetNotFoundError("no"), "could not be fetched (DatasetNotFoundError)"),
+        (EntryNotFoundError("no"), "could not be fetched (EntryNotFoundError)"),
+        (TypeError("no"), "task 'piqa' cannot be loaded: TypeError: no"),
+        (ValueError("no"), "task 'piqa' cannot be loaded: no"),
+    ],
+)
+def test_only_what_could_not_be_fetched_is_said_so(monkeypatch, error, said):
+    def load(*_):
+        raise error
+
+    monkeypatch.setattr(TaskManager, "load", load)
+    with pytest.raises(Problem) as refusal:
+        taskset.load("piqa")
+    assert said in str(refusal.value)
 
 
 def test_words_are_split_at_spaces_and_commas():

@@ -9,7 +9,7 @@ import sys
 import pytest
 from lm_eval._cli.harness import HarnessCLI
 
-from eval.__main__ import main
+from eval.__main__ import chosen, main
 from eval.accuracy import KVLabLM, cuts, own, passthrough, taskset, told
 from eval.core.errors import Problem
 from eval.tasks import needles
@@ -317,3 +317,26 @@ def test_what_needles_are_told():
 def test_a_name_that_needles_do_not_know_is_refused(here, capsys, command):
     words = [*command.split(), "--tasks", "needles_single", "--metadata", '{"lenghts": [256]}']
     assert "--metadata lenghts" in (line := line_of(capsys, *words)) and "did you mean lengths?" in line
+
+
+@pytest.mark.parametrize("said", ["max_seq_lengths=512", '{"max_seq_lengths": [512]}'])
+@pytest.mark.parametrize("task", ["niah_single_1", "ruler_vt", "ruler", "longcxt"])
+def test_one_length_of_rulers_is_a_list_of_one(folder, prepared, task, said):
+    words = ["--tasks", task, "--metadata", said]
+    about = prepared("run", "--model", "kvlab", "--model_args", f"pretrained={folder}", *words)["metadata"]
+    assert about == {"tokenizer": str(folder), "max_seq_lengths": [512]}
+    accuracy = chosen(["accuracy", "--model", str(folder), *words])[-1]
+    accuracy._check_options()
+    assert json.loads(accuracy.sources.metadata) == about
+
+
+@pytest.mark.parametrize("said", ['["a"]', '"512"', "[]", "0", "[512, -1]", "[512.5]", "true", "null"])
+@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+def test_what_is_no_length_of_rulers_is_one_line(here, capsys, command, said):
+    words = [*command.split(), "--tasks", "recall,niah_single_1", "--metadata"]
+    line = line_of(capsys, *words, f'{{"max_seq_lengths": {said}}}')
+    assert "--metadata max_seq_lengths=" in line and "expected whole numbers of tokens above 0" in line
+
+
+def test_lengths_of_another_task_are_its_own():
+    assert told.lengths(["mine"], {"max_seq_lengths": 512}) == {"max_seq_lengths": 512}
