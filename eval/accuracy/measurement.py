@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,12 +102,10 @@ class Accuracy(Pooled):
 
     def _check_told(self) -> None:
         """Problem for what the tasks are told and none of them reads."""
-        strangers = set(self.tasks) - {*taskset.local_names(), taskset.AGREEMENT}
-        about = taskset.arguments(self.metadata) if self.metadata else {}
-        told.check(self.tasks, bool(strangers), about)
-        unread = [name for name in about if name not in told.ANYWHERE]
+        self._check_names(self.tasks)  # members of groups among them
+        unread = [name for name in self.metadata_arguments if name not in told.ANYWHERE]
         made = lambda task: (
-            task.startswith(told.MADE) or (task in strangers and taskset.is_made(task, self.sources))
+            task.startswith(told.MADE) or (not _is_ours(task) and taskset.is_made(task, self.sources))
         )
         if unread and not any(map(made, self.tasks)):
             raise Problem(
@@ -119,6 +117,12 @@ class Accuracy(Pooled):
                 f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "
                 "as recall_em"
             )
+
+    def _check_names(self, tasks: Collection[str]) -> None:
+        """Problem for a name in --metadata that none of these tasks knows."""
+        others = [task for task in tasks if not _is_ours(task)]
+        names = [name for name in self.metadata_arguments if name not in told.ANYWHERE]
+        told.check([task for task in tasks if _is_ours(task)], others, names)
 
     def until(self, task: str) -> str | None:
         """The text before which a task's prompts are cut, where its user says so."""
@@ -156,7 +160,8 @@ class Accuracy(Pooled):
                 raise Problem(f"--data {pair}: expected TASK=FILE, and the file to be there")
             data.rows(f"--data {pair}", file)
             rows.append((task, file))
-        metadata = told.lengths(tasks, taskset.arguments(self.metadata) if self.metadata else {})
+        self._check_names(tasks)  # before any of them makes its rows
+        metadata = told.lengths(tasks, self.metadata_arguments)
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
@@ -173,6 +178,11 @@ class Accuracy(Pooled):
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise Problem("--fewshot-as-multiturn: turns need --apply-chat-template")
+
+    @property
+    def metadata_arguments(self) -> dict:
+        """--metadata as a dictionary."""
+        return taskset.arguments(self.metadata) if self.metadata else {}
 
     @property
     def model_arguments(self) -> dict:
@@ -255,3 +265,8 @@ class Accuracy(Pooled):
         from .. import report
 
         report.write(store, wanted)
+
+
+def _is_ours(task: str) -> bool:
+    """Is a task kvlab's own?"""
+    return task == taskset.AGREEMENT or task in taskset.local_names()

@@ -68,9 +68,9 @@ def _prepare(arguments) -> None:
         tasks = given.get("tasks") or []
         tasks = [one for name in ([tasks] if isinstance(tasks, str) else tasks) for one in name.split(",")]
         KVLabLM.untils_of_tasks, KVLabLM.shots_of_tasks = _of_yaml(tasks, theirs, given.get("num_fewshot"))
-        ours, strangers = _asked(tasks)
+        ours, others = _asked(tasks)
         metadata = told.lengths(tasks, _dictionary(given.get("metadata")))
-        told.check(ours, strangers, metadata)
+        told.check(ours, others, metadata)
         filled["metadata"] = _tokenizer(given, ours) | metadata
         if given.get("model") == NAME:
             filled |= _of_our_model(given)
@@ -144,11 +144,11 @@ def _dictionary(said) -> dict:
     return simple_parse_args_string(said) if isinstance(said, str) else dict(said or {})
 
 
-def _asked(tasks: list[str]) -> tuple[list[str], bool]:
-    """(our own tasks among these, which may be patterns; whether there are others)."""
+def _asked(tasks: list[str]) -> tuple[list[str], list[str]]:
+    """(our own tasks among these, which may be patterns; the names and patterns that stand for others)."""
     local = local_names()
     ours = [one for name in tasks for one in fnmatch.filter(local, name)]
-    return ours, any(not fnmatch.filter(local, name) for name in tasks)
+    return ours, [name for name in tasks if not fnmatch.filter(local, name)]
 
 
 def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[dict, dict]:

@@ -3,7 +3,7 @@ in silence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ..core.errors import Problem
 from . import cuts
@@ -13,6 +13,10 @@ MADE = "needles_"  # how the names of local tasks begin whose rows are made for 
 NAMES = ("lengths", "documents", "tokenizer")  # what these are told
 RULER = ("niah", "ruler", "longcxt")  # how the names of RULER's tasks begin, and of their group and their tag
 LENGTHS = "max_seq_lengths"  # tokens of RULER's prompts
+HEARD = {  # tasks whose rows are made as they are told: how their names begin, and what they may be told
+    f"{MADE}*": (MADE, NAMES),
+    "RULER's tasks": (RULER, (LENGTHS, "tokenizer", "pretrained", "model")),
+}
 
 ANYWHERE = (cuts.FIELD, "chance")  # what is read of every task
 LIMITS = (
@@ -32,16 +36,22 @@ GREEDY = {  # what may be said of how tokens are chosen: what is done anyway
 SAMPLING = ("do_sample", "temperature", "top_p", "top_k")  # of these the first decides
 
 
-def check(tasks: Iterable[str], strangers: bool, metadata: Iterable[str]) -> None:
-    """Problem where a user's own --metadata has a name that our needles do not know. Where strangers are also
-    asked, which may know more names, only for a name that is nearly one of ours."""
-    if not any(task.startswith(MADE) for task in tasks):
+def check(ours: Collection[str], others: Collection[str], metadata: Iterable[str]) -> None:
+    """Problem where a user's own --metadata has a name that our needles, or RULER's tasks, do not know. ours:
+    kvlab's own tasks that are asked; others: the rest. Where strangers are among these, which may know more
+    names, only for a name that is nearly a known one."""
+    tasks = [*ours, *others]
+    asked = [who for who, (begins, _) in HEARD.items() if any(task.startswith(begins) for task in tasks)]
+    if not asked:
         return
+    known = list(dict.fromkeys(name for who in asked for name in HEARD[who][1]))
+    strangers = any(not task.startswith(RULER) for task in others)
     for name in metadata:
-        near = nearest(name, NAMES, 0.8 if strangers else 0.5)
-        if name not in NAMES and (near or not strangers):
+        near = nearest(name, known, 0.8 if strangers else 0.5)
+        if name not in known and (near or not strangers):
             raise Problem(
-                f"--metadata {name}: {MADE}* does not know it; expected one of {', '.join(NAMES)}{near}"
+                f"--metadata {name}: {' and '.join(asked)} do not know it; expected one of "
+                f"{', '.join(known)}{near}"
             )
 
 

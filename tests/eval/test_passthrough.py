@@ -300,17 +300,45 @@ def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, e
 
 def test_what_needles_are_told():
     assert set(told.NAMES) == {*inspect.signature(needles.dataset).parameters} - {"kind", "told"}
-    told.check(["needles_single"], False, {"lengths": [256], "tokenizer": "x"})
-    told.check(["recall"], False, {"foo": 1})
-    told.check(["needles_single"], True, {"max_seq_lengths": [512]})
-    for strangers, name, said in (
-        (False, "foo", "expected one of lengths, documents, tokenizer$"),
-        (False, "max_seq_lengths", r"did you mean lengths\?$"),
-        (False, "pretrained", "--metadata pretrained"),
-        (True, "lenghts", r"did you mean lengths\?$"),
+    told.check(["needles_single"], [], {"lengths": [256], "tokenizer": "x"})
+    told.check(["recall"], [], {"foo": 1})
+    told.check(["needles_single"], ["mine"], {"max_seq_lengths": [512]})
+    for others, name, said in (
+        ([], "foo", "expected one of lengths, documents, tokenizer$"),
+        ([], "max_seq_lengths", r"did you mean lengths\?$"),
+        ([], "pretrained", "--metadata pretrained"),
+        (["mine"], "lenghts", r"did you mean lengths\?$"),
     ):
         with pytest.raises(Problem, match=said):
-            told.check(["recall", "needles_single"], strangers, {name: [256]})
+            told.check(["recall", "needles_single"], others, {name: [256]})
+
+
+def test_what_rulers_tasks_are_told():
+    from lm_eval.tasks.ruler import common_utils
+
+    names = "max_seq_lengths, tokenizer, pretrained, model"
+    assert names.split(", ")[1:] == [*common_utils.TOKENIZER_ARG_KEYS]
+    told.check(["recall"], ["niah_single_1"], {"max_seq_lengths": [512], "pretrained": "x", "model": "y"})
+    told.check(["needles_single"], ["ruler_vt"], {"max_seq_lengths": [512], "lengths": [512]})
+    told.check([], ["longbench_qasper"], {"max_seq_length": [512]})
+    told.check([], ["niah_single_1", "mine"], {"colour": "red"})
+    for ours, others, name, said in (
+        ([], ["niah_single_1"], "max_seq_length", r"tasks do .* did you mean max_seq_lengths\?$"),
+        ([], ["ruler"], "colour", f"expected one of {names}$"),
+        (["needles_single"], ["niah_single_1"], "colour", r"needles_\* and RULER's tasks do not know it"),
+        ([], ["niah_single_1", "mine"], "max_seq_length", r"did you mean max_seq_lengths\?$"),
+    ):
+        with pytest.raises(Problem, match=said):
+            told.check(ours, others, {name: [256]})
+
+
+@pytest.mark.parametrize("task", ["niah_single_1", "ruler"])
+@pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
+def test_a_name_that_rulers_tasks_do_not_know_is_refused(here, capsys, monkeypatch, task, command):
+    """Before any rows are made."""
+    monkeypatch.setattr(taskset, "load", lambda *_: pytest.fail("rows were made"))
+    line = line_of(capsys, *command.split(), "--tasks", task, "--metadata", '{"max_seq_length": [512]}')
+    assert "--metadata max_seq_length:" in line and "did you mean max_seq_lengths?" in line
 
 
 @pytest.mark.parametrize("command", ["lm-eval run --model kvlab", "accuracy --jobs 0"])
