@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -17,12 +18,13 @@ from torch import Tensor
 
 from .policy import State
 
-FORMAT = "2"  # of the file; another one is refused
+FORMAT = "3"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
 OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
 SCALARS = (bool, int, float, str, type(None))
-SAMPLE = 65_536  # numbers of a weight that its model's digest looks at
+NOTES = ("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "auto_map")
+PIECE = 4 * 2**20  # numbers of a weight that are brought to the host at a time
 
 
 def save(cache, path: str | Path) -> None:
@@ -66,7 +68,7 @@ def save(cache, path: str | Path) -> None:
 
 def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
     """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, that was
-    saved for another model, or that is not as it was written; a file without a digest is older."""
+    saved for another model, or by another version of kvlab, or that is not as it was written."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -75,11 +77,14 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: no cache can be read from it ({error})") from error
-    if about.get("format") != FORMAT or "layers" not in about:
-        raise ValueError(f"{path} holds no cache that this version of kvlab can read")
+    if "layers" not in about:
+        raise ValueError(f"{path} holds no cache of kvlab's")
+    if about.get("format") != FORMAT:
+        told = f"format {about.get('format')}, but this version of kvlab reads format {FORMAT}"
+        raise ValueError(f"{path} was saved in {told}: save the cache again")
     if about["model"] != model_digest(model):
         raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
-    if "digest" in about and about["digest"] != contents_digest(about, tensors):
+    if about.get("digest") != contents_digest(about, tensors):
         raise ValueError(f"{path} is damaged: what it holds is not what was saved; save the cache again")
     return about, tensors
 
@@ -173,17 +178,35 @@ def contents_digest(about: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 
 def model_digest(model) -> str:
-    """Sixteen hex digits of a model's class and weights: of every weight its name, shape, dtype and about
-    `SAMPLE` evenly spaced numbers. ValueError where some weights are not all here."""
-    total = hashlib.sha256(f"{type(model).__name__} {model.config.model_type}".encode())
+    """Sixteen hex digits of what a model computes: its class, its `settings`, and of every weight its name,
+    shape, dtype and the CRC-32 of all its bytes, which is the fastest sum that the standard library has (half
+    a GB takes 0.1 s) and misses one change in 2**32. ValueError where some weights are not all here."""
+    about = json.dumps([type(model).__name__, settings(model)], sort_keys=True, default=str)
+    total = hashlib.sha256(about.encode())
     for name, weight in sorted(model.state_dict().items()):
         if weight.is_meta or hasattr(weight, "full_tensor"):  # offloaded, or a DTensor
             raise ValueError(
                 "a model whose weights are split among processes, or lie on disk, has no digest by which a "
                 "profile or a saved cache would know it: load it whole"
             )
-        total.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
-        flat = weight.detach().flatten()
-        few = flat[:: max(1, flat.numel() // SAMPLE)].cpu().contiguous()
-        total.update(few.view(torch.uint8).numpy().tobytes())
+        found = 0
+        for piece in weight.detach().flatten().split(PIECE):
+            found = zlib.crc32(piece.cpu().view(torch.uint8).numpy(), found)
+        total.update(f"{name} {tuple(weight.shape)} {weight.dtype} {found}".encode())
     return total.hexdigest()[:16]
+
+
+def settings(model) -> dict:
+    """What of a model's configuration changes the computation: all but what every configuration has (labels,
+    dtype, versions), what is named with an underscore (paths, implementations), and `NOTES`."""
+    from transformers import PreTrainedConfig
+
+    notes = {*PreTrainedConfig().to_dict(), *NOTES} - {"model_type"}
+
+    def read(value):
+        if isinstance(value, dict):
+            named = {str(key): one for key, one in value.items()}
+            return {key: read(one) for key, one in named.items() if key not in notes and key[:1] != "_"}
+        return [read(one) for one in value] if isinstance(value, list | tuple) else value
+
+    return read(model.config.to_dict())

@@ -12,7 +12,9 @@ from tiny import tiny
 
 import kvlab
 from kvlab.decode import Stepper
+from kvlab.engine.compiled import compiled
 from kvlab.finding import PROFILED
+from kvlab.saved import model_digest
 
 METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")] + [*PROFILED]
 MORE = [
@@ -142,6 +144,35 @@ def test_what_cannot_be_saved_or_read_is_refused_in_one_line(tmp_path):
         kvlab.load_cache(tmp_path / "pickle", model)
 
 
+def test_no_other_configuration_or_weight_is_taken_for_the_models_own(tmp_path):
+    model, path = tiny("llama", intermediate_size=8192), tmp_path / "cache"
+    cache = kvlab.make_cache(model, "full")
+    Stepper(model, cache).feed(torch.arange(20)[None])
+    cache.save(path)
+    turned, tripled, last = (copy.deepcopy(model) for _ in range(3))
+    turned.config.rope_parameters["rope_theta"] = 500.0
+    with torch.no_grad():
+        tripled.model.layers[1].mlp.down_proj.weight.view(-1)[1::2] *= 3
+        last.model.layers[1].mlp.down_proj.weight[-1, -1] += 1
+    for stranger in (turned, tripled, last):
+        with pytest.raises(ValueError, match="saved for another model"):
+            kvlab.load_cache(path, stranger)
+    kvlab.load_cache(path, copy.deepcopy(model))
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "gpt2"])
+def test_a_model_that_was_written_and_read_is_the_same(name, tmp_path):
+    """In both engines, after a pass, and whatever its configuration notes for those that write text."""
+    model = tiny(name)
+    model.save_pretrained(tmp_path)
+    again = kvlab.prepare(type(model).from_pretrained(tmp_path).eval())
+    again.config.use_cache, again.config.pad_token_id = False, 3
+    assert model_digest(again) == model_digest(model)
+    compiled(again)
+    Stepper(again, kvlab.make_cache(again, "full")).feed(torch.arange(20)[None])
+    assert model_digest(again) == model_digest(model)
+
+
 def saved(tmp_path, method="int4"):
     """(model, path) of a cache of 40 tokens."""
     model, path = tiny("llama"), tmp_path / "cache.safetensors"
@@ -167,16 +198,18 @@ def test_a_flipped_bit_is_told(tmp_path):
     kvlab.load_cache(path, model)
 
 
-def test_a_file_without_a_digest_is_still_read(tmp_path):
+def test_a_file_of_another_version_says_so(tmp_path):
+    """Its digest of the model is made in another way."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    model, path, cache = saved(tmp_path)
+    model, path, _ = saved(tmp_path)
     with safe_open(path, framework="pt") as file:
-        about = {name: value for name, value in file.metadata().items() if name != "digest"}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    save_file(tensors, path, metadata=about)
-    assert kvlab.load_cache(path, model).stats() == cache.stats()
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for told, said in ((about | {"format": "2"}, "was saved in format 2, but"), ({}, "holds no cache of")):
+        save_file(tensors, path, metadata=told)
+        with pytest.raises(ValueError, match=said):
+            kvlab.load_cache(path, model)
 
 
 def test_a_path_that_cannot_be_written_is_one_line(tmp_path):

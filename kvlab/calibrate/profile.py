@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..saved import model_digest
 
-FORMAT = "1"  # of the file; another one is refused
+FORMAT = "2"  # of the file; another one is refused
 
 
 @dataclass(frozen=True)
