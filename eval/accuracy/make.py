@@ -56,6 +56,7 @@ def setup(settings, report: Callable) -> Callable:
         name, methods = job
         mine = [specs[method] for method in methods]
         if name == taskset.AGREEMENT:
+            shots = 0
             ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
             found = agreement.measure(lm.model, mine, ids, lm.batch_size, report)
         else:
@@ -68,22 +69,22 @@ def setup(settings, report: Callable) -> Callable:
             )
             if until := settings.until(name):
                 lm.untils[name] = until
-            lm.shots[name] = task.get_config("num_fewshot") or 0
-            shots = task.get_config("num_fewshot") if settings.protocol == FIRST else 0
+            lm.shots[name] = shots = task.get_config("num_fewshot")
             for method in methods:
                 try:
                     lm.use(method)
                     task.set_fewshot_seed(settings.seed)  # or each method is asked behind other shots
                     one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
                     found[method] = one | lm.seconds(one["seconds"])
-                    if method == "full" and shots:
+                    if method == "full" and shots and settings.protocol == FIRST:
                         found[method]["floor"] = floor(lm, name, settings)
                 except Exception as error:
                     if no_room(error):  # it is this machine's, and another one may have some
                         raise
                     found[method] = lacking(error, dict(settings.sources.data).get(name), name)
+        told = about | {"shots": shots}
         return {
-            method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | about
+            method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | told
             for method, one in found.items()
         }
 

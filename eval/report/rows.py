@@ -77,7 +77,8 @@ def row(cell: dict, full: dict | None) -> dict:
             "scored": cell.get("scored"),
             **{name: cell.get(name) for name in COUNTED},
             "floor": (cell.get("floor") or {}).get("value"),
-            "shots": config.get("num_fewshot"),
+            "shots": cell.get("shots", config.get("num_fewshot")),  # an older cell knows what was asked for
+            "num_fewshot": config.get("num_fewshot"),
             "limit": config.get("limit"),
             "dtype": config.get("dtype") or ("float32" if machine["device"] == "cpu" else None),
             "evict": config.get("evict"),

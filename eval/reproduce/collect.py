@@ -18,11 +18,11 @@ from ..report.tables import boards, tabled
 from . import flat
 
 SHARED = (  # what many rows have in common, told once
-    "model", "protocol", "evict", "shots", "limit", "dtype", "batch_size", "metadata", "gen_kwargs", "chunk",
-    "prompt", "model_digest", "code_digest", "machine", "device", "torch",
+    "model", "protocol", "evict", "shots", "num_fewshot", "limit", "dtype", "batch_size", "metadata",
+    "gen_kwargs", "chunk", "prompt", "model_digest", "code_digest", "machine", "device", "torch",
 )  # fmt: skip
 ASKED = (  # what rows beside each other were asked alike
-    "shots", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest",
+    "num_fewshot", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest",
     "model_digest",
 )  # fmt: skip
 

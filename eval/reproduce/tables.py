@@ -130,20 +130,24 @@ def stands_on(rows: list[dict], there: list[tuple[str, str]], at: dict) -> str:
     """One paragraph: what these numbers are of."""
     one = rows[0]
     counts = ", ".join(f"{t} {n}" for t, n in dict.fromkeys((t, at[p, t, "full"]["n"]) for p, t in there))
-    shots = one.get("shots") or 0
-    said = [
-        f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {shots} shots; documents: {counts}"
-    ]
+    shown = [row for (p, t, _), row in at.items() if (p, t) in there]
+    model = ", ".join([f"{one['model']} (digest {one['model_digest']})", one["dtype"], *shots(shown)])
+    said = [f"{model}; documents: {counts}"]
     low = sorted({t for p, t in there if not at[p, t, "full"]["compared"]})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
-    shown = [row for (p, t, _), row in at.items() if (p, t) in there]
     marks = [f"* differs from `full` ({test(shown)})"]
     if any(map(by_rule, shown)):
         marks.append("! a rule held more slots than the method's score chose")
     said.append("; ".join([*marks, f"{one['machine']}, torch {one['torch']}"]))
     codes = ", ".join(sorted({row["code_digest"] for row in rows}))
     return ". ".join(said) + f", code {codes}."
+
+
+def shots(rows: list[dict]) -> list[str]:
+    """How many examples stood before an item, where every row knows it."""
+    counts = {row.get("shots") for row in rows}
+    return [] if None in counts else [" or ".join(map(str, sorted(counts))) + " shots"]
 
 
 def test(rows: list[dict]) -> str:
@@ -295,7 +299,7 @@ def reuse(name: str = "reuse") -> str:
         f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {one['n']} questions" for one in told
     )
     last = (
-        f"{models}; 0 shots, {rows[0]['task']}; * differs from `full` (McNemar, p < 0.05); "
+        f"{models}; {', '.join([*shots(rows), rows[0]['task']])}; * differs from `full` (McNemar, p < 0.05); "
         f"{rows[0]['machine']}, torch {rows[0]['torch']}, code {rows[0]['code_digest']}."
     )
     return "\n\n".join([markdown(head, [*body, ["guessing", *guess]]), last])

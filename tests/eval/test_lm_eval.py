@@ -14,6 +14,7 @@ from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
+from eval.report import rows as report
 
 TASK = """task: my_fact
 dataset_path: json
@@ -168,6 +169,24 @@ def test_a_users_own_task_on_our_command(mine, ours, tmp_path, capsys):
     data = ["--data", f"my_fact={tmp_path / 'more.jsonl'}"]
     assert main([*words, "--include-path", str(mine), "--tasks", "my_fact", *data]) == 0
     assert cells(tmp_path)["my_fact"]["metrics"][0]["n"] == 3
+
+
+def test_a_cell_knows_the_shots_that_its_task_fixes(mine, ours, tmp_path, capsys):
+    """As its result, so that an older cell, which knows nothing of them, is kept."""
+    task = TASK.format(rows=mine / "rows.jsonl").replace("my_fact", "my_shots")
+    (tmp_path / "my_shots.yaml").write_text(f"{task}num_fewshot: 1\nfewshot_split: test\n")
+    words = [*ours, "--tasks", str(tmp_path / "my_shots.yaml"), "--log-samples"]
+    assert main(words) == 0
+    cell = cells(tmp_path)["my_shots"]
+    assert cell["shots"] == 1 and cell["config"]["num_fewshot"] is None
+    assert json.dumps(cell["samples"][0]["arguments"]).count(" ASK") == 2 * 2  # two choices
+    assert report.row(cell, None)["shots"] == 1
+    del cell["shots"]
+    (file,) = (tmp_path / "out" / "cells").glob("*my_shots*.json")
+    file.write_text(json.dumps(cell))
+    capsys.readouterr()
+    assert main(words) == 0 and "1 of 1 accuracy cells are kept" in capsys.readouterr().err
+    assert report.row(cells(tmp_path)["my_shots"], None)["shots"] is None
 
 
 def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):

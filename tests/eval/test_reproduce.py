@@ -102,6 +102,8 @@ def test_rows_that_were_asked_otherwise_go():
     assert collect.others([full | {"limit": 50, "task": "needle"}], [h2o]) == [plain]
     assert collect.others([full | {"model_digest": "f"}], [full, h2o]) == [], "another model of this name"
     assert collect.others([full | {"outcomes": "01"}], [full | {"outcomes": "11"}, h2o]) == [], "another full"
+    assert collect.others([full | {"num_fewshot": 5}], [full, h2o]) == [], "behind shots"
+    assert collect.others([full | {"shots": 0}], [full, h2o]) == [plain], "which it did not know before"
     left_out = [("a", "context-first", "recall", "h2o")]
     assert collect.others([full], [full, h2o], left_out) == [], "its cell is here, and too old"
 

@@ -163,6 +163,17 @@ def test_perplexity_by_bands_of_positions(monkeypatch):
     assert "2 chunks of 144 tokens, of which the first 48 are prefilled" in last
 
 
+@pytest.mark.parametrize(
+    "shots, said", [((0, 0), ", 0 shots"), ((5, 5), ", 5 shots"), ((5, 0), ", 0 or 5 shots"), ((None, 5), "")]
+)
+def test_shots_are_said_where_every_row_knows_them(monkeypatch, shots, said):
+    tasks = zip(("recall_many", "piqa"), shots, strict=True)
+    told = [row("question-inside", "full", None, 0.9, task, shots=count) for task, count in tasks]
+    monkeypatch.setattr(tables, "study", lambda name: told)
+    assert f"float32{said}; documents: " in tables.accuracy("it").splitlines()[-1]
+    assert f" questions;{said.lstrip(',')}{',' * bool(said)} recall_many; " in tables.reuse().splitlines()[-1]
+
+
 def test_a_study_that_was_not_made_is_said(stored):
     assert tables.reuse("nothing") == tables.lengths("nothing") == tables.MISSING
     for found in (tables.accuracy("nothing"), tables.curves("nothing", "recall", "context-first")):
