@@ -152,7 +152,8 @@ class Forward:
     def _read(self, model, stamp: Stamp) -> Body | Traced:
         """A body of the model as it is now, with the model's own logits. Unsuited where there is none."""
         check(model, stamp)
-        tried = self.stamp is not None and self.stamp.same_parts(model)  # with other weights at most
+        before = self.stamp  # of a model that was tried with other numbers at most?
+        tried = before is not None and before.same_parts(model) and before.forms == stamp.forms
         if tried and self.body is not None and self.body.still(stamp):
             return self.body
         for kind in (Body, Traced):

@@ -32,7 +32,7 @@ class Stamp:
         self.config = model.config
         self.attributes = _Entries([vars(module) for module in (*inside, self.config)])
         self.parameters = list(model.parameters())
-        self.places = _places(self.parameters)
+        self.places, self.forms = _places(self.parameters), _forms(self.parameters)
         self.buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
 
     @property
@@ -55,8 +55,12 @@ class Stamp:
             return False
 
     def same_weights(self) -> bool:
-        """Whether every parameter is the one it was, in the place where it was."""
-        return self.weights.same() and _places(self.parameters) == self.places
+        """Whether every parameter is the one it was, in the place and of the form that it had."""
+        return (
+            self.weights.same()
+            and _places(self.parameters) == self.places
+            and _forms(self.parameters) == self.forms
+        )
 
     def same(self, model) -> bool:
         """Whether nothing has changed but numbers within parameters."""
@@ -85,4 +89,8 @@ class _Entries:
 
 
 def _places(parameters) -> list:
-    return [*map(Tensor.data_ptr, parameters), *map(Tensor.stride, parameters)]
+    return [*map(Tensor.data_ptr, parameters)]
+
+
+def _forms(parameters) -> list:
+    return [*map(Tensor.size, parameters), *map(Tensor.stride, parameters)]

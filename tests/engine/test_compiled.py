@@ -216,6 +216,18 @@ def transposed(model):
     weight.data = weight.data.t()
 
 
+def pruned(model):
+    """As structured pruning leaves an MLP, whose weights lie where they were."""
+    mlp = model.model.layers[1].mlp
+    for linear in (mlp.gate_proj, mlp.up_proj):
+        linear.weight.data = linear.weight.data[:40]
+    mlp.down_proj.weight.data = mlp.down_proj.weight.data[:, :40]
+
+
+def shortened(model):
+    model.lm_head.weight.data = model.lm_head.weight.data[:50]
+
+
 def parametrized(model):
     parametrize.register_parametrization(model.model.layers[1].mlp.down_proj, "weight", Doubled())
 
@@ -227,6 +239,8 @@ CHANGES = {  # what is done to a model whose steps are compiled -> by which engi
     "another head": (put("", "lm_head", another), "compiled"),
     "another embedding": (lambda m: m.resize_token_embeddings(VOCABULARY + 3), "compiled"),
     "transposed weights": (transposed, "compiled"),
+    "a pruned MLP": (pruned, "compiled"),
+    "a shorter head": (shortened, "compiled"),
     "another scaling": (put(f"{LAYER}.self_attn", "scaling", lambda x: 3 * x), "compiled"),
     "another eps in one": (put("model.norm", "variance_epsilon", lambda x: 0.04), "compiled"),
     "other frequencies": (lambda m: m.model.rotary_emb.inv_freq.mul_(0.5), "compiled"),
@@ -265,6 +279,17 @@ def test_a_step_computes_with_what_the_model_is_now(change, steps):
     assert engine_of(models[1]) == engine
     assert len(steps) == (5 if engine == "compiled" else 1)
     assert len(lines) == (engine == "eager") and all("\n" not in line for line in lines), "one line, once"
+
+
+def test_weights_that_no_longer_fit_are_not_read():
+    """The compiled code takes the sizes of one for the other's."""
+    _, fast = pair()
+    stepper = kvlab.Stepper(fast, kvlab.make_cache(fast, "full"))
+    stepper.feed(prompt(5))
+    up = fast.model.layers[1].mlp.up_proj
+    up.weight.data = up.weight.data[:40]
+    with pytest.warns(UserWarning, match="eager engine"), pytest.raises(RuntimeError, match="must match"):
+        stepper.feed(prompt(1))
 
 
 def test_two_models_in_one_process_and_a_copy_of_one(steps):
