@@ -187,6 +187,21 @@ def test_without_a_compiler_one_line_says_so(monkeypatch):
     assert engine_of(model) == "eager" and len(said) == 1 and "\n" not in str(said[0].message)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not traced.compiler(), reason="no C++ compiler for torch.compile")
+def test_machine_code_says_what_the_model_says(steps, monkeypatch, tmp_path):
+    """As on every machine of a user: all other tests run the graph's operations one by one."""
+    monkeypatch.setattr(traced, "BACKEND", "inductor")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing was compiled before
+    eager = tiny("opt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*the eager engine")
+        fast = compiled(copy.deepcopy(eager))
+        found = decoded(fast)
+    assert engine_of(fast) == "compiled" and len(steps) == 9 and [*tmp_path.rglob("*.so")]
+    assert near(found, decoded(eager))
+
+
 def test_what_torch_does_not_take_stays_eager(monkeypatch):
     """A forward that looks at its numbers is no one graph."""
     model = copy.deepcopy(tiny("opt"))
