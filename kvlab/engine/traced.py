@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 import shutil
+import sys
 import types
 from contextvars import ContextVar
 from functools import cache
@@ -23,7 +24,7 @@ from .suited import Unsuited
 
 NAME = "kvlab_step"  # of the attention function with which a model is traced
 BACKEND = "inductor"  # of torch.compile
-COMPILERS = ("g++", "clang++", "cl")
+COMPILERS = ("clang++", "g++") if sys.platform == "darwin" else ("g++", "clang++", "cl")
 PROMPT = 5  # tokens of the pass that shows what every layer may see
 
 _running: ContextVar[tuple] = ContextVar(
@@ -46,7 +47,7 @@ class Traced:
         if "position_ids" not in inspect.signature(type(model).forward).parameters:
             raise Unsuited("its forward takes no positions")
         if BACKEND == "inductor" and not compiler():
-            raise Unsuited("torch.compile needs a C++ compiler, and found none (install g++)")
+            raise Unsuited("torch.compile needs a C++ compiler, and found none (install g++; CXX names one)")
         self.sees = _sees(model)
         self.form = _form(stamp)
         self.parameters = stamp.parameters
@@ -59,6 +60,7 @@ class Traced:
         scratch.set_up()
         options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
         if BACKEND == "inductor":
+            options["cpp.cxx"] = (compiler(),)  # torch itself takes the whole of $CXX for a program's name
             options["cpp.dynamic_threads"] = True  # as many as torch has in a step, not when it was compiled
         self.graph = torch.compile(
             _alone(step), fullgraph=True, dynamic=False, backend=BACKEND, options=options
@@ -102,8 +104,10 @@ class Traced:
 
 
 def compiler() -> str | None:
-    """Where the C++ compiler is that torch.compile would use; None where there is none."""
-    wanted = (os.environ["CXX"],) if os.environ.get("CXX") else COMPILERS
+    """Where the C++ compiler is that torch.compile shall use; None where there is none. Options behind a
+    program's name in $CXX, as in "g++ -O1", are left out: torch has its own."""
+    named = os.environ.get("CXX", "")
+    wanted = (named, named.split()[0]) if named.strip() else COMPILERS
     return next(filter(None, map(shutil.which, wanted)), None)
 
 

@@ -1,6 +1,7 @@
 """A step of a model of any shape, its own forward as one graph, says what the model says; or it is eager."""
 
 import copy
+import shutil
 import warnings
 
 import pytest
@@ -177,14 +178,32 @@ def test_nan_does_not_vanish():
     assert stepper.feed(prompt(1)).isnan().all()
 
 
-def test_without_a_compiler_one_line_says_so(monkeypatch):
+@pytest.mark.parametrize("named", [None, "g++", "no-compiler -O1", '"g++ -O1'])
+def test_without_a_compiler_one_line_says_so(named, monkeypatch):
     monkeypatch.setattr(traced, "BACKEND", "inductor")
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CXX", named)
     model = copy.deepcopy(tiny("opt"))
     with pytest.warns(UserWarning, match="eager engine: torch.compile needs a C.. compiler") as said:
         compiled(model)
     assert engine_of(model) == "eager" and len(said) == 1 and "\n" not in str(said[0].message)
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no g++")
+@pytest.mark.parametrize("named", ["g++", "g++ -O1", " ", "", None])
+def test_torch_is_told_which_compiler_it_shall_use(named, monkeypatch):
+    """Options behind its name are no part of it; an empty name is none."""
+    monkeypatch.delenv("CXX", raising=False)
+    if named is not None:
+        monkeypatch.setenv("CXX", named)
+    monkeypatch.setattr(traced, "BACKEND", "inductor")
+    monkeypatch.setattr(traced, "COMPILERS", ("g++",))
+    told = {}
+    monkeypatch.setattr(torch, "compile", lambda step, **how: told.update(how) or step)
+    assert engine_of(compiled(copy.deepcopy(tiny("opt")))) == "compiled"
+    assert told["options"]["cpp.cxx"] == (shutil.which("g++"),)
 
 
 @pytest.mark.slow
