@@ -48,7 +48,8 @@ def compiled(model, weights: str = "fp32"):
     whose linear layers take the faster of two libraries for many rows (`prompts.py`). Every step computes
     with the modules, weights and numbers that the model has then (`Stamp`): where any is another than before,
     the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
-    memory (`gather`), where the model's parameters are views of them. A model whose steps cannot, or not
+    memory (`gather`), where the model's parameters are views of them, and want no gradients: whoever asks for
+    them again (`requires_grad_`) gets them, from the model's own modules. A model whose steps cannot, or not
     as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
 
     weights: "fp32" as they are, or "bf16" or "int8": then the model's linear layers hold theirs so from now
@@ -66,6 +67,7 @@ def compiled(model, weights: str = "fp32"):
     if forward.current(model) is not None:
         gather(model.parameters())
         forward.current(model)  # reads the weights where they are now
+        model.requires_grad_(False)  # else every step outside of no_grad would be eager
         model.forward = forward
     else:
         by_blocks(model, False)

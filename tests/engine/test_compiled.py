@@ -308,8 +308,32 @@ def test_two_models_in_one_process_and_a_copy_of_one(steps):
         pickle.dumps(first)
 
 
+@pytest.mark.parametrize("family, weights", [("llama", "fp32"), ("qwen2", "int8"), ("opt", "fp32")])
+def test_a_plain_call_is_a_compiled_step(family, weights, steps):
+    """Without no_grad around it; qwen2's biases are fp32 among narrow weights."""
+    fast = compiled(copy.deepcopy(tiny(family)), weights)
+    cache = kvlab.make_cache(fast, "full")
+    fast(prompt(5), past_key_values=cache)
+    assert not fast(prompt(1), past_key_values=cache).logits.requires_grad and len(steps) == 1
+
+
+@pytest.mark.parametrize("part", ["", "lm_head"])
+def test_gradients_that_are_asked_for_are_the_eager_ones(part, steps):
+    """Of the whole model, and of a head alone; the cache keeps those of K and V to itself."""
+    found = []
+    for model in map(copy.deepcopy, pair()):
+        model.requires_grad_(False).get_submodule(part).requires_grad_()
+        cache = kvlab.make_cache(model, "full")
+        model(prompt(5), past_key_values=cache)
+        model(prompt(1), past_key_values=cache).logits[0, -1, 3].backward()
+        found.append({name: one.grad for name, one in model.named_parameters() if one.grad is not None})
+    assert not steps and found[0].keys() == found[1].keys() and "lm_head.weight" in found[0]
+    for name, grad in found[0].items():
+        assert (found[1][name] - grad).abs().max() <= 1e-4 * grad.abs().max(), name
+
+
 def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
-    _, fast = pair()
+    fast = pair()[1].requires_grad_()
     stepper = kvlab.Stepper(fast, cache := kvlab.make_cache(fast, "full"))
     stepper.feed(prompt(5))
     stepper.feed(prompt(2))
