@@ -29,7 +29,11 @@ def folder(name: str) -> Path:
 def set_up() -> None:
     """Once in a process: where $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
     read-only one), the caches of this process and of those it starts go to a temporary folder, and one line
-    says so. What the user has set for other packages stays."""
+    says so. What the user has set for other packages stays, but a folder that numba cannot write to."""
+    compiled = os.environ.get("NUMBA_CACHE_DIR")
+    if compiled and not writable(Path(compiled)):
+        os.environ["NUMBA_CACHE_DIR"] = str(temporary() / "numba")
+        _say(compiled, os.environ["NUMBA_CACHE_DIR"])
     kept, home = os.environ.get("KVLAB_CACHE"), user_folder()
     ours, theirs = writable(Path(kept) if kept else home), writable(home)
     if ours and theirs:
@@ -46,7 +50,10 @@ def set_up() -> None:
             os.environ.setdefault(name, str(place / inside))
         if not writable(KERNELS):
             os.environ.setdefault("NUMBA_CACHE_DIR", str(place / "numba"))
-    what = kept if kept and not ours else home or "the user's cache folder"
+    _say(kept if kept and not ours else home or "the user's cache folder", place)
+
+
+def _say(what: str | Path, place: str | Path) -> None:
     print(f"kvlab: {what} cannot be written; caches go to {place}", file=sys.stderr, flush=True)
 
 

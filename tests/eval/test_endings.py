@@ -338,6 +338,17 @@ def test_all_caches_find_a_place_where_nothing_can_be_written(tmp_path, home):
     assert place.stat().st_mode & 0o077 == 0
 
 
+def test_a_folder_that_numba_cannot_write_to_is_told(tmp_path):
+    """numba itself says nothing and looks for another one, in the end the working directory."""
+    (tmp_path / "compiled.py").write_text(COMPILED)
+    (tmp_path / "__pycache__").write_text("a file in the place of the folder")
+    code = SETTLED.format(nowhere=NOWHERE, here=str(tmp_path))
+    done = python("-c", code, cwd=tmp_path, TMPDIR=str(tmp_path), HOME=str(tmp_path), NUMBA_CACHE_DIR=NOWHERE)
+    (place,) = tmp_path.glob("kvlab-*/numba")
+    assert done.stdout.splitlines()[-1] == str(place) and [*place.rglob("compiled.twice*.nbi")]
+    assert done.stderr == f"kvlab: {NOWHERE} cannot be written; caches go to {place}\n"
+
+
 def test_somebody_elses_temporary_folder_is_not_used(tmp_path, monkeypatch):
     """One that others can enter, or a link to elsewhere, could hold code of theirs."""
     monkeypatch.setattr(scratch.tempfile, "gettempdir", lambda: str(tmp_path))
