@@ -11,8 +11,9 @@ NAMES = ("model", "protocol", "task", "method", "budget")
 
 
 def line(row: dict) -> dict:
-    """A collected row with what counts: names, score, bytes a sequence, McNemar's p against `full`. A
-    perplexity has its chunks for n, and neither protocol, standard error nor p."""
+    """A collected row with what counts: names, score, bytes a sequence, McNemar's p against `full`, and
+    whether methods are compared there, which they are not where `full` does not beat guessing. A perplexity
+    has its chunks for n, and neither protocol, standard error, p nor that."""
     read = "perplexity" in row
     held = row["bytes"] if read else row
     found = {name: row.get(name) for name in NAMES}
@@ -24,6 +25,7 @@ def line(row: dict) -> dict:
         "bytes_held": held["device_bytes"] + held["host_bytes"],
         "bytes_moved": held["moved_bytes"],
         "p": row.get("p"),
+        "compared": row.get("compared"),
     }
 
 

@@ -129,19 +129,23 @@ def sizes(rows: list[dict]) -> list[str]:
 def stands_on(rows: list[dict], there: list[tuple[str, str]], at: dict) -> str:
     """One paragraph: what these numbers are of."""
     one = rows[0]
-    counts = ", ".join(f"{t} {n}" for t, n in dict.fromkeys((t, at[p, t, "full"]["n"]) for p, t in there))
+    counts = dict.fromkeys((t, at[p, t, "full"]["n"]) for p, t in there)
+    several = len(counts) > len({t for t, _ in counts})  # a task has other documents under another protocol
+    counts = dict.fromkeys(f"{t} {at[p, t, 'full']['n']}" + (f" ({p})" if several else "") for p, t in there)
     shown = [row for (p, t, _), row in at.items() if (p, t) in there]
-    model = ", ".join([f"{one['model']} (digest {one['model_digest']})", one["dtype"], *shots(shown)])
-    said = [f"{model}; documents: {counts}"]
+    every = lambda key: ", ".join(sorted({row[key] for row in rows}))
+    model = [f"{one['model']} (digest {every('model_digest')})", one["dtype"], *shots(shown)]
+    said = [f"{', '.join(model)}; documents: {', '.join(counts)}"]
     low = sorted({t for p, t in there if not at[p, t, "full"]["compared"]})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
     marks = [f"* differs from `full` ({test(shown)})"]
     if any(map(by_rule, shown)):
         marks.append("! a rule held more slots than the method's score chose")
-    said.append("; ".join([*marks, f"{one['machine']}, torch {one['torch']}"]))
-    codes = ", ".join(sorted({row["code_digest"] for row in rows}))
-    return ". ".join(said) + f", code {codes}."
+    said.append(
+        "; ".join([*marks, f"{every('machine')}, torch {every('torch')}, code {every('code_digest')}"])
+    )
+    return ". ".join(said) + "."
 
 
 def shots(rows: list[dict]) -> list[str]:
