@@ -20,6 +20,7 @@ from pathlib import Path
 import yaml
 
 from ..core.errors import Problem, describe, one_line
+from .cuts import FIELD
 
 ENDINGS = (".yaml", ".yml")
 BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itself takes out of a task's YAML
@@ -58,7 +59,8 @@ def read(file: Path | str, asked: str) -> dict:
     if "group" not in found and "class" not in found:
         known = {field.name for field in fields(TaskConfig)} | BESIDE
         if strange := [str(key) for key in found if key not in known]:
-            raise Problem(f"{asked}: a task has no key {strange[0]!r}{nearest(strange[0], known, 0.7)}")
+            hint = "; it belongs under metadata:" if strange[0] == FIELD else nearest(strange[0], known, 0.7)
+            raise Problem(f"{asked}: a task has no key {strange[0]!r}{hint}")
     return found
 
 

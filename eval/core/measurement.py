@@ -140,7 +140,9 @@ class Measurement:
 class OnModel(Measurement):
     """A measurement that loads a model; `model` None is the workshop model."""
 
-    model: str | None = option("folder or hub id (default: the embedded workshop model)")
+    model: str | None = option(
+        "folder, hub id, smollm2 or a .gguf file (default: the embedded workshop model)"
+    )
     device: str | None = option("cpu, cuda, cuda:N (default: cuda where there is one)")
     dtype: str | None = option("default: float32 on a CPU", choices=["float32", "bfloat16", "float16"])
     limit: int | None = option("documents per task, and fewer repeats and contexts", type=count)

@@ -197,6 +197,7 @@ def test_ls_is_given_our_folder_and_the_users(here, prepared):
 
 BAD = {
     "broken.yaml": ('task: [unclosed\n"', "--tasks broken.yaml: this YAML does not parse: line 2"),
+    "beside.yaml": (f"{TASK}context_until: ASK\n", "has no key 'context_until'; it belongs under metadata:"),
     "strange.yaml": (f"{TASK}doc_to_txt: x\n", "has no key 'doc_to_txt'; did you mean doc_to_text?"),
     "empty.yaml": ("# nothing\n", "--tasks empty.yaml: this YAML is empty"),
     "nameless.yaml": ("output_type: multiple_choice\n", "it names no task"),
