@@ -12,11 +12,15 @@ import contextlib
 import difflib
 import io
 import json
+import random
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+import numpy as np
 
 from ..core.errors import Problem, describe
 from . import cuts, data, extras, own, told
@@ -141,6 +145,20 @@ def _check_rows(name: str, sources: Sources) -> None:
         data.check(f"--data {name}={file}", file, about, on)
 
 
+@contextlib.contextmanager
+def seeded() -> Iterator[None]:
+    """lm-eval's own seeds, by which tasks such as RULER's draw their rows: the same in every process, or
+    methods of a run that was resumed would be asked of other documents. Random numbers go on as before."""
+    states = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(1234)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
 def load(name: str, sources: Sources = NONE) -> dict:
     """{task name: lm-eval Task}; raises Problem when its data cannot be had."""
     file = dict(sources.data).get(name)
@@ -151,7 +169,8 @@ def load(name: str, sources: Sources = NONE) -> dict:
             if file is not None:
                 rows = _on_rows(name, file, sources)
                 manager = _manager(False, replace(sources, include=(str(rows),), named=()))
-            return manager.load([name])["tasks"]
+            with seeded():
+                return manager.load([name])["tasks"]
     except Problem:
         raise
     except Exception as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 
+import numpy as np
 import pytest
 
 from eval.accuracy import taskset
@@ -65,3 +67,19 @@ def test_a_missing_metadata_key_is_named(tmp_path):
                 taskset.load("told", sources)
         else:
             assert taskset.load("told", sources)["told"].test_docs()[0]["facts"] == expected
+
+
+def test_rows_that_are_drawn_at_random_are_the_same_in_every_process(tmp_path):
+    """As RULER's: a run that is resumed asks its methods of the same documents."""
+    drawn = ROWS.replace("import datasets\n", "import random\n\nimport datasets\nimport numpy as np\n", 1)
+    drawn = drawn.replace("{colour}", "{random.random()} {np.random.rand()}")
+    (tmp_path / "told.yaml").write_text(OWN)
+    (tmp_path / "rows.py").write_text(drawn)
+    sources = taskset.Sources(include=(str(tmp_path),), metadata=json.dumps({"colour": "red"}))
+    found, states = set(), set()
+    for seed in range(3):
+        random.seed(seed)
+        np.random.seed(seed)
+        found.add(taskset.load("told", sources)["told"].test_docs()[0]["facts"])
+        states.add((random.random(), np.random.rand()))
+    assert len(found) == 1 and len(states) == 3, "and what others draw goes on"
