@@ -12,6 +12,7 @@ empty one is no team: the leader is alone.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from contextlib import suppress
 from functools import cache
@@ -30,6 +31,7 @@ COUNTERS = PRODUCTS + 8
 ALONE = 2**21  # numbers of weights up to which a call is one thread's: to wake another takes as long
 SHARE = 2**16  # numbers of a matrix that a thread takes at a time, about
 PATIENCE = 2**20  # looks at a counter, some hundred µs, before a helper leaves
+NOWHERE = -1  # in the place of a processor's number
 NOBODY = np.zeros((0, LINE), np.int64)
 
 
@@ -105,16 +107,17 @@ def together(numbers: int, function, *given, teams: int = 1):
     to wake others, on as many threads as torch has. teams: how many the function needs, one after another."""
     team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
     if threads > 1:
-        team = np.zeros((teams * COUNTERS, LINE), np.int64)
+        team, here = np.zeros((teams * COUNTERS, LINE), np.int64), _processor()
         for _ in range(threads - 1):
-            helpers().put((function, *given, team, False))
+            helpers().put((here, function, *given, team, False))
     return function(*given, team, True)
 
 
 @cache
 def helpers() -> SimpleQueue:
-    """Calls, `(function, *arguments)`, that threads of this process make beside the one that asks. Nobody
-    asks what comes of them, so nothing is made for that, which would take the leader 25 µs."""
+    """Calls, `(the leader's processor, function, *arguments)`, that threads of this process make beside the
+    one that asks. Nobody asks what comes of them, so nothing is made for that, which would take the leader
+    25 µs."""
     calls = SimpleQueue()
     for _ in range(max(os.cpu_count() or 1, torch.get_num_threads())):
         Thread(target=_help, args=(calls,), daemon=True, name="kvlab helper").start()
@@ -123,10 +126,38 @@ def helpers() -> SimpleQueue:
 
 def _help(calls: SimpleQueue) -> None:
     while True:
-        function, *given = calls.get()
+        here, function, *given = calls.get()
         with suppress(Exception):  # which the leader meets, too, and says
-            function(*given)
+            if _apart(here):
+                function(*given)
         del function, given  # no array lives until the next call
+
+
+def _apart(leader: int) -> bool:
+    """Whether this thread is on another processor than the leader's; it moves where it may. Linux wakes a
+    thread where it last ran: one that has been on the leader's processor would come back to it, keep the
+    leader from running for as long as its patience lasts, and leave, at every step."""
+    if leader == NOWHERE or _processor() != leader:
+        return True
+    others = os.sched_getaffinity(os.getpid()) - {leader}  # of those that the process may use
+    if others:
+        os.sched_setaffinity(0, others)
+    return bool(others)
+
+
+def _processor() -> int:
+    """The number of the one on which this thread runs; `NOWHERE` on systems that do not say."""
+    return NOWHERE if _found is None else _found()
+
+
+def _of_libc():
+    """Linux's `sched_getcpu`; None elsewhere."""
+    with suppress(AttributeError, OSError, TypeError):
+        return ctypes.CDLL(None).sched_getcpu
+    return None
+
+
+_found = _of_libc()
 
 
 if hasattr(os, "register_at_fork"):

@@ -92,13 +92,13 @@ def test_helpers_that_come_first_late_or_never(monkeypatch):
     assert same(case.call(3), alone) and len(jobs) == 2, "never"
     table = jobs[0][-2]
     assert table[team.DONE, 0] == table[team.DUE, 0] > 60, "in many shares"
-    for function, *given in jobs:
+    for _, function, *given in jobs:
         function(*given)
     assert same(case.found, alone), "late: nothing is left"
 
     class First:
         def put(self, job):
-            job[0](*job[1:])  # the leader has not begun
+            job[1](*job[2:])  # the leader has not begun
 
     monkeypatch.setattr(team, "helpers", First)
     assert same(case.call(2), alone), "it has left again"
@@ -205,10 +205,30 @@ def test_a_forked_process_has_threads_of_its_own():
     child = os.fork()
     if child == 0:
         came = threading.Event()
-        team.helpers().put((came.set,))
+        team.helpers().put((team.NOWHERE, came.set))
         new = team.helpers() is not before and came.wait(60)
         os._exit(0 if new and same(case.call(2), alone) else 1)
     assert os.waitpid(child, 0)[1] == 0 and team.helpers() is before
+
+
+@pytest.mark.skipif(team._found is None, reason="this system does not say where a thread runs")
+def test_a_helper_leaves_the_leaders_processor(monkeypatch):
+    """Where it would only keep the leader from running; it moves if there is another one."""
+    mine, seen = os.sched_getaffinity(0), []
+    here = min(mine)
+
+    def helper(allowed):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process: allowed)
+        os.sched_setaffinity(0, {here})  # of this thread alone
+        seen.append((team._apart(team.NOWHERE), team._apart(here), team._processor()))
+
+    for allowed in (mine, {here}):
+        thread = threading.Thread(target=helper, args=(allowed,))
+        thread.start()
+        thread.join()
+    (any_system, moved, there), (_, stays_out, stayed) = seen
+    assert any_system and moved == (len(mine) > 1) and (there != here) == moved
+    assert not stays_out and stayed == here
 
 
 def test_nan_does_not_vanish_on_threads():

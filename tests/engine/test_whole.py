@@ -221,7 +221,7 @@ def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late
         for _ in range(4):
             found.append(stepper.feed(prompt(1), last=True).clone())
             while run and kept:
-                function, *given = kept.pop(0)
+                _, function, *given = kept.pop(0)
                 function(*given)
         return found
 
@@ -230,7 +230,7 @@ def test_a_thread_that_comes_late_changes_nothing(model, went, monkeypatch, late
     found = stepped(late == "after", 2)
     assert all(went[-3:]) and all(map(torch.equal, found, expected))
     if late == "never":  # and one that comes when its cache holds more, or is no more, finds nothing to do
-        for function, *given in kept:
+        for _, function, *given in kept:
             before = given[-2].copy()
             function(*given)
             assert (given[-2][team.DONE :: team.COUNTERS] == before[team.DONE :: team.COUNTERS]).all()
