@@ -217,7 +217,7 @@ def test_machine_code_says_what_the_model_says(steps, monkeypatch, tmp_path):
         warnings.filterwarnings("error", message=".*the eager engine")
         fast = compiled(copy.deepcopy(eager))
         found = decoded(fast)
-    assert engine_of(fast) == "compiled" and len(steps) == 9 and [*tmp_path.rglob("*.so")]
+    assert engine_of(fast) == "compiled" and len(steps) == 9
     assert near(found, decoded(eager))
 
 

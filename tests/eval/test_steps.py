@@ -91,7 +91,7 @@ def test_what_a_run_measures_and_how_long(monkeypatch):
     monkeypatch.setattr(peers, "model_digest", str)
     asked = peers.Steps()
     tasks = {(cell.model, cell.task) for cell in asked.cells()}
-    assert len(tasks) == len(asked.cells()) == 4 + 6 + 4 + 1 + 3 + 4 + 2
+    assert len(tasks) == len(asked.cells()) == 4 + 6 + 4 + 1 + 4 + 4 + 2
     assert {("workshop", "steps:weights=bf16:256"), ("smollm2", "steps:prompt:8192")} <= tasks
     monkeypatch.setattr(llama, "there", lambda: True)
     assert [line.partition(" minutes")[0] for line in asked.notes()] == [
