@@ -147,7 +147,7 @@ def _apart(leader: int) -> bool:
 
 def _processor() -> int:
     """The number of the one on which this thread runs; `NOWHERE` on systems that do not say."""
-    return NOWHERE if _found is None else _found()
+    return NOWHERE if sched_getcpu is None else sched_getcpu()
 
 
 def _of_libc():
@@ -157,7 +157,7 @@ def _of_libc():
     return None
 
 
-_found = _of_libc()
+sched_getcpu = _of_libc()
 
 
 if hasattr(os, "register_at_fork"):

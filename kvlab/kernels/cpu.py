@@ -13,7 +13,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 0c1d9431, kernels/products.py d6eed34e, kernels/scales.py 808f2a4a
+# Compiled into this: kernels/lanes.py 5ecc7181, kernels/products.py 06723209, kernels/scales.py 808f2a4a
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _soften(scores, s, size, total, weight, most):
         most[s] = highest
     for t in range(whole):
         scores[s, t] = _faint(scores[s, t] - highest)
-    add = np.float32(0.0)
+    add = 0.0  # fp64: beside a token that holds nearly all, many small ones would be rounded off
     for t in range(whole):
         add += scores[s, t]
     weight[s] += add

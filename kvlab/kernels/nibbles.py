@@ -4,7 +4,8 @@ To bring half a byte to where a number is made of it takes longer there than the
 is: eight words of 16 bits hold four codes each, of which a mask leaves one. That is the code times 1, 16, 256
 or 4,096, so what multiplies it is divided by that beforehand, a query once for all tokens, and totals of V at
 the end. Nor is 8, the code of 0, taken from every code: 8 times the query, or the sum of weights, is taken
-from the sum.
+from the sum. Beside 8 times an outlier a query's other channels would be rounded off, where keys lack its
+channel: such queries are multiplied as numbers (`lanes.even`).
 
 `dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs for other codes.
 """
@@ -16,7 +17,7 @@ from numba import types
 from numba.extending import intrinsic, overload
 
 from . import lanes
-from .lanes import FLOAT, FUSED, INT, INT4, LANES, VECTOR, Code, _same, features
+from .lanes import FLOAT, FUSED, INT, INT4, LANES, VECTOR, Code, _same, even, features
 
 EIGHT, SHORTS = ir.VectorType(FLOAT, 8), ir.VectorType(ir.IntType(16), 8)
 WORDS = ir.VectorType(ir.IntType(32), 8)
@@ -65,8 +66,8 @@ class Nibbles(Code):
 
     def put(self, piece, places):
         both = [lane // 2 + lane % 2 * 8 for lane in range(LANES)]
-        for even, odd, place in zip(piece[:2], piece[2:], places, strict=True):
-            self.store(self.shuffled(even, odd, both), place)
+        for one, next_one, place in zip(piece[:2], piece[2:], places, strict=True):
+            self.store(self.shuffled(one, next_one, both), place)
 
     def times(self, vector, number: float):
         return self.builder.fmul(vector, _same(EIGHT, number), flags=FUSED)
@@ -176,10 +177,18 @@ def _dots(context, kind, heads, group, width, q, first, codes, steps, size, scor
 
 @overload(dots, prefer_literal=True)
 def _dots_of(kind, heads, group, width, q, first, codes, steps, size, scores):
-    way = _dots if able(kind, width) else lanes.dots
-    return lambda kind, heads, group, width, q, first, codes, steps, size, scores: way(
-        kind, heads, group, width, q, first, codes, steps, size, scores
-    )
+    if not able(kind, width):
+        return lambda kind, heads, group, width, q, first, codes, steps, size, scores: lanes.dots(
+            kind, heads, group, width, q, first, codes, steps, size, scores
+        )
+
+    def code(kind, heads, group, width, q, first, codes, steps, size, scores):
+        if even(q, first, heads):
+            _dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+        else:
+            lanes.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+
+    return code
 
 
 @intrinsic(prefer_literal=True)

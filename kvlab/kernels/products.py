@@ -6,26 +6,26 @@ three bytes: a query beside the largest of its channels, weights beside the larg
 of channels. What is rounded off is 2^-24 of the largest, as in fp32. Codes of four tokens are brought side by
 side in a register: for K, where a token's products are added up, four channels of each; for V one channel.
 
-That is too little for most channels of a query with an outlier, where keys are 0: such queries are multiplied
-as numbers (`_even`). A weight has its token's scale in it, so one that holds attention and no value is small.
+That is too little for most channels of a query with an outlier, where keys are 0: such queries are
+multiplied as numbers (`lanes.even`). A weight has its token's scale in it, so one that holds attention and no
+value is small.
 
 `dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs (after a look at
 `nibbles.py`) then, on other processors, for other codes, and where registers are too few for the sums of so
 many query heads and scales.
 """
 
-# Compiled into this: kernels/lanes.py 0c1d9431, kernels/nibbles.py f93c28e3
+# Compiled into this: kernels/lanes.py 5ecc7181, kernels/nibbles.py b4b36e38
 
 from __future__ import annotations
 
-import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
 from . import nibbles
-from .lanes import FAST, FLOAT, INT, INT4, INT8, LANES, VECTOR, Code, _same, features
+from .lanes import FLOAT, INT, INT4, INT8, LANES, VECTOR, Code, _same, even, features
 
 NEEDED = {"+avx512vnni", "+avx512vbmi"}  # the products, and bytes that go anywhere in a register
 BYTE, WORD = ir.IntType(8), ir.IntType(32)
@@ -37,7 +37,6 @@ BLOCK = 512  # tokens whose weights are told by one unit
 SIGNED, UNSIGNED = 8_300_000.0, 16_777_000.0  # what three bytes hold, nearly
 LEAST = 1e-30  # of the largest of numbers: a unit is that of this at least
 ZERO = {INT8: 128, INT4: 8}  # the code of 0, from 0 on
-OUTLIER = 64  # times as large as half of a query's channels
 SUMS = 24  # vectors of sums that lie in registers at a time, at most
 
 
@@ -49,21 +48,6 @@ def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
 def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
     """`lanes.add_up`. Weights have room for a multiple of `LANES`, and are 0 behind `size`."""
     nibbles.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
-
-
-@njit(fastmath=FAST)
-def _even(q, first, heads):
-    """Whether in all of these heads' queries half of the channels are no more than `OUTLIER` times smaller
-    than the largest; not where one is NaN."""
-    for head in range(first, first + heads):
-        most, large = np.float32(0.0), 0
-        for channel in range(q.shape[1]):
-            most = max(most, abs(q[head, channel]))
-        for channel in range(q.shape[1]):
-            large += abs(q[head, channel]) * np.float32(OUTLIER) >= most
-        if 2 * large < q.shape[1]:
-            return False
-    return True
 
 
 def able(kind, heads, group, width) -> bool:
@@ -260,7 +244,7 @@ def _dots_of(kind, heads, group, width, q, first, codes, steps, size, scores):
         )
 
     def code(kind, heads, group, width, q, first, codes, steps, size, scores):
-        if _even(q, first, heads):
+        if even(q, first, heads):
             _dots(kind, heads, group, width, q, first, codes, steps, size, scores)
         else:
             nibbles.dots(kind, heads, group, width, q, first, codes, steps, size, scores)

@@ -16,7 +16,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py 76d2c3c6, kernels/lanes.py 0c1d9431
+# Compiled into this: kernels/cpu.py c079d356, kernels/lanes.py 5ecc7181
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ def test_a_forked_process_has_threads_of_its_own():
     assert os.waitpid(child, 0)[1] == 0 and team.helpers() is before
 
 
-@pytest.mark.skipif(team._found is None, reason="this system does not say where a thread runs")
+@pytest.mark.skipif(team.sched_getcpu is None, reason="this system does not say where a thread runs")
 def test_a_helper_leaves_the_leaders_processor(monkeypatch):
     """Where it would only keep the leader from running; it moves if there is another one."""
     mine, seen = os.sched_getaffinity(0), []
