@@ -327,10 +327,9 @@ class KVLabLM(TemplateLM):
         """Tell whoever runs lm-eval's own command what was cut off; of ours the table says it."""
         if self._shortened and self.on_progress is None:
             count, most = len(self._shortened), self.max_length
-            print(
-                f"kvlab: {count} prompts are longer than {most} tokens and lose their beginning",
-                file=sys.stderr,
-            )
+            many = "prompt is" if count == 1 else "prompts are"
+            lost = "loses its" if count == 1 else "lose their"
+            print(f"kvlab: {count} {many} longer than {most} tokens and {lost} beginning", file=sys.stderr)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of

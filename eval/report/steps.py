@@ -40,6 +40,7 @@ AGAINST = {  # kind of rows -> whose time is divided by whose
         ("kvlab, compiled: snapkv:budget=0.2", "kvlab, compiled: full"),
     ),
 }
+LEVELS = ("AVX512", "AVX2")  # what torch says that a processor can; tables and the picture show the first
 DRAWN = (  # whose steps the picture shows
     "llama.cpp: f32", "transformers: hf-dynamic", "kvlab, eager: full", "kvlab, compiled: full",
     "kvlab, compiled: int8",
@@ -55,6 +56,11 @@ def rows(cells: Iterable[dict]) -> list[dict]:
         shared["shape"] = cell["task"].split(":")[1:-1]
         found += [shared | row for row in cell["rows"]]
     return found
+
+
+def of_level(rows: list[dict], simd: str = LEVELS[0]) -> list[dict]:
+    """Those that were measured on a processor that can this and no more."""
+    return [row for row in rows if row["simd"] == simd]
 
 
 def lines(cells: list[dict]) -> list[str]:

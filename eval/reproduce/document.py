@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.files import write_file
-from ..report import steps
+from ..report import attention, steps
 from . import peers, tables
 from .collect import read, text
 
@@ -18,7 +18,12 @@ def write_peers(cells: Iterable[dict], file: Path, fill: bool, show) -> None:
 
 def write_steps(cells: Iterable[dict], file: Path, fill: bool, show) -> None:
     """The rows of `python -m eval steps`; fill: as above."""
-    _write(steps.rows(cells), steps.ABOUT, ("model", "shape", "context"), file, fill, show)
+    _write(steps.rows(cells), steps.ABOUT, ("model", "shape", "context", "simd"), file, fill, show)
+
+
+def write_attention(cells: Iterable[dict], file: Path, fill: bool, show) -> None:
+    """The rows of `python -m eval attention`; fill: as above."""
+    _write(attention.rows(cells), attention.ABOUT, ("simd", "tokens"), file, fill, show)
 
 
 def _write(rows: list[dict], about: str, of_cell: tuple, file: Path, fill: bool, show) -> None:

@@ -27,7 +27,7 @@ SINCE = ("keydiff", "keynorm", "lagkv", "adakv:of=keydiff", "d2o", "quest", "rkv
 UNTURNED = ("expected", "shadowkv")  # which read keys before RoPE
 ROUNDED = ("int4", "int4:rotate=true", "int5", "mixed", "nvfp4", "mxfp4", "turboquant")
 THRESHOLDS = ("0.03", "0.06", "0.12", "0.24")
-BUDGETS, ONE = ("0.05", "0.1", "0.2", "0.4"), ("0.2",)
+BUDGETS, ONE, ALL = ("0.05", "0.1", "0.2", "0.4"), ("0.2",), ("1.0",)
 WRAPPED = (
     "keydiff", "keydiff:chunk=8", "keydiff:merge=true", "keydiff:renumber=true", "keydiff:every=8", "quest",
     "quest:digest=centre", "quest+int8", "infinigen", "infinigen+int4",
@@ -37,6 +37,7 @@ NEEDLES = ("needles_single", "needles_multikey", "needles_two_hops")
 SHAPES = ("needles_multivalue", "needles_multiquery", "needles_tracking")
 SHAPED = ("full", "int8", "int4", "h2o", "snapkv", "keydiff", "kvzip", "topk")
 RULER = ("niah_single_1", "niah_multikey_2", "ruler_vt")
+WORDS = ("ruler_cwe", "ruler_fwe")
 SHOTS = 5
 ASKED_AGAIN = ("full", "kvzip", "keydiff", "snapkv", "h2o", "adakv:of=keydiff", "random")
 READ_ON = ("full", "int8", "int4", "kivi2", "sinks", "h2o", "snapkv", "tova", "topk", "infinigen")
@@ -81,12 +82,20 @@ def needles_shapes(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return shaped(quick, 1024, 50, answer=48, methods=SHAPED, budgets=ONE, tasks=tasks)
 
 
+def needles_budgets(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """One odd fact in 1,024 tokens, from a twentieth of them to all."""
+    budgets = ONE if quick else BUDGETS + ALL
+    methods = ("full", "int8", "int4", *CHOOSING, "quest")
+    return shaped(quick, 1024, 100, methods=methods, budgets=budgets, tasks=NEEDLES[:1], dtype="float32")
+
+
 def shaped(quick: bool, length: int, documents: int, answer: int = 20, **asked) -> dict[str, Measurement]:
     """One of these under both protocols, with answers of so many tokens."""
     shared = {"jobs": 0, "model": "smollm2", "dtype": "bfloat16", "batch_size": 25}
     shared |= {"limit": 4 if quick else None, "gen_kwargs": f"max_gen_toks={answer}"}
     shared |= {"metadata": json.dumps({"lengths": [length], "documents": documents})}
-    return {protocol: Accuracy(protocol=protocol, **shared, **asked) for protocol in (FIRST, INSIDE)}
+    shared |= asked
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
 def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER, budgets=ONE) -> Callable:
@@ -102,6 +111,14 @@ def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER, budgets=O
         return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
     return parts
+
+
+def ruler_words(quick: bool, rows: Path | None) -> dict[str, Measurement]:
+    """RULER's word counts: what is said most often in 1,024 tokens, of which no few say it."""
+    shared = {"methods": ("full", "int8", "int4", *CHOOSING), "budgets": ONE, "jobs": 0, "batch_size": 25}
+    shared |= {"model": "smollm2", "dtype": "float32", "limit": 2 if quick else 100}
+    shared |= {"tasks": WORDS[1:] if quick else WORDS, "metadata": json.dumps({"max_seq_lengths": [1024]})}
+    return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
 def lambada(quick: bool, rows: Path | None) -> dict[str, Measurement]:
@@ -280,6 +297,9 @@ STUDIES = {
         needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip"), hops=True),
         points=True,
     ),
+    "needles_budgets": Study(
+        "SmolLM2-135M-Instruct finds one odd fact in 1,024 tokens, from 5 % of them to all", needles_budgets
+    ),
     "needles_2k": Study(
         "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",
         needles(2048, 100, EXACT + CHOOSING),
@@ -318,6 +338,9 @@ STUDIES = {
         "SmolLM2-135M-Instruct on RULER's single needle in 8,192 tokens, all that it was trained for",
         ruler(8192, 25, RULER[:1]),
         points=True,
+    ),
+    "ruler_words": Study(
+        "SmolLM2-135M-Instruct on RULER's word counts in 1,024 tokens", ruler_words, points=True
     ),
     "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..core.files import write_file
 from ..core.modules import ROOT
-from ..report import contexts, steps
+from ..report import attention, contexts, steps
 from ..report.perplexity import beyond, bits
 from ..report.tables import HALF
 from . import peers
@@ -355,11 +355,22 @@ def pairs(model: str) -> str:
 
 def speed(kind: str, *arguments: str) -> str:
     """Decode steps beside llama.cpp's and transformers': `times` and `bandwidths` MODEL THREADS, `ratios`
-    THREADS; then the kind of rows, where it is not steps as they are."""
-    head, body, rows = getattr(steps, kind)(study("speed"), *arguments)
+    THREADS; then the kind of rows, where it is not steps as they are; then what the processor can, where
+    that is not the first of `steps.LEVELS`."""
+    *said, last = arguments
+    level, said = (last, said) if last in steps.LEVELS else (steps.LEVELS[0], arguments)
+    head, body, rows = getattr(steps, kind)(steps.of_level(study("speed"), level), *said)
     if not rows:
         return "Not made yet: `make bench PEERS=1` makes it."
     return "\n\n".join([markdown(head, body), steps.stands_on(rows)])
+
+
+def kernels(simd: str) -> str:
+    """Attention alone, compiled for these instructions: shares of the bandwidth and ratios to fp32 sdpa."""
+    head, body, rows = attention.fractions(study("attention"), simd)
+    if not rows:
+        return "Not made yet: `python -m eval attention --collect` makes it."
+    return "\n\n".join([markdown(head, body), attention.stands_on(rows)])
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -368,6 +379,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "costs": costs,
     "curves": curves,
     "formats": formats,
+    "kernels": kernels,
     "lengths": lengths,
     "peers": pairs,
     "perplexity": perplexity,

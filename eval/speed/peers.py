@@ -23,7 +23,7 @@ PROMPTS = {"workshop": (2048,), "smollm2": (2048, 8192)}  # tokens
 STEPS = 8  # of a row in a round, at most
 MINUTES = {  # of all cells of a model on two quiet cores with llama.cpp, about: estimated, not measured
     "workshop": {"steps": 4, "batches and layers": 1, "narrow weights": 1, "prompt": 1},
-    "smollm2": {"steps": 12, "narrow weights": 4, "prompt": 14},
+    "smollm2": {"steps": 22, "narrow weights": 4, "prompt": 14},
 }
 
 
@@ -117,7 +117,7 @@ class Steps(Measurement):
         return ", ".join([f"steps of {cell.model} at {context} tokens", *shape])
 
     def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.steps import draw, lines
+        from ..report.steps import draw, lines, of_level
         from ..reproduce.collect import read
         from ..reproduce.document import write_steps
 
@@ -127,7 +127,7 @@ class Steps(Measurement):
         if self.collect:
             write_steps(cells, FILE, True, show)
             if FILE.is_file():
-                draw(read(FILE), FILE.parent)
+                draw(of_level(read(FILE)), FILE.parent)
 
 
 def named(model: str) -> str | None:

@@ -11,8 +11,10 @@ from ..accuracy.taskset import STORIES
 from ..core.digests import digest, methods_digest, model_digest
 from ..core.errors import Failed, Problem, describe
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
+from ..core.modules import ROOT
 
-LENGTHS = (2048, 8192, 32768)  # tokens attended to by the study attention
+LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
+FILE = ROOT / "docs" / "results" / "attention.json"
 
 
 @dataclass(kw_only=True)
@@ -140,10 +142,16 @@ class Attention(Measurement):
     threads = 1
 
     limit: int | None = option("the shortest length and few repeats only", type=count)
+    collect: bool = option(
+        "set what is measured into docs/results/attention.json and into the documents, too",
+        False, action="store_true",
+    )  # fmt: skip
 
     def cells(self) -> list[Cell]:
+        from .attention import simd
+
         lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
-        config = {"code": self.code(self.maker), "repeats": repeats, "threads": 1}
+        config = {"code": self.code(self.maker), "repeats": repeats, "threads": 1, "simd": simd()}
         return [
             Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths
         ]
@@ -154,9 +162,13 @@ class Attention(Measurement):
         return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
 
     def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.studies import write_attention
+        from ..report.attention import write
+        from ..reproduce.document import write_attention
 
-        write_attention([store.load(cell) for cell in self.cells()], store.out)
+        cells = [cell for cell in map(store.load, self.cells()) if cell]
+        write(cells, store.out)
+        if self.collect:
+            write_attention(cells, FILE, True, show)
 
 
 @dataclass(kw_only=True)

@@ -446,7 +446,7 @@ def test_every_cell_carries_what_it_stands_on(tmp_path, monkeypatch):
     (cell,) = (json.loads(path.read_text()) for path in (tmp_path / "cells").glob("*.json"))
     assert cell["task"] == "attention:2048" and cell["machine"]["threads"] == 1
     assert {"python", "torch", "transformers"} <= set(cell["versions"]) and "commit" in cell
-    assert set(cell["config"]) == {"code", "repeats", "threads", "tokens"}
+    assert set(cell["config"]) == {"code", "repeats", "simd", "threads", "tokens"}
 
 
 @pytest.mark.parametrize("words", [["--help"], ["speed", "--help"], ["speed", "--tasks", "recall"], ["al"]])

@@ -10,7 +10,7 @@ import torch
 import kvlab
 from eval.__main__ import main
 from eval.report import steps as report
-from eval.reproduce import collect, tables
+from eval.reproduce import collect, document, tables
 from eval.speed import llama, peers, prompts, steps
 
 COARSE = {"f32": 2e-3, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.5}  # flash attention keeps K and V in fp16
@@ -122,6 +122,23 @@ def test_the_faster_way_to_attend_counts():
     assert report.times(rows, "m", "2")[1][0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
     assert report.ratios(rows, "1")[1][0][1:] == ["1.50"] and report.ratios(rows, "2")[1][0][1:] == ["2.00"]
     assert report.ratios(rows, "1")[1][1][1:] == ["–"]  # nothing was measured of it
+
+
+def test_processors_that_can_less_have_tables_of_their_own(tmp_path, monkeypatch):
+    about = {"shape": [], "machine": "m", "torch": "2", "weights": "fp32", "weight_bytes": 1}
+    about |= {"bandwidth_gbps": 1.0, "made": "2026-11-25", "code_digest": "c"}
+    stored = [
+        row("full", ms, ms, "us") | about | {"simd": simd} for simd, ms in (("AVX512", 1.0), ("AVX2", 2.0))
+    ]
+    monkeypatch.setattr(tables, "study", lambda name: stored)
+    first, other = tables.speed("times", "m", "1"), tables.speed("times", "m", "1", "AVX2")
+    assert "| us: full | 1.00 (" in first and "m, AVX512, " in first
+    assert "| us: full | 2.00 (" in other and "m, AVX2, " in other
+    file = tmp_path / "speed.json"
+    file.write_text(collect.text("speed", "about", stored))
+    new = row("full", 3.0, 3.0, "us") | about | {"simd": "AVX2"}
+    kept = document.elsewhere([new], ("model", "shape", "context", "simd"), file)
+    assert [one["simd"] for one in kept] == ["AVX512"]  # measuring on one machine takes nothing of another's
 
 
 def test_what_a_step_grows_with(tmp_path):

@@ -1,0 +1,36 @@
+"""The suite `attention`: every kernel beside fp32, and rows of other processors beside those of this one."""
+
+import json
+
+from eval.__main__ import main
+from eval.reproduce import tables
+from eval.reproduce.collect import read
+from eval.studies import attention, measurements
+
+HEAD = 32
+
+
+def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(measurements, "LENGTHS", (64,))
+    monkeypatch.setattr(attention, "FORMATS", {"int8": attention.FORMATS["int8"]})
+    monkeypatch.setattr(attention, "SHAPES", {"one": (8, 1, HEAD), "groups": (2, 3, HEAD)})
+    monkeypatch.setattr(attention, "DECODED", "one")
+    monkeypatch.setattr(attention, "SWEPT", 64)
+    monkeypatch.setattr(measurements, "FILE", tmp_path / "stored.json")
+    monkeypatch.setattr(tables, "DOCUMENTS", ())
+    words = ["attention", "--limit", "1", "--out", str(tmp_path), "--collect"]
+    assert main(words) == 0
+    rows = json.loads((tmp_path / "attention.json").read_text())
+    assert [row["kernel"] for row in rows] == ["fp32-sdpa", "int8", "int8-decode", "fp32-sdpa", "int8"]
+    assert rows[0]["speedup"] == rows[3]["speedup"] == 1
+    assert rows[1]["bytes"] == 2 * 8 * 64 * (HEAD + 2)
+    assert rows[1]["bits"] == 8 + 16 / HEAD
+    assert all(row["ms"] > 0 and row["tokens"] == 64 for row in rows)
+    assert "decode attention" in capsys.readouterr().out
+    monkeypatch.setattr(attention, "simd", lambda: "another processor's")
+    assert main(words) == 0  # whose rows stand beside
+    stored = read(tmp_path / "stored.json")
+    assert [row["simd"] for row in stored] == ["another processor's"] * 5 + [rows[0]["simd"]] * 5
+    monkeypatch.setattr(tables, "study", lambda name: stored)
+    assert "| groups: `int8` | " in tables.kernels(rows[0]["simd"])
+    assert tables.kernels("AVX-1024").startswith("Not made yet")
