@@ -274,7 +274,8 @@ def test_every_code_is_the_number_that_torch_says(machine, tmp_path):
 @pytest.mark.parametrize("machine", ASKED)
 def test_products_of_whole_blocks_are_those_of_their_numbers(machine, tmp_path):
     """Integers by products of bytes, or words of codes, where there are any: of blocks that are not whole,
-    several query heads, scales, weights of very different size, and a query that is nothing or no number."""
+    several query heads, scales, weights of very different size, and a query that is nothing, no number, or
+    has a channel that is large where keys are 0."""
     run_for(machine, PRODUCTS, tmp_path)
 
 
@@ -318,6 +319,12 @@ def tried(kind, head_dim, group, heads, tokens):
     right = first + weights[:, :tokens].astype(float) @ numbers
     largest = np.abs(first) + weights[:, :tokens].astype(float) @ np.abs(numbers)
     assert near(total, right, largest.max())
+    lacking, asked = codes.copy(), q.copy()  # an outlier of the query, where keys are 0, drowns no channel
+    lacking[:, 5] = 0 if kind == lanes.INT8 else lacking[:, 5] & 240 | 8
+    asked[:, 5], numbers[:, 5] = 1e6, 0
+    both(asked, total.copy(), weights, lacking, steps, scores)
+    right = q.astype(float) @ numbers.T
+    assert near(scores[:, :tokens], right, np.abs(q).max() * np.abs(numbers).max() * head_dim**0.5)
     q[0, 3], q[-1] = np.nan, 0 if heads > 1 else np.inf
     weights[:] = 0
     before = total.copy()
