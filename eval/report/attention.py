@@ -49,17 +49,15 @@ def table(shape: str, found: list[dict]) -> Table:
     return made
 
 
-def fractions(found: list[dict], simd: str) -> tuple[list[str], list[list[str]], list[dict]]:
-    """Heads and formats by tokens: the share of the read bandwidth, and how many times as fast as fp32 sdpa;
-    the rows that this is made of."""
-    mine = [row for row in found if row["simd"] == simd and not row["kernel"].endswith("-decode")]
-    at = {(row["shape"], row["kernel"], row["tokens"]): row for row in mine}
-    lengths = sorted({row["tokens"] for row in mine})
-    body = [
-        [f"{shape}: `{kernel}`", *(said(at.get((shape, kernel, tokens))) for tokens in lengths)]
-        for shape, kernel in dict.fromkeys((row["shape"], row["kernel"]) for row in mine)
-    ]
-    return ["of the bandwidth (over sdpa)", *(f"{tokens:,} tokens" for tokens in lengths)], body, mine
+def fractions(found: list[dict], simd: str, tokens: int) -> tuple[list[str], list[list[str]], list[dict]]:
+    """Formats by heads, over so many tokens: the share of the read bandwidth, and how many times as fast as
+    fp32 sdpa; the rows that this is made of."""
+    mine = [row for row in found if row["simd"] == simd and row["tokens"] == tokens]
+    mine = [row for row in mine if not row["kernel"].endswith("-decode")]
+    at = {(row["kernel"], row["shape"]): row for row in mine}
+    shapes, kernels = (list(dict.fromkeys(row[key] for row in mine)) for key in ("shape", "kernel"))
+    body = [[f"`{kernel}`", *(said(at.get((kernel, shape))) for shape in shapes)] for kernel in kernels]
+    return [f"{tokens:,} tokens: of the bandwidth (over sdpa)", *shapes], body, mine
 
 
 def said(row: dict | None) -> str:

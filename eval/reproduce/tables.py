@@ -365,9 +365,9 @@ def speed(kind: str, *arguments: str) -> str:
     return "\n\n".join([markdown(head, body), steps.stands_on(rows)])
 
 
-def kernels(simd: str) -> str:
-    """Attention alone, compiled for these instructions: shares of the bandwidth and ratios to fp32 sdpa."""
-    head, body, rows = attention.fractions(study("attention"), simd)
+def kernels(simd: str, tokens: str) -> str:
+    """Attention alone over so many tokens, compiled for these instructions: shares of the bandwidth."""
+    head, body, rows = attention.fractions(study("attention"), simd, int(tokens))
     if not rows:
         return "Not made yet: `python -m eval attention --collect` makes it."
     return "\n\n".join([markdown(head, body), attention.stands_on(rows)])

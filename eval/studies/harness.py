@@ -131,7 +131,8 @@ def main() -> None:
         "protocol": "question-inside",
         "engine": engine_of(kvlab.load(chosen.model, device="cpu", engine="compiled")[0], chosen.batch_size),
     }
-    made = {"machine": machine("cpu", 1), "versions": versions(), "commit": commit()}
+    made = {"machine": machine("cpu", 1), "simd": torch.backends.cpu.get_cpu_capability()}
+    made |= {"versions": versions(), "commit": commit()}
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     for row in compare(chosen.model, tasks, chosen.limit, chosen.batch_size, chosen.rounds, chosen.methods):

@@ -32,5 +32,6 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     stored = read(tmp_path / "stored.json")
     assert [row["simd"] for row in stored] == ["another processor's"] * 5 + [rows[0]["simd"]] * 5
     monkeypatch.setattr(tables, "study", lambda name: stored)
-    assert "| groups: `int8` | " in tables.kernels(rows[0]["simd"])
-    assert tables.kernels("AVX-1024").startswith("Not made yet")
+    shown = tables.kernels(rows[0]["simd"], "64")
+    assert "(over sdpa) | one | groups |" in shown and "\n| `int8` | " in shown and "decode" not in shown
+    assert tables.kernels("AVX-1024", "64").startswith("Not made yet")

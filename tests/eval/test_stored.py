@@ -13,7 +13,10 @@ from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
-OTHERS = {RESULTS / f"{name}.json" for name in ("clock", "harness", "ray", "hours")}  # of other commands
+OTHERS = {
+    RESULTS / f"{name}.json"
+    for name in ("attention", "clock", "harness", "harness_avx2", "harness_all", "ray", "hours")
+}  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 STUDIED = [file for file in STORED if file.stem in STUDIES]
 KEYS = {"model", "model_digest", "data_digest", "code_digest", "method_digest", "machine", "torch", "made"}
@@ -89,10 +92,13 @@ def test_what_the_readme_says_of_later_methods_is_stored():
     assert len(told) > 5 and told <= stored, told - stored
 
 
-def test_the_harness_beside_hflm_is_what_is_stored():
-    stored = json.loads((ROOT / "docs/results/harness.json").read_text(encoding="utf-8"))["rows"]
+@pytest.mark.parametrize(
+    "name, head", [("harness", "| over HFLM |"), ("harness_avx2", "| over HFLM, AVX2 alone |")]
+)
+def test_the_harness_beside_hflm_is_what_is_stored(name, head):
+    stored = json.loads((ROOT / f"docs/results/{name}.json").read_text(encoding="utf-8"))["rows"]
     text = (ROOT / "docs/protocols.md").read_text(encoding="utf-8")
-    table = text[text.index("| over HFLM |") :].split("\n\n")[0].splitlines()
+    table = text[text.index(head) :].split("\n\n")[0].splitlines()
     assert [cell.strip() for cell in table[0].split("|")[2:-1]] == [
         row["task"].removesuffix("_openai") for row in stored
     ]
