@@ -16,7 +16,7 @@ from ..core.modules import ROOT
 
 FILE = ROOT / "docs" / "results" / "speed.json"
 ROUNDS = 8
-CONTEXTS = {"workshop": (256, 2048, 8192, 16384), "smollm2": (256, 2048, 8192, 16384)}
+CONTEXTS = dict.fromkeys(("workshop", "smollm2"), (256, 2048, 8192, 16384))
 GROWING = {"batch": (2, 4, 8), "layers": (2, 4, 16)}  # of the workshop model, at the first of its contexts
 NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32
 PROMPTS = {"workshop": (2048,), "smollm2": (2048, 8192)}  # tokens

@@ -144,7 +144,7 @@ def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--studies", "speeches"], "expected one of passages, needles, needles_budgets, needles_2k"),
+    (["--studies", "speeches"], "expected one of passages, needles, needles_2k, needles_4k"),
     (["--rows", "nowhere"], "there is no such folder"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, said, capsys):
