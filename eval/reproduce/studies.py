@@ -109,7 +109,7 @@ def ruler(length: int, documents: int, tasks: tuple[str, ...] = RULER, budgets=O
 def ruler_words(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     """RULER's word counts: what is said most often in 1,024 tokens, asked of the full cache, for which
     protocols make no difference; 120 tokens an answer take more hours than all else of RULER."""
-    shared = {"methods": ("full",), "budgets": ONE, "jobs": 0, "batch_size": 25, "protocol": INSIDE}
+    shared = {"methods": ("full",), "jobs": 0, "batch_size": 25, "protocol": INSIDE}
     shared |= {"model": "smollm2", "dtype": "float32", "limit": 2 if quick else 100}
     shared |= {"tasks": WORDS[1:] if quick else WORDS, "metadata": json.dumps({"max_seq_lengths": [1024]})}
     return {INSIDE: Accuracy(**shared)}
