@@ -135,7 +135,9 @@ def chosen(words: list[str] | None) -> list[Measurement]:
 
 def value_of(field, arguments):
     """A field's value: what was given, separated where it is many."""
-    value = getattr(arguments, field.name)
+    value = getattr(
+        arguments, field.name, field.default
+    )  # `speed` stands for `attention`, whose own it lacks
     return tuple(split(value, field.name)) if isinstance(value, list) else value
 
 

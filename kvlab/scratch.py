@@ -29,11 +29,13 @@ def folder(name: str) -> Path:
 def set_up() -> None:
     """Once in a process: where $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
     read-only one), the caches of this process and of those it starts go to a temporary folder, and one line
-    says so. What the user has set for other packages stays, but a folder that numba cannot write to."""
-    compiled = os.environ.get("NUMBA_CACHE_DIR")
-    if compiled and not writable(Path(compiled)):
-        os.environ["NUMBA_CACHE_DIR"] = str(temporary() / "numba")
-        _say(compiled, os.environ["NUMBA_CACHE_DIR"])
+    says so. What the user has set for other packages stays, but a folder that numba or torch's compiler
+    cannot write to."""
+    for name, inside in (("NUMBA_CACHE_DIR", "numba"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
+        compiled = os.environ.get(name)
+        if compiled and not writable(Path(compiled)):
+            os.environ[name] = str(temporary() / inside)
+            _say(compiled, os.environ[name])
     kept, home = os.environ.get("KVLAB_CACHE"), user_folder()
     ours, theirs = writable(Path(kept) if kept else home), writable(home)
     if ours and theirs:

@@ -66,7 +66,7 @@ EXAMPLES = {  # task -> (prompt as lm-eval builds it, document)
         f"{SHOT}Question: Ada has 2 boats. She buys 3. How many has she?\nAnswer:",
         {"question": "Ada has 2 boats. She buys 3. How many has she?"},
     ),
-    "gsm8k_cot": (f"{SHOT}Question: What is 2 + 3?\nAnswer:", {"question": "What is 2 + 3?"}),
+    "gsm8k_cot": ("Q: What is 1 + 1?\nA: 2\n\nQ: What is 2 + 3?\nA:", {"question": "What is 2 + 3?"}),
     "ruler_qa_squad": (
         f"Answer the question.\n\nThe following are given documents.\n\nDocument 1:\n{STORY}\n\nAnswer the "
         "question.\n\nQuestion: Who has it?",
@@ -116,7 +116,7 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
         "How many did she have before?\nAnswer:",
         {"question": "Ada has 2 boats. She buys 3. How many did she have before?"},
     ),
-    "gsm8k_cot": ("Question: How much is 7 times 8?\nAnswer:", {"question": "How much is 7 times 8?"}),
+    "gsm8k_cot": ("Q: How much is 7 times 8?\nA:", {"question": "How much is 7 times 8?"}),
     "ruler_qa_squad": ("Question: What colour has her boat?", {}),
     "mmlu_anatomy_continuation": (
         "Question: Which one grows?\nAnswer:",

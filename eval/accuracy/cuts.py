@@ -79,18 +79,23 @@ def last_sentence(text: str, document: dict) -> int | None:
 
 
 def last_question(text: str, document: dict) -> int | None:
-    """Before the last sentence of the document's question; before the item where it is the only one."""
+    """Before the last sentence of the document's question; where it is the only one, before the item, which
+    the question or a word in front of it begins, and None where nothing is before that."""
     question = str(document.get("question", "")).strip()
     at = text.rfind(question) if question else -1
     inside = last_sentence(question, document)
     if at < 0 or inside:
         return None if at < 0 else at + inside
-    return max(0, text.rfind("Question:", 0, at))
+    lead = re.search(r"(?:Question|Problem|Q):\s*\Z", text[:at])
+    return (lead.start() if lead else at) or None
 
 
-def until_gap(stem: str) -> str:
-    """What a sentence with a gap begins with."""
-    return stem.partition("_")[0].strip()
+def gap(text: str, document: dict) -> int | None:
+    """Before the last sentence with a gap, of which the prompt has what is before it, or, where that is
+    nothing, one of the words that may fill it: behind the last blank line."""
+    stem = str(document.get("sentence", "")).partition("_")[0].strip()
+    at = text.rfind(stem) if stem else text.rfind("\n\n") + 2
+    return at if at >= 0 and (stem or "\n\n" in text) else None
 
 
 FACTS = Cut('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
@@ -112,13 +117,13 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
     ),
     r"winogrande": Cut(
         "before the tested item", "its two choices are two contexts with one continuation",
-        item("sentence", change=until_gap), shots=True,
+        gap, shots=True,
     ),
     r"rte|sglue_rte": Cut(
         "after the first sentence", "a premise, then a hypothesis", before(r"\nQuestion:")
     ),
     r"boolq": Cut("after the passage", "a natural passage and question", after("passage")),
-    r"lambada(_openai|_standard)?.*": Cut(
+    r"lambada(_openai|_standard)?(_mt_\w+)?": Cut(
         "before the last sentence", "guessable from the passage, not from the sentence", last_sentence
     ),
     r"squadv2": Cut(*PASSAGE, after("context")),
@@ -148,6 +153,7 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
 }  # fmt: skip
 REFUSED = {  # the same -> why there is nothing to cut
     r"prose|wikitext.*|.*perplexity.*": "every token is scored, so nothing is a question",
+    r"lambada\w*_cloze\w*": "behind the gap in its last sentence only an arrow follows",
     r"cloze": "the whole story is what the ending hangs on",
     r"squad_completion": "the passage is the text to be completed",
     r"longbench_(lcc|repobench).*": "the code before the line is the question",

@@ -149,9 +149,11 @@ class KVLabLM(TemplateLM):
             raise ValueError(f"batch_size={batch_size!r}: expected a whole number of at least 1")
         limit = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         try:
-            self.max_length = int(max_length or limit or 2048)
+            self.max_length = int((limit or 2048) if max_length is None else max_length)
         except ValueError:
-            raise ValueError(f"max_length={max_length!r}: expected a number of tokens") from None
+            self.max_length = 0
+        if self.max_length < 2:
+            raise ValueError(f"max_length={max_length!r}: expected a number of tokens from 2 on")
         self._device = entry_of(self.model)
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None

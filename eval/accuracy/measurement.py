@@ -11,7 +11,6 @@ from pathlib import Path
 from ..cluster.cut import planned
 from ..cluster.options import Pooled
 from ..core import workers
-from ..core.digests import digest
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
@@ -92,6 +91,10 @@ class Accuracy(Pooled):
         self._check_options()
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
+        if self.context_until is not None and (has := [task for task in self.tasks if cuts.known(task)]):
+            raise Problem(
+                f"--context-until {self.context_until!r}: the cut of task {has[0]} is known; ask it by itself"
+            )
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:
@@ -176,6 +179,9 @@ class Accuracy(Pooled):
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")
+        longest = self.model_arguments.get("max_length", 2)
+        if isinstance(longest, bool) or not isinstance(longest, int) or longest < 2:
+            raise Problem(f"--model-args max_length={longest}: expected a number of tokens from 2 on")
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise Problem("--fewshot-as-multiturn: turns need --apply-chat-template")
 
@@ -212,7 +218,7 @@ class Accuracy(Pooled):
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
         settings |= {"device_map": self.placed} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
-        files = {task: digest(taskset.files(task, self.sources)) for task in self.tasks}
+        files = {task: taskset.rows_digest(task, self.sources) for task in self.tasks}
         return [
             Cell(
                 self.model_name,

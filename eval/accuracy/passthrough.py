@@ -29,7 +29,7 @@ from kvlab.models import source_of
 from ..core.errors import Problem
 from . import cuts, extras, own, told
 from .lm import KVLabLM, identity
-from .protocols import INSIDE
+from .protocols import INSIDE, MANY, REUSE
 from .taskset import FOLDER, local_names
 
 NAME = "kvlab"
@@ -106,6 +106,11 @@ def _of_our_model(given: dict) -> dict:
     if given.get("device") is None:
         filled["device"] = "cuda:0" if torch.cuda.is_available() else "cpu"
     if path := given.get("use_cache"):
+        if (protocol := filled["model_args"]["protocol"]) in (MANY, REUSE):
+            raise Problem(
+                f"--use_cache {path}: under {protocol} questions on one context are asked together, and "
+                "lm-eval would ask those alone that it has no answer to"
+            )
         ours = dict(about)
         for name in ("batch_size", "max_batch_size", "device"):
             if (value := (given | filled).get(name)) is not None:
@@ -117,7 +122,11 @@ def _of_our_model(given: dict) -> dict:
 def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
     """Problem, before a model is loaded, for a task whose prompts are to be cut and have no cut. A group's
     members and a pattern's are not looked at: they are refused when they are reached."""
-    if about.get("protocol", INSIDE) == INSIDE or about.get(cuts.FIELD):
+    if about.get("protocol", INSIDE) == INSIDE:
+        return
+    if until := about.get(cuts.FIELD):
+        if has := [task for task in tasks if cuts.known(task)]:
+            raise Problem(f"{cuts.FIELD}={until}: the cut of task {has[0]} is known; ask it by itself")
         return
     files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
     found = [own.read(file, f"--tasks {file}") for file in files]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import difflib
+import hashlib
 import io
 import json
 import random
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..core.digests import digest
 from ..core.errors import Problem, describe
 from . import cuts, data, extras, own, told
 from .protocols import FIRST, INSIDE
@@ -31,6 +33,7 @@ STORIES = FOLDER / "data" / "prose"
 LOCAL = ("recall", "needle", "chain", "cloze", "prose", "recall_em", "needle_em", "chain_em")
 SHARED = ("recall_many",)  # local tasks whose documents are asked several questions
 AGREEMENT = "agreement"  # not an lm-eval task: see agreement.py
+DIGITS = 12  # of a digest
 FETCHERS = ("datasets", "huggingface_hub", "httpx", "httpx2")  # packages with errors that are no OSError
 
 
@@ -75,13 +78,15 @@ def from_file(path: str) -> tuple[str, str]:
 
 @cache
 def _on_rows(name: str, file: str, sources: Sources) -> Path:
-    """A folder with a YAML that lets a task read its rows, and its shots, from a file."""
+    """A folder with a YAML that lets a task read its rows from a file, and its shots, unless the task has
+    shots of its own."""
     entry = _manager_of(name, sources).task_index[name]
     if entry.yaml_path is None or "class" in own.read(entry.yaml_path, f"task {name}"):
         raise Problem(f"--data {name}: this task is written in Python and reads its own data")
     folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rows = str(Path(file).resolve())
+    fixed = (own.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
     text = f"""include: {json.dumps(str(entry.yaml_path))}
 task: {json.dumps(name)}
 dataset_path: json
@@ -91,7 +96,7 @@ custom_dataset: null
 training_split: null
 validation_split: null
 test_split: test
-fewshot_split: test
+fewshot_split: {"null" if fixed else "test"}
 """
     (folder / "task.yaml").write_text(text, encoding="utf-8")
     return folder
@@ -115,6 +120,9 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
     local, checked = _manager(False, sources), []
     for name in names:
         _check_rows(name, sources)
+        entry = local.task_index.get(name) if name in local_names() else None
+        if entry is not None and entry.yaml_path is not None and Path(entry.yaml_path).parent != FOLDER:
+            raise Problem(f"task {name}: kvlab has a task of this name; give yours another one")
         if name == AGREEMENT or name in local.all_subtasks:
             checked.append(name)
             continue
@@ -256,6 +264,16 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
     theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
     known = {one.resolve() for one in beside}
     return [*beside, *(one for one in own.stands_on(file) if one not in known), *(rows or theirs)]
+
+
+@cache
+def rows_digest(name: str, sources: Sources = NONE) -> str:
+    """The digest of the files that a task's numbers stand on, or else of the documents that it reads."""
+    if found := files(name, sources):
+        return digest(found)
+    documents = load(name, sources)[name].eval_docs
+    text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def _texts(value) -> list[str]:

@@ -330,9 +330,7 @@ STUDIES = {
         ruler(8192, 25, RULER[:1]),
         points=True,
     ),
-    "ruler_words": Study(
-        "SmolLM2-135M-Instruct on RULER's word counts in 1,024 tokens", ruler_words, points=True
-    ),
+    "ruler_words": Study("SmolLM2-135M-Instruct on RULER's word counts in 1,024 tokens", ruler_words),
     "lambada": Study("SmolLM2-135M-Instruct says the last word of a passage", lambada),
     "after": Study("SmolLM2-135M-Instruct on the same documents, for methods of 2024 and 2025", after),
     "toy": Study("The workshop model answers one question on a document", toy),

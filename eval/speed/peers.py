@@ -62,13 +62,17 @@ class Steps(Measurement):
                 )
 
     def cells(self) -> list[Cell]:
-        if self.collect:
-            return []
-        methods, code = methods_digest(), self.code(self.maker)
+        return [] if self.collect else self.asked()
+
+    def asked(self) -> list[Cell]:
+        """The cells of these options, to be measured or to be collected."""
+        from .llama import there
+
+        methods, code, beside = methods_digest(), self.code(self.maker), there()
         found = []
         for model in self.models:
             config = {"model": model_digest(named(model)), "code": code, "method": methods}
-            config["rounds"] = self.rounds
+            config |= {"rounds": self.rounds, "llama.cpp": beside}  # once it is built, it is measured
             contexts = self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])
             tasks = [f"steps:{context}" for context in contexts]
             if model == "workshop" and not self.contexts:
@@ -121,7 +125,7 @@ class Steps(Measurement):
         from ..reproduce.collect import read
         from ..reproduce.document import write_steps
 
-        cells = list(store.records())
+        cells = [cell for cell in map(store.load, self.asked()) if cell]
         for line in lines(cells):
             show.line(line)
         if self.collect:

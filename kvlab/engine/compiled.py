@@ -166,7 +166,7 @@ class Forward:
                     if not off <= TOLERANCE:
                         raise Unsuited(f"its logits would be {off:.1g} off")
                 return body
-            except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
+            except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
                 why = first_line(error)
         raise Unsuited(why)
 
@@ -178,6 +178,8 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
     if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
         return False
     if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
+        return False
+    if torch.is_autocast_enabled("cpu"):  # in which modules compute in another dtype than they hold
         return False
     if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
         return False

@@ -56,7 +56,7 @@ class Fused:
         in all); received: see `attend_packed`."""
         if query.shape != self.asked or keys.shape != self.new or values.shape != self.new:
             return None
-        if query.dtype != self.dtype or keys.dtype != self.dtype or query.requires_grad:
+        if any(x.dtype != self.dtype for x in (query, keys, values)) or query.requires_grad:
             return None
         if not self.has_room(store):
             return None

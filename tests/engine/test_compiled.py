@@ -369,6 +369,14 @@ def test_what_only_looks_like_llama_stays_eager(change):
     assert engine_of(model) == "eager"
 
 
+@pytest.mark.parametrize("method", ["full", "int8"])
+@pytest.mark.parametrize("fast", [False, True])
+def test_under_autocast_the_models_modules_decode(method, fast):
+    model = pair(head_dim=32)[fast]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert torch.isfinite(decoded(model, method, [prompt(12)])).all()
+
+
 def test_nan_does_not_vanish():
     _, fast = pair()
     with torch.no_grad():

@@ -33,11 +33,35 @@ def test_every_row_has_a_stored_example():
     assert all("|" in line and line.split(": ", 1)[1][0] != "|" for line in stored.splitlines())
 
 
-@pytest.mark.parametrize("task", ["prose", "wikitext", "cloze", "squad_completion", "longbench_lcc"])
+@pytest.mark.parametrize(
+    "task", ["prose", "wikitext", "cloze", "lambada_openai_cloze_yaml", "squad_completion", "longbench_lcc"]
+)
 def test_where_nothing_is_to_be_cut_the_task_is_refused(task):
     with pytest.raises(Problem, match="no context to compress"):
         cut_of(task)
     assert not known(task) and any(re.fullmatch(pattern, task) for pattern in REFUSED)
+
+
+@pytest.mark.parametrize(
+    ("lead", "before"), [("Question: ", 9), ("Q: ", 9), ("Solve.\nProblem: ", 16), ("", 9)]
+)
+def test_a_problem_of_one_sentence_is_cut_before_its_item(lead, before):
+    document, cut = {"question": "What is 2 + 3?"}, cut_of("gsm8k_cot_llama")
+    text = f"Shots.\n\n\n{lead}What is 2 + 3?\nA:"
+    assert character(cut, "gsm8k_cot_llama", text, document) == before
+    with pytest.raises(Problem, match="not found in the prompt"):  # no shots: nothing is before it
+        character(cut, "gsm8k_cot_llama", "Q: What is 2 + 3?\nA:", document)
+
+
+def test_a_sentence_that_begins_with_its_gap_is_cut_before_the_choice():
+    document, cut = {"sentence": "_ was too big for it."}, cut_of("winogrande")
+    assert character(cut, "winogrande", "Ann had it.\n\nThe cup", document) == 13
+    with pytest.raises(Problem):
+        character(cut, "winogrande", "The cup", document)
+
+
+def test_lambadas_of_other_names_are_not_guessed():
+    assert known("lambada_openai_mt_de") and not known("lambada_mine")
 
 
 def test_an_unknown_task_is_refused_until_its_user_says_where():

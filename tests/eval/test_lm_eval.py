@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 from pathlib import Path
@@ -11,7 +12,7 @@ from lm_eval.api.model import CachingLM
 from lm_eval.tasks import TaskManager
 
 from eval.__main__ import main
-from eval.accuracy import KVLabLM
+from eval.accuracy import KVLabLM, taskset
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
 from eval.report import rows as report
@@ -265,6 +266,16 @@ def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypa
         (["--tasks", "recall", "--gen-kwargs", "max_gen_toks=3"], "none of the tasks writes text"),
         (["--tasks", "recall", "--context-until", ""], "--context-until ''"),
         (["--tasks", "recall", "--context-until", "WHO"], "add --protocol context-first"),
+        (
+            ["--tasks", "recall", "--context-until", " ", "--protocol", "context-first"],
+            "cut of task recall is known",
+        ),
+        (["--tasks", "recall", "--model-args", "max_length=0"], "max_length=0: expected a number of tokens"),
+        (
+            ["--tasks", "recall", "--model-args", "max_length=-5"],
+            "max_length=-5: expected a number of tokens",
+        ),
+        (["--tasks", "taken.yaml"], "task recall: kvlab has a task of this name"),
     ],
 )
 def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said):
@@ -274,10 +285,33 @@ def test_bad_input_is_one_line(ours, capsys, tmp_path, monkeypatch, words, said)
     (tmp_path / "nameless.yaml").write_text("output_type: multiple_choice\n")
     task = TASK.format(rows=tmp_path / "rows.jsonl").replace("my_fact", "strange")
     (tmp_path / "strange.yaml").write_text(f"{task}surprise: 1\n")
+    (tmp_path / "taken.yaml").write_text(task.replace("task: strange", "task: recall"))
     assert main([*ours, *words]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert line.startswith("error: ") and said in line, line
     assert not list((tmp_path / "out").glob("cells/*.json"))
+
+
+def test_shots_that_a_task_writes_itself_stay_and_documents_without_a_file_have_a_digest(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    own = TASK.format(rows=tmp_path / "rows.jsonl").replace("my_fact", "written")
+    own += "num_fewshot: 1\nfewshot_config:\n  sampler: first_n\n  samples:\n"
+    own += "    - {facts: F., ask: a, choices: [Zoe, Max], label: 0}\n"
+    (tmp_path / "written.yaml").write_text(own)
+    rows = str(tmp_path / "rows.jsonl")
+    sources = taskset.Sources(named=(("written", str(tmp_path / "written.yaml")),), data=(("written", rows),))
+    task = taskset.prepared("written", None, 1234, sources)
+    shots = task.fewshot_docs() if callable(task.fewshot_docs) else task.fewshot_docs
+    assert [shot["choices"] for shot in shots] == [["Zoe", "Max"]]
+    monkeypatch.setattr(taskset, "files", lambda name, sources: [])
+    digests = {taskset.rows_digest.__wrapped__("written", sources)}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    taskset._on_rows.cache_clear()
+    digests |= {taskset.rows_digest.__wrapped__("written", sources), hashlib.sha256().hexdigest()[:12]}
+    assert len(digests) == 3  # of two documents, of one, and not that of nothing
 
 
 PIQA = {"goal": "cool tea", "sol1": "wait", "sol2": "boil it", "label": 0}

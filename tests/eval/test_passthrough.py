@@ -171,6 +171,19 @@ def test_a_task_with_a_cut_of_its_users_is_not(here, folder, prepared):
     assert prepared(*words, f"pretrained={folder},protocol=context-first")["include_path"]
 
 
+@pytest.mark.parametrize("protocol", ["many-questions", "reuse"])
+def test_answers_are_not_kept_where_questions_are_asked_together(folder, prepared, protocol):
+    words = ["run", "--model", "kvlab", "--tasks", "recall_many", "--use_cache", "kept", "--model_args"]
+    with pytest.raises(Problem, match=f"--use_cache kept: under {protocol}"):
+        prepared(*words, f"pretrained={folder},protocol={protocol}")
+
+
+def test_a_known_cut_is_not_replaced(folder, prepared):
+    words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
+    with pytest.raises(Problem, match="the cut of task recall is known"):
+        prepared(*words, f"pretrained={folder},protocol=context-first,context_until=x")
+
+
 def test_the_protocol_is_named_by_whoever_does_not(folder, prepared):
     words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
     assert prepared(*words, f"pretrained={folder}")["model_args"]["protocol"] == "question-inside"

@@ -9,6 +9,7 @@ import torch
 
 import kvlab
 from eval.__main__ import main
+from eval.core.results import FIELDS
 from eval.report import steps as report
 from eval.reproduce import collect, document, tables
 from eval.speed import llama, peers, prompts, steps
@@ -51,12 +52,22 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     """Without llama.cpp, which a line says; what is collected is what documents show."""
     monkeypatch.setattr(llama, "there", lambda: False)
     words = ["steps", "--models", str(llama_folder), "--out", str(tmp_path / "out")]
-    assert main([*words, "--contexts", "40", "--rounds", "2"]) == 0
+    assert main(words := [*words, "--contexts", "40", "--rounds", "2"]) == 0
     assert "llama.cpp is left out" in capsys.readouterr().err
+    made = {path.name for path in (tmp_path / "out" / "cells").glob("*.json")}
+    (tmp_path / "out" / "cells" / "another.json").write_text(
+        json.dumps({name: {} for name in FIELDS} | {"model": "m", "method": "full", "task": "recall"})
+    )
     monkeypatch.setattr(peers, "FILE", tmp_path / "speed.json")
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")
+    assert made and all(row["context"] == 40 for row in rows)  # of what is asked for alone
+    asked = peers.Steps(models=(str(llama_folder),), contexts=("40",), rounds=2)
+    before = [cell.config for cell in asked.cells()]
+    with monkeypatch.context() as built:
+        built.setattr(llama, "there", lambda: True)
+        assert all(new.config not in before for new in asked.cells())  # then llama.cpp is measured
     assert {(row["engine"], *row["shape"]) for row in rows} == {
         ("transformers",), ("kvlab, eager",), ("kvlab, compiled",),
         ("kvlab, compiled, bf16 weights", "weights=bf16"), ("kvlab, compiled, int8 weights", "weights=int8"),
