@@ -134,10 +134,9 @@ def chosen(words: list[str] | None) -> list[Measurement]:
 
 
 def value_of(field, arguments):
-    """A field's value: what was given, separated where it is many."""
-    value = getattr(
-        arguments, field.name, field.default
-    )  # `speed` stands for `attention`, whose own it lacks
+    """A field's value: what was given, separated where it is many. `speed --suite attention` has not all of
+    that suite's options."""
+    value = getattr(arguments, field.name, field.default)
     return tuple(split(value, field.name)) if isinstance(value, list) else value
 
 

@@ -94,8 +94,8 @@ def gap(text: str, document: dict) -> int | None:
     """Before the last sentence with a gap, of which the prompt has what is before it, or, where that is
     nothing, one of the words that may fill it: behind the last blank line."""
     stem = str(document.get("sentence", "")).partition("_")[0].strip()
-    at = text.rfind(stem) if stem else text.rfind("\n\n") + 2
-    return at if at >= 0 and (stem or "\n\n" in text) else None
+    sign, behind = (stem, 0) if stem else ("\n\n", 2)
+    return text.rfind(sign) + behind if sign in text else None
 
 
 FACTS = Cut('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
