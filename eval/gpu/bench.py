@@ -18,6 +18,7 @@ import torch
 SIDE_STREAM_CALLS = 3  # before a graph is captured: compilers and allocators do their work
 SEVERAL = 10  # replays of a graph between two events
 PART = 0.9  # of the free memory that may be asked for
+PRODUCT = 8192  # rows and columns of the product that says what a GPU computes at best
 
 
 class Bench:
@@ -229,7 +230,7 @@ class Bench:
     def flops(self) -> float:
         """Operations per second of a large bf16 matrix product of random numbers."""
         if "flops" not in self._best:
-            size = 8192 if self.on_gpu else 256
+            size = PRODUCT if self.on_gpu else 256
             a, b = (torch.randn(size, size, device=self.device).to(torch.bfloat16) for _ in "ab")
             times = self.interleaved({"product": lambda: a @ b}, 7)["product"]
             self._best["flops"] = 2 * size**3 / statistics.median(times) * 1e3

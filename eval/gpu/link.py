@@ -16,6 +16,7 @@ REPEATS = 9
 ROW_BYTES = 256  # K of one token and head, 128 dimensions of 16 bits
 TILE = 2**22  # bytes
 TAKEN = 0.1  # part of the rows that is gathered
+PRODUCT = 4096  # rows and columns of the product beside which something is copied, on a GPU
 
 
 def units(size: str) -> list[Unit]:
@@ -128,7 +129,7 @@ def overlap(bench, megabytes: int) -> dict:
     nothing."""
     size = megabytes * 2**20
     host, here, side = pinned(bench, size), device(bench, size), streams(bench)
-    width = 4096 if bench.on_gpu else 64
+    width = PRODUCT if bench.on_gpu else 64
     a, b = (torch.randn(width, width, device=bench.device).to(torch.bfloat16) for _ in "ab")
 
     def compute(times: int) -> None:
