@@ -62,11 +62,17 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
     return {protocol: Accuracy(protocol=protocol, **shared) for protocol in (FIRST, INSIDE)}
 
 
-def needles(length: int, documents: int, methods: tuple[str, ...], hops: bool = False) -> Callable:
+def needles(
+    length: int, documents: int, methods: tuple[str, ...], budgets=ONE, hops: bool = False
+) -> Callable:
     """RULER's shapes in text of our own, of so many tokens each; `hops` adds what only `full` is asked."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-        asked = {"methods": methods, "budgets": ONE, "tasks": NEEDLES[: 2 if hops else 1]}
+        asked = {
+            "methods": methods,
+            "budgets": ONE if quick else budgets,
+            "tasks": NEEDLES[: 2 if hops else 1],
+        }
         made = shaped(quick, length, documents, **asked)
         if hops:
             alone = shaped(quick, length, documents, methods=("full",), tasks=NEEDLES[2:])
@@ -288,8 +294,7 @@ STUDIES = {
     ),
     "needles": Study(
         "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text",
-        needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip"), hops=True),
-        points=True,
+        needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip:budget=0.2"), BUDGETS, hops=True),
     ),
     "needles_2k": Study(
         "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",

@@ -72,7 +72,7 @@ def test_who_ends_badly_after_the_work_takes_no_report_away(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*start, str(script), str(tmp_path / "report")], env=environment, cwd=ROOT, text=True,
-        capture_output=True, timeout=300,
+        capture_output=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1 and (tmp_path / "report").exists(), done.stderr
 

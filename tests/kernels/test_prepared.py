@@ -66,8 +66,8 @@ def test_two_processes_that_prepare_at_once_do_not_harm_each_other(tmp_path):
         [sys.executable, "-c", PREPARES], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     at_once = [start(), start()]
-    said = [process.communicate(timeout=300) for process in at_once]
+    said = [process.communicate(timeout=600) for process in at_once]
     kept = {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")}
-    said.append(start().communicate(timeout=300))
+    said.append(start().communicate(timeout=600))
     assert len({out for out, _ in said}) == 1 and said[0][0].strip() and not any(err for _, err in said)
     assert kept and kept == {file: file.stat().st_mtime_ns for file in tmp_path.rglob("*.nbc")}

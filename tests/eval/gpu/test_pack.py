@@ -43,7 +43,7 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     own = {"PYTHON": sys.executable, "TMPDIR": str(tmp_path / "tmp")}
     plain = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | own
     words = ["bash", str(folder / "run"), "--dry", "--stages", "link"]
-    done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((away / "gpu-results" / "gpu.json").read_text())
     assert list(found["units"]) == ["link:copies", "link:overlap", "link:rows"]
@@ -53,7 +53,7 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     (scratch / "triton").mkdir(exist_ok=True)
     (scratch / "triton" / "kept").write_text("compiled")
     (scratch / "kvlab" / "gone").write_text("of an older pack")
-    assert subprocess.run(words, cwd=away, env=plain, capture_output=True, timeout=280).returncode == 0
+    assert subprocess.run(words, cwd=away, env=plain, capture_output=True, timeout=600).returncode == 0
     assert (scratch / "triton" / "kept").is_file() and not (scratch / "kvlab" / "gone").exists()
     without = plain | {"PYTHON": "/usr/bin/env python-that-is-not-there"}
     assert subprocess.run(words, cwd=away, env=without, capture_output=True).returncode == 2
@@ -82,7 +82,7 @@ def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
     (tmp_path / "pack" / "ready.py").write_text(pack.READY)
     words = [sys.executable, str(tmp_path / "pack" / "ready.py"), str(tmp_path / "pack"), str(tmp_path / "s")]
     (tmp_path / "s").mkdir()
-    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    subprocess.run(words, check=True, capture_output=True, timeout=600)
     there = tmp_path / "s" / "triton" / "ABC"
     found = json.loads((there / "__grp___attend.json").read_text())["child_paths"]
     assert found == {name: str(there / name) for name in ("_attend.cubin", "_attend.json")}
