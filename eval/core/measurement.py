@@ -107,18 +107,30 @@ class Measurement:
         raise NotImplementedError
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        """Every cell with its numbers or why there are none; `bar.at(what, part)` says how far it is."""
-        for cell in cells:
-            started = time.perf_counter()
-            bar.at(cell.task, 0)
-            try:
-                found = self.make(cell)
-                yield cell, {"device": "cpu", "seconds": time.perf_counter() - started} | found
-            except Problem:
-                raise
-            except Exception as error:
-                yield cell, Failed(*describe(error))
-            bar.at(cell.task, 1)
+        """Every cell with its numbers or why there are none, made in this process on as many threads as
+        `threads` says; `bar.at(what, part)` says how far it is."""
+        import torch
+
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            for cell in cells:
+                bar.at(cell.task, 0)
+                yield cell, self._one(cell)
+                bar.at(cell.task, 1)
+        finally:
+            torch.set_num_threads(before)
+
+    def _one(self, cell: Cell) -> dict | Failed:
+        """A cell's numbers, and how long they took; or why there are none. Raises Problem."""
+        started = time.perf_counter()
+        try:
+            found = self.make(cell)
+            return {"device": "cpu", "seconds": time.perf_counter() - started} | found
+        except Problem:
+            raise
+        except Exception as error:
+            return Failed(*describe(error))
 
     def label(self, cell: Cell) -> str:
         """What a line calls a cell."""
@@ -317,16 +329,6 @@ class Study(Measurement):
 
     def task(self, experiment: str) -> str:
         return f"{self.name}:{experiment}"
-
-    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        import torch
-
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.threads or before)
-        try:
-            yield from super().made(cells, bar)
-        finally:
-            torch.set_num_threads(before)
 
     def make(self, cell: Cell) -> dict:
         name = cell.task.removeprefix(self.task(""))

@@ -12,14 +12,16 @@ from ..core.files import write_json
 from ..core.show import Verbatim
 from .rows import provenance
 
-ABOUT = "Attention of a decode step by the kernels, one thread, with nothing in the processor's cache"
+ABOUT = "Attention of a decode step by the kernels, CPU time, with nothing in the processor's cache"
+THREADS = {1: "one thread", 2: "two threads added up"}
 
 
 def rows(cells: Iterable[dict]) -> list[dict]:
     """The rows of these cells, each with all that it stands on."""
     found = []
     for cell in sorted(cells, key=lambda cell: cell["config"]["tokens"]):
-        shared = {"simd": cell["config"]["simd"]} | provenance(cell, "data")
+        shared = {"simd": cell["config"]["simd"], "threads": cell["machine"]["threads"]}
+        shared |= provenance(cell, "data")
         found += [shared | row for row in cell["rows"]]
     return found
 
@@ -70,6 +72,6 @@ def stands_on(found: list[dict]) -> str:
     one, read = found[0], [row["bandwidth_gbps"] for row in found]
     made = f"made {one['made'][:10]}, code {one['code_digest']}"
     return (
-        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time, one thread, which "
-        f"read {min(read):.1f} to {max(read):.1f} GB/s; {made}."
+        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time, "
+        f"{THREADS[one['threads']]}, which read {min(read):.1f} to {max(read):.1f} GB/s; {made}."
     )

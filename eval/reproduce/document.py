@@ -27,21 +27,24 @@ def write_attention(cells: Iterable[dict], file: Path, fill: bool, show) -> None
 
 
 def _write(rows: list[dict], about: str, of_cell: tuple, file: Path, fill: bool, show) -> None:
-    """These rows, and those that the file has of cells that are not here; of_cell: what cells differ in."""
+    """These rows, and those that the file has of cells that are not here."""
     if not rows:
         return
-    before = elsewhere(rows, of_cell, file)
-    write_file(file, text(file.stem, about, rows + before))
-    beside = f", beside {len(before)} of before, whose cells are not here" if before else ""
+    told = with_others(rows, of_cell, file)
+    write_file(file, text(file.stem, about, told))
+    before = len(told) - len(rows)
+    beside = f", beside {before} of before, whose cells are not here" if before else ""
     show.line(f"{len(rows)} rows in {file}{beside}")
     if fill:
         for document in tables.DOCUMENTS:
             tables.fill(document)
 
 
-def elsewhere(rows: list[dict], of_cell: tuple, file: Path) -> list[dict]:
-    """The file's rows of other cells than these rows are of."""
-    place = lambda row: [row.get(key) for key in of_cell]
-    made = [place(row) for row in rows]
-    stored = read(file) if file.is_file() else []
-    return [row for row in stored if place(row) not in made]
+def with_others(rows: list[dict], of_cell: tuple, file: Path) -> list[dict]:
+    """These rows and the file's of other cells, in the file's order, what is new behind; of_cell: what cells
+    differ in."""
+    place = lambda row: repr([row.get(key) for key in of_cell])
+    made, stored = {place(row) for row in rows}, read(file) if file.is_file() else []
+    order = {one: at for at, one in enumerate(dict.fromkeys(map(place, stored)))}
+    told = rows + [row for row in stored if place(row) not in made]
+    return sorted(told, key=lambda row: order.get(place(row), len(order)))

@@ -278,7 +278,7 @@ class Body:
             x = self._embedded(input_ids)
             attended = self._layer_by_layer(cache, x, cos, sin, room, visibility)
             numbers, given = self.last
-            self.together(numbers, code.logits, attended, x, *given, said, room)
+            self.together(rows * numbers, code.logits, attended, x, *given, said, room)
         return CausalLMOutputWithPast(logits=found, past_key_values=cache)
 
     def _embedded(self, input_ids: Tensor) -> np.ndarray:
@@ -291,7 +291,7 @@ class Body:
         code, rows = self.code, len(x)
         q, k, v = self._room(rows)
         numbers, given = self.first
-        self.together(numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
+        self.together(rows * numbers, code.into, x, *given, cos, sin, q.numpy(), k.numpy(), v.numpy(), room)
         for index, attention in enumerate(self.attentions):
             held, _ = cache.layers[index].update(k, v)
             attended = held.attend(q, visibility, attention.scaling).reshape(rows, -1).numpy()
@@ -300,7 +300,7 @@ class Body:
             q, k, v = self._room(rows)  # a cache may keep what it was given, so nothing is written twice
             numbers, given = self.gaps[index]
             new = q.numpy(), k.numpy(), v.numpy()
-            self.together(numbers, code.between, attended, x, *given, cos, sin, *new, room)
+            self.together(rows * numbers, code.between, attended, x, *given, cos, sin, *new, room)
 
     def _room(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         new = torch.empty(rows, self.heads, 1, self.head_dim)

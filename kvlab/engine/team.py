@@ -28,9 +28,9 @@ from numba.extending import intrinsic
 LINE = 8  # numbers of a line of the processor's caches: counters lie in lines of their own
 OPEN, DUE, DONE, PRODUCTS = range(4)  # the part that is open; shares to be done, and done; then those taken
 COUNTERS = PRODUCTS + 8
-ALONE = 2**21  # numbers of weights up to which a call is one thread's: to wake another takes as long
+ALONE = 2**21  # multiplications up to which a call is one thread's: to wake another takes as long
 SHARE = 2**16  # numbers of a matrix that a thread takes at a time, about
-PATIENCE = 2**20  # looks at a counter, some hundred µs, before a helper leaves
+PATIENCE = 2**22  # looks at a counter, about a millisecond, before a helper leaves
 NOWHERE = -1  # in the place of a processor's number
 NOBODY = np.zeros((0, LINE), np.int64)
 
@@ -103,7 +103,7 @@ def opened(team, part, leads):
 
 
 def together(numbers: int, function, *given, teams: int = 1):
-    """What `function(*given, team, leads)` returns to the leader; where it reads so many numbers that it pays
+    """What `function(*given, team, leads)` returns to the leader; where it multiplies so often that it pays
     to wake others, on as many threads as torch has. teams: how many the function needs, one after another."""
     team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
     if threads > 1:

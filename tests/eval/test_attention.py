@@ -2,6 +2,8 @@
 
 import json
 
+import torch
+
 from eval.__main__ import main
 from eval.reproduce import tables
 from eval.reproduce.collect import read
@@ -30,8 +32,22 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(attention, "simd", lambda: "another processor's")
     assert main(words) == 0  # whose rows stand beside
     stored = read(tmp_path / "stored.json")
-    assert [row["simd"] for row in stored] == ["another processor's"] * 5 + [rows[0]["simd"]] * 5
+    assert [row["simd"] for row in stored] == [rows[0]["simd"]] * 5 + ["another processor's"] * 5
     monkeypatch.setattr(tables, "study", lambda name: stored)
     shown = tables.kernels(rows[0]["simd"], "64")
     assert "(over sdpa) | one | groups |" in shown and "\n| `int8` | " in shown and "decode" not in shown
     assert tables.kernels("AVX-1024", "64").startswith("Not made yet")
+
+
+def test_it_is_one_threads_whatever_torch_has(monkeypatch, tmp_path):
+    """CPU time is that of all threads together: with a second one what waits would count."""
+    had, threads = torch.get_num_threads(), []
+    monkeypatch.setattr(
+        attention, "measure", lambda tokens, repeats: threads.append(torch.get_num_threads()) or []
+    )
+    torch.set_num_threads(2)
+    try:
+        assert main(["attention", "--limit", "1", "--out", str(tmp_path)]) == 0
+        assert threads == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(had)

@@ -147,9 +147,10 @@ def test_processors_that_can_less_have_tables_of_their_own(tmp_path, monkeypatch
     assert "| us: full | 2.00 (" in other and "m, AVX2, " in other
     file = tmp_path / "speed.json"
     file.write_text(collect.text("speed", "about", stored))
-    new = row("full", 3.0, 3.0, "us") | about | {"simd": "AVX2"}
-    kept = document.elsewhere([new], ("model", "shape", "context", "simd"), file)
-    assert [one["simd"] for one in kept] == ["AVX512"]  # measuring on one machine takes nothing of another's
+    new = [row("full", 3.0, 3.0, "us") | about | {"simd": simd} for simd in ("AVX", "AVX512")]
+    told = document.with_others(new, ("model", "shape", "context", "simd"), file)
+    # measuring on one machine takes nothing of another's, and moves nothing
+    assert [(one["simd"], one["cpu_ms"]) for one in told] == [("AVX512", 3.0), ("AVX2", 2.0), ("AVX", 3.0)]
 
 
 def test_what_a_step_grows_with(tmp_path):
