@@ -23,6 +23,9 @@ FORMATS = (
     "turboquant:bits=2", "int2",
 )  # fmt: skip
 BESIDE = ("random", "sinks", "snapkv", "topk")
+BUDGETED = (
+    "full", "sinks", "h2o", "snapkv", "pyramidkv", "tova", "keydiff", "random", "topk", "quest",
+)  # fmt: skip
 SINCE = ("keydiff", "keynorm", "lagkv", "adakv:of=keydiff", "d2o", "quest", "rkv", "kvzip")
 UNTURNED = ("expected", "shadowkv")  # which read keys before RoPE
 ROUNDED = ("int4", "int4:rotate=true", "int5", "mixed", "nvfp4", "mxfp4", "turboquant")
@@ -63,16 +66,17 @@ def passages(quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 
 def needles(
-    length: int, documents: int, methods: tuple[str, ...], budgets=ONE, hops: bool = False
+    length: int,
+    documents: int,
+    methods: tuple[str, ...],
+    tasks: tuple[str, ...] = NEEDLES[:1],
+    budgets=ONE,
+    hops: bool = False,
 ) -> Callable:
     """RULER's shapes in text of our own, of so many tokens each; `hops` adds what only `full` is asked."""
 
     def parts(quick: bool, rows: Path | None) -> dict[str, Measurement]:
-        asked = {
-            "methods": methods,
-            "budgets": ONE if quick else budgets,
-            "tasks": NEEDLES[: 2 if hops else 1],
-        }
+        asked = {"methods": methods, "budgets": ONE if quick else budgets, "tasks": tasks}
         made = shaped(quick, length, documents, **asked)
         if hops:
             alone = shaped(quick, length, documents, methods=("full",), tasks=NEEDLES[2:])
@@ -294,7 +298,12 @@ STUDIES = {
     ),
     "needles": Study(
         "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text",
-        needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip:budget=0.2"), BUDGETS, hops=True),
+        needles(1024, 100, EXACT + CHOOSING + ("quest", "kvzip"), NEEDLES[:2], hops=True),
+        points=True,
+    ),
+    "needles_budgets": Study(
+        "SmolLM2-135M-Instruct finds what stands in 1,024 tokens of other text, at four budgets",
+        needles(1024, 100, BUDGETED, NEEDLES[:2], BUDGETS),
     ),
     "needles_2k": Study(
         "SmolLM2-135M-Instruct finds what stands in 2,048 tokens of other text",
