@@ -111,12 +111,11 @@ def test_rows_that_were_asked_otherwise_go():
 def test_timed_rows_of_other_cells_stay(tmp_path):
     file, cell = tmp_path / "speed.json", ("model", "context")
     old = [{"model": "a", "context": n, "ms": ms} for n, ms in ((256, 1), (256, 2), (2048, 3))]
-    assert document.elsewhere(old, cell, file) == []
+    assert document.with_others(old, cell, file) == old
     file.write_text(collect.text("speed", "about", old), encoding="utf-8")
     new = {"model": "a", "context": 256, "ms": 4}
-    stays = document.elsewhere([new], cell, file)
-    assert [row["ms"] for row in stays] == [3]
-    file.write_text(collect.text("speed", "about", [new, *stays]), encoding="utf-8")
+    told = document.with_others([new], cell, file)
+    file.write_text(collect.text("speed", "about", told), encoding="utf-8")
     assert [(row["context"], row["ms"]) for row in collect.read(file)] == [(256, 4), (2048, 3)]
 
 
@@ -144,7 +143,7 @@ def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["--studies", "speeches"], "expected one of passages, needles, needles_2k, needles_4k"),
+    (["--studies", "speeches"], "expected one of passages, needles, needles_budgets, needles_2k"),
     (["--rows", "nowhere"], "there is no such folder"),
 ])  # fmt: skip
 def test_wrong_words_are_one_line(words, said, capsys):
