@@ -13,7 +13,6 @@ from ..core.show import Verbatim
 from .rows import provenance
 
 ABOUT = "Attention of a decode step by the kernels, CPU time, with nothing in the processor's cache"
-THREADS = {1: "one thread", 2: "two threads added up"}
 
 
 def rows(cells: Iterable[dict]) -> list[dict]:
@@ -39,7 +38,11 @@ def write(cells: list[dict], out: Path) -> None:
 
 def table(shape: str, found: list[dict]) -> Table:
     """The rows of one shape, for the terminal."""
-    made = Table(title=f"decode attention, {shape}, one thread", box=box.SIMPLE, pad_edge=False)
+    made = Table(
+        title=f"decode attention, {shape}, CPU time of {of(found[0]['threads'])}",
+        box=box.SIMPLE,
+        pad_edge=False,
+    )
     for column in ("tokens", "kernel", "bits", "ms", "quartiles", "MB", "of bandwidth", "speed-up"):
         made.add_column(column, justify="left" if column == "kernel" else "right")
     for row in found:
@@ -67,11 +70,16 @@ def said(row: dict | None) -> str:
     return "–" if row is None else f"{row['fraction_of_bandwidth']:.0%} ({row['speedup']:.1f})"
 
 
+def of(threads: int) -> str:
+    """Whose CPU time it is."""
+    return "one thread" if threads == 1 else f"{threads} threads added up"
+
+
 def stands_on(found: list[dict]) -> str:
     """One paragraph: what these numbers are of."""
     one, read = found[0], [row["bandwidth_gbps"] for row in found]
     made = f"made {one['made'][:10]}, code {one['code_digest']}"
     return (
-        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time, "
-        f"{THREADS[one['threads']]}, which read {min(read):.1f} to {max(read):.1f} GB/s; {made}."
+        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time of "
+        f"{of(one['threads'])}, which read {min(read):.1f} to {max(read):.1f} GB/s; {made}."
     )

@@ -23,7 +23,7 @@ def write_steps(cells: Iterable[dict], file: Path, fill: bool, show) -> None:
 
 def write_attention(cells: Iterable[dict], file: Path, fill: bool, show) -> None:
     """The rows of `python -m eval attention`; fill: as above."""
-    _write(attention.rows(cells), attention.ABOUT, ("simd", "tokens"), file, fill, show)
+    _write(attention.rows(cells), attention.ABOUT, ("simd", "threads", "tokens"), file, fill, show)
 
 
 def _write(rows: list[dict], about: str, of_cell: tuple, file: Path, fill: bool, show) -> None:

@@ -22,7 +22,7 @@ before its attention, has a team of its own, and so have the logits; it shares o
 does rows of weights.
 """
 
-# Compiled into this: kernels/closing.py 712367e3, kernels/lanes.py 5ecc7181, engine/team.py 9d46ce88
+# Compiled into this: kernels/closing.py 712367e3, kernels/lanes.py 5ecc7181, engine/team.py 80a0eb58
 
 from __future__ import annotations
 

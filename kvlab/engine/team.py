@@ -31,6 +31,7 @@ COUNTERS = PRODUCTS + 8
 ALONE = 2**21  # multiplications up to which a call is one thread's: to wake another takes as long
 SHARE = 2**16  # numbers of a matrix that a thread takes at a time, about
 PATIENCE = 2**22  # looks at a counter, about a millisecond, before a helper leaves
+LOST, NEVER = 1, 2**40  # beside a counter of shares that are done: a helper failed; more than are ever due
 NOWHERE = -1  # in the place of a processor's number
 NOBODY = np.zeros((0, LINE), np.int64)
 
@@ -104,13 +105,17 @@ def opened(team, part, leads):
 
 def together(numbers: int, function, *given, teams: int = 1):
     """What `function(*given, team, leads)` returns to the leader; where it multiplies so often that it pays
-    to wake others, on as many threads as torch has. teams: how many the function needs, one after another."""
+    to wake others, on as many threads as torch has. teams: how many the function needs, one after another.
+    RuntimeError where another thread failed, which may have taken a share that nobody has done."""
     team, threads = NOBODY, torch.get_num_threads() if numbers > ALONE else 1
     if threads > 1:
         team, here = np.zeros((teams * COUNTERS, LINE), np.int64), _processor()
         for _ in range(threads - 1):
             helpers().put((here, function, *given, team, False))
-    return function(*given, team, True)
+    found = function(*given, team, True)
+    if threads > 1 and team[DONE::COUNTERS, LOST].any():
+        raise RuntimeError("a thread beside this one failed in a compiled step, whose result is not whole")
+    return found
 
 
 @cache
@@ -127,9 +132,11 @@ def helpers() -> SimpleQueue:
 def _help(calls: SimpleQueue) -> None:
     while True:
         here, function, *given = calls.get()
-        with suppress(Exception):  # which the leader meets, too, and says
+        try:
             if _apart(here):
                 function(*given)
+        except Exception:  # it may have taken a share that nobody does now, so nobody waits for it
+            given[-2][DONE::COUNTERS] = NEVER
         del function, given  # no array lives until the next call
 
 
@@ -139,10 +146,12 @@ def _apart(leader: int) -> bool:
     leader from running for as long as its patience lasts, and leave, at every step."""
     if leader == NOWHERE or _processor() != leader:
         return True
-    others = os.sched_getaffinity(os.getpid()) - {leader}  # of those that the process may use
-    if others:
-        os.sched_setaffinity(0, others)
-    return bool(others)
+    with suppress(OSError):  # of a system that lets nobody move
+        others = os.sched_getaffinity(os.getpid()) - {leader}  # of those that the process may use
+        if others:
+            os.sched_setaffinity(0, others)
+            return True
+    return False
 
 
 def _processor() -> int:

@@ -245,3 +245,35 @@ def test_small_calls_stay_alone(monkeypatch):
     seen = []
     team.together(10, lambda *given: seen.append(given), 7)
     assert seen == [(7, team.NOBODY, True)]
+
+
+def test_a_helper_that_fails_with_a_share_is_said_and_not_waited_for():
+    """It has taken what nobody else does then: no result, and no leader that waits for ever."""
+    torch.set_num_threads(2)
+    took = threading.Event()
+
+    def step(counters, leads):
+        if not leads:
+            team.taken(counters, 0, 1, 1)
+            took.set()
+            raise MemoryError("no room")
+        team.due(counters, 1)
+        assert took.wait(60)
+        while not counters[team.DONE, team.LOST]:
+            pass
+        team.joined(counters)
+        return "a result"
+
+    with pytest.raises(RuntimeError, match="beside this one failed"):
+        team.together(0, step)
+    assert team.together(0, lambda counters, leads: leads), "the next step is whole"
+
+
+def test_a_thread_that_may_not_move_does_not_help(monkeypatch):
+    def refused(*given):
+        raise PermissionError("sched_setaffinity")
+
+    monkeypatch.setattr(team, "_processor", lambda: 0)
+    monkeypatch.setattr(os, "sched_setaffinity", refused, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda which: {0, 1}, raising=False)
+    assert not team._apart(0) and team._apart(1)
