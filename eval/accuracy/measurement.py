@@ -129,9 +129,7 @@ class Accuracy(Pooled):
 
     def notes(self) -> list[str]:
         made = ", ".join(task for task in self.tasks if task.startswith(told.RULER))
-        wait = (
-            f"{made}: RULER writes 500 documents of a length before the first is asked, half a minute or so"
-        )
+        wait = f"{made}: RULER writes 500 documents of a length before the first is asked, half a minute"
         return [*super().notes(), wait] if made else super().notes()
 
     def until(self, task: str) -> str | None:

@@ -216,5 +216,6 @@ def stands_on(rows: list[dict]) -> str:
     return (
         f"{one['machine']}, {one['simd']}, torch {one['torch']}, weights in {weights}; CPU time on one "
         f"thread, wall time on two; read bandwidth in GB/s (threads): {read}; "
-        f"made {one['made'][:10]}, code {', '.join(dict.fromkeys(row['code_digest'] for row in rows))}."
+        f"made {', '.join(sorted({row['made'][:10] for row in rows}))}, "
+        f"code {', '.join(dict.fromkeys(row['code_digest'] for row in rows))}."
     )
