@@ -1,5 +1,8 @@
 """What a cache holds, in bytes and tokens: every tensor is counted, and nothing is held that need not be."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from every import EVERY, make
@@ -38,6 +41,23 @@ def test_stats_add_up_to_the_storages_really_allocated(spec):
         storages({name: value for name, value in vars(layer).items() if name != "padding"}, seen)
     stats = cache.stats()
     assert stats.device_bytes + stats.host_bytes + stats.spare_bytes == sum(seen.values()) > 0
+
+
+@pytest.mark.parametrize("spec", [*EVERY, "padded"])
+def test_a_cache_frees_its_bytes_when_it_is_let_go(spec):
+    """Not when Python's collector comes by: it counts objects, and these are few and large."""
+    model, ids = tiny("llama"), prompt(20, rows=3)
+    kvlab.decode(model, ids, make(model, spec), 3)  # what is made once for a model stays
+    gc.collect()
+    gc.disable()
+    try:
+        cache = make(model, spec)
+        kvlab.decode(model, ids, cache, 3)
+        left = weakref.ref(cache)
+        del cache
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_bytes_are_those_of_the_formulas():

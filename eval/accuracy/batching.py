@@ -17,7 +17,7 @@ TAIL = 1  # context tokens that already go through the cache
 PREFILLED = 0.9  # part of a rolling window that is prefilled
 TOKENS = 8192  # prompt tokens prefilled at once, padding included; few, to stay in the processor's cache
 TOKENS_LONG = 32768  # the same where many tokens are decoded after the prefill: there rows count
-RECORDED = 2**30  # bytes of queries, keys and values of a prompt's pass that are held for several caches
+RECORDED = 2**31  # bytes of queries, keys and values of a prompt's pass that are held for several caches
 PASS = 32  # tokens whose work a pass costs beside that of its own: all weights are read
 LOGITS = 2**27  # logits held at once where those of every position are needed (0.5 GB in fp32)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache as once
 
 import torch
 from torch import Tensor
@@ -39,12 +38,14 @@ class Prompt:
         self.logits = logits[0] if len(logits) == 1 else torch.cat(logits)
         self.ids, self.mask = ids, mask
         self.layers = [joined(layer, mask) for layer in zip(*parts, strict=True)]
-        self.received = once(self._received)
+        self._received: dict[tuple, Tensor] = {}
 
-    def _received(self, index: int, last: int | None) -> Tensor:
+    def received(self, index: int, last: int | None) -> Tensor:
         """Attention that every token of a layer received from the `last` queries (None: all),
-        `[batch, kv_heads, tokens]`, for keeps that score by it."""
-        return self.layers[index].received(last)
+        `[batch, kv_heads, tokens]`, for keeps that score by it; computed once."""
+        if (index, last) not in self._received:
+            self._received[index, last] = self.layers[index].received(last)
+        return self._received[index, last]
 
     def fill(self, cache, clock: Clock) -> None:
         """Give a fresh cache the prefill; a copy of the attention received, since keeps add to it."""

@@ -11,7 +11,9 @@ import os
 import sys
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -124,15 +126,18 @@ class Told(Bar):
         self.line, self.over, self.lock = line, threading.Event(), threading.Lock()
         self.started = self.said = time.monotonic()
         self.place = "getting ready"
+        self.seen = [(self.started, 0.0)]  # when so many cells were done
         threading.Thread(target=self._remind, daemon=True).start()
 
     def at(self, what: str, part: float) -> None:
         with self.lock:
             super().at(what, part)
             self.place = f"at {what}"
+            self.seen.append((time.monotonic(), self.cells()))
 
     def done(self, what: str, result: str | None) -> None:
         super().done(what, result)
+        self.seen.append((time.monotonic(), self.cells()))
         if result is not None:
             self._say(f"{what}: {result}" if result else what)
 
@@ -141,12 +146,20 @@ class Told(Bar):
             self.said = time.monotonic()
             self.line(f"{self.finished}/{self.total} {text}{self.left()}")
 
+    def cells(self) -> float:
+        """Cells that are done, parts of them among these."""
+        return max(sum(self.parts.values()), self.finished)
+
     def left(self) -> str:
-        """ ", about 2 min left", as far as that can be known."""
-        done = max(sum(self.parts.values()), self.finished)
+        """ ", about 2 min left", as far as that can be known: at the speed of the last half of the time,
+        since quick cells say little of slow ones behind them; if nothing was done in it, of all of it."""
+        done = self.cells()
         if not 0 < done < self.total:
             return ""
-        seconds = (time.monotonic() - self.started) * (self.total - done) / done
+        half = max(1e-3, (time.monotonic() - self.started) / 2)
+        before = self.seen[bisect_right(self.seen, self.started + half, key=itemgetter(0)) - 1][1]
+        per_second = (done - before) / half if done > before else done / (2 * half)
+        seconds = (self.total - done) / per_second
         return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
     def _remind(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ class _Layer(CacheLayerMixin):
 
     def __init__(self, cache: PaddedCache, index: int):
         super().__init__()
-        self.cache, self.index = cache, index
+        self.cache, self.index = proxy(cache), index  # no circle: what is let go frees its bytes at once
 
     def fill(self, given, received=None) -> None:
         """As `Layer.fill`."""

@@ -163,9 +163,22 @@ def test_time_left_is_said_in_seconds_or_minutes(monkeypatch):
     now += 40
     assert bar.left() == ", about 2 min left"
     bar.at("recall", 40)
-    assert bar.left() == ", about 8 s left"
+    assert bar.left() == ", about 6 s left"  # 28 in the last 20 seconds, 8 to go
     bar.at("recall", 48)
     assert bar.left() == ""
+
+
+def test_slow_cells_after_quick_ones_are_not_promised_at_the_speed_of_the_quick(monkeypatch):
+    monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
+    bar = showing.Told("accuracy", 8, print)
+    now = bar.started
+    monkeypatch.setattr(showing.time, "monotonic", lambda: now)
+    now += 60
+    bar.at("recall", 4)
+    for minute in range(1, 10):
+        now += 60
+        bar.at("niah_single_1", minute / 5)  # 20 minutes in all
+    assert bar.left() == ", about 11 min left"  # 60 s a cell over all would have been 4
 
 
 # files that cannot be written, readers that are gone

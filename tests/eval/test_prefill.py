@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numba
@@ -44,6 +46,21 @@ def test_a_filled_cache_is_a_prefilled_one(loaded, padded, rows_at_once, monkeyp
             fed = torch.full((4, 1), token)
             assert torch.allclose(own.feed(fed), stepper.feed(fed), atol=1e-5), method
             assert own.cache.stats() == stepper.cache.stats()
+
+
+def test_a_prompt_frees_its_bytes_when_it_is_let_go(loaded):
+    """Not when Python's collector comes by, which counts objects: a gigabyte a batch would pile up."""
+    gc.collect()
+    gc.disable()
+    try:
+        prompt = prefill.Prompt(loaded[0], torch.randint(0, 400, (2, 40)), None, True)
+        received = prompt.received(0, 8)
+        assert prompt.received(0, 8) is received  # computed once
+        left = [weakref.ref(x) for x in (prompt, received, *(layer.query for layer in prompt.layers))]
+        del prompt, received
+        assert not any(one() is not None for one in left)
+    finally:
+        gc.enable()
 
 
 def test_together_gives_what_each_method_gives_alone(asked, loaded):
