@@ -362,15 +362,10 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
 def model(name: str) -> int:
     """Print which methods are right on a model, tried on a tiny random one of its configuration class; return
     0, or 1 where no method can serve it. ValueError for a configuration that cannot be read."""
-    from transformers import AutoConfig
-
-    from kvlab.models import source_of
+    from kvlab.models import configuration
     from kvlab.tried import row
 
-    try:
-        config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
-    except Exception as error:
-        raise ValueError(f"no configuration could be read from {name!r}: {first_line(error)}") from error
+    config = configuration(name)
     try:
         found = row(config)
     except Exception as error:

@@ -218,13 +218,11 @@ class Speed(Pooled):
 @cache
 def context_limit(name: str | None) -> int | None:
     """Tokens that a model takes, from its configuration; None where that does not say."""
-    from transformers import AutoConfig
-
-    from kvlab.models import source_of
+    from kvlab.models import configuration
 
     try:
-        config = AutoConfig.from_pretrained(source_of(name), trust_remote_code=False)
-    except Exception:  # whoever loads the model says what is wrong
+        config = configuration(name)
+    except ValueError:  # whoever loads the model says what is wrong
         return None
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 

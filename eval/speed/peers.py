@@ -53,6 +53,10 @@ class Steps(Measurement):
     _at: Callable | None = field(default=None, init=False, repr=False)  # what says how far a cell is
 
     def check(self) -> None:
+        from kvlab.models import configuration
+
+        for model in () if self.collect else self.models:
+            configuration(named(model))  # else every one of its cells would say that there is none
         least = STEPS * self.rounds + 1
         for context in self.contexts or map(str, CONTEXTS["smollm2"]):
             if not context.isdecimal() or int(context) < least:

@@ -7,6 +7,7 @@ from .loading import (
     WORKSHOP,
     calibration_ids,
     check_files,
+    configuration,
     listed,
     load,
     prepare,
@@ -21,7 +22,7 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Rotation", "attention_of", "blocks_of",
-    "bodies_of", "calibration_ids", "check_files", "fed_to", "fetch", "is_latent", "layers_of", "listed",
-    "load", "prepare", "query_of", "refusal", "refused_layers", "renumbered", "report_block_inputs",
-    "restore", "rotations_of", "source_of", "tokenizer_of",
+    "bodies_of", "calibration_ids", "check_files", "configuration", "fed_to", "fetch", "is_latent",
+    "layers_of", "listed", "load", "prepare", "query_of", "refusal", "refused_layers", "renumbered",
+    "report_block_inputs", "restore", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

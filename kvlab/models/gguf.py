@@ -112,6 +112,8 @@ def _checked(file: Path):
     except Exception as error:  # numpy's errors too, where the file is cut off
         if unknown := re.search(r"(\d+)\)? is not a valid GGMLQuantizationType", str(error)):
             why = f"its quantization type {unknown[1]} is unknown to the package gguf"
+        elif other := re.search(r"version (\d\d?) which", str(error)):
+            why = f"its format is of version {other[1]}, which the package gguf does not read"
         else:
             why = f"the package gguf cannot read it ({type(error).__name__}): it is damaged, or was cut off"
         raise ValueError(f"{file}: {why}") from error

@@ -122,6 +122,18 @@ def source_of(name_or_path=None):
     return gguf.folder_of(name) if gguf.is_gguf(name) else name
 
 
+def configuration(name_or_path=None):
+    """The configuration of a model named as for `load`; ValueError where none can be read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(source_of(name_or_path), trust_remote_code=False)
+    except Exception as error:  # a broken one can raise anything
+        raise ValueError(
+            f"no configuration could be read from {name_or_path!r}: {first_line(error)}"
+        ) from error
+
+
 def check_files(folder: Path) -> None:
     """Compare an embedded model's files with `sha256.txt`; ValueError naming the first one missing or
     damaged."""

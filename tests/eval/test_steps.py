@@ -116,6 +116,12 @@ def test_too_many_steps_are_refused(tmp_path, capsys):
     assert "at least 65" in capsys.readouterr().err
 
 
+def test_a_model_that_is_not_there_is_said_once(tmp_path, capsys):
+    assert main(["steps", "--models", "workshop", "NONESUCH", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and "no configuration could be read from 'NONESUCH'" in said[0]
+
+
 def row(method: str, cpu: float, wall: float, engine: str = "llama.cpp", threads: int = 1) -> dict:
     times = {
         f"{clock}_ms{part}": ms
