@@ -274,7 +274,7 @@ class Layer(Held):
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
         self._fuse()
         self.place.flush(self)
-        self.table.keep(slots, limits)
+        self.table.keep(slots, limits, self.keep.policy.newest_stays)
         self.keep.keep_slots(slots)
         if self.fused is None or not self.fused.close_up(self.store, slots):
             self.fused = None

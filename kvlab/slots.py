@@ -16,7 +16,8 @@ class Slots:
 
     count: slots in use. seen: tokens fed so far, padding included. lengths: real tokens seen, per row.
     rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 where there is
-    nothing, or None as long as slot j holds token j in every row.
+    nothing, or None as long as slot j holds token j in every row. newest: whether every head holds the newest
+    token of a row.
     """
 
     def __init__(self, kv_heads: int):
@@ -25,6 +26,7 @@ class Slots:
         self.lengths: list[int] = []
         self.rows_held: list[int] = []
         self.moved: Tensor | None = None
+        self.newest = True
         self.device: torch.device | None = None
 
     @property
@@ -74,8 +76,11 @@ class Slots:
         if self.moved is None:  # until now, slot j held token j
             self.moved = torch.arange(self.count, device=self.device, dtype=torch.int32)
             self.moved = self.moved.expand(batch, 1, -1)
-        # The newest token of a row never goes; `lengths` says the same, but a copy of it to a GPU would wait.
-        start = self.moved[:, 0].amax(-1, keepdim=True) + 1 if self.moved.shape[2] else 0
+        if not self.newest:
+            start = torch.tensor(self.lengths, dtype=torch.int32, device=self.device)[:, None]
+        else:  # says the same, but a copy of `lengths` to a GPU would wait
+            start = self.moved[:, 0].amax(-1, keepdim=True) + 1 if self.moved.shape[2] else 0
+        self.newest = True
         if real is None:
             new = start + torch.arange(tokens, device=self.device, dtype=torch.int32).expand(batch, -1)
         else:
@@ -83,9 +88,10 @@ class Slots:
         new = new.unsqueeze(1).expand(-1, self.moved.shape[1], -1)
         self.moved = torch.cat([self.moved, new], dim=2)
 
-    def keep(self, slots: Tensor, limits: list[int]) -> None:
-        """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row."""
-        self.moved = self.gathered(slots)
+    def keep(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
+        """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row, the newest token
+        of every row among them, or not."""
+        self.moved, self.newest = self.gathered(slots), newest
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 

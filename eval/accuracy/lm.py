@@ -45,7 +45,7 @@ from ..core.digests import code_digest, method_digest, model_digest
 from ..core.errors import Problem
 from .batching import PREFILLED, Meter
 from .cuts import boundary, character, cut_of
-from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, checked, default_eviction
+from .protocols import FIRST, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
 from .scoring import Scorer
 from .told import SAMPLING, generation
@@ -69,7 +69,7 @@ def identity(
         return ""
     spec = parse(with_parameters(method, parameters))
     code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
-    evict, rows = evict or default_eviction(protocol), rows_at_once(batch_size)
+    evict, rows = eviction(protocol, evict), rows_at_once(batch_size)
     how = protocol, evict, context_until, rows, device, dtype, engine, max_length, device_map, tp
     cuts = sorted(KVLabLM.untils_of_tasks.items())
     return hashlib.sha256(repr((spec.text, *code, *map(str, how), cuts)).encode()).hexdigest()[:12]
@@ -124,7 +124,7 @@ class KVLabLM(TemplateLM):
         named |= {"engine": engine, "device_map": device_map, "tp": tp}
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
-        self.evict = checked("evict", evict or default_eviction(protocol), EVICT)
+        self.evict = eviction(self.protocol, evict)
         if context_until is not None and not (isinstance(context_until, str) and context_until):
             raise ValueError(
                 f"context_until={context_until!r}: expected the text before which prompts are cut"

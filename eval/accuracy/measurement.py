@@ -16,8 +16,8 @@ from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from ..core.results import Store
-from . import cuts, data, own, taskset, told
-from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, default_eviction
+from . import cuts, data, own, reuse, taskset, told
+from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
 NAMED = 3  # methods of a job that its name says before it counts
@@ -89,6 +89,9 @@ class Accuracy(Pooled):
             workers.get_ready()  # workers' imports, which take longest, begin while options are looked at
         super().check()
         self._check_options()
+        eviction(self.protocol, self.evict)
+        for spec in self.specs if self.protocol == REUSE else ():
+            reuse.check(spec)
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
         if self.context_until is not None and (has := [task for task in self.tasks if cuts.known(task)]):
@@ -215,7 +218,7 @@ class Accuracy(Pooled):
 
     def cells(self) -> list[Cell]:
         settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
-        settings |= {"evict": self.evict or default_eviction(self.protocol)}
+        settings |= {"evict": eviction(self.protocol, self.evict)}
         settings |= self.prompting | {"gen_kwargs": self.gen_kwargs, "model_args": self.model_args}
         settings |= {"metadata": self.metadata, "samples": self.log_samples}
         settings |= {"context_until": self.context_until}

@@ -35,9 +35,17 @@ def checked(name: str, value: str | None, known: dict[str, str]) -> str:
     return value
 
 
-def default_eviction(protocol: str) -> str:
-    """What keeps do after the prompt where nobody says it."""
-    return EVERY_STEP if protocol == INSIDE else ONCE
+def eviction(protocol: str, evict: str | None) -> str:
+    """What keeps do after the prompt: as named, or where nobody says it as the protocol has it. ValueError
+    for another name, and where it cannot be."""
+    if evict is None:
+        return EVERY_STEP if protocol == INSIDE else ONCE
+    if protocol == REUSE and checked("evict", evict, EVICT) == EVERY_STEP:
+        raise ValueError(
+            f"evict={evict!r}: under protocol {REUSE} what stays of the context is asked again, and none "
+            "of it goes; expected once"
+        )
+    return checked("evict", evict, EVICT)
 
 
 def families(prompts: Sequence[Sequence[int]], cuts: list[int] | None, protocol: str) -> list[list[int]]:

@@ -8,6 +8,9 @@ from kvlab.cache import KVCache
 from kvlab.keep import Keep
 from kvlab.spec import Spec
 
+from ..core.errors import Problem
+from .protocols import REUSE
+
 
 class Sets:
     """Which tokens stay: {layer: positions `[batch, kv_heads, n]`, -1 where a row has fewer}."""
@@ -27,13 +30,14 @@ class Sets:
 
 
 class Chosen(Keep):
-    """Keep the tokens of a prompt that another cache held. ragged: its heads hold different numbers."""
+    """Keep the tokens of a prompt that another cache held, read as `like`, its keep, reads them."""
 
-    once = True
+    once, newest_stays = True, False
 
-    def __init__(self, sets: Sets, ragged: bool):
+    def __init__(self, sets: Sets, like: Keep):
         object.__setattr__(self, "budget", 0.5)  # not everything
-        self.sets, self.ragged = sets, ragged
+        object.__setattr__(self, "renumber", like.renumber)
+        self.sets, self.ragged = sets, like.ragged
 
     def choose(self, layer) -> Tensor | None:
         if layer.state.limits is not None:
@@ -45,10 +49,30 @@ class Chosen(Keep):
 
 
 def reusing(model, spec: Spec) -> tuple[KVCache, Sets] | None:
-    """A cache of the method that holds what `Sets` says, for `reuse`; None for a method without a keep."""
-    parameters = {name: value for name, value in spec.parameters.items() if name != "link"}
-    policies = spec.method.policies(**parameters)
-    if "cache" in policies or not getattr(policies.get("keep"), "evicts", False):
+    """A cache of the method that holds what `Sets` says, for `reuse`; None for a method without a keep.
+    Raises Problem where `check` does."""
+    keep, policies = check(spec), policies_of(spec)
+    if keep is None:
         return None
     sets = Sets()
-    return KVCache(model, **policies | {"keep": Chosen(sets, policies["keep"].ragged)}), sets
+    return KVCache(model, **policies | {"keep": Chosen(sets, keep)}), sets
+
+
+def check(spec: Spec) -> Keep | None:
+    """The method's keep, None where nothing goes. Raises Problem for one of which more than a choice of
+    tokens would have to be carried from one question to another."""
+    policies = policies_of(spec)
+    keep = policies.get("keep")
+    if "cache" in policies or not getattr(keep, "evicts", False):
+        return None
+    for name, why in (("merge", "what the other question left is in the tokens that stay"),
+                      ("every", "what stays is the context's, and nothing of it goes any more")):  # fmt: skip
+        if getattr(keep, name):
+            raise Problem(f"method {spec.text}: {name} under protocol {REUSE}: {why}; use another protocol")
+    return keep
+
+
+def policies_of(spec: Spec) -> dict:
+    """The policies that a method is made of, without its link, which changes no answer."""
+    parameters = {name: value for name, value in spec.parameters.items() if name != "link"}
+    return spec.method.policies(**parameters)

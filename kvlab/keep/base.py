@@ -46,6 +46,7 @@ class Keep(Policy):
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
     reads_queries = False  # True: `note` is called with the queries of every pass
     once = False  # True: the prompt is compressed, and what is written after it stays
+    newest_stays = True  # False: `choose` may let the newest token go
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
     # How a decode step finds the token that goes, for compiled code to know: the one with the smallest "sum"

@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import Tensor
 
-from ..attention import Asked, stopping
+from ..attention import Asked, recorded, stopping
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
 
@@ -86,32 +86,49 @@ def _accepted(module, given: dict) -> dict:
 
 
 def report_block_inputs(model) -> None:
-    """Let every block's input reach the next layer of the cache in use (`KVCache.speculate`)."""
+    """Let every block's input reach the next layer of the cache in use (`KVCache.speculate`). The first time
+    one token passes, to see which blocks are given the same position embeddings."""
     if model in _reporting:
         return
-    _reporting.add(model)
     blocks = blocks_of(model)
-    reports = _Reports(model, len(blocks))
+    reports = _Reports(model, _lenders(model, blocks))
     for index, block in enumerate(blocks):
         block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
+    _reporting.add(model)
+
+
+def _lenders(model, blocks) -> list[int]:
+    """For every block the last one before it that is given the same object as position embeddings, and so has
+    it already (-1: none)."""
+    given: list = []
+    note = lambda block, args, kwargs: given.append(kwargs.get("position_embeddings"))
+    hooks = [block.register_forward_pre_hook(note, with_kwargs=True) for block in blocks]
+    try:
+        recorded(model, torch.zeros(1, 1, dtype=torch.long))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(given) != len(blocks):
+        raise ValueError(
+            f"{type(model).__name__}: {len(given)} of {len(blocks)} layers were called in a pass"
+        )
+    return [max((at for at in range(i) if given[at] is given[i]), default=-1) for i in range(len(blocks))]
 
 
 class _Reports(threading.local):
-    """What the blocks of a model are given, in each thread by itself. now: position embeddings of the pass
-    that runs, by block. lenders: for every block the last one before it that was given the same object in the
-    last pass, and has it already this time (-1: none)."""
+    """What the blocks of a model are given in the pass that runs, in each thread by itself: their position
+    embeddings, by block. lenders: see `_lenders`."""
 
-    def __init__(self, model, blocks: int):
-        self.model, self.blocks = weakref.ref(model), blocks
-        self.lenders, self.now = [-1] * blocks, []
+    def __init__(self, model, lenders: list[int]):
+        self.model, self.lenders = weakref.ref(model), lenders
+        self.now: list = []
 
     def note(self, index: int, embeddings) -> None:
         if index == 0:
             self.now = []
         self.now.append(embeddings)
-        if index + 1 == self.blocks == len(self.now):
-            same = [[at for at in range(i) if self.now[at] is self.now[i]] for i in range(self.blocks)]
-            self.lenders, self.now = [max(earlier, default=-1) for earlier in same], []
+        if index + 1 == len(self.lenders):
+            self.now = []
 
 
 class _Report:
@@ -132,7 +149,7 @@ class _Report:
             return
         reports.note(self.index, kwargs.get("position_embeddings"))
         hidden = args[0] if args else kwargs["hidden_states"]
-        if hidden.shape[1] != 1 or following >= reports.blocks or reports.lenders[following] < 0:
+        if hidden.shape[1] != 1 or following >= len(reports.lenders) or reports.lenders[following] < 0:
             return
         rotary = reports.now[reports.lenders[following]]
         given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 
 import pytest
@@ -109,6 +111,19 @@ def test_prompts_that_lose_their_beginning_are_counted_and_never_all_of_their_co
         lm.generate_until(writing(asked, texts), disable_tqdm=True)
 
 
+@contextlib.contextmanager
+def counted(model):
+    """A list of the tokens that each pass through the model has, rows times columns, none of them padding."""
+    sizes: list[int] = []
+    hook = model.model.layers[-1].register_forward_pre_hook(
+        lambda block, given: sizes.append(given[0].shape[0] * given[0].shape[1])
+    )
+    try:
+        yield sizes
+    finally:
+        hook.remove()
+
+
 def prefilled(lm) -> int:
     return sum(scorer.prefilled for scorer, _ in lm._known.values())
 
@@ -124,6 +139,25 @@ def test_many_questions_prefill_one_context(loaded, asked):
     once = sum(len(loaded[1](context).input_ids) for context in CONTEXTS)
     assert counts == {FIRST: len(QUESTIONS) * once, MANY: once}
     assert lm.prefills()["contexts"] == len(CONTEXTS)
+
+
+def test_one_contexts_tokens_and_no_others_pass_through_the_model(loaded, asked):
+    """As the model itself sees it: a context by itself, so that nothing is padded, three questions of one
+    length, and answers of one token, so that no step follows."""
+    texts, lengths = [], set()
+    for words in ("the red hen and the key", "the key and the red hen", "the hen and the red key"):
+        texts.append(f"{CONTEXTS[0]}\nQuestion: {words}")
+        lengths.add(len(loaded[1](texts[-1]).input_ids))
+    assert len(lengths) == 1
+    asked_of = asked.make("loglikelihood", [(text, " the") for text in texts], task="recall")
+    once = len(loaded[1](CONTEXTS[0]).input_ids)
+    after = len(texts) * (lengths.pop() - once)
+    for method in ("full", "h2o:budget=0.4", "infinigen"):
+        for protocol, contexts in ((MANY, 1), (FIRST, len(texts))):
+            lm = KVLabLM(loaded[0], method, tokenizer=loaded[1], protocol=protocol)
+            with counted(loaded[0]) as sizes:
+                lm.loglikelihood(asked_of, disable_tqdm=True)
+            assert sum(sizes) == contexts * once + after, (method, protocol)
 
 
 def test_every_method_counts_the_contexts_that_it_was_filled_from(loaded, asked):
@@ -195,6 +229,7 @@ def test_reuse_holds_what_another_question_chose(loaded, asked):
             for layer in stepper.cache.attending:  # what was not held is let go by hand
                 stay = sets.stay[layer.index]
                 layer._let_go(stay, (stay >= 0).sum(-1).amax(-1).tolist())
+                layer.table.newest = False  # among them the newest token, maybe
             answer = tokenizer(mine + choice).input_ids[len(prompt) :]
             logits = stepper.feed(torch.tensor([prompt[len(context) :]]), last=True)
             total = 0.0
@@ -203,6 +238,36 @@ def test_reuse_holds_what_another_question_chose(loaded, asked):
                 logits = stepper.feed(torch.tensor([[token]]), last=True)
             expected.append(total)
     assert found == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_reuse_asks_at_true_positions_whichever_tokens_stay(loaded, together):
+    """Against the plain model, whose mask hides from the question what did not stay, head by head. The newest
+    token of the context stays in no head, and of the first head only the beginning."""
+    model = loaded[0]
+    cache, sets = reusing(model, parse("snapkv:budget=3"))
+    kv_heads, context, ids = cache.attending[0].kv_heads, 20, torch.arange(50, 76)[None]
+    stay = torch.tensor([[[0, 1, 2]] + [[1, 15, 18]] * (kv_heads - 1)])
+    sets.stay = {layer.index: stay for layer in cache.attending}
+    stepper = Stepper(model, cache)
+    stepper.feed(ids[:, :context])
+    cache.hold()
+    parts = [ids[:, context:]] if together else ids[:, context:].split(1, dim=1)
+    found = torch.cat([stepper.feed(part) for part in parts], 1)
+    tokens = ids.shape[1]
+    sees = torch.ones(tokens, tokens, dtype=torch.bool).tril().expand(kv_heads, -1, -1).clone()
+    sees[:, context:, :context] = False
+    sees[:, context:, :context].scatter_(2, stay[0][:, None].expand(-1, tokens - context, -1), True)
+    sees = sees.repeat_interleave(model.config.num_attention_heads // kv_heads, dim=0)[None]
+    config = copy.deepcopy(model.config)
+    config._attn_implementation = "sdpa"
+    plain = type(model)(config).eval()
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = plain(ids, attention_mask=torch.where(sees, 0.0, -torch.inf)).logits[:, context:]
+    assert torch.allclose(found, expected, atol=1e-4)
+    for layer in cache.attending:
+        assert (layer.positions[..., -(tokens - context) :] == torch.arange(context, tokens)).all()
 
 
 def test_reuse_holds_heads_of_different_lengths_as_they_are(loaded):
@@ -253,6 +318,18 @@ def test_contexts_that_nobody_shares_are_refused(loaded, asked, protocol):
     texts = [f"{context}\nQuestion: {QUESTIONS[0]}" for context in CONTEXTS]
     with pytest.raises(ValueError, match=r"share their context|one question only"):
         scored(loaded, asked, "h2o", protocol, texts)
+
+
+def test_reuse_is_the_methods_own_or_refused(loaded, asked):
+    """What a keep does besides to choose tokens is not left out in silence."""
+    how = {"tokenizer": loaded[1], "protocol": REUSE}
+    for method, named in (("d2o", "merge"), ("keydiff:merge=true", "merge"), ("h2o:every=8", "every")):
+        with pytest.raises(Problem, match=f"method {method}.*: {named} under protocol reuse"):
+            KVLabLM(loaded[0], method, **how)
+    with pytest.raises(ValueError, match="evict='every-step': under protocol reuse"):
+        KVLabLM(loaded[0], "h2o", **how, evict=EVERY_STEP)
+    scores = {method: scored(loaded, asked, method, REUSE)[0] for method in ("sinks", "sinks:renumber=true")}
+    assert scores["sinks"] != pytest.approx(scores["sinks:renumber=true"], abs=1e-3)
 
 
 def test_bad_protocols_and_cuts(loaded, asked):
