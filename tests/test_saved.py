@@ -3,6 +3,7 @@
 import copy
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -94,24 +95,44 @@ SCRIPT = """
 import sys, torch, kvlab
 sys.path.insert(0, "tests")
 from tiny import tiny
-model = tiny("llama")
-cache = kvlab.load_cache(sys.argv[1], model)
-with torch.no_grad():
-    print(model(torch.tensor([[7]]), past_key_values=cache).logits.double().sum().item().hex())
+from test_saved import continued
+from pathlib import Path
+ids = torch.arange(40, 46)[None]
+for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
+    model = tiny("llama")
+    with torch.no_grad():
+        found = continued(model, kvlab.load_cache(path, model), ids)
+    torch.save(found, path.with_suffix(".found"))
 """
 
 
-def test_another_process_reads_it(tmp_path):
-    model, path = tiny("llama"), tmp_path / "cache.safetensors"
-    cache = kvlab.make_cache(model, "snapkv:budget=0.5,window=4")
-    with torch.no_grad():
-        model(torch.arange(40).view(1, -1), past_key_values=cache)
-        cache.save(path)
-        expected = model(torch.tensor([[7]]), past_key_values=cache).logits.double().sum().item()
-    command = [sys.executable, "-c", SCRIPT, str(path)]
+def test_another_process_reads_every_method(tmp_path):
+    """InfiniGen first: what it learns of a model has to be there at a process's first step."""
+    methods = sorted(METHODS + MORE, key=lambda method: not method.startswith("infinigen"))
+    model, expected = tiny("llama"), {}
+    for number, method in enumerate(methods):
+        path = tmp_path / f"{number:03}.safetensors"
+        cache = kvlab.make_cache(model, profiled(method, model))
+        with torch.no_grad():
+            model(torch.arange(40).view(1, -1), past_key_values=cache)
+            cache.save(path)
+            expected[method] = path.with_suffix(".found"), continued(model, cache, torch.arange(40, 46)[None])
     root = Path(__file__).resolve().parents[1]
-    done = subprocess.run(command, cwd=root, text=True, capture_output=True, check=True)
-    assert float.fromhex(done.stdout.strip()) == pytest.approx(expected, abs=1e-4)
+    subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], cwd=root, check=True)
+    for method, (path, logits) in expected.items():
+        assert torch.allclose(torch.load(path), logits, atol=1e-4), method
+
+
+def test_another_thread_goes_on_as_this_one_would():
+    model, ids = copy.deepcopy(tiny("llama")), torch.arange(46)[None]
+    one, other = (kvlab.make_cache(model, "infinigen:budget=8") for _ in range(2))
+    with torch.no_grad():
+        for cache in (one, other):
+            model(ids[:, :40], past_key_values=cache)
+        expected = continued(model, one, ids[:, 40:])
+    with ThreadPoolExecutor() as threads, torch.no_grad():
+        found = threads.submit(torch.no_grad()(continued), model, other, ids[:, 40:]).result()
+    assert torch.equal(found, expected)
 
 
 def test_what_cannot_be_saved_or_read_is_refused_in_one_line(tmp_path):

@@ -16,7 +16,7 @@ from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from ..core.results import Store
-from . import cuts, data, own, reuse, taskset, told
+from . import cuts, data, own, taskset, told
 from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
@@ -90,8 +90,11 @@ class Accuracy(Pooled):
         super().check()
         self._check_options()
         eviction(self.protocol, self.evict)
-        for spec in self.specs if self.protocol == REUSE else ():
-            reuse.check(spec)
+        if self.protocol == REUSE:
+            from . import reuse
+
+            for spec in self.specs:
+                reuse.check(spec)
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
         if self.context_until is not None and (has := [task for task in self.tasks if cuts.known(task)]):
