@@ -7,6 +7,10 @@ import copy
 SHOT = "Question: how to dry a coat\nAnswer: hang it up\n\n"
 STORY = "Ada has a red boat. She keeps it in the shed."
 LONG = "Read the following text.\n\n{context}\n\nNow, answer this question.\n\nQuestion: {question}\nAnswer:"
+GIVEN = (
+    "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n"
+    "Question: "
+)
 EXAMPLES = {  # task -> (prompt as lm-eval builds it, document)
     "recall": ("Otis owns the dog.\nQuestion: the dog", {}),
     "needle_em": ("It rained all day. Otis owns the dog.\nQuestion: the dog", {}),
@@ -72,6 +76,11 @@ EXAMPLES = {  # task -> (prompt as lm-eval builds it, document)
         "question.\n\nQuestion: Who has it?",
         {},
     ),
+    "mmlu_de_llama_anatomy": (
+        f"{GIVEN}Was schlägt?\nA. Herz\nB. Haar\nThe best answer is A.\n\n"
+        f"{GIVEN}Was wächst?\nA. Haar\nB. Horn",
+        {"input_question": "Was wächst? "},
+    ),
     "mmlu_anatomy_continuation": (
         "About anatomy.\n\nQuestion: Which one beats?\nAnswer: heart\n\nQuestion: Which one bends?\nAnswer:",
         {"question": "Which one bends? "},
@@ -118,6 +127,7 @@ OTHERS = {  # task -> (what else may follow the same context, its document)
     ),
     "gsm8k_cot": ("Q: How much is 7 times 8?\nA:", {"question": "How much is 7 times 8?"}),
     "ruler_qa_squad": ("Question: What colour has her boat?", {}),
+    "mmlu_de_llama_anatomy": (f"{GIVEN}Was knickt?\nA. Knie\nB. Kinn", {"input_question": "Was knickt?"}),
     "mmlu_anatomy_continuation": (
         "Question: Which one grows?\nAnswer:",
         {"question": "Which one grows?"},

@@ -106,6 +106,10 @@ MAGIC = before(
     r"Question: What are the 10 most common", r"Question: Do not provide",
 )  # fmt: skip
 LONG = after("context", end=r"(?:Question|Query|问题)[:：]|The following is an abstract|下面是一个摘要")
+GIVEN = (  # begins every item of lm-eval's mmlu_llama and of its translations
+    "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n"
+    "Question: "
+)
 CUTS = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
     r"(recall|needle|chain)(_em|_many)?|needles_\w+": FACTS,
     r"piqa": Cut(*EXAMPLES, item("goal", lead="Question: "), shots=True),
@@ -145,6 +149,9 @@ CUTS = {  # a regular expression for the whole name of a task -> its cut; the fi
         "after the examples", "the context is the examples", after("context")
     ),
     r"gsm8k.*": Cut("before the problem's last sentence, else the shots", "as KVzip does", last_question),
+    r"mmlu_(\w\w_)?llama_.*": Cut(
+        "after the shots", "all rows share them", item("question", "input_question", lead=GIVEN), shots=True
+    ),
     r"mmlu_.*continuation": Cut("after the shots", "all rows share them", item("question", lead="Question: "),
                                 shots=True),
     r"mmlu(_(?!pro|cot|flan).*)?": Cut(
