@@ -33,6 +33,7 @@ from .protocols import INSIDE, MANY, REUSE
 from .taskset import FOLDER, local_names
 
 NAME = "kvlab"
+OWN = ("batch_size", "max_batch_size", "device")  # what lm-eval hands to a model beside --model_args
 
 
 def run(words: list[str]) -> int:
@@ -98,6 +99,9 @@ def _of_our_model(given: dict) -> dict:
     """What lm-eval is told beside what its user says, where the model is ours. Its protocol is named among
     the arguments, which lm-eval prints above its table."""
     about = _dictionary(given.get("model_args"))
+    for name in OWN:
+        if name in about:
+            raise Problem(f"--model_args {name}={about[name]}: lm-eval has an option for it: --{name}")
     filled = {"model_args": {"protocol": INSIDE, **about}}
     if said := given.get("gen_kwargs"):
         filled["gen_kwargs"] = told.generation(_dictionary(said), "--gen_kwargs")
@@ -112,7 +116,7 @@ def _of_our_model(given: dict) -> dict:
                 "lm-eval would ask those alone that it has no answer to"
             )
         ours = dict(about)
-        for name in ("batch_size", "max_batch_size", "device"):
+        for name in OWN:
             if (value := (given | filled).get(name)) is not None:
                 ours.setdefault(name, value)
         filled["use_cache"] = f"{path}-{identity(**ours)}"

@@ -60,7 +60,9 @@ def compare(
 
 
 def print_board(board: tables.Board) -> None:
-    """Accuracy per task, agreement with the full cache, and bytes as shares of what the full cache holds."""
+    """The protocol, accuracy per task, agreement with the full cache, bytes as shares of what that holds."""
+    if board.protocol:
+        print(board.protocol)
     head = [f"{task[:10]:>11}" for task in (*board.tasks, "agreement")]
     print(f"{'method':26}{''.join(head)}{'device':>9}{'moved':>8}")
     for method in board.methods:

@@ -40,7 +40,8 @@ def test_a_board_holds_what_was_asked(newest, tmp_path, capfd):
     assert again.methods == ["int8"]  # what else the folder holds is left out
     compare.print_board(board)
     table = capfd.readouterr().out.splitlines()
-    assert len(table) == 4 and all(line.startswith(m) for line, m in zip(table[1:], board.methods))
+    assert table[0] == "protocol question-inside, eviction every-step"
+    assert len(table) == 5 and all(line.startswith(m) for line, m in zip(table[2:], board.methods))
     picture = compare.pareto(board)
     assert {"full", "int8", newest} <= {text.get_text() for text in picture.axes[0].texts}
 

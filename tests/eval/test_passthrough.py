@@ -178,6 +178,13 @@ def test_answers_are_not_kept_where_questions_are_asked_together(folder, prepare
         prepared(*words, f"pretrained={folder},protocol={protocol}")
 
 
+@pytest.mark.parametrize("name", ["batch_size", "max_batch_size", "device"])
+def test_what_lm_eval_has_an_option_for_is_no_argument_of_the_model(folder, prepared, name):
+    words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
+    with pytest.raises(Problem, match=f"--model_args {name}=4: lm-eval has an option for it: --{name}"):
+        prepared(*words, f"pretrained={folder},{name}=4")
+
+
 def test_a_known_cut_is_not_replaced(folder, prepared):
     words = ["run", "--model", "kvlab", "--tasks", "recall", "--model_args"]
     with pytest.raises(Problem, match="the cut of task recall is known"):
