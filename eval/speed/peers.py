@@ -55,8 +55,6 @@ class Steps(Measurement):
     def check(self) -> None:
         from kvlab.models import configuration
 
-        for model in () if self.collect else self.models:
-            configuration(named(model))  # else every one of its cells would say that there is none
         least = STEPS * self.rounds + 1
         for context in self.contexts or map(str, CONTEXTS["smollm2"]):
             if not context.isdecimal() or int(context) < least:
@@ -64,6 +62,8 @@ class Steps(Measurement):
                     f"--contexts {context}: expected a number of tokens of at least {least}, of which "
                     f"{least - 1} are steps"
                 )
+        for model in () if self.collect else self.models:
+            configuration(named(model))  # else every one of its cells would say that there is none
 
     def cells(self) -> list[Cell]:
         return [] if self.collect else self.asked()
