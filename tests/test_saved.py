@@ -130,7 +130,7 @@ def test_another_thread_goes_on_as_this_one_would():
         for cache in (one, other):
             model(ids[:, :40], past_key_values=cache)
         expected = continued(model, one, ids[:, 40:])
-    with ThreadPoolExecutor() as threads, torch.no_grad():
+    with ThreadPoolExecutor() as threads:
         found = threads.submit(torch.no_grad()(continued), model, other, ids[:, 40:]).result()
     assert torch.equal(found, expected)
 

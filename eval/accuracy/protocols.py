@@ -40,12 +40,13 @@ def eviction(protocol: str, evict: str | None) -> str:
     for another name, and where it cannot be."""
     if evict is None:
         return EVERY_STEP if protocol == INSIDE else ONCE
-    if protocol == REUSE and checked("evict", evict, EVICT) == EVERY_STEP:
+    checked("evict", evict, EVICT)
+    if protocol == REUSE and evict == EVERY_STEP:
         raise ValueError(
             f"evict={evict!r}: under protocol {REUSE} what stays of the context is asked again, and none "
             "of it goes; expected once"
         )
-    return checked("evict", evict, EVICT)
+    return evict
 
 
 def families(prompts: Sequence[Sequence[int]], cuts: list[int] | None, protocol: str) -> list[list[int]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..attention import Asked, recorded, stopping
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
+_one_at_a_time = threading.Lock()  # of the threads that make a model's blocks do so
 
 
 def blocks_of(model) -> torch.nn.ModuleList:
@@ -88,13 +89,14 @@ def _accepted(module, given: dict) -> dict:
 def report_block_inputs(model) -> None:
     """Let every block's input reach the next layer of the cache in use (`KVCache.speculate`). The first time
     one token passes, to see which blocks are given the same position embeddings."""
-    if model in _reporting:
-        return
-    blocks = blocks_of(model)
-    reports = _Reports(model, _lenders(model, blocks))
-    for index, block in enumerate(blocks):
-        block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
-    _reporting.add(model)
+    with _one_at_a_time:
+        if model in _reporting:
+            return
+        blocks = blocks_of(model)
+        reports = _Reports(model, _lenders(model, blocks))
+        for index, block in enumerate(blocks):
+            block.register_forward_pre_hook(_Report(reports, index), with_kwargs=True)
+        _reporting.add(model)
 
 
 def _lenders(model, blocks) -> list[int]:
