@@ -10,23 +10,26 @@ method changes nothing (lm-eval issues 3298 and 1105). Here a score is made the 
   once.
 - rolling log-likelihood: windows as lm-eval makes them; the first 90 % of each window
   (PREFILLED) are prefilled and scored from the prefill, the rest is decoded through the cache.
-- generation: greedy, through the cache, until a stop string, the end token or the limit.
+- generation: greedy, through the cache, until a stop string, an end token or the limit; the model's own
+  generation_config is followed (`choosing.py`).
 
 Under another protocol than `question-inside` (`protocols.py`) the context alone is prefilled and compressed,
 and the question goes through the cache, in one pass but for its last token, then the continuation token by
 token.
 
 `recompute` stores nothing, so one pass over known tokens is what it would compute token by token,
-and it is scored that way. Under `full` every log-likelihood equals that of lm-eval's HFLM.
+and it is scored that way. Under `full` every log-likelihood and text equals that of lm-eval's HFLM. The
+model is scored in eval mode, and then given back as it was.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import ClassVar
 
@@ -44,6 +47,7 @@ from kvlab.spec import Spec, parse
 from ..core.digests import code_digest, method_digest, model_digest
 from ..core.errors import Problem
 from .batching import PREFILLED, Meter
+from .choosing import choice
 from .cuts import boundary, character, cut_of
 from .protocols import FIRST, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
@@ -94,6 +98,18 @@ def without_cuda(device: str | None) -> str | None:
     return device
 
 
+@contextlib.contextmanager
+def evaluating(model) -> Iterator[None]:
+    """The model in eval mode; then each of its modules is as it was."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
+
+
 @register_model("kvlab")
 class KVLabLM(TemplateLM):
     """lm-eval model `kvlab`.
@@ -137,6 +153,7 @@ class KVLabLM(TemplateLM):
         self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
         self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends
         self._shortened: set[str] = set()  # prompts that lost their beginning, since `use`
+        self._spanned: list[tuple[str, str]] = []  # (context, continuation) without a token of its own, alike
         if pretrained is None or isinstance(pretrained, str):
             where = {"device": without_cuda(device), "device_map": device_map, "tensor_parallel": tp}
             self.model, self.tokenizer = kvlab.load(pretrained, dtype=dtype, engine=engine, **where)
@@ -175,10 +192,11 @@ class KVLabLM(TemplateLM):
         """Score for all these methods at once, the first of them being used: prefills are shared."""
         specs = {spec.text: spec for spec in map(parse, methods)}
         self.methods = tuple(specs)
-        self._caches = {name: kvlab.make_cache(self.model, spec) for name, spec in specs.items()}
         self._reusing = {}
-        if self.protocol == REUSE:
-            self._reusing = {name: reusing(self.model, spec) for name, spec in specs.items()}
+        with evaluating(self.model):
+            self._caches = {name: kvlab.make_cache(self.model, spec) for name, spec in specs.items()}
+            if self.protocol == REUSE:
+                self._reusing = {name: reusing(self.model, spec) for name, spec in specs.items()}
         self._known: dict[str, tuple[Scorer, dict]] = {}
         self.use(self.methods[0])
 
@@ -189,7 +207,7 @@ class KVLabLM(TemplateLM):
         self.method, self.meter = method, Meter()
         self._own = self._shared = self._computing = 0.0
         self._contexts = self._tokens = 0
-        self._shortened = set()
+        self._shortened, self._spanned = set(), []
 
     def seconds(self, elapsed: float) -> dict:
         """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
@@ -200,9 +218,10 @@ class KVLabLM(TemplateLM):
     def prefills(self) -> dict:
         """How many contexts this method was filled from since `use`, each once for all that is asked of it,
         and how many tokens, whichever methods shared the pass; none where nothing was prefilled. How many
-        prompts were longer than the model takes, and lost their beginning."""
+        prompts were longer than the model takes, and lost their beginning; how many continuations had no
+        token of their own, and have no score."""
         prefilled = {"contexts": self._contexts or None, "prefilled_tokens": self._tokens or None}
-        return prefilled | {"shortened": len(self._shortened) or None}
+        return prefilled | {"shortened": len(self._shortened) or None, "spanned": len(self._spanned) or None}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
@@ -223,7 +242,8 @@ class KVLabLM(TemplateLM):
                     self.model, self._caches, self.batch_size, self.max_length, advance,
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
                 )  # fmt: skip
-                self._known[key] = scorer, compute(scorer)
+                with evaluating(self.model):
+                    self._known[key] = scorer, compute(scorer)
                 scorer.clock.stop()
             self._computing += scorer.clock.total
         scorer, answers = self._known[key]
@@ -249,12 +269,26 @@ class KVLabLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
+        """The end token. Raises Problem where the tokenizer has none."""
+        if self.tokenizer.eos_token_id is None:
+            raise Problem("eos_token=None: text is written until an end token, and this tokenizer has none")
         return self.tokenizer.eos_token_id
 
     @property
     def prefix_token_id(self) -> int:
+        """What stands before a text without a context: the beginning token, else the end token. Raises
+        Problem where the tokenizer has neither."""
+        if self._first is None:
+            raise Problem(
+                "bos_token=None, eos_token=None: one of them stands before a text without a context, and "
+                "this tokenizer has neither"
+            )
+        return self._first
+
+    @property
+    def _first(self) -> int | None:
         bos = self.tokenizer.bos_token_id
-        return self.eot_token_id if bos is None else bos
+        return self.tokenizer.eos_token_id if bos is None else bos
 
     @property
     def tokenizer_name(self) -> str:
@@ -289,7 +323,7 @@ class KVLabLM(TemplateLM):
         if add_special_tokens is not None:
             return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
         if string not in self._encoded:
-            begins = string.startswith(self.tokenizer.decode(self.prefix_token_id))
+            begins = self._first is not None and string.startswith(self.tokenizer.decode(self._first))
             options = {"add_special_tokens": False} if begins else {}
             self._encoded[string] = self.tokenizer.encode(string, **options)
         return self._encoded[string]
@@ -332,15 +366,27 @@ class KVLabLM(TemplateLM):
             many = "prompt is" if count == 1 else "prompts are"
             lost = "loses its" if count == 1 else "lose their"
             print(f"kvlab: {count} {many} longer than {most} tokens and {lost} beginning", file=sys.stderr)
+        if self._spanned:
+            text, said = self._spanned[0]
+            count = "1 answer has" if len(self._spanned) == 1 else f"{len(self._spanned)} answers have"
+            told = f"{said!r} after {text[-40:]!r}"
+            print(
+                f"kvlab: {count} no token apart from the context's, so no score (-inf): {told}",
+                file=sys.stderr,
+            )
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of
         those that `loglikelihood` was asked."""
         contexts: dict[tuple, list] = {}
-        for index, ((text, _), context, continuation) in enumerate(requests):
-            if not 0 < len(continuation) <= self.max_length:
-                found = f"continuation of {len(continuation)} tokens"
-                raise ValueError(f"{found}: expected 1 to {self.max_length}")
+        answers: list = [(-math.inf, False)] * len(requests)
+        for index, ((text, said), context, continuation) in enumerate(requests):
+            if not continuation:
+                self._spanned.append((text, said))
+                continue
+            if len(continuation) > self.max_length:
+                found = f"continuation {said[:40]!r}... of {len(continuation)} tokens"
+                raise ValueError(f"{found}: expected at most {self.max_length}")
             kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
             gone, end = len(context) - len(kept), self._ends[index]
             if gone:
@@ -348,13 +394,14 @@ class KVLabLM(TemplateLM):
             cut = None if end is None else self._context(text, context, gone, end)
             contexts.setdefault((kept, cut), []).append((index, continuation))
         groups = [(context, [t for _, t in members]) for (context, _), members in contexts.items()]
-        answers: list = [None] * len(requests)
+        if not groups:
+            return answers
         at = None if self.protocol == INSIDE else [cut for _, cut in contexts]
         scores = self._answers(
             "choices",
             (groups, at),
             lambda scorer: scorer.continuations(groups, at),
-            len(requests),
+            sum(len(targets) for _, targets in groups),
             disable_tqdm,
         )
         for members, found in zip(contexts.values(), scores, strict=True):
@@ -410,23 +457,27 @@ class KVLabLM(TemplateLM):
         end = self.eot_token_id
         until = handle_stop_sequences(list(options["until"]), eos=self.tokenizer.decode(end))
         limit = options["max_gen_toks"]
+        rest = {name: options[name] for name in ("num_beams", "repetition_penalty") if name in options}
+        rest["pad_token_id"] = end
         if limit >= self.max_length:
             raise ValueError(f"max_gen_toks={limit}: expected less than the context {self.max_length}")
-
-        def stop(tokens: list[int]) -> bool:
-            text = self.tokenizer.decode(tokens)
-            return tokens[-1] == end or any(word in text for word in until if word)
-
         whole = [self.tok_encode(text) or [self.prefix_token_id] for text in texts]
         prompts, cuts = [ids[-(self.max_length - limit) :] for ids in whole], None
         gone = [len(ids) - len(prompt) for ids, prompt in zip(whole, prompts, strict=True)]
         self._shortened |= {text for text, some in zip(texts, gone, strict=True) if some}
         if self.protocol != INSIDE:
             cuts = [self._context(*one) for one in zip(texts, whole, gone, ends, strict=True)]
+        choices = [choice(self.model, ids, limit, self._device, rest) for ids in prompts]
+        ends_of_text = choices[0].ends | {end}
+
+        def stop(tokens: list[int]) -> bool:
+            text = self.tokenizer.decode(tokens)
+            return tokens[-1] in ends_of_text or any(word in text for word in until if word)
+
         made = self._answers(
             "generation",
-            (prompts, cuts, until, limit),
-            lambda scorer: generate(scorer, prompts, limit, stop, cuts),
+            (prompts, cuts, until, limit, str(self.model.generation_config)),
+            lambda scorer: generate(scorer, choices, stop, cuts),
             len(prompts),
             hidden,
         )

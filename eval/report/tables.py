@@ -132,6 +132,11 @@ class Board:
                     f"{task}: {count} {'prompt was' if count == 1 else 'prompts were'} longer than the model "
                     "takes and lost the beginning"
                 )
+            if count := max(c.get("spanned") or 0 for c in self.cells if c["task"] == task):
+                said.append(
+                    f"{task}: {count} {'answer has' if count == 1 else 'answers have'} no token apart from "
+                    "the context's, and no score"
+                )
         low = [m for m in self.methods if self.scored_share.get(m, 1) < HALF]
         if low:
             told = ", ".join(f"{m} ({100 * self.scored_share[m]:.0f} %)" for m in low)
