@@ -2,7 +2,7 @@
 
 Between `past_key_values.update(...)` and the attention function the models of transformers do nothing with
 K and V. So `KVCache.update` returns the layer object itself in place of both, and the function registered
-here asks that object to attend.
+here asks that object to attend. A model is led here by `models/guest.py`, in the passes that need it alone.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ THREADS = 4  # for so many at most: a block's weights need memory
 
 
 def kvlab_attention(
-    module, query, key, value, attention_mask, *, scaling=None, softcap=None, s_aux=None, **kwargs
-):
+    module, query, key, value, attention_mask, *, scaling=None, softcap=None, s_aux=None, dropout=0.0,
+    **kwargs,
+):  # fmt: skip
     """The attention function of transformers' AttentionInterface.
 
     query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
@@ -37,34 +38,51 @@ def kvlab_attention(
     padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
     queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
     beside those of the tokens, which takes its part of the weight and has no value.
-    Returns (out `[batch, queries, heads, head_dim]`, None).
+    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache;
+    backward through what a cache gave raises RuntimeError, since it keeps numbers and no graph.
     """
     if _stops.get():
         raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    latent = waiting(module)
-    finished = isinstance(attention_mask, Tensor) and attention_mask.dim() != 2
-    visibility = None if finished else _visibility(attention_mask)
-    if latent is not None:
-        out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
-    elif isinstance(key, Tensor):
-        if not (finished or (visibility.known and query.shape[2] == key.shape[2])):
-            attention_mask, finished = visibility.dense(), True
-        if finished or (attention_mask is None and not getattr(module, "is_causal", True)):
-            out, _ = attend(query, key, value, scaling, attention_mask, softcap=softcap, sinks=s_aux)
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
+        )
+    visibility, latent = _visibility(attention_mask), waiting(module)
+    if latent is None and isinstance(key, Tensor):
+        given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
+        if not visibility.known or query.shape[2] != key.shape[2]:
+            raise ValueError(f"{type(module).__name__} attends in a way of its own, which cannot be recorded")
+        if (records := _records.get()) is not None:
+            records.append(given)
+        out, _ = given.attend()
+        return out.transpose(1, 2).contiguous(), None
+    if dropout:
+        raise ValueError(
+            f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
+        )
+    with torch.no_grad():
+        if latent is not None:
+            out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
         else:
-            given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
-            if (records := _records.get()) is not None:
-                records.append(given)
-            out, _ = given.attend()
-    else:
-        if finished:
-            raise ValueError(
-                f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask "
-                "[batch, tokens]"
-            )
-        out = key.attend(query, visibility, scaling, softcap, s_aux)
-    return out.transpose(1, 2).contiguous(), None
+            out = key.attend(query, visibility, scaling, softcap, s_aux)
+        out = out.transpose(1, 2).contiguous()
+    return (_NoGraph.apply(out, query) if query.requires_grad else out), None
+
+
+class _NoGraph(torch.autograd.Function):
+    """What a cache gave, in a pass that builds a graph: going back through it is refused."""
+
+    @staticmethod
+    def forward(context, out: Tensor, query: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(context, gradient: Tensor):
+        raise RuntimeError(
+            "a kvlab cache keeps numbers and no graph, so no gradient goes through it: pass no cache, or "
+            "transformers' DynamicCache"
+        )
 
 
 class Asked(Exception):
@@ -75,13 +93,30 @@ _stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
 
 
 @contextmanager
+def _set(variable: ContextVar, value) -> Iterator:
+    """While it lasts, the variable has this value, which it yields."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
+
+
+@contextmanager
+def attending() -> Iterator[None]:
+    """While it lasts, every pass of a prepared model attends through kvlab, whatever cache it carries."""
+    with _set(always, True):
+        yield
+
+
+always: ContextVar[bool] = ContextVar("kvlab_always", default=False)
+
+
+@contextmanager
 def stopping() -> Iterator[None]:
     """While it lasts, the attention function attends to nothing and raises `Asked(query)`."""
-    token = _stops.set(True)
-    try:
+    with attending(), _set(_stops, True):
         yield
-    finally:
-        _stops.reset(token)
 
 
 def _visibility(mask) -> Visibility:
@@ -109,11 +144,8 @@ _all_told: ContextVar[list[Visibility] | None] = ContextVar("kvlab_all_told", de
 @contextmanager
 def told() -> Iterator[list[Visibility]]:
     """While it lasts, every mask that transformers asks for is noted: yields the list."""
-    token = _all_told.set([])
-    try:
-        yield _all_told.get()
-    finally:
-        _all_told.reset(token)
+    with attending(), _set(_all_told, []) as found:
+        yield found
 
 
 def expanding(layer) -> None:
@@ -183,19 +215,15 @@ _records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", defaul
 def recording() -> Iterator[list[Recorded]]:
     """While it lasts, passes of kvlab's models without a cache are recorded: yields a list with one entry
     per layer and pass, in the order in which the layers attend."""
-    records: list[Recorded] = []
-    token = _records.set(records)
-    try:
+    with attending(), _set(_records, []) as records:
         yield records
-    finally:
-        _records.reset(token)
 
 
 @torch.no_grad()
 def recorded(model, ids: Tensor) -> list[Recorded]:
     """What every layer's attention is given while the model reads `ids` `[batch, tokens]`, without a cache.
 
-    model: one that attends through kvlab (`models.prepare`).
+    model: one that is prepared (`models.prepare`).
     """
     with recording() as layers:
         model(ids.to(entry_of(model)), use_cache=False)

@@ -111,7 +111,7 @@ class Bound(Cache):
 class KVCache(Bound):
     """A key/value cache made of a Keep, a Store and a Place.
 
-    model: the model it will serve; its attention is switched to kvlab's. keep: which tokens stay
+    model: the model it will serve; passes that carry this cache attend through kvlab. keep: which tokens stay
     (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
     `Growing(Int(bits=4))`, or `Ragged(...)` for a keep that is `ragged`). place: `Device()` or `Host(fetch)`.
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .cache import KVCache
 from .measure.machines import link_named
-from .models import listed, loading, prepare, restore
+from .models import loading
 from .parameters import check_one_of
 from .saved import fill, opened
 from .spec import Spec, parse
@@ -36,9 +36,7 @@ def load(
     if engine == "compiled":
         from .engine.compiled import compiled
 
-        compiled(prepare(model), weights)
-        if not listed(model):
-            restore(model)
+        compiled(model, weights)
     return model, tokenizer
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import weakref
 
 import torch
 
-from .attention import stopping, told
 from .cache import KVCache
 from .errors import kind_and_line
-from .models import listed, prepare, refusal, refused_layers, restore
+from .models import listed, masks_are_known, prepare, refusal, refused_layers
 from .models.shrunk import once, twin_of
 
 PROMPT, STEPS = 20, 5
@@ -61,31 +58,15 @@ def differs(config, make=KVCache) -> str | None:
 
 
 def serve(model, holds: bool = True) -> None:
-    """Let the model attend through kvlab. ValueError, one line that says why, where kvlab's caches cannot
-    serve it; it then attends as before, and so it does, without an error, where the method holds nothing. A
-    type that is not listed is tried on a twin, once."""
+    """Prepare the model for a cache. ValueError, one line that says why, where kvlab's caches cannot serve
+    it; none where the method holds nothing. A type that is not listed is tried on a twin, once."""
     why = refusal(prepare(model))
     if why is None and not listed(model):
         why = once(_differences, model.config.get_text_config(decoder=True), differs)
-    if why is None and not _masks_are_known(model):
+    if why is None and not masks_are_known(model):
         why = "it attends by a mask of its own"
-    if why is not None:
-        restore(model)
-        if holds:
-            raise ValueError(f"{type(model).__name__}: {why}")
+    if why is not None and holds:
+        raise ValueError(f"{type(model).__name__}: {why}")
 
 
 _differences: dict[str, str | None] = {}  # small configuration -> why it is refused, or None
-_known: weakref.WeakSet = weakref.WeakSet()  # models whose masks are known
-
-
-def _masks_are_known(model) -> bool:
-    """Whether the model's mask functions, asked in a pass that ends at the first attention, are known."""
-    if model not in _known:
-        ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-        with torch.no_grad(), told() as visibilities, stopping(), contextlib.suppress(Exception):
-            model(ids, use_cache=False)
-        if not all(visibility.known for visibility in visibilities):
-            return False
-        _known.add(model)
-    return True

@@ -15,16 +15,14 @@ class Visibility:
     seen. rule: the model's mask function, (row, head, query, key) -> bool, on indices that may be tensors;
     None: every key that is not later than the query. local: the sliding window, or the chunk, of the rule
     (None: no limit); what the next query cannot see, no later one can. padding: bool `[batch, tokens seen +
-    new]`, False where there is none, or None. known: False for a rule that is none of these, which only
-    `dense` can serve. arguments: those of transformers' own mask functions.
+    new]`, False where there is none, or None. known: False for a rule that is none of these.
     """
 
     ndim = 4  # as that of a finished mask: transformers then hands it on
 
     def __init__(self, padding: Tensor | None = None, rule: Callable | None = None,
-                 local: int | None = None, known: bool = True, arguments: dict | None = None):  # fmt: skip
+                 local: int | None = None, known: bool = True):  # fmt: skip
         self.padding, self.rule, self.local, self.known = padding, rule, local, known
-        self.arguments = arguments
         self._found = self._shift = None
 
     def __deepcopy__(self, memo) -> Visibility:
@@ -36,14 +34,9 @@ class Visibility:
         means that the rule is causal, within `local_size` tokens where that is given."""
         if isinstance(attention_mask, Visibility):
             return attention_mask
-        arguments = others | {
-            "attention_mask": attention_mask,
-            "mask_function": mask_function,
-            "allow_is_causal_skip": allow_is_causal_skip,
-        }
         local = others.get("local_size")
         rule = None if local is None and allow_is_causal_skip else mask_function
-        return cls(attention_mask, rule, local, allow_is_causal_skip, arguments)
+        return cls(attention_mask, rule, local, allow_is_causal_skip)
 
     @classmethod
     def joined(cls, parts: list[tuple[int, Visibility]], padding: Tensor | None) -> Visibility:
@@ -113,12 +106,6 @@ class Visibility:
     def contiguous(self) -> Visibility:
         """As a finished mask has it: transformers asks before it hands one on."""
         return self
-
-    def dense(self) -> Tensor | None:
-        """transformers' own mask, bool `[batch, 1, q, keys]`, or None where all that is not later is seen."""
-        from transformers.masking_utils import sdpa_mask
-
-        return sdpa_mask(**self.arguments)
 
 
 CAUSAL = Visibility()  # no padding, and every token that is not later

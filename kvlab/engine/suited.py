@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from ..attention import NAME
 from .stamp import Stamp
 
 
@@ -26,7 +25,7 @@ def check(model, stamp: Stamp) -> None:
         raise Unsuited("a module of it has a forward of its own")
     if any(getattr(config, f"output_{what}", False) for what in ("hidden_states", "attentions")):
         raise Unsuited("its configuration asks for more than logits")
-    if getattr(config, "return_dict", True) is not True or config._attn_implementation != NAME:
+    if getattr(config, "return_dict", True) is not True:
         raise Unsuited("its configuration asks for another kind of forward")
 
 

@@ -10,8 +10,8 @@ from .loading import (
     configuration,
     listed,
     load,
+    masks_are_known,
     prepare,
-    restore,
     source_of,
     tokenizer_of,
 )
@@ -23,6 +23,6 @@ from .shape import ModelShape, is_latent, layers_of, refusal, refused_layers
 __all__ = [
     "EMBEDDED", "LISTED", "PACKAGES", "WORKSHOP", "ModelShape", "Rotation", "attention_of", "blocks_of",
     "bodies_of", "calibration_ids", "check_files", "configuration", "fed_to", "fetch", "is_latent",
-    "layers_of", "listed", "load", "prepare", "query_of", "refusal", "refused_layers", "renumbered",
-    "report_block_inputs", "restore", "rotations_of", "source_of", "tokenizer_of",
+    "layers_of", "listed", "load", "masks_are_known", "prepare", "query_of", "refusal", "refused_layers",
+    "renumbered", "report_block_inputs", "rotations_of", "source_of", "tokenizer_of",
 ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import copy
 import shutil
 import tempfile
 import weakref
@@ -13,14 +12,15 @@ import torch
 from torch import Tensor
 
 from .. import scratch
-from ..attention import NAME, register
-from ..devices import read_map
+from ..attention import Asked, register, stopping, told
+from ..devices import entry_of, read_map
 from ..errors import first_line
 from ..ranks import split
 from . import fetching, gguf
 from .files import damage
+from .guest import answer
 from .passes import report_passes
-from .shape import ModelShape
+from .shape import ModelShape, refused_layers
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
@@ -31,8 +31,7 @@ LISTED = frozenset((
     "llama4_text", "qwen3_next", "lfm2", "granitemoehybrid", "jamba", "falcon_h1", "deepseek_v2",
     "deepseek_v3",
 ))  # fmt: skip
-_prepared: weakref.WeakSet = weakref.WeakSet()  # models with a configuration of their own
-_before: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> how it attended before
+_prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> whether its masks are known
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
 
@@ -46,7 +45,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     "auto", a dictionary {module: device} or a JSON file of one, for accelerate ("disk" is a device too;
     `devices.py`). tensor_parallel: the heads are split among the processes of `torchrun` (`ranks.py`).
     Returns (model in eval mode, tokenizer).
-    A model of a type that nobody has tried attends by itself until a cache is made for it.
+    The model computes what it did before, unless a pass is given a kvlab cache.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
     model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
     another shape than the model's, or the model does not use transformers' attention interface.
@@ -97,8 +96,6 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare((model if where else model.to(device)).eval())
-    if not listed(model):
-        restore(model)
     _tokenizers[model] = tokenizer
     return model, tokenizer
 
@@ -145,42 +142,48 @@ def check_files(folder: Path) -> None:
 
 
 def prepare(model):
-    """Let the model attend through kvlab; ValueError for a model that cannot.
-
-    It gets a configuration of its own, so that another model made from the same one attends as before.
-    """
-    from transformers import PreTrainedConfig
-
+    """Let passes of the model that carry a kvlab cache attend through kvlab, and no others; returns the
+    model. ValueError for a model that cannot."""
     scratch.set_up()
     register()
     if model not in _prepared:
-        copies: dict = {}
-        for module in model.modules():
-            if isinstance(getattr(module, "config", None), PreTrainedConfig):
-                module.config = copy.deepcopy(module.config, copies)
-        _prepared.add(model)
-    if model.config._attn_implementation != NAME:
-        _before[model] = model.config._attn_implementation
-        try:
-            if not model.config.is_encoder_decoder:
-                model.set_attn_implementation(NAME)
-        except (ValueError, ImportError) as error:
-            raise ValueError(_cannot(model)) from error
-        if model.config._attn_implementation != NAME:
+        if model.config.is_encoder_decoder:
             raise ValueError(_cannot(model))
-    report_passes(model)
+        text = model.config.get_text_config(decoder=True)
+        configs = [model.config, text, *(getattr(module, "config", None) for module in model.modules())]
+        for config in configs:
+            if isinstance(config, type(model.config) | type(text)):
+                answer(config)
+        report_passes(model)
+        known = _masks_are_known(model)
+        if known is None and not refused_layers(model.config):
+            raise ValueError(_cannot(model))
+        _prepared[model] = bool(known)
     return model
+
+
+def masks_are_known(model) -> bool:
+    """Whether every layer of a prepared model sees by a rule that `Visibility` knows."""
+    return _prepared[model]
+
+
+@torch.no_grad()
+def _masks_are_known(model) -> bool | None:
+    """As `masks_are_known`, from a pass that ends at the first attention; None where none comes to it."""
+    ids = torch.zeros(1, 2, dtype=torch.long, device=entry_of(model))
+    with torch.random.fork_rng(), told() as visibilities, stopping():
+        try:
+            model(ids, use_cache=False)
+        except Asked:
+            return all(visibility.known for visibility in visibilities)
+        except Exception:  # nothing that a decoder of text does
+            return None
+    return None
 
 
 def listed(model) -> bool:
     """Whether the model is of a type that the tests try with every method."""
     return model.config.get_text_config(decoder=True).model_type in LISTED
-
-
-def restore(model) -> None:
-    """Let a model that `prepare` was given attend as it did before."""
-    if model in _before:
-        model.set_attn_implementation(_before[model])
 
 
 def _cannot(model) -> str:

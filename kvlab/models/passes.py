@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import weakref
 
+import torch
 from torch import nn
 
 from ..attention import expanding
+from . import guest
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report
 
@@ -37,15 +40,27 @@ class _Hook:
 
 class _Begins(_Hook):
     def __call__(self, body, args, kwargs) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        cache = _cache_among(args, kwargs)
+        guest.enter(sys._getframe(1), cache is not None)
         expanding(None)  # what an earlier pass left behind when it broke off
-        if (cache := _cache_among(args, kwargs)) is not None:
+        if cache is not None:
+            if kwargs.get("output_attentions", getattr(body.config, "output_attentions", False)):
+                raise ValueError(
+                    "output_attentions: a kvlab cache returns no attention weights; pass no cache, or "
+                    "transformers' own"
+                )
             cache.begin_pass(body, args, kwargs)
 
 
 class _Ends(_Hook):
     def __call__(self, body, args, kwargs, output) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
         if (cache := _cache_among(args, kwargs)) is not None:
             cache.end_pass(body, args, kwargs)
+        guest.leave(sys._getframe(1))
 
 
 def fed_to(body, args, kwargs) -> tuple:

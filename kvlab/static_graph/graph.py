@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from ..attention import attending
 from ..models import ModelShape
 from .quantized import dequantize, quantize
 
@@ -132,9 +133,9 @@ class StaticStep(torch.nn.Module):
             pairs = (slice(first, first + n), slice(first + n, first + 2 * n))
             quantizers = None if self.quantizers is None else [self.quantizers[pair] for pair in pairs]
             layers.append(StaticLayer([past[pair] for pair in pairs], mask, quantizers))
-        logits = self.model(
-            input_ids=token, position_ids=position, past_key_values=Cache(layers=layers), use_cache=True
-        ).logits
+        inputs = {"input_ids": token, "position_ids": position, "past_key_values": Cache(layers=layers)}
+        with attending():
+            logits = self.model(**inputs, use_cache=True).logits
         return logits, *(new for layer in layers for kind in layer.new for new in kind)
 
 

@@ -287,22 +287,6 @@ def test_a_static_cache_of_transformers_works_too():
     assert torch.equal(ours.generate(ids, **said, disable_compile=True), expected)
 
 
-def test_models_that_share_a_configuration_attend_each_in_its_own_way():
-    one = family("Llama")
-    other = type(one)(one.config).eval()
-    assert other.config is one.config
-    kvlab.make_cache(one, "full")
-    assert one.config._attn_implementation == "kvlab"
-    assert (
-        other.config._attn_implementation
-        == other.model.layers[0].self_attn.config._attn_implementation
-        == "eager"
-    )
-    kvlab.make_cache(other, "full")
-    one.set_attn_implementation("sdpa")
-    assert other.config._attn_implementation == "kvlab"
-
-
 def test_the_doctor_says_what_serves_a_model(tmp_path, capsys):
     from kvlab import doctor
 

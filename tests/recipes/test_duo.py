@@ -83,11 +83,12 @@ def test_a_model_that_open_gates_change_is_refused():
     model = tiny("mistral", sliding_window=9)
     rows = [(prompt(size)[0].tolist(), 2) for size in (5, 20)]
     for other in (model, kvlab.prepare(copy.deepcopy(family("Gemma 2")))):
+        before = other.config._attn_implementation
         with pytest.raises(
             ValueError, match=r"attends by windows, a soft cap or sinks, .* cannot be trained"
         ):
             duo.train(other, rows, 2, 3)
-        assert other.config._attn_implementation == "kvlab" and next(other.parameters()).requires_grad
+        assert other.config._attn_implementation == before and next(other.parameters()).requires_grad
     assert duo.train(model, rows[:1], 2, 3).shape == (4, 2)
     with pytest.raises(ValueError, match=r"^latents are cached: all heads share them"):
         duo.train(family("DeepSeek-V3"), rows, 2, 3)

@@ -1,0 +1,91 @@
+"""Guest: a model attends through kvlab in passes that carry a kvlab cache, and else as it did before.
+
+transformers looks up in a model's configuration how its layers attend, at every pass. The configurations of a
+prepared model answer "kvlab" while such a pass runs in this thread, else what they hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+from functools import cache
+from types import FrameType
+
+import torch
+
+from ..attention import NAME, always
+
+# The pass that runs: (the frame of its call, whether it carries a kvlab cache, the pass around it). A pass
+# that breaks off, by Ctrl-C too, tells nobody: what counts is whether its frame still runs.
+_pass: ContextVar[tuple | None] = ContextVar("kvlab_pass", default=None)
+
+
+def enter(frame: FrameType, carries: bool) -> None:
+    """A pass begins whose call has this frame."""
+    _pass.set((frame, carries, _running()))
+
+
+def leave(frame: FrameType) -> None:
+    """It has come through."""
+    if (now := _pass.get()) is not None and now[0] is frame:
+        _pass.set(now[2])
+
+
+def _running() -> tuple | None:
+    """The innermost pass that runs."""
+    now = _pass.get()
+    while now is not None and not _runs(now[0]):
+        now = now[2]
+    return now
+
+
+def _runs(frame: FrameType) -> bool:
+    """Whether this call is among those that led here."""
+    caller = sys._getframe(1)
+    while caller is not None and caller is not frame:
+        caller = caller.f_back
+    return caller is not None
+
+
+def attends() -> bool:
+    """Whether the pass that runs attends through kvlab."""
+    if always.get():
+        return True
+    return _pass.get() is not None and (now := _running()) is not None and now[1]
+
+
+def answer(config) -> None:
+    """Let a configuration answer so. It stays the same object; its copies, and what is saved of it, are as if
+    nobody had asked."""
+    if not issubclass(type(config), _Answers):
+        object.__setattr__(config, "__class__", _answering(type(config)))
+
+
+class _Answers:
+    """What `answer` makes of a configuration's class."""
+
+
+@cache
+def _answering(kind: type) -> type:
+    own = kind._attn_implementation
+
+    def attn_implementation(config):
+        if not torch.compiler.is_dynamo_compiling() and attends():
+            return NAME
+        return own.fget(config)
+
+    def reduce(config, protocol):
+        make, (_, *others), *state = kind.__reduce_ex__(config, protocol)
+        return make, (kind, *others), *state
+
+    inside = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__init__": kind.__init__,
+        "__eq__": kind.__eq__,
+        "__hash__": kind.__hash__,
+        "__class__": property(lambda config: kind),
+        "__reduce_ex__": reduce,
+        "_attn_implementation": property(attn_implementation, own.fset),
+    }
+    return type(kind.__name__, (_Answers, kind), inside)

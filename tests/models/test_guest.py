@@ -1,0 +1,220 @@
+"""A model that kvlab has touched computes what it did before, in every pass that carries no kvlab cache."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from families.models import family
+from transformers import DynamicCache, QuantizedCache, StaticCache
+
+import kvlab
+from kvlab.attention import recorded
+
+NAMES = ("Llama", "OPT", "GPT-2", "GPT-NeoX", "Gemma 3", "Mistral", "Qwen3-MoE", "Phi-3")
+IDS = torch.randint(2, 96, (2, 24), generator=torch.Generator().manual_seed(3))
+MASK = torch.ones_like(IDS)
+MASK[1, :5] = 0
+SAID = {
+    "attention_mask": MASK, "max_new_tokens": 5, "do_sample": False, "pad_token_id": 0,
+    "disable_compile": True,
+}  # fmt: skip
+
+
+def refused(model) -> None:
+    with pytest.raises(ValueError, match="group"):
+        kvlab.make_cache(model, "int8:group=7")
+
+
+def used(model) -> None:
+    model.generate(IDS, past_key_values=kvlab.make_cache(model, "h2o:budget=8"), **SAID)
+
+
+def broken(model) -> None:
+    """A pass is left half-way, as Ctrl-C leaves it: no hook hears of it."""
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    last = list(model.modules())[-1]
+    hook = last.register_forward_pre_hook(stop)
+    with pytest.raises(KeyboardInterrupt):
+        model(IDS, past_key_values=kvlab.make_cache(model, "full"))
+    hook.remove()
+
+
+def looked_at(model) -> None:
+    recorded(kvlab.prepare(model), IDS)
+
+
+TOUCHES = [kvlab.prepare, lambda model: kvlab.make_cache(model, "full"), refused, used, broken, looked_at]
+
+
+def seeded(run, model):
+    torch.manual_seed(11)
+    return run(model)
+
+
+@torch.no_grad()
+def passes(model) -> dict:
+    """Everything that people do with a model and no kvlab cache, as tensors."""
+    config, found = model.config, {}
+    found["no cache"] = model(IDS, attention_mask=MASK, use_cache=False).logits
+    for name, make in {
+        "dynamic": lambda: DynamicCache(config=config),
+        "static": lambda: StaticCache(config=config, max_cache_len=40),
+        "quantized": lambda: QuantizedCache("fp8", config),
+    }.items():
+        try:
+            cache = make()
+            parts = IDS.split([15, 1, 8], 1)
+            found[name] = torch.cat([model(part, past_key_values=cache).logits for part in parts], 1)
+        except Exception as error:  # transformers' own, for the untouched model as well
+            found[name] = str(error)
+    found["generated"] = model.generate(IDS, **SAID)
+    found["static generated"] = model.generate(IDS, cache_implementation="static", **SAID)
+    found["beams"] = model.generate(IDS, num_beams=3, **SAID)
+    return found
+
+
+def attentions(model):
+    return torch.cat([each.flatten() for each in model(IDS, output_attentions=True).attentions])
+
+
+def trained(model):
+    model.train()
+    loss = model(IDS, labels=IDS).loss
+    loss.backward()
+    found = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    model.eval().zero_grad()
+    return torch.cat([loss.detach()[None], found])
+
+
+def equal(found, expected) -> bool:
+    return found == expected if isinstance(expected, str) else torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("touch", TOUCHES, ids=["prepared", "made", "refused", "used", "broken", "looked at"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_touched_model_computes_what_it_did(name, touch):
+    plain = family(name, attention_dropout=0.5)
+    for attention in ("sdpa", "eager"):
+        plain.set_attn_implementation(attention)
+        ours = copy.deepcopy(plain)
+        touch(ours)
+        assert ours.config._attn_implementation == attention
+        found = passes(ours)
+        assert all(equal(found[what], expected) for what, expected in passes(plain).items())
+        assert torch.equal(seeded(trained, ours), seeded(trained, plain))
+        touch(ours)
+    assert torch.equal(attentions(ours), attentions(plain))
+    for each in (ours, plain):
+        each.set_attn_implementation("sdpa")
+    assert torch.equal(passes(ours)["no cache"], passes(plain)["no cache"])
+    used(ours)
+
+
+def test_touching_leaves_the_random_numbers_and_the_mode_alone():
+    model = family("GPT-2", attn_pdrop=0.5).train()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    kvlab.make_cache(model, "h2o")
+    assert torch.equal(torch.rand(3), expected) and model.training
+
+
+def test_copies_and_files_of_a_touched_model_are_those_of_any_model(tmp_path):
+    plain = family("Gemma 3")
+    ours = kvlab.prepare(copy.deepcopy(plain))
+    assert isinstance(ours.config, type(plain.config)) and ours.config == plain.config
+    assert type(copy.deepcopy(ours).config) is type(plain.config)
+    assert type(pickle.loads(pickle.dumps(ours.config))) is type(plain.config)
+    assert ours.config.to_dict() == plain.config.to_dict()
+    ours.save_pretrained(tmp_path / "ours"), plain.save_pretrained(tmp_path / "plain")
+    files = [(tmp_path / which / "config.json").read_text() for which in ("ours", "plain")]
+    assert files[0] == files[1]
+    other = type(plain).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
+    assert torch.equal(other(IDS).logits, plain(IDS).logits)
+
+
+def test_models_that_share_a_configuration_attend_each_in_its_own_way():
+    one = family("Llama")
+    other = type(one)(one.config).eval()
+    other.load_state_dict(one.state_dict())
+    expected = other(IDS, output_attentions=True)
+    cache = kvlab.make_cache(one, "full")
+
+    def beside(module, args, kwargs):
+        """Another model works while a pass with a cache runs, and so does the same one without."""
+        hook.remove()
+        found.extend((other(IDS, output_attentions=True), one(IDS, output_attentions=True)))
+
+    found, hook = [], one.lm_head.register_forward_pre_hook(beside, with_kwargs=True)
+    kvlab.prepare(other)
+    one(IDS[:, :20], past_key_values=cache)
+    last = one(IDS[:, 20:], past_key_values=cache).logits
+    assert (last - expected.logits[:, 20:]).abs().max() < 1e-5
+    for each in found:
+        assert torch.equal(each.logits, expected.logits) and torch.equal(
+            each.attentions[0], expected.attentions[0]
+        )
+
+
+def test_other_threads_do_not_notice():
+    model = family("Llama")
+    expected, wrong = model.generate(IDS, **SAID), []
+
+    def work() -> None:
+        for _ in range(12):
+            if not torch.equal(model.generate(IDS, **SAID), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for method in ("full", "h2o:budget=1", "infinigen") * 4:
+        assert (
+            torch.equal(
+                model.generate(IDS, past_key_values=kvlab.make_cache(model, method), **SAID), expected
+            )
+            or method == "infinigen"
+        )
+    for each in threads:
+        each.join()
+    assert not wrong
+
+
+def test_a_touched_model_still_compiles_as_one_graph():
+    plain = family("Llama")
+    ours = copy.deepcopy(plain)
+    used(ours)
+    compiled = torch.compile(ours, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        cache = StaticCache(config=ours.config, max_cache_len=32)
+        assert torch.equal(
+            compiled(IDS, past_key_values=cache).logits,
+            ours(IDS, past_key_values=StaticCache(config=ours.config, max_cache_len=32)).logits,
+        )
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "DeepSeek-V3"])
+def test_what_a_cache_cannot_give_is_refused_in_one_line(name):
+    model = family(name, attention_dropout=0.5)
+    if name == "GPT-2":
+        model = family(name, attn_pdrop=0.5)
+    cache = kvlab.make_cache(model, "full")
+    with pytest.raises(ValueError, match=r"^output_attentions: a kvlab cache returns no attention weights"):
+        model(IDS, past_key_values=cache, output_attentions=True)
+    with pytest.raises(ValueError, match=r"^attention dropout of 0\.5: .* call model.eval"):
+        model.train()(IDS, past_key_values=cache)
+    model.eval()
+    cache.reset()
+    model(IDS[:, :8], past_key_values=cache)
+    asked = model.get_input_embeddings()(IDS[:, 8:]).detach().requires_grad_()
+    out = model(inputs_embeds=asked, past_key_values=cache).logits
+    assert (out - model(IDS, use_cache=False).logits[:, 8:]).abs().max() < 1e-4
+    with pytest.raises(RuntimeError, match=r"^a kvlab cache keeps numbers and no graph"):
+        out.sum().backward()
