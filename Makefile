@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton peers reproduce bench lint format clean venv
+.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton peers reproduce bench lint map format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -183,6 +183,10 @@ endif
 lint: $(READY) ## check style and format, change nothing
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+map: ## print every file of Python with the first line of its docstring
+	@for file in $$(git ls-files 'kvlab/*.py' 'eval/*.py' 'course/*.py'); do \
+	  awk -v name="$$file" 'NR == 1 && /^"""/ { gsub(/"""/, ""); print name ": " $$0 }' "$$file"; done
 
 format: $(READY) ## repair style and format in place
 	$(PY) -m ruff check --fix .

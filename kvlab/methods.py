@@ -345,15 +345,15 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
 
 @method("duo", CHOSEN, "Xiao et al. 2024")
 def _duo(profile=None, heads=0.5, every=None):
-    """Every token in heads that look far back, first and recent ones in others; python -m recipes.duo trains
-    which."""
+    """Every token in heads that look far back, first and recent ones in others; python -m course.recipes.duo
+    trains which."""
     return {"keep": Duo(profile, heads, every)}
 
 
 @method("kvzap", CHOSEN, "Jégou and Jeblick 2026")
 def _kvzap(profile=None, threshold=None, recent=None, every=None):
-    """What kvzip would keep, as guessed from a token's key and value; python -m recipes.kvzap calibrates the
-    guess."""
+    """What kvzip would keep, as guessed from a token's key and value; python -m course.recipes.kvzap
+    calibrates the guess."""
     return {"keep": KVzap(profile, threshold, recent, every)}
 
 

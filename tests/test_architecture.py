@@ -1,7 +1,6 @@
-"""The arrows of docs/architecture.md: imports run one way, and the map names every module."""
+"""The arrows of docs/architecture.md: imports run one way."""
 
 import ast
-import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -11,8 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("kvlab", "eval", "course", "recipes")
-BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval"), "recipes": ("kvlab", "eval")}
+PACKAGES = ("kvlab", "eval", "course")
+BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval")}
 
 # Arrows that only a function holds open, each with its reason. Nothing else may import inside a function but
 # what is optional or slow to load: packages of others, and the modules in LATE, where the rooms named do.
@@ -184,20 +183,3 @@ def test_a_store_imports_no_keep_and_a_method_of_one_kind_no_other():
         if room(name) in kinds:
             others = {room(target) for target in targets} & kinds - {room(name)}
             assert others <= ({"kvlab.store"} if room(name) == "kvlab.place" else set()), name
-
-
-def test_the_map_names_every_module_and_no_other():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    entries = re.findall(r"^- `([\w/]+\.py|[\w/]+/)`: (\S.*(?:\n  \S.*)*)", text, re.MULTILINE)
-    named = {path: " ".join(words.split()) for path, words in entries}
-    lines = {}  # path -> what the map says of it: the first line of its docstring
-    for file in modules().values():
-        path = file.relative_to(ROOT).as_posix()
-        words = (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
-        lines[path.removesuffix("__init__.py")] = " ".join(words.split()) or "first line of its docstring"
-    missing = "\n".join(f"- `{path}`: {lines[path]}" for path in lines if path not in named)
-    assert not missing, f"missing in docs/architecture.md, The house:\n{missing}"
-    gone = "\n".join(sorted(named.keys() - set(lines)))
-    assert not gone, f"to be removed from docs/architecture.md, The house:\n{gone}"
-    other = "\n".join(f"- `{path}`: {lines[path]}" for path in lines if named[path] != lines[path])
-    assert not other, f"to be said in docs/architecture.md, The house, as the docstring does:\n{other}"

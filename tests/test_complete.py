@@ -8,11 +8,8 @@ import families.profiles
 import pytest
 from tiny import ELSEWHERE, SETTINGS, policies, rounds
 
-from kvlab import keep, place, plots, store
+from kvlab import place, plots
 from kvlab.finding import METHODS, PROFILED
-from kvlab.place import Host
-from kvlab.policy import Policy
-from kvlab.store import Exact, Growing
 
 ROOT = Path(__file__).parents[1]
 TABLE = re.compile(r"^\| (`.*?) \|", re.MULTILINE)  # the first column of a table of names
@@ -47,33 +44,8 @@ def test_every_method_is_in_every_list(name):
 def test_a_method_that_wants_a_profile_is_in_the_lists_of_people(name):
     """Those of code go through every method with its defaults, for which it has none."""
     assert f"| `{name}` |" in text("README.md") and name in plots.STYLE
-    assert f"| `{name}` | `keep/{name}.py`" in text("docs/architecture.md")
-    assert (ROOT / f"tests/keep/test_{name}.py").is_file() and (ROOT / f"recipes/{name}.py").is_file()
+    assert (ROOT / f"tests/keep/test_{name}.py").is_file() and (ROOT / f"course/recipes/{name}.py").is_file()
     assert f"def {name}(" in text("kvlab/reference/keep.py") and name in families.profiles.SETTINGS
-
-
-def files(part) -> list[str]:
-    """Where a method's policies are written, and what they are made of, the common ones left out."""
-    found = []
-    if isinstance(part, Policy):
-        if type(part) not in (Exact, Growing, Host):
-            found.append(type(part).__module__.removeprefix("kvlab.").replace(".", "/") + ".py")
-        part = [*vars(part).values()]
-    if isinstance(part, list | tuple | dict):
-        for one in part.values() if isinstance(part, dict) else part:
-            found += files(one)
-    return list(dict.fromkeys(found))
-
-
-def test_the_map_says_where_every_method_is():
-    said = dict(re.findall(r"^\| `([^`]+)` \| (.*) \|$", text("docs/architecture.md"), re.MULTILINE))
-    special = {"full": ["store/growing.py"], "recompute": ["recompute.py"], "padded": ["static_graph/"]}
-    rows = {
-        name: ", ".join(f"`{file}`" for file in special.get(name) or files(METHODS[name].policies()))
-        for name in METHODS
-    }
-    wrong = "\n".join(f"| `{name}` | {row} |" for name, row in rows.items() if said.get(name) != row)
-    assert not wrong, f"docs/architecture.md, Where a method is:\n{wrong}"
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -88,12 +60,3 @@ def test_what_keeps_or_fetches_has_both_settings(name):
         missing = "one that equals the full cache" if not neutral else "one that gives something up"
         neutral = neutral or rounds(name)  # what rounds never equals it: its definition says what it holds
         assert neutral and lossy, f"{name}: SETTINGS in tests/tiny.py lacks {missing}"
-
-
-@pytest.mark.parametrize("room", [keep, store, place], ids=lambda room: room.__name__)
-def test_every_policy_is_in_the_map(room):
-    questions = text("docs/architecture.md").partition("## Three questions")[2].partition("```")[0]
-    made = (getattr(room, name) for name in room.__all__)
-    named = {one.__name__ for one in made if isinstance(one, type) and issubclass(one, Policy)}
-    missing = {name for name in named - {"Keep", "Fetch"} if f"`{name}`" not in questions}
-    assert not missing, f"{missing}: missing in the table of docs/architecture.md, Three questions"

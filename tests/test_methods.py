@@ -22,9 +22,9 @@ def test_the_table():
 @pytest.mark.parametrize("name", PROFILED)
 def test_a_method_that_wants_a_profile_says_in_one_line_what_makes_one(name):
     for given in ("", ":profile=none", ":profile=1"):
-        with pytest.raises(ValueError, match=rf"profile=.*; python -m recipes\.{name} makes one$"):
+        with pytest.raises(ValueError, match=rf"profile=.*; python -m course\.recipes\.{name} makes one$"):
             kvlab.make_cache(tiny("llama"), name + given)
-    assert f"python -m recipes.{name}" in PROFILED[name].summary and name not in METHODS
+    assert f"python -m course.recipes.{name}" in PROFILED[name].summary and name not in METHODS
 
 
 def test_every_method_has_a_family_and_its_paper_stands_among_the_sources():

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]  # the folder that holds the packages
 OUTSIDE = (  # it shows, teaches or trains, and what makes numbers never imports it
     "kvlab.bill", "kvlab.plots", "kvlab.cli", "kvlab.doctor", "kvlab.tried", "eval.report", "eval.__main__",
     "eval.accuracy.passthrough", "eval.core.files", "eval.core.index", "eval.core.merge", "eval.core.results",
-    "eval.core.show", "course", "recipes",
+    "eval.core.show", "course",
 )  # fmt: skip
 APART = (  # the same, and what says where caches are, what went wrong, and what a number stands on
     *OUTSIDE, "kvlab.scratch", "eval.accuracy.clock", "eval.cluster", "eval.core.errors", "eval.core.alike",

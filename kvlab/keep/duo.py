@@ -17,7 +17,7 @@ LATENT = "latents are cached: all heads share them, and none can hold fewer"
 
 class Duo(Keep):
     """Heads that look far back hold every token, the others the first ones and a window of recent ones. Which
-    are which was trained: `python -m recipes.duo` makes a profile of a model.
+    are which was trained: `python -m course.recipes.duo` makes a profile of a model.
 
     Definition: a profile has a gate in [0, 1] for every KV head of every layer that attends. The share
     `heads` of all these heads with the largest gates hold everything; where gates are equal, those of lower
@@ -41,7 +41,8 @@ class Duo(Keep):
         check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
         if not isinstance(profile, str):
             raise ValueError(
-                f"profile={profile!r}: expected the file of trained gates; python -m recipes.duo makes one"
+                f"profile={profile!r}: expected the file of trained gates; "
+                "python -m course.recipes.duo makes one"
             )
         found = read(profile, KIND, gates=2)
         for name, least in (("sinks", 0), ("recent", 1)):

@@ -26,8 +26,8 @@ class KVzap(Keep):
     side by side. The log of the token's score in KV head h is guessed as w_h x + b_h. When `recent` newer
     tokens have come, a token goes from the heads in which the guess is below log(threshold); it is judged
     once. There is no budget: heads, layers and texts hold as much as they are judged to need, in a `Ragged`
-    store. The numbers w and b are calibrated: `python -m recipes.kvzap` makes a profile of a model by ridge
-    regression to its KVzip scores.
+    store. The numbers w and b are calibrated: `python -m course.recipes.kvzap` makes a profile of a model by
+    ridge regression to its KVzip scores.
 
     profile: file of a profile of this model. threshold: a weight between 0 and 1, below which a score is too
     little; 0 keeps all. recent: newest tokens that are not judged. None for either: the profile's, which let
@@ -53,7 +53,8 @@ class KVzap(Keep):
         super().__init__(1, every=every)
         if not isinstance(profile, str):
             raise ValueError(
-                f"profile={profile!r}: expected the file of a calibration; python -m recipes.kvzap makes one"
+                f"profile={profile!r}: expected the file of a calibration; "
+                "python -m course.recipes.kvzap makes one"
             )
         within = lambda x: 0 <= x <= 1, "a weight between 0 and 1"
         if threshold is not None:

@@ -139,7 +139,7 @@ def test_bad_input(made, tmp_path):
     with pytest.raises(ValueError, match=r"heads=1.5: expected a share between 0 and 1"):
         Duo(file, 1.5)
     with pytest.raises(
-        ValueError, match=r"profile=None: expected the file of trained gates; python -m recipes.duo"
+        ValueError, match=r"profile=None: expected the file of trained gates; python -m course.recipes.duo"
     ):
         Duo(None)
     with pytest.raises(ValueError, match="was made for a model"):

@@ -146,7 +146,7 @@ def test_bad_input(made, tmp_path):
             KVzap(file, threshold)
     with pytest.raises(ValueError, match="recent=0: expected a whole number of at least 1"):
         KVzap(file, recent=0)
-    with pytest.raises(ValueError, match=r"profile=None: .*python -m recipes\.kvzap makes one$"):
+    with pytest.raises(ValueError, match=r"profile=None: .*python -m course\.recipes\.kvzap makes one$"):
         kvlab.make_cache(model, "kvzap")
     with pytest.raises(ValueError, match="was made for a model"):
         kvlab.KVCache(other, keep=KVzap(file))

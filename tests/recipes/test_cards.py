@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import kvlab
+from course.recipes import cards
 from eval.tasks import corpus
-from recipes import cards
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny import prompt, tiny
 
-from recipes.concentrate import change_of_basis, concentrate, documents
+from course.recipes.concentrate import change_of_basis, concentrate, documents
 
 ROWS = [prompt(40, seed=seed)[0].tolist() for seed in range(4)]
 

@@ -10,9 +10,9 @@ from families.models import family
 from tiny import prompt, tiny
 
 import kvlab
+from course.recipes import duo
 from kvlab.calibrate import profile
 from kvlab.keep import Duo
-from recipes import duo
 
 
 def test_streams():
@@ -109,7 +109,7 @@ def test_bad_input_is_one_line(given, said, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as exit:
         duo.main()
     assert exit.value.code == 2
-    assert re.fullmatch(rf"python -m recipes\.duo: error: {said}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"python -m course\.recipes\.duo: error: {said}\n", capsys.readouterr().err)
 
 
 def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch, capsys):

@@ -8,11 +8,11 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
+from course.recipes import kvzap
 from kvlab.calibrate import profile
 from kvlab.keep import KVzip
 from kvlab.keep.kvzap import KVzap
 from kvlab.reference import keep
-from recipes import kvzap
 
 
 def test_ridge_is_its_definition():
@@ -133,4 +133,4 @@ def test_bad_input_is_one_line(given, said, monkeypatch, capsys, tmp_path):
     with pytest.raises(SystemExit) as exit:
         kvzap.main()
     assert exit.value.code == 2
-    assert re.fullmatch(rf"python -m recipes\.kvzap: error: {said}\n", capsys.readouterr().err)
+    assert re.fullmatch(rf"python -m course\.recipes\.kvzap: error: {said}\n", capsys.readouterr().err)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from course.recipes import cards, circuit, train
 from eval.tasks import corpus, words
 from kvlab import models
-from recipes import cards, circuit, train
 
 SHIPPED = models.EMBEDDED["workshop"]
 

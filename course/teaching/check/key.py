@@ -1,7 +1,8 @@
 """The key to the exercises: compressed text, so that nobody reads an answer by accident.
 
-`key.z` is made from the checks in exercises/ and from what is folded away in notebooks/ (hints, solutions,
-answers to the questions of *Predict* and *Quiz*), neither of which a learner is handed. After a change there:
+`key.z` is made from the checks in course/exercises/ and from what is folded away in notebooks/ (hints,
+solutions, answers to the questions of *Predict* and *Quiz*), neither of which a learner is handed. After a
+change there:
 
     python course/teaching/check/key.py
 """
@@ -31,7 +32,8 @@ def read() -> dict:
 def make() -> dict:
     """The same from the sources."""
     checks = {
-        path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "exercises").glob("*.py"))
+        path.name: path.read_text(encoding="utf-8")
+        for path in sorted((ROOT / "course/exercises").glob("*.py"))
     }
     found, asked = {}, {}
     for path in sorted((ROOT / "notebooks").glob("*.ipynb")):

@@ -74,7 +74,7 @@ def secrets() -> dict[str, str]:
             for _, folded in FOLD.findall(cell.source):
                 lines += [line for line in sentences(folded) if line != "Run the next cell."]
             found |= {line: f"{path.name} {cell.id}" for line in lines if line not in shown}
-    for path in sorted((ROOT / "exercises").glob("*.py")):
+    for path in sorted((ROOT / "course/exercises").glob("*.py")):
         for said in re.findall(r'^ +"(.{40,}?)"[,:]', path.read_text(encoding="utf-8"), re.M):
             found[plain(said)] = path.name
     for path in (ROOT / "course" / "instructor").rglob("*"):

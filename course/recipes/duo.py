@@ -1,4 +1,4 @@
-"""Train the gates of DuoAttention: `python -m recipes.duo --model smollm2 --out smollm2-duo.safetensors`."""
+"""Train the gates of DuoAttention: `python -m course.recipes.duo --model smollm2 --out duo.safetensors`."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.duo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m course.recipes.duo", description=__doc__)
     parser.add_argument("--model", default="smollm2", help="a Llama-shaped model, by name or folder")
     parser.add_argument("--out", type=Path, required=True, help="file of the profile")
     parser.add_argument("--steps", type=int, default=120, help="documents, one a step")

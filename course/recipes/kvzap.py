@@ -1,4 +1,4 @@
-"""Calibrate KVzap's surrogate: `python -m recipes.kvzap --model smollm2 --out smollm2-kvzap.safetensors`."""
+"""Calibrate KVzap's surrogate: `python -m course.recipes.kvzap --model smollm2 --out kvzap.safetensors`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def threshold_for(guessed: Tensor, stay: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.kvzap", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m course.recipes.kvzap", description=__doc__)
     parser.add_argument("--model", default="smollm2", help="a model with RoPE, by name or folder")
     parser.add_argument("--out", type=Path, required=True, help="file of the profile")
     parser.add_argument("--documents", type=int, default=120, help="texts that are read")

@@ -1,4 +1,4 @@
-"""The tables of a model's card: `python -m recipes.cards FOLDER --text stories.jsonl.xz > tables.md`.
+"""The tables of a model's card: `python -m course.recipes.cards FOLDER --text stories.jsonl.xz > tables.md`.
 
 Prints accuracy per task and length with the full cache, accuracy per method
 at a budget of 20 % of the prompt, the same with one restricted layer, the cosine of successive block
@@ -142,7 +142,7 @@ def markdown(head: list[str], rows: Iterable[list]) -> str:
 
 
 def main(given=None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m recipes.cards", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m course.recipes.cards", description=__doc__)
     parser.add_argument("model", help="workshop, workshop-opt or a folder")
     parser.add_argument("--text", nargs="*", default=[], help="the files of the training, or others")
     parser.add_argument("--count", type=int, default=500, help="documents per task")

@@ -1,4 +1,4 @@
-"""Train a workshop model: `python -m recipes.train --text stories.jsonl.xz --out runs/llama`.
+"""Train a workshop model: `python -m course.recipes.train --text stories.jsonl.xz --out runs/llama`.
 
 The recipe, in the order in which it matters:
 
@@ -32,11 +32,11 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoTokenizer
 
+from course.recipes.cards import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
+from course.recipes.circuit import CONTEXT, build, grow
+from course.recipes.concentrate import concentrate, documents
+from course.recipes.rows import LEVELS, Rows, fit
 from eval.tasks import corpus
-from recipes.cards import HELD_OUT, TASKS, accuracy, bits_per_byte, passages
-from recipes.circuit import CONTEXT, build, grow
-from recipes.concentrate import concentrate, documents
-from recipes.rows import LEVELS, Rows, fit
 
 STRETCHED = 20_000.0  # rotary base of the finished Llama; trained with 10,000
 ALIKE, PENALTY = 0.9, 0.1  # cosine of successive block inputs below which it costs, and how much
@@ -112,7 +112,7 @@ def export(model, tokenizer, folder: Path) -> str:
 
 
 def arguments(given=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m recipes.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m course.recipes.train", description=__doc__)
     add = parser.add_argument
     add("--text", nargs="+", required=True, help=".txt, .jsonl or .jsonl.xz files with stories")
     add("--shares", nargs="+", type=float, help="how often each file is read (default: equally)")
