@@ -20,11 +20,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from .accuracy.measurement import Accuracy
+from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
 from .core.measurement import Measurement, option, run
 from .core.merge import merge
-from .core.modules import ROOT
 from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .gpu.measurement import Gpu
@@ -42,6 +42,8 @@ class Report(Measurement):
     name = "report"
     about = "tables, plots and the page from the results that --out holds"
 
+    any_code: bool = option("show cells that other code made as well, marked", False, action="store_true")
+
     def check(self) -> None:
         if not Store(self.folder).files.names():
             raise Problem(
@@ -54,7 +56,7 @@ class Report(Measurement):
     def write(self, store, show, wanted: list) -> None:
         from . import report
 
-        report.write(store)
+        report.write(store, any_code=self.any_code)
 
 
 @dataclass(kw_only=True)

@@ -72,7 +72,7 @@ def identity(
     if not (pretrained is None or isinstance(pretrained, str)):
         return ""
     spec = parse(with_parameters(method, parameters))
-    code = code_digest("eval.accuracy.lm"), method_digest(spec), model_digest(pretrained)
+    code = code_digest(), method_digest(spec), model_digest(pretrained)
     evict, rows = eviction(protocol, evict), rows_at_once(batch_size)
     how = protocol, evict, context_until, rows, device, dtype, engine, max_length, device_map, tp
     cuts = sorted(KVLabLM.untils_of_tasks.items())
@@ -185,7 +185,7 @@ class KVLabLM(TemplateLM):
         """What lm-eval writes beside its results."""
         spec = parse(self.method)
         told = {"method": spec.text, "protocol": self.protocol, "evict": self.evict}
-        digests = {"method_digest": method_digest(spec), "code_digest": code_digest("eval.accuracy.lm")}
+        digests = {"method_digest": method_digest(spec), "code_digest": code_digest()}
         return told | digests | {"identity": self.identity}
 
     def together(self, methods: Iterable[str | Spec]) -> None:

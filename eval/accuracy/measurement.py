@@ -235,7 +235,7 @@ class Accuracy(Pooled):
                 self.model_name,
                 method,
                 task,
-                self.configuration(self.maker, method=code, task=files[task], **settings),
+                self.configuration(method=code, task=files[task], **settings),
             )
             for task in self.tasks
             for method, code in self.codes.items()

@@ -16,6 +16,7 @@ import time
 from contextlib import redirect_stdout
 from importlib import import_module
 
+from ..core.digests import code_digest
 from ..core.errors import describe, no_room
 from ..core.machine import commit, machine, versions
 from ..core.workers import quiet
@@ -27,7 +28,7 @@ CONCURRENT = 2  # a job, and the question where it is
 def unlike(maker: str, options, expected: dict[str, str]) -> str | None:
     """How kvlab on this node differs from the driver's, in one line; None where it does not. expected:
     {"kvlab": version, "code": digest} of the driver."""
-    found = {"kvlab": versions()["kvlab"], "code": options.code(maker)}
+    found = {"kvlab": versions()["kvlab"], "code": code_digest()}
     if found == expected:
         return None
     return (

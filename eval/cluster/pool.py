@@ -22,6 +22,7 @@ from pathlib import Path
 
 import psutil
 
+from ..core.digests import code_digest
 from ..core.errors import Failed, Problem
 from ..core.machine import versions
 from ..core.workers import Outcome, ours_first
@@ -81,7 +82,7 @@ class OnRay:
 
     def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """As `workers.Local.run`."""
-        expected = {"kvlab": versions()["kvlab"], "code": options.code(maker)}
+        expected = {"kvlab": versions()["kvlab"], "code": code_digest()}
         folder = Path(
             tempfile.mkdtemp(prefix="kr", dir=None if len(tempfile.gettempdir()) < SHORT else "/tmp")
         )

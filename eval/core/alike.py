@@ -1,15 +1,14 @@
 """Alike: which stored cells may stand in one table, and a line about those that may not.
 
 Cells of one table share their whole configuration (protocol, shots, limit, digests of model and code, ...)
-but for the digest of the method, which is one for each method, and, from task to task, that of the data. What
-is wanted now sets the configuration; where nothing is, the newest cell does. Where that cell's method is as
-it is now, so must be every other.
+but for the digest of a method of your own, which is one for each method, and, from task to task, that of the
+data. What is wanted now sets the configuration; where nothing is, the newest cell does.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
 WORDS = {  # keys of a configuration that readers call otherwise
@@ -35,47 +34,39 @@ def table_of(task: str) -> str:
 
 
 def alike(
-    cells: list[dict], wanted: Iterable = (), current: Callable[[str], str | None] = lambda method: None
+    cells: list[dict], wanted: Iterable = (), any_code: bool = False
 ) -> tuple[list[dict], dict[str, str]]:
     """(the cells that may stand in tables, {model: a line about its others}), of cells that are not studies'.
 
-    wanted: the `Cell`s that were asked for now. current: the digest of a method's code as it is now.
+    wanted: the `Cell`s that were asked for now. any_code: cells of other code stand beside them, each marked
+    by `"other_code": True`.
     """
-    kept, lines = [], {}
-    asked = list(wanted)
+    kept, lines, asked = [], {}, list(wanted)
     for model in dict.fromkeys(cell["model"] for cell in cells):
         mine = [cell for cell in cells if cell["model"] == model]
         newest = sorted(mine, key=lambda cell: cell.get("made", ""), reverse=True)
         first = [vars(cell) for cell in asked if cell.model == model] + newest
-        one_model = first[0]["config"].get("model")
-        settings: dict[str, dict] = {}  # table -> configuration
-        data: dict[str, object] = {}  # task -> digest
-        codes: dict[str, object] = {}  # method -> digest
-        now = current(first[0]["method"]) == first[0]["config"].get("method")
+        settings = {}  # (what, name) -> configuration of the table, digest of the task, digest of the method
         for cell in first:
-            if cell["config"].get("model") == one_model:
-                settings.setdefault(table_of(cell["task"]), cell["config"])
-        fits: dict[tuple, bool] = {}
-        for cell in first:
-            key = id(cell["config"]), table_of(cell["task"])
-            if key not in fits:
-                reference = settings.get(key[1], {"model": one_model})
-                fits[key] = not differences(cell["config"], reference, ("method", "task"))
-            if fits[key]:
-                data.setdefault(cell["task"], cell["config"].get("task"))
-                if (method := cell["method"]) not in codes:  # a digest reads all of a method's code
-                    codes[method] = (current(method) if now else None) or cell["config"].get("method")
+            config, table = cell["config"], table_of(cell["task"])
+            if config.get("model") != first[0]["config"].get("model"):
+                continue
+            shared = settings.setdefault(("table", table), config)
+            if not differences(config, shared, ("method", "task", *(["code"] if any_code else []))):
+                settings.setdefault(("task", cell["task"]), config.get("task"))
+                settings.setdefault(("method", cell["method"]), config.get("method"))
         unlike = {}
-        known: dict[tuple, dict] = {}  # cells that share a configuration, task or method are compared once
         for cell in mine:
-            reference = settings.get(table_of(cell["task"]), cell["config"] | {"model": one_model})
-            task = data.get(cell["task"], cell["config"].get("task"))
-            method = codes.get(cell["method"], cell["config"].get("method"))
-            key = id(cell["config"]), table_of(cell["task"]), repr(task), repr(method)
-            if key not in known:
-                reference = reference | {"task": task, "method": method}
-                known[key] = differences(cell["config"], reference)
-            if reasons := known[key]:
+            config = cell["config"]
+            reference = settings.get(
+                ("table", table_of(cell["task"])), config | {"model": first[0]["config"].get("model")}
+            )
+            task = settings.get(("task", cell["task"]), config.get("task"))
+            method = settings.get(("method", cell["method"]), config.get("method"))
+            reasons = differences(config, reference | {"task": task, "method": method})
+            if any_code and reasons.keys() == {"code"}:
+                kept.append(cell | {"other_code": True})
+            elif reasons:
                 unlike[f"{cell['method']} on {cell['task']}"] = reasons
             else:
                 kept.append(cell)

@@ -91,10 +91,6 @@ class Measurement:
         """torch's threads in a process that makes cells; None: its default."""
         return None
 
-    def code(self, *makers: str) -> str:
-        """The digest of what makes this measurement's numbers."""
-        return code_digest(*makers, type(self).__module__)
-
     def check(self) -> None:
         """Raises Problem or ValueError, with one clear line, for options that cannot be."""
 
@@ -176,12 +172,12 @@ class OnModel(Measurement):
         folder = Path(source_of(self.model))
         return folder.is_dir() and sum(f.stat().st_size for f in folder.glob("*")) < SMALL_MODEL
 
-    def configuration(self, *makers: str, method: str | None = None, **more) -> dict:
-        """A cell's `config`: digests of the model, of the code that `makers`, this measurement and all they
-        import make up, and of the method; the settings that all share, and `more`."""
+    def configuration(self, method: str | None = None, **more) -> dict:
+        """A cell's `config`: digests of the model, of the code, and of what a method uses that is not
+        kvlab's; the settings that all share, and `more`."""
         return {
             "model": model_digest(self.model),
-            "code": self.code(*makers),
+            "code": code_digest(),
             "method": method,
             "device": self.device,
             "dtype": self.dtype,
@@ -236,8 +232,8 @@ class OfMethods(OnModel):
         return found
 
     @cached_property
-    def codes(self) -> dict[str, str]:
-        """{a spec's text: the digest of its method's code}."""
+    def codes(self) -> dict[str, str | None]:
+        """{a spec's text: the digest of what its method uses that is not kvlab's}."""
         return {spec.text: method_digest(spec) for spec in self.specs}
 
     def __getstate__(self) -> dict:

@@ -117,9 +117,9 @@ class Store:
         return list(self.index.summaries().values())
 
     def whole(self, summaries: Iterable[dict]) -> list[dict]:
-        """The cells that these summaries are of."""
-        names = (self.name(one["model"], one["method"], one["task"]) for one in summaries)
-        return [cell for cell in map(self.read, names) if cell is not None]
+        """The cells that these summaries are of, with what the summaries say besides."""
+        names = ((one, self.name(one["model"], one["method"], one["task"])) for one in summaries)
+        return [one | cell for one, name in names if (cell := self.read(name)) is not None]
 
     def write_tables(self, cells: list[dict] | None = None) -> tuple[list[dict], list[dict]]:
         """Write summary.json and speed.json from these cells (default: all) and return both lists of rows."""

@@ -25,8 +25,8 @@ from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
+from .digests import ROOT
 from .errors import Failed, describe
-from .modules import ROOT
 
 PRELOAD = ["eval.core.preload"]
 

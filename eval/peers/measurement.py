@@ -68,7 +68,7 @@ class Peers(OnModel):
                 for pair in PAIRS:
                     code = method_digest(parse(pair.method))
                     settings = {"protocol": protocol, "data": data, "pair": asdict(pair), "ratio": RATIO}
-                    config = self.configuration(self.maker, self.beside, method=code, threads=1, **settings)
+                    config = self.configuration(method=code, threads=1, **settings)
                     found.append(Cell(self.model_name, pair.method, f"peers:{task}:{protocol}", config))
         return found
 

@@ -10,10 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvlab.spec import parse
-
 from ..core.alike import alike
-from ..core.digests import method_digest
 from ..core.errors import Problem
 from ..core.files import write_file
 from ..core.results import RUN, Store
@@ -26,22 +23,17 @@ from .terminal import print_tables
 __all__ = ["RUN", "write"]
 
 
-def current(method: str) -> str | None:
-    """The digest of a method's code as it is now; None for a method that is no longer known."""
-    try:
-        return method_digest(parse(method))
-    except ValueError:
-        return None
-
-
-def write(store: Store, wanted: Iterable = (), console: Console | None = None) -> list[Path]:
+def write(
+    store: Store, wanted: Iterable = (), console: Console | None = None, any_code: bool = False
+) -> list[Path]:
     """Write summary.json, speed.json, accuracy.csv, accuracy.parquet, the plots and report.html; print the
     tables. Returns the paths.
 
-    wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`). Raises
-    Problem where there are no cells for a table.
+    wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`);
+    any_code: cells that other code made are shown as well, marked. Raises Problem where there are no cells
+    for a table.
     """
-    cells, left_out = alike(tabled(store.summaries()), wanted, current)
+    cells, left_out = alike(tabled(store.summaries()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)

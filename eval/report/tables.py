@@ -141,9 +141,15 @@ class Board:
         if low:
             told = ", ".join(f"{m} ({100 * self.scored_share[m]:.0f} %)" for m in low)
             said.append(f"chosen by a rule more than by the method's own score: {told}")
+        if other := {
+            f"{c['method']} on {c['task']}": c["config"]["code"] for c in self.cells if c.get("other_code")
+        }:
+            told = ", ".join(f"{name} ({code})" for name, code in other.items())
+            said.append(f"{OTHER_CODE} made by other code, and not to be compared with the rest: {told}")
         return said
 
 
+OTHER_CODE = "†"
 HALF = 0.5  # share of the slots that a method's score chose, below which its row is marked
 
 
@@ -189,7 +195,8 @@ def _accuracy(board: Board, cells: dict) -> None:
         name = board.metric[task]["metric"]
         for method, cell in mine.items():
             row = cell["metrics"][0]
-            entry = Entry(row["value"], row["stderr"], row["n"], shown(row))
+            mark = OTHER_CODE if cell.get("other_code") else ""
+            entry = Entry(row["value"], row["stderr"], row["n"], shown(row) + mark)
             if "full" in mine and method != "full":
                 both = cell["values"][name], mine["full"]["values"][name]
                 entry.differs = differs(*both)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..core.alike import alike
 from ..core.files import finite, write_file
 from ..core.results import Store
-from ..report import current, rows
+from ..report import rows
 from ..report.budgets import curves, drawable
 from ..report.perplexity import against_bits
 from ..report.plots import save
@@ -35,7 +35,7 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple
     for folder in folders:
         records = list(Store(folder).records())
         there = tabled(records)
-        cells, _ = alike(there, (), current)
+        cells, _ = alike(there)
         out |= {_of_cell(cell) for cell in there} - {_of_cell(cell) for cell in cells}
         told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         told += [perplexity(cell) for cell in records if "perplexity" in cell]

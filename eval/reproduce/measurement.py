@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.digests import ROOT
 from ..core.errors import Failed, Problem
 from ..core.machine import commit
 from ..core.measurement import Measurement, option, run
-from ..core.modules import ROOT
 from ..core.results import Store
 from .studies import STUDIES
 

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Callable
 
+from ..core.digests import ROOT
 from ..core.files import write_file
-from ..core.modules import ROOT
 from ..report import attention, contexts, steps
 from ..report.perplexity import beyond, bits
 from ..report.tables import HALF

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..core.modules import ROOT
+from ..core.digests import ROOT
 
 HOME = ROOT / ".llama"
 LIBRARY = HOME / "build" / "bin"

@@ -104,18 +104,16 @@ class Speed(Pooled):
             shared["engine"] = self.engine
         if self.weights != "fp32":
             shared["weights"] = self.weights
-        methods = {
-            name: self.configuration(self.maker, method=code, **shared) for name, code in self.codes.items()
-        }
-        methods |= {name: self.configuration(self.maker, **shared) for name in baselines()}
+        methods = {name: self.configuration(method=code, **shared) for name, code in self.codes.items()}
+        methods |= {name: self.configuration(**shared) for name in baselines()}
         return [
             Cell(self.model_name, method, f"{SPEED}{self.suite}:{context}", config)
             for context in self.contexts
             for method, config in methods.items()
         ]
 
-    def configuration(self, *makers: str, **more) -> dict:
-        found = super().configuration(*makers, **more)
+    def configuration(self, **more) -> dict:
+        found = super().configuration(**more)
         return found | ({"model": WIDE} if self.wide else {})
 
     def label(self, cell: Cell) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..core.digests import methods_digest, model_digest
+from ..core.digests import ROOT, code_digest, model_digest
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, Measurement, count, option
-from ..core.modules import ROOT
 
 FILE = ROOT / "docs" / "results" / "speed.json"
 ROUNDS = 8
@@ -72,10 +71,10 @@ class Steps(Measurement):
         """The cells of these options, to be measured or to be collected."""
         from .llama import there
 
-        methods, code, beside = methods_digest(), self.code(self.maker), there()
+        code, beside = code_digest(), there()
         found = []
         for model in self.models:
-            config = {"model": model_digest(named(model)), "code": code, "method": methods}
+            config = {"model": model_digest(named(model)), "code": code, "method": None}
             config |= {"rounds": self.rounds, "llama.cpp": beside}  # once it is built, it is measured
             contexts = self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])
             tasks = [f"steps:{context}" for context in contexts]

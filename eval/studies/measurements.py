@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..accuracy.taskset import STORIES
-from ..core.digests import digest, methods_digest, model_digest
+from ..core.digests import ROOT, code_digest, digest, model_digest
 from ..core.errors import Failed, Problem, describe
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
-from ..core.modules import ROOT
 
 LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
 FILE = ROOT / "docs" / "results" / "attention.json"
@@ -26,7 +25,7 @@ class ModelStudy(Study, OnModel):
     def cell(self, experiment: str) -> Cell:
         settings = {"stories": digest([STORIES]), "threads": self.threads}
         # an experiment names its methods itself
-        config = self.configuration(self.makers[experiment], method=methods_digest(), **settings)
+        config = self.configuration(**settings)
         return Cell(self.model_name, "", self.task(experiment), config)
 
     def load(self, name: str | None = None):
@@ -76,9 +75,9 @@ class Offload(ModelStudy):
 
         return [name for name in EMBEDDED if EMBEDDED[name].is_dir()] if self.model is None else [self.model]
 
-    def configuration(self, *makers: str, **more) -> dict:
+    def configuration(self, **more) -> dict:
         models = [model_digest(name) for name in self.models]
-        return super().configuration(*makers, models=models, **more)
+        return super().configuration(models=models, **more)
 
 
 @dataclass(kw_only=True)
@@ -123,8 +122,7 @@ class StaticGraph(Study):
     def cell(self, experiment: str) -> Cell:
         config = {
             "model": model_digest(None),
-            "code": self.code(self.makers[experiment]),
-            "method": methods_digest(),
+            "code": code_digest(),
             "stories": digest([STORIES]),
             "threads": self.threads,
         }
@@ -151,7 +149,7 @@ class Attention(Measurement):
         from .attention import simd
 
         lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
-        config = {"code": self.code(self.maker), "repeats": repeats, "threads": 1, "simd": simd()}
+        config = {"code": code_digest(), "repeats": repeats, "threads": 1, "simd": simd()}
         return [
             Cell("random", "", f"{self.name}:{tokens}", config | {"tokens": tokens}) for tokens in lengths
         ]
@@ -214,7 +212,7 @@ class Perplexity(OfMethods):
                 self.model_name,
                 method,
                 f"{self.name}:{self.text.stem if self.text else 'stories'}",
-                self.configuration(self.maker, method=code, **settings),
+                self.configuration(method=code, **settings),
             )
             for method, code in self.codes.items()
         ]

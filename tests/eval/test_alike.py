@@ -101,8 +101,19 @@ def test_differences_are_those_of_what_is_stored():
     assert differences({"a": 1, "b": 2}, {"b": 3, "c": None}) == {"b": (2, 3), "a": (1, None)}
 
 
-def test_a_methods_code_is_read_once_for_all_its_cells():
-    asked = []
-    cells = [cell(method, task) for method in ("full", "int4") for task in ("recall", "chain", "cloze")]
-    assert alike(cells, current=lambda method: asked.append(method)) == (cells, {})
-    assert asked == ["full", "full", "int4"]  # the newest cell's first, to know whether it is as it is now
+def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):
+    """Marked, and named beneath; what differs in anything else stays out."""
+    store = Store(tmp_path)
+    store.prepare()
+    store.save(cell("full", made="2026-02-02"))
+    store.save(cell("int4", code="old"))
+    store.save(cell("int8", code="old", limit=2))
+    out = io.StringIO()
+    report.write(store, console=Console(file=out, width=80), any_code=True)
+    printed = " ".join(out.getvalue().split())
+    assert "50.0†" in printed and "compared with the rest: int4 on recall (old)" in printed
+    assert (
+        "left out, made under other settings: int8 on recall (code old, not ccc, limit 2, not 4)" in printed
+    )
+    page = (tmp_path / "report.html").read_text()
+    assert '<th scope="row">int4</th>' in page and '<th scope="row">int8</th>' not in page
