@@ -37,7 +37,7 @@ class Guest:
 
 
 def begun(log: Path) -> str | None:
-    """The job that has begun by this log of a process (`eval.cluster.holder`), and not ended."""
+    """The job that has begun by this log of a process (`eval.cluster.actor`), and not ended."""
     lines = [line.partition(": ") for line in log.read_text(errors="replace").splitlines()]
     what, _, job = next((line for line in reversed(lines) if line[0] in ("begins", "ends")), ("", "", ""))
     return job if what == "begins" else None

@@ -8,14 +8,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..cluster.cut import planned
-from ..cluster.options import Pooled
+from ..cluster.options import Pooled, pieces
 from ..core import workers
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
-from ..core.results import Store
 from . import cuts, data, own, taskset, told
 from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, eviction
 
@@ -250,10 +248,7 @@ class Accuracy(Pooled):
         processes = self.jobs if self.jobs is not None else usual
 
         def jobs(workers: int) -> list:
-            if workers == 1:
-                return whole
-            limited = (c for c in Store(self.folder).summaries() if c["config"].get("limit") == self.limit)
-            return planned(whole, workers, self.model_name, limited)
+            return pieces(whole, workers)
 
         parts: dict[tuple, float] = {}
 

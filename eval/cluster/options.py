@@ -11,6 +11,16 @@ from ..core.errors import Problem
 from ..core.measurement import OfMethods, count, option
 from .pool import OnRay, place
 
+Job = tuple[str, tuple[str, ...]]  # a task, and methods
+
+
+def pieces(jobs: list[Job], workers: int) -> list[Job]:
+    """The jobs, of which each is cut by method into as many as leave no worker idle: a piece computes the
+    task's prefill again, but all pieces run at once, so none ends later than the whole would."""
+    parts = max(1, workers // len(jobs)) if jobs else 1
+    cut = [(task, methods[part::parts]) for task, methods in jobs for part in range(parts)]
+    return [(task, methods) for task, methods in cut if methods]
+
 
 def amount(text: str) -> float:
     """A number of at least 0, parts of one too."""

@@ -1,38 +1,44 @@
 """Pool on Ray: jobs go to actors that hold a loaded model, on this machine or on a cluster.
 
-This process does not import ray: a driver of its own (`driver.py`) does. Here it is watched, and so is the
-head of the cluster; when either is gone the run ends with one line, and the same command resumes. What the
-driver started is ended with it.
+The queue is here and not in Ray: a job whose actor or node died goes to another actor, at most `TRIES` times
+in all, and an actor that was lost is never asked again, so no job is done twice at a time. Results come back
+to this process, which stores them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-import multiprocessing
-import queue
+import logging
+import os
 import shutil
+import signal
 import socket
 import tempfile
-import threading
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from ..core.digests import code_digest
 from ..core.errors import Failed, Problem
-from ..core.machine import versions
+from ..core.machine import cores, versions
 from ..core.workers import Outcome, ours_first
-from .driver import STOP, Plan, drive
 
+TRIES = 3
+TICK = 1.0  # seconds between looks at what is alive
 PROBE = 5.0  # seconds in which an address must answer
-PATIENCE = 3  # looks at the head, a second apart, that find nobody
-STARTING = 180.0  # seconds in which Ray must be up
-LEAVING = 15.0  # seconds that the driver has to end what it started
+PATIENCE = 3  # looks at the head that find nobody
+ENDLESS = 10**9  # actors: of those that take nothing
+STORE = 80 * 2**20  # bytes of Ray's object store: Ray's least, since jobs and answers are small
 SHORT = 40  # letters of a temporary folder: the path of a socket has 107 bytes, most of them Ray's
+ENVIRONMENT = {  # no reports to Ray's makers, the GPUs as they are, and more than Ray's 15 s for a busy node
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_agent_register_timeout_ms": "100000",
+}
 
 
 def place(text: str) -> str | None:
@@ -82,108 +88,173 @@ class OnRay:
 
     def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """As `workers.Local.run`."""
-        expected = {"kvlab": versions()["kvlab"], "code": code_digest()}
-        folder = Path(
-            tempfile.mkdtemp(prefix="kr", dir=None if len(tempfile.gettempdir()) < SHORT else "/tmp")
-        )
-        plan = Plan(
-            maker, options, self.threads, expected, self.address, self.actors, self.cpus, self.gpus,
-            self.alone, str(folder),
-        )  # fmt: skip
-        log = folder / "driver.log"
-        context = multiprocessing.get_context("spawn")
-        connection, theirs = context.Pipe()
-        process = context.Process(target=drive, args=(theirs, plan, str(log)), daemon=True)
+        import ray
+
+        with joined(ray, self.address):
+            yield from Queue(ray, self, maker, options).run(jobs, report)
+
+
+@contextlib.contextmanager
+def joined(ray, address: str | None) -> Iterator[None]:
+    """This process as a driver of the cluster there, or of one of its own."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    for name in ("RAY_ADDRESS", "RAY_NAMESPACE", "RAY_RUNTIME_ENV_HOOK"):
+        os.environ.pop(name, None)
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    folder = tempfile.mkdtemp(prefix="kr", dir=None if len(tempfile.gettempdir()) < SHORT else "/tmp")
+    how = {"address": address, "log_to_driver": False, "configure_logging": False}
+    if address is None:
+        how |= {"address": "local", "num_cpus": cores(), "include_dashboard": False, "_temp_dir": folder}
+        how |= {"object_store_memory": STORE}
+    before, terminated = set(psutil.Process().children()), signal.getsignal(signal.SIGTERM)
+    try:
         with ours_first():
-            process.start()
-        theirs.close()
-        watch = Watch(process, connection)
+            connect(ray, how)
+        with contextlib.suppress(ValueError):  # not the main thread: signals are another's
+            signal.signal(signal.SIGTERM, terminated)  # Ray takes it for itself
+        yield
+    except Gone:
+        for started in set(psutil.Process().children()) - before:  # or Ray waits a minute for the head
+            for process in (*started.children(recursive=True), started):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+        raise
+    finally:
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def connect(ray, how: dict) -> None:
+    """`ray.init`; a node of our own may need several tries: Ray gives it 30 s, which nobody can change."""
+    for left in reversed(range(TRIES)):
         try:
-            for kind, value in watch.messages():
-                if kind == "room":
-                    made = jobs(value)
-                    connection.send([(job, self.named(job)) for job in made])
-                elif kind == "at":
-                    report(made[value[0]], *value[1:])
-                elif kind == "done":
-                    yield Outcome(made[value[0]], value[1], value[2])
-                elif kind == "failed":
-                    yield Outcome(made[value[0]], Failed(*value[1]), {"tries": value[2]})
-                elif kind == "refused":
-                    raise Failed(*value)
-        except Gone as error:
-            with contextlib.suppress(OSError):
-                error.details = log.read_text(encoding="utf-8", errors="replace")
-            raise
-        finally:
-            watch.end()
-            shutil.rmtree(folder, ignore_errors=True)
+            ray.init(**how)
+            return
+        except Exception as error:
+            ray.shutdown()
+            if isinstance(error, ConnectionError) and how["address"] != "local":
+                raise Failed(
+                    f"--on ray:{how['address']}: it answers, but not us: its head must run Ray "
+                    f"{ray.__version__}; where it has a token, have the same ~/.ray/auth_token here, and "
+                    "export RAY_AUTH_MODE=token"
+                ) from error
+            if not left:
+                raise
 
 
 class Gone(Failed):
-    """The driver, or the head of its cluster, is gone."""
+    """The head of the cluster is gone."""
 
 
-class Watch:
-    """The driver's messages, and an eye on it and on the head of the cluster."""
+class Queue:
+    """The jobs that wait, and the actors at work."""
 
-    def __init__(self, process, connection):
-        self.process, self.connection = process, connection
-        self.head: str | None = None
-        self.started: set[psutil.Process] = set()  # what the driver started, and these
+    def __init__(self, ray, pool: OnRay, maker: str, options):
+        from .actor import Actor
 
-    def messages(self) -> Iterator[tuple]:
-        """Until the driver has ended. Raises Gone."""
-        begun, silent, looked = time.monotonic(), 0, 0.0
-        come: queue.Queue = queue.Queue()
-        threading.Thread(target=self._hear, args=(come,), daemon=True).start()
-        while True:
-            with contextlib.suppress(queue.Empty):
-                kind, value = come.get(timeout=1.0)
-                if kind == "up":
-                    self.head = value[0]
-                if kind == "gone":
-                    raise Gone("the driver on Ray ended by itself; the same command resumes")
-                if kind == "end":
-                    return
-                yield kind, value
-            if time.monotonic() - looked > 1.0:
-                self.note()
+        self.ray, self.pool, self.kind = ray, pool, ray.remote(Actor)
+        expected = {"version": versions()["kvlab"], "code": code_digest()}
+        self.about = maker, options, pool.threads, expected
+        self.head = ray.get_runtime_context().gcs_address
+        self.missed = 0  # looks in a row that found no head
+        self.waiting: deque = deque()
+        self.tries: Counter = Counter()
+        self.running: dict = {}  # what Ray will answer -> (actor, its job; None while it sets itself up)
+        self.unready = 0  # actors in a row that were lost before they were ready
+
+    def run(self, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
+        """Until every job has an answer. Raises Failed where none of them could have one."""
+        _, room = self.room()
+        actors = 1 if self.pool.alone else self.pool.actors or room
+        if actors > room:
+            raise Failed(f"--actors {actors}: the cluster has room for {room} (see --cpus-per-actor)")
+        self.waiting.extend(jobs(actors if actors < ENDLESS else 1))
+        left, looked = len(self.waiting), 0.0
+        while left:
+            if time.monotonic() - looked > TICK or not self.running:
+                self.look()
                 looked = time.monotonic()
-                if self.head is None and looked - begun > STARTING:
-                    raise Gone(f"Ray was not up after {STARTING:.0f} s")
-                if self.head is not None:
-                    silent = 0 if answers(self.head, 1.0) else silent + 1
-                    if silent >= PATIENCE:
-                        raise Gone(
-                            f"the head of the Ray cluster at {self.head} is gone; the same command resumes"
-                        )
+            if not self.running:
+                time.sleep(TICK)
+                continue
+            for ref in self.ray.wait(list(self.running), timeout=TICK)[0]:
+                if outcome := self.answer(ref, report):
+                    left -= 1
+                    yield outcome
 
-    def _hear(self, come: queue.Queue) -> None:
-        """Take in what comes: the driver, and all actors with it, shall not wait while a cell is stored."""
+    def look(self) -> None:
+        """Is the head alive? And start as many actors as there may be, and as there are jobs."""
+        self.missed = 0 if answers(self.head, TICK) else self.missed + 1
+        if self.missed >= PATIENCE:
+            raise Gone(f"the head of the Ray cluster at {self.head} is gone; the same command resumes")
+        if self.missed:  # whoever asks it now waits for a minute
+            return
+        takes, room = self.room()
+        at_work = sum(job is not None for _, job in self.running.values())
+        enough = min(self.pool.actors or room, room, len(self.waiting) + at_work)
+        for _ in range(enough - len(self.running)):
+            how = {"num_cpus": takes["CPU"], "num_gpus": takes["GPU"], "max_restarts": 0}
+            actor = self.kind.options(**how).remote(*self.about)
+            self.running[actor.set_up.remote()] = actor, None
+
+    def room(self) -> tuple[dict[str, float], int]:
+        """What an actor takes, and how many of them living nodes could hold if nobody else took anything.
+        Raises Failed where there is no room for one."""
+        pool = self.pool
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        fit = [node for node in nodes if node.get("CPU") and node.get("GPU", 0) >= pool.gpus]
+        cpus = [node["CPU"] for node in fit]
+        usual = max(cpus, default=1) if pool.alone else min(cpus, default=1)
+        takes = {"CPU": usual if pool.alone or pool.cpus is None else pool.cpus, "GPU": pool.gpus}
+        asked = {name: amount for name, amount in takes.items() if amount}
+        found = sum(
+            min((int(node.get(name, 0) / amount + 1e-9) for name, amount in asked.items()), default=ENDLESS)
+            for node in nodes
+        )
+        if not found:
+            most = {name: max((node.get(name, 0) for node in nodes), default=0) for name in takes}
+            says = ", ".join(f"{takes[name]:g} {name}s, of at most {most[name]:g}" for name in takes)
+            raise Failed(f"no living node has what an actor takes: {says} on one node")
+        return takes, 1 if pool.alone else found
+
+    def answer(self, ref, report: Callable) -> Outcome | None:
+        """Take an answer and give its actor the next job; None where no job has come to its end by it."""
+        actor, job = self.running.pop(ref)
         try:
-            with contextlib.suppress(EOFError, OSError):
-                while True:
-                    come.put(self.connection.recv())
-        finally:
-            come.put(("gone", None))
+            kind, value = self.ray.get(ref)
+        except self.ray.exceptions.RayError as error:
+            kind, value = "lost", ("its actor was lost (out of memory?)", " ".join(str(error).split()))
+        if kind in ("lost", "full"):  # its node, or this process, can do no more; another one can
+            self.ray.kill(actor, no_restart=True)
+            return self.lost(job, *value)
+        self.unready = 0
+        if kind == "failed" and job is None:
+            raise Failed(*value)
+        if self.waiting:
+            new = self.waiting.popleft()
+            self.tries[new] += 1
+            name = self.pool.named(new)
+            self.running[actor.do.options(name=name).remote(new, name)] = actor, new
+            report(new, 0, 1)
+        else:
+            self.ray.kill(actor, no_restart=True)
+        if job is None:
+            return None
+        if kind == "failed":
+            return Outcome(job, Failed(*value), {"tries": self.tries[job]})
+        found, about = value
+        return Outcome(job, found, about | {"tries": self.tries[job]})
 
-    def note(self) -> None:
-        """Remember what the driver started: when it is dead nobody can say."""
-        with contextlib.suppress(psutil.Error):
-            self.started |= set(psutil.Process(self.process.pid).children(recursive=True))
-
-    def end(self) -> None:
-        """End the driver, and what it left behind."""
-        self.note()
-        with contextlib.suppress(OSError):
-            self.connection.send(STOP)
-        self.process.join(LEAVING if self.head is None or answers(self.head, 1.0) else 0)
-        self.note()
-        self.process.kill()
-        self.process.join(5)
-        for left in self.started:
-            with contextlib.suppress(psutil.Error):
-                left.kill()
-        psutil.wait_procs(self.started, timeout=5)
-        self.connection.close()
+    def lost(self, job, line: str, details: str) -> Outcome | None:
+        """What an actor did is done again elsewhere, unless that happened too often."""
+        if job is None:
+            self.unready += 1
+            if self.unready >= TRIES:
+                raise Failed(f"no actor could be started: ... {details[-240:]}")
+        elif self.tries[job] < TRIES:
+            self.waiting.appendleft(job)
+        else:
+            line = f"{line}, {TRIES} times, so it is not tried again"
+            return Outcome(job, Failed(line, details), {"tries": TRIES})
+        return None
