@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, and what takes so many still ends
+FEW = 2**16  # of what is reserved, or gone through one by one
+
 
 def check_one_of(name: str, value, allowed) -> None:
     """ValueError for a parameter that is none of these."""
@@ -12,10 +15,17 @@ def check_one_of(name: str, value, allowed) -> None:
         raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
 
 
-def check_whole(name: str, value, least: int, unit: str = "tokens") -> None:
-    """ValueError for a parameter that is no whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}")
+def check_whole(name: str, value, least: int, unit: str = "tokens", most: int = MOST) -> None:
+    """ValueError for a parameter that is no whole number from `least` to `most`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        above = "" if not isinstance(value, int) or value <= most else f", at most {most}"
+        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}{above}")
+
+
+def check_within(name: str, value, context: int | None) -> None:
+    """ValueError for more tokens than a model's context has (None: it states none)."""
+    if context is not None and value is not None and value > context:
+        raise ValueError(f"{name}={value}: expected at most the model's context, {context} tokens")
 
 
 def check_odd(name: str, value) -> None:
@@ -26,8 +36,11 @@ def check_odd(name: str, value) -> None:
 
 
 def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
-    """ValueError for a parameter that is no number, or not within what is expected."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not within(value):
+    """ValueError for a parameter that is no number, not within what is expected, or above `MOST`, but inf."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if number and MOST < value < math.inf:
+        raise ValueError(f"{name}={value!r}: expected {expected}, at most {MOST}")
+    if not number or not within(value):
         raise ValueError(f"{name}={value!r}: expected {expected}")
 
 

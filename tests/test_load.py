@@ -1,5 +1,6 @@
 """Loading the embedded models: what is damaged, missing or no model of its kind is named."""
 
+import json
 import shutil
 
 import pytest
@@ -59,8 +60,19 @@ def test_missing_or_misshapen_weights_are_no_model(copied, tmp_path):
     save_file({key: value for key, value in weights.items() if key != name}, other / "model.safetensors")
     with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, '{name}'"):
         kvlab.load(other)
+    save_file(weights | {"model.layers.9.x": weights[name].clone()}, other / "model.safetensors")
+    with pytest.raises(ValueError, match=r"holds 'model\.layers\.9\.x', 1 such in all"):
+        kvlab.load(other)
     save_file(weights | {name: weights[name][:5].clone()}, other / "model.safetensors")
     with pytest.raises(ValueError, match="no model could be loaded"):
+        kvlab.load(other)
+
+
+def test_layers_without_end_are_refused_at_once(copied, tmp_path):
+    other = shutil.copytree(copied, tmp_path / "other")
+    said = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 2**31}))
+    with pytest.raises(ValueError, match="num_hidden_layers=2147483648: expected at most 10000"):
         kvlab.load(other)
 
 

@@ -88,6 +88,8 @@ class OnRay:
 
     def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """As `workers.Local.run`."""
+        if self.address is None:  # before Ray is imported: all of it listens on 127.0.0.1, on Linux as well
+            os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
         import ray
 
         with joined(ray, self.address):

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
-from ..parameters import resolve_budget
+from ..parameters import check_within, resolve_budget
 from ..place import Device, InfiniGen, OnDemand, Quest, ShadowKV, TopK
 from ..spec import Spec, parse
 from ..store import Kivi, Paged, Static, buffer_of
@@ -66,7 +66,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
     store.suits(keep, place)
     kinds, fetch = model["kinds"], getattr(place, "fetch", None)
     if isinstance(fetch, Quest):
-        fetch.within(model["context"])
+        check_within("page", fetch.page, model["context"])
     total = {"device": 0.0, "host": 0.0, "moved": 0.0, "read": 0.0, "operations": 0.0}
     largest, order, known, last = 0.0, 0, {}, {}
     attending = sum(kinds[letter]["heads"] > 0 for letter in model["layers"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..models import rotations_of
-from ..parameters import check_whole
+from ..parameters import FEW, check_whole
 from .base import Keep, KeepState
 
 
@@ -40,7 +40,7 @@ class ExpectedAttention(Keep):
 
     def __post_init__(self):
         super().__post_init__()
-        check_whole("future", self.future, 1, "positions")
+        check_whole("future", self.future, 1, "positions", most=FEW)
         check_whole("sinks", self.sinks, 0)
 
     def start(self, layer) -> KeepState:

@@ -8,6 +8,19 @@ from pathlib import Path
 SUMS = "sha256.txt"
 
 
+def unlike(found: dict) -> str | None:
+    """What a checkpoint has otherwise than its model, by transformers' loading report, the first such weight;
+    None: nothing. It would be a random number, or nowhere, without anyone noticing."""
+    if absent := sorted(found["missing_keys"]):
+        return f"lacks {len(absent)} of the model's weights, {absent[0]!r} first"
+    if other := sorted(found["mismatched_keys"]):
+        name, theirs, ours = other[0]
+        return f"has {name!r} of shape {tuple(theirs)}, where the model has {tuple(ours)}"
+    if more := sorted(found["unexpected_keys"]):
+        return f"holds {more[0]!r}, {len(more)} such in all, for which the model has no place"
+    return None
+
+
 def sha256(file: Path) -> str:
     """Of a file's content, 64 hex digits."""
     with file.open("rb") as opened:

@@ -18,12 +18,13 @@ import torch
 
 from .. import scratch
 from ..errors import first_line
-from .files import write_sums
+from .files import unlike, write_sums
 
 MAGIC = b"GGUF"  # what such a file begins with
 # What `tokenizer.ggml.pre` says of how text is cut before merges apply, where transformers itself cuts as
 # GPT-2 does: every digit alone first (so llama.cpp's src/llama-vocab.cpp), or indeed as GPT-2.
 DIGITS = ("codeshell", "command-r", "exaone", "minerva-7b", "refact", "smollm", "starcoder")
+CHECKS = 2  # a file that was converted before it was looked at for so much is converted again
 AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
@@ -39,7 +40,7 @@ def folder_of(name: str | os.PathLike) -> Path:
     if not file.is_file():
         raise ValueError(f"there is no file {str(name)!r}")
     stat = file.stat()
-    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    key = hashlib.sha256(f"{file} {stat.st_size} {stat.st_mtime_ns} {CHECKS}".encode()).hexdigest()[:12]
     models = scratch.folder("models")
     home = models / f"{file.stem}-{key}"
     if not home.is_dir():
@@ -66,29 +67,33 @@ def convert(file: Path, folder: Path) -> None:
     """Write a GGUF file's model into a new folder: config.json, model.safetensors (fp32, the numbers that the
     file's blocks stand for, nothing rounded again), the tokenizer with its chat template, and checksums.
 
-    Raises ValueError for a file that is no GGUF file, a quantization type that the package gguf cannot
-    decode, an architecture that transformers cannot read from GGUF, and a tokenizer whose way to cut text is
-    not known.
+    Raises ValueError for a file that is no GGUF file, a part of a model, or one without all of its tensors, a
+    quantization type that the package gguf cannot decode, an architecture that transformers cannot read from
+    GGUF, and a tokenizer whose way to cut text is not known.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     reader = _checked(file)
     try:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+            config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+            with torch.device("meta"):
+                plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+            _check_size(plain, reader, file)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            model = AutoModelForCausalLM.from_pretrained(
-                file.parent, gguf_file=file.name, dtype=torch.float32
+            model, found = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, output_loading_info=True
             )
     except Exception as error:
         raise ValueError(f"{file} cannot be converted: {first_line(error)}") from error
+    if why := unlike(found):
+        raise ValueError(f"{file} {why}: it is no whole {type(model).__name__}")
     _cut(tokenizer.backend_tokenizer, _field(reader, "tokenizer.ggml.pre"), file)
     config = model.config
     _check_positions(config.get_text_config(), reader, file)
     if hasattr(config, "quantization_config"):  # these weights are plain now
         del config.quantization_config
     tokenizer.model_max_length = config.get_text_config().max_position_embeddings
-    with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(model.state_dict(), assign=True)
     plain.generation_config = model.generation_config
     for name in ("is_local", "local_files_only"):  # said of this machine, not of the model
@@ -117,6 +122,7 @@ def _checked(file: Path):
         else:
             why = f"the package gguf cannot read it ({type(error).__name__}): it is damaged, or was cut off"
         raise ValueError(f"{file}: {why}") from error
+    _check_blocks(reader, file)
     samples = {tensor.tensor_type: tensor for tensor in reader.tensors}
     for kind, tensor in samples.items():
         try:
@@ -133,6 +139,29 @@ def _field(reader, name: str):
     """What a GGUF file says under this name, None where it says nothing."""
     found = reader.fields.get(name)
     return None if found is None else found.contents()
+
+
+def _check_blocks(reader, file: Path) -> None:
+    """transformers fills what a file lacks with random numbers, and passes over what is too much."""
+    if (parts := _field(reader, "split.count")) and parts > 1:
+        raise ValueError(f"{file}: it is one of {parts} parts; join them with llama.cpp's gguf-split --merge")
+    blocks = {int(at[1]) for tensor in reader.tensors if (at := re.match(r"blk\.(\d+)\.", tensor.name))}
+    said = _field(reader, f"{_field(reader, 'general.architecture')}.block_count")
+    if said is not None and (len(blocks) != said or max(blocks, default=-1) != said - 1):
+        raise ValueError(f"{file}: it says that it has {said} blocks, but holds tensors of {len(blocks)}")
+
+
+def _check_size(model, reader, file: Path) -> None:
+    """Are there as many numbers as the model has, before room is made for them?"""
+    wanted = sum(weight.numel() for weight in model.parameters())
+    tied = model.config.get_text_config().tie_word_embeddings
+    apart = ("rope_", "output.weight") if tied else ("rope_",)
+    held = sum(int(tensor.n_elements) for tensor in reader.tensors if not tensor.name.startswith(apart))
+    if held != wanted:
+        raise ValueError(
+            f"its tensors hold {held:,} numbers, where a {type(model).__name__} of its configuration has "
+            f"{wanted:,}"
+        )
 
 
 def _check_positions(config, reader, file: Path) -> None:

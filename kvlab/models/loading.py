@@ -17,7 +17,7 @@ from ..devices import entry_of, read_map
 from ..errors import first_line
 from ..ranks import split
 from . import fetching, gguf
-from .files import damage
+from .files import damage, unlike
 from .guest import answer
 from .passes import report_passes
 from .shape import ModelShape, refused_layers
@@ -31,6 +31,7 @@ LISTED = frozenset((
     "llama4_text", "qwen3_next", "lfm2", "granitemoehybrid", "jamba", "falcon_h1", "deepseek_v2",
     "deepseek_v3",
 ))  # fmt: skip
+LAYERS = 10_000  # more, and a configuration is damaged: a model would be built without end
 _prepared: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> whether its masks are known
 _tokenizers: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> its tokenizer
 
@@ -47,11 +48,11 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     Returns (model in eval mode, tokenizer).
     The model computes what it did before, unless a pass is given a kvlab cache.
     Raises ValueError when a model was not fetched or a GGUF file cannot be converted, the folder holds no
-    model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing or of
-    another shape than the model's, or the model does not use transformers' attention interface.
+    model or no tokenizer, a file of an embedded model is missing or damaged, weights are missing, too many or
+    of another shape than the model's, or the model does not use transformers' attention interface.
     """
     scratch.set_up()  # before transformers looks where its own caches are
-    from transformers import AutoModelForCausalLM, AutoTokenizer, logging
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, logging
 
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
@@ -80,6 +81,9 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     try:
         if source is not name_or_path:
             logging.disable_progress_bar()  # a small model of ours: a bar for a fifth of a second
+        said = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(decoder=True)
+        if (layers := getattr(said, "num_hidden_layers", 0)) > LAYERS:
+            raise ValueError(f"num_hidden_layers={layers}: expected at most {LAYERS}")
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
@@ -88,11 +92,8 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     finally:
         if bars:
             logging.enable_progress_bar()
-    if absent := sorted(found["missing_keys"]):
-        raise ValueError(
-            f"{str(source)!r} lacks {len(absent)} of the model's weights, {absent[0]!r} first: it is no "
-            f"checkpoint of a {type(model).__name__}"
-        )
+    if why := unlike(found):
+        raise ValueError(f"{str(source)!r} {why}: it is no checkpoint of a {type(model).__name__}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     model = prepare((model if where else model.to(device)).eval())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import capped, group_importance
-from ..parameters import check_one_of, check_whole, resolve_budget
+from ..parameters import check_one_of, check_whole, check_within, resolve_budget
 from ..policy import State
 from .topk import TopK, most_important
 
@@ -49,13 +49,8 @@ class Quest(TopK):
         check_whole("page", self.page, 1)
 
     def start(self, layer) -> State:
-        self.within(layer.shape.context)
+        check_within("page", self.page, layer.shape.context)
         return QuestState(self)
-
-    def within(self, context: int | None) -> None:
-        """ValueError for pages longer than a model's context."""
-        if context is not None and self.page > context:
-            raise ValueError(f"page={self.page}: expected at most the model's context, {context} tokens")
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         self.append(layer, keys)

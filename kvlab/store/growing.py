@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..gather import gather_slots, with_room
-from ..parameters import check_whole
+from ..parameters import FEW, check_whole
 from ..policy import Policy, State
 from ..slots import PER_EMPTY
 from .exact import Exact, Parts
@@ -41,7 +41,7 @@ class Growing(Policy):
     def __post_init__(self):
         object.__setattr__(self, "format", self.format or Exact())
         object.__setattr__(self, "values", self.values or self.format)
-        check_whole("sinks", self.sinks, 0)
+        check_whole("sinks", self.sinks, 0, most=FEW)
 
     def start(self, layer) -> GrowingState:
         self.format.check(layer.shape.head_dim)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..gather import with_room
-from ..parameters import check_whole
+from ..parameters import FEW, check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState, joined, naming
 from .int import Int, pack, unpack
@@ -33,8 +33,8 @@ class Kivi(Growing):
     """
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
-        check_whole("group", group, 1)
-        check_whole("recent", recent, 0)
+        check_whole("group", group, 1, most=FEW)
+        check_whole("recent", recent, 0, most=FEW)
         super().__init__(
             Int(bits, axis="channel", symmetric=False, nonfinite=nonfinite),
             Int(bits, group, symmetric=False, nonfinite=nonfinite),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..gather import gather_slots
-from ..parameters import check_whole
+from ..parameters import FEW, check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 
@@ -26,7 +26,7 @@ class BlockPool:
     def __init__(self, blocks: int | None = None, block: int = 16):
         if blocks is not None:
             check_whole("blocks", blocks, 1, "blocks")
-        check_whole("block", block, 1)
+        check_whole("block", block, 1, most=FEW)
         self.limit, self.block = blocks, block
         self.parts: Parts = ()  # K's parts, then V's: [blocks, kv_heads, block, width]
         self.counts: list[int] = []  # holders of each block

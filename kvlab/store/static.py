@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..gather import with_room
-from ..parameters import check_whole
+from ..parameters import check_whole, check_within
 from ..policy import State
 from .exact import Parts
 from .growing import Growing, GrowingState
@@ -27,6 +27,7 @@ class Static(Growing):
 
     def start(self, layer) -> StaticState:
         super().start(layer)
+        check_within("length", self.capacity, layer.shape.context)
         capacity = self.capacity or layer.shape.context
         if capacity is None:
             raise ValueError("length: this model states no context length, so name one")

@@ -26,8 +26,9 @@ def model() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama"):
+def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama", without=(), parts=None):
     """Write `model()`, its matrices in quantization type `kind`; returns (model, {tensor: what was written}).
+    without: names of tensors that are left out. parts: of how many the file says that it is the first.
 
     llama.cpp rotates neighbouring channels, transformers channels half a head apart, so rows of W_q and W_k
     change places in the file.
@@ -37,6 +38,9 @@ def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama"):
     made, out = model(), gguf.GGUFWriter(file, architecture)
     config = made.config
     out.add_name("A small model")
+    if parts:
+        out.add_uint16("split.no", 0)
+        out.add_uint16("split.count", parts)
     out.add_block_count(config.num_hidden_layers)
     out.add_context_length(config.max_position_embeddings)
     out.add_embedding_length(config.hidden_size)
@@ -62,6 +66,8 @@ def write(file, kind="F32", pre="smollm", scaling=None, architecture="llama"):
 
     kind, written = gguf.GGMLQuantizationType[kind], {}
     for name, weight in tensors(made):
+        if name in without:
+            continue
         array = weight.detach().numpy()
         if array.ndim == 2 and kind != gguf.GGMLQuantizationType.F32:
             if kind == gguf.GGMLQuantizationType.Q8_1:  # nothing decodes it, so its bytes do not matter

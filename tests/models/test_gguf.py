@@ -1,6 +1,7 @@
 """GGUF files: the model and the tokenizer that come out are those that went in, or one line says why not."""
 
 import json
+import random
 
 import pytest
 import torch
@@ -113,6 +114,15 @@ def unknown_number(file):
     file.write_bytes(content)
 
 
+def with_number(file, key: str, value: int):
+    """Let the file say another whole number."""
+    made.write(file)
+    content = bytearray(file.read_bytes())
+    at = content.index(key.encode()) + len(key) + 4
+    content[at : at + 4] = value.to_bytes(4, "little")
+    file.write_bytes(content)
+
+
 BAD = {
     "its quantization type 99 is unknown to": unknown_number,
     ".weight is of quantization type Q8_1, which": lambda file: made.write(file, "Q8_1"),
@@ -120,7 +130,36 @@ BAD = {
     "the package gguf cannot read it": lambda file: file.write_bytes(b"GGUF no model at all " * 9),
     "architecture nonesuch is not supported": lambda file: made.write(file, architecture="nonesuch"),
     "it scales its rotary embedding": lambda file: made.write(file, scaling="yarn"),
+    "it is one of 2 parts; join them": lambda file: made.write(file, parts=2),
+    "it says that it has 2147483648 blocks": lambda file: with_number(file, "llama.block_count", 2**31),
+    "it says that it has 1 blocks": lambda file: with_number(file, "llama.block_count", 1),
+    "78,720 numbers, where a": lambda file: with_number(file, "llama.embedding_length", 2**31),
 }
+SIZES = (
+    "block_count", "embedding_length", "feed_forward_length", "attention.head_count_kv", "vocab_size",
+    "rope.dimension_count",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_that_lacks_a_tensor_is_never_kept(tmp_path, seed, folder):
+    dice = random.Random(seed)
+    names = [name for name, _ in made.tensors(made.model())]
+    made.write(tmp_path / "x.gguf", without=dice.sample(names, dice.randint(1, 3)))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"x\.gguf") as error:
+            kvlab.load(tmp_path / "x.gguf")
+        assert "\n" not in str(error.value) and list(folder.glob("*")) == []
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_file_whose_numbers_are_not_its_tensors_is_refused_before_room_is_made(tmp_path, seed, folder):
+    dice = random.Random(seed)
+    key, value = dice.choice(SIZES), dice.choice([1, 2**31, 2**32 - 1, dice.randrange(3, 2**20)])
+    with_number(tmp_path / "x.gguf", f"llama.{key}", value)
+    with pytest.raises(ValueError, match=r"x\.gguf") as error:
+        kvlab.load(tmp_path / "x.gguf")
+    assert "\n" not in str(error.value) and list(folder.glob("*")) == []
 
 
 @pytest.mark.parametrize("why", BAD)
