@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import stat
 import tempfile
 import time
 import uuid
@@ -99,8 +100,11 @@ class Folder:
         return dict(sorted(found.items()))
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; None where there is none."""
+        """A file's content; None where there is none. OSError for what is no file, such as a pipe, whose
+        reader would wait."""
         try:
+            if not stat.S_ISREG((self.path / name).stat().st_mode):
+                raise OSError(0, "it is no file", str(self.path / name))
             return (self.path / name).read_bytes()
         except FileNotFoundError:
             return None

@@ -1,14 +1,15 @@
 """Index: what the cells of a folder say, in one file, so that 100,000 of them are not read one by one.
 
 OUT/.index.json holds of every cell its names, configuration, metrics and, of a speed cell, its rows, with a
-stamp of the file that they came from. A cell whose stamp is another one, or that the index does not know, is
-read; an index that is missing or damaged is made again. So nobody has to keep it in step: whoever saves a
-cell leaves it alone, and of two runs that write it the last one's stays.
+stamp of the file that they came from, behind a sum of all that. A cell whose stamp is another one, or that
+the index does not know, is read; an index that is missing or damaged is made again. So nobody has to keep it
+in step: whoever saves a cell leaves it alone, and of two runs that write it the last one's stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 from collections.abc import Callable
 
@@ -22,10 +23,10 @@ FEW = 50  # cells that are read again rather than write an index for them
 
 
 class Index:
-    """The index of the cells in `files`, beside them in `home`; `parsed(name, data)` reads a cell."""
+    """The index of the cells in `files`, beside them in `home`; `read(name)` reads a cell."""
 
-    def __init__(self, home, files, parsed: Callable[[str, bytes], dict | None]):
-        self.home, self.files, self.parsed = home, files, parsed
+    def __init__(self, home, files, read: Callable[[str], dict | None]):
+        self.home, self.files, self.read = home, files, read
 
     def summaries(self) -> dict[str, dict]:
         """{file name: the cell without its values} of every readable cell, in the order of the names."""
@@ -33,8 +34,7 @@ class Index:
         for name, stamp in self.files.names().items():
             at = known.get(name)
             if at is None or at[0] != stamp:
-                data = self.files.read(name)
-                cell = None if data is None else self.parsed(name, data)
+                cell = self.read(name)
                 news += 1
                 if cell is None:
                     continue
@@ -46,7 +46,8 @@ class Index:
 
     def _read(self) -> dict[str, tuple[str, dict]]:
         try:
-            data = json.loads(self.home.read(NAME) or b"{}")
+            total, _, text = (self.home.read(NAME) or b"").partition(b"\n")
+            data = json.loads(text) if total == digest(text) else {}
             configs = data.get("configs", [])
             return {
                 name: (stamp, one | {"config": configs[one["config"]]})
@@ -64,7 +65,11 @@ class Index:
             cells[name] = stamp, one | {"config": number}
         text = json.dumps({"configs": list(map(json.loads, configs)), "cells": cells}, ensure_ascii=False)
         with contextlib.suppress(OSError):
-            self.home.write(NAME, text.encode())
+            self.home.write(NAME, digest(text.encode()) + b"\n" + text.encode())
+
+
+def digest(text: bytes) -> bytes:
+    return hashlib.sha256(text).hexdigest()[:16].encode()
 
 
 def summary(cell: dict) -> dict:

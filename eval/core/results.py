@@ -14,7 +14,6 @@ address of fsspec; what is drawn and tabled for an address lies in a temporary f
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -24,11 +23,11 @@ from functools import partial
 from pathlib import Path
 
 from .alike import SPEED, differences
+from .cells import FIELDS, parsed, shown, written
 from .errors import Problem, one_line
-from .files import Remote, as_json, folder_at, write_json
+from .files import Folder, Remote, folder_at, write_json
 from .index import Index
 
-FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
 RUN = "run.json"  # the command that made the folder
 
 
@@ -43,8 +42,8 @@ class Store:
         self.home = folder_at(where)
         self.remote = isinstance(self.home, Remote)
         self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
-        self.parsed = partial(parsed, warn=warn)
-        self.index = Index(self.home, self.files, self.parsed)
+        self.read = partial(read, self.files, warn)
+        self.index = Index(self.home, self.files, self.read)
         self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
         if self.remote:
             weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
@@ -99,12 +98,7 @@ class Store:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), as_json(cell))
-
-    def read(self, name: str) -> dict | None:
-        """The cell in a file; None where there is none, or a damaged one, which is a warning."""
-        data = self.files.read(name)
-        return None if data is None else self.parsed(name, data)
+        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), written(cell))
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""
@@ -138,13 +132,11 @@ class Store:
         return summary, speed
 
 
-def parsed(name: str, data: bytes, warn: Callable[[str], None]) -> dict | None:
-    """A cell from its file's content; None, and a warning, where it is damaged."""
+def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict | None:
+    """The cell in a file; None where there is none, or a damaged one, which is a warning."""
     try:
-        cell = json.loads(data.decode("utf-8"))
-        if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
-            raise ValueError("it is not a complete cell")
-        return cell
-    except ValueError as error:
-        warn(f"damaged cell {name}: {one_line(error)}; it is left out or made again")
+        data = files.read(name)
+        return None if data is None else parsed(data)
+    except (OSError, ValueError) as error:
+        warn(f"damaged cell {shown(name)}: {one_line(error)}; it is left out or made again")
         return None
