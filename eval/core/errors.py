@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import traceback
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a share of one, the length that a file may have
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")  # what a terminal obeys
 
 
 class Problem(ValueError):
@@ -25,13 +27,18 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: the run ends as it does after Ctrl-C."""
 
 
+def shown(text: str) -> str:
+    """A text from elsewhere, what steers a terminal written out."""
+    return STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
 def one_line(error: BaseException | str) -> str:
     """An error's text as one line of at most 300 characters; of an OSError, its file and the reason."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         named = isinstance(error.filename, str | os.PathLike)
         text = f"{error.filename}: {error.strerror}" if named else error.strerror
-    text = " ".join(text.split()) or type(error).__name__
+    text = shown(" ".join(text.split())) or type(error).__name__
     return text if len(text) <= 300 else text[:297] + "..."
 
 

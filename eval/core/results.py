@@ -23,8 +23,8 @@ from functools import partial
 from pathlib import Path
 
 from .alike import SPEED, differences
-from .cells import FIELDS, parsed, shown, written
-from .errors import Problem, one_line
+from .cells import FIELDS, parsed, written
+from .errors import Problem, one_line, shown
 from .files import Folder, Remote, folder_at, write_json
 from .index import Index
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..core.alike import alike
-from ..core.errors import Problem
+from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
 from ..core.results import RUN, Store
 from ..core.show import Verbatim
@@ -31,8 +31,16 @@ def write(
 
     wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`);
     any_code: cells that other code made are shown as well, marked. Raises Problem where there are no cells
-    for a table.
+    for a table, Failed where some are of another schema.
     """
+    try:
+        return _write(store, wanted, console, any_code)
+    except (LookupError, TypeError, AttributeError) as error:
+        kind = f"{type(error).__name__}: {one_line(error)}"
+        raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
+
+
+def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bool) -> list[Path]:
     cells, left_out = alike(tabled(store.summaries()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
