@@ -29,6 +29,7 @@ from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .saved import save
 from .store import buffer_of
+from .turns import begin, end, forget_turns
 from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
@@ -73,6 +74,7 @@ class Bound(Cache):
     continues = True  # whether a text may go on with a pass of several tokens
     broken = False  # whether a pass broke off and left half of what it does
     fed = False  # whether a pass came in since it was made, loaded or reset
+    stepped = False  # whether whoever feeds it says what a prompt is (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
 
     def check_whole(self) -> None:
@@ -124,6 +126,9 @@ class KVCache(Bound):
     recompute = False  # True only for the method that keeps nothing
     _began: int | None = None  # tokens held when the pass began that runs, or that broke off
     _called = _reached = 0  # places in `_bodies`: where that pass came in, and how far it has come
+    open = False  # whether a bare prompt or turn has not ended (see `turns.py`) ...
+    pieces, fed_pieces = 0, []  # ... its passes so far, and what they were fed, where the keep rereads
+    takes_back = False  # whether tokens may be taken back after every pass (`activate_past_recording`)
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
@@ -195,6 +200,9 @@ class KVCache(Bound):
             raise ValueError(other_model(self.model))
         if self._began is None or at <= self._reached:
             self.check_whole()
+            told = self.stepped or (self.prefilling and not self.open)
+            if not told and self.attending[0].hears is None:
+                begin(self, body, args, kwargs)
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             self._began, self._called, self.fed = self.get_seq_length(), at, True
@@ -205,7 +213,11 @@ class KVCache(Bound):
         if self._bodies[id(body)] == self._called:
             self._began = None
             if self.rereads:
-                self._passed(*fed_to(body, args, kwargs))
+                fed = fed_to(body, args, kwargs)
+                if self.open:
+                    self.fed_pieces.append(fed)
+                if not self.attending[0].waits:
+                    self._passed(*fed)
 
     def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
         """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
@@ -267,6 +279,7 @@ class KVCache(Bound):
     def reset(self) -> None:
         """Forget everything."""
         self._began, self.fed = None, False
+        forget_turns(self)
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
 
@@ -274,6 +287,7 @@ class KVCache(Bound):
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
+        end(self)
         for layer in self.layers if tokens_to_remove else ():
             if isinstance(layer, Layer):
                 layer.check_crop(max(0, layer.seen + tokens_to_remove))
@@ -284,6 +298,7 @@ class KVCache(Bound):
                 layer.crop(tokens_to_remove)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        end(self)
         with self._changing():
             super().reorder_cache(beam_idx)
 
@@ -291,9 +306,11 @@ class KVCache(Bound):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        end(self)
         self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
+        end(self)
         for layer in self.attending:
             layer.place.flush(layer)  # what is on its way belongs to this cache
         memo[id(self)] = twin = object.__new__(type(self))
@@ -315,6 +332,7 @@ class KVCache(Bound):
         may be nested: the outermost counts. After an exception, and in a copy, the prompt is still open: it
         ends with another block, or with the next pass. Raises ValueError when the prompt has ended already.
         """
+        end(self)
         if self.prefilling:
             yield
             return
@@ -332,11 +350,13 @@ class KVCache(Bound):
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more
         of what is held goes, but for what a window leaves behind. Until `reset`."""
+        end(self)
         for layer in self.attending:
             layer.keep.on_top = True
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
+        end(self)
         sizes = {False: {}, True: {}}
         for layer in self.layers:
             ours = isinstance(layer, Layer)

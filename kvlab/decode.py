@@ -96,7 +96,11 @@ class Stepper:
         if not self.cache.recompute:
             inputs["past_key_values"] = self.cache
         forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
-        return forward(**inputs).logits[:, -count:].float()
+        self.cache.stepped = True
+        try:
+            return forward(**inputs).logits[:, -count:].float()
+        finally:
+            self.cache.stepped = False
 
     def _prompt(self, chunk: int, last: bool) -> Tensor:
         """The prompt in chunks; in smaller ones where the device's memory does not suffice."""

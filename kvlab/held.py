@@ -39,6 +39,7 @@ class Held(CacheLayerMixin):
         self.shape, self.kv_heads = shape, shape.kv_heads
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
+        self.open = False  # True as long as pieces of a bare prompt may follow: see `turns.py`
         self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
         self.ranks, self.rank = ranks_of(model), rank_of(model)
@@ -48,6 +49,10 @@ class Held(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the keys and values."""
         if self.place is not None:
             self.place.drop()
         self.table = Slots(self.kv_heads)
@@ -57,6 +62,8 @@ class Held(CacheLayerMixin):
         self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
         self.scored: float | None = None  # the share of what stayed of the prompt that a score chose
+        self.later = False  # whether what is open is no first prompt, but a later turn
+        self.raw, self.waits = None, False  # what pieces were given, and whether it waits to be written
         self.is_initialized = self._busy = False
         self.fused = None  # how the next step goes in one call (`kernels.Fused`), where it can
 
@@ -82,7 +89,8 @@ class Held(CacheLayerMixin):
         return self.seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.slots + query_length, self.seen - self.slots
+        held = self.seen if self.waits else self.slots
+        return held + query_length, self.seen - held
 
     def get_max_length(self) -> int:
         return self.store.max_length
@@ -148,7 +156,12 @@ class Held(CacheLayerMixin):
         """Whether a pass of the prompt does not end it."""
         return self.prefilling or self.rereads
 
-    seen = _of("table", "seen", "Tokens fed so far, padding included.")
+    @property
+    def seen(self) -> int:
+        """Tokens fed so far, padding included."""
+        waiting = 0 if self.raw is None else self.raw.keys.shape[2]
+        return waiting if self.waits else self.table.seen
+
     lengths = _of("table", "lengths", "Real tokens seen, per row.")
     rows_held = _of("table", "rows_held", "Real tokens held, per row and head.")
     slots = _of("table", "count", "Slots in use, those on their way to the host included.")

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .attention import Recorded, expanding, latest_visibility
 from .layer import Layer
+from .turns import join, keep_raw, of_piece
 from .visibility import Visibility
 
 
@@ -29,7 +30,10 @@ class LatentLayer(Layer):
         returns those that the pass attends to: the prompt as it is, later all that is held."""
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
-        if self.seen > 0:
+        if self.waits and self.raw is not None:
+            pairs = zip((self.raw.keys, self.raw.values), latents, strict=True)
+            key_states, value_states = (torch.cat(pair, 2) for pair in pairs)
+        elif self.seen > 0:
             self.append(Recorded(key_states, *latents, latest_visibility(), self.scaling))
             key_states, value_states = self.store.read(key_states.device)
         expanding(self)
@@ -47,9 +51,14 @@ class LatentLayer(Layer):
         """As `attend`, with K and V of all that `update` returned."""
         latents, self._pending = self._pending, None
         observes, self._expanded = self.observes and not self.votes_later, given.keys
+        if self.waits:
+            join(self, replace(given, keys=latents[0], values=latents[1]))
+            return of_piece(given, given.keys, given.values)
         if self.seen == 0:
             out, received = given.attend(observes, self.last_queries)
-            self.fill(replace(given, keys=latents[0], values=latents[1]), _mean(received))
+            given = replace(given, keys=latents[0], values=latents[1])
+            self.fill(given, _mean(received))
+            keep_raw(self, given)
             return out
         self.given = given
         allowed, asked = self.table.visible(given.query.shape[2], None, given.visibility)
@@ -57,6 +66,12 @@ class LatentLayer(Layer):
         out, received = given.attend_to(given.keys, given.values, allowed, counted)
         self.end_pass(_mean(received))
         return out
+
+    def fill_pieces(self, given: Recorded) -> None:
+        received = None
+        if self.observes:
+            received = replace(given, keys=self._expanded, values=self._expanded).received(self.last_queries)
+        self.fill(given, _mean(received))
 
     def note_queries(self) -> None:
         """They vote at once, on what has come so far: only now are there K of all heads. The votes of the

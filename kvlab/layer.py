@@ -18,6 +18,7 @@ from .policy import View
 from .ranks import added
 from .reread import attend_again
 from .slots import PER_EMPTY
+from .turns import keep_raw, wait
 from .visibility import Visibility
 
 SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
@@ -44,9 +45,12 @@ class Layer(Held):
             )
         if self.hears is not None:
             return attend_again(self, given)
+        if self.waits:
+            return wait(self, given)
         if self.seen == 0:
             out, received = given.attend(self.observes and not self.votes_later, self.last_queries)
             self.fill(given, received)
+            keep_raw(self, given)
             return out
         self.append(given)
         self.place.append(self, given.keys)
@@ -119,6 +123,10 @@ class Layer(Held):
         self.append(given)
         self.place.prefill(self, given.query.detach(), given.keys)
         self.end_pass(received)
+
+    def fill_pieces(self, given: Recorded) -> None:
+        """`fill` with a prompt that came in pieces, `given` as one pass."""
+        self.fill(given, given.received(self.last_queries) if self.observes else None)
 
     def append(self, given: Recorded) -> None:
         """A pass begins: its K and V join what is held. ValueError for those that do not fit."""
@@ -266,6 +274,7 @@ class Layer(Held):
     def _leave_window(self) -> None:
         """Let go what neither later queries nor those that vote when the prompt has ended can see."""
         spare = 0 if self.evicts or self.place.on_host else SPARE
+        spare -= self.seen - self.slots if self.open else 0  # as if all pieces had come at once
         voters = self.last_queries if self.votes_later else 0
         if gone := self.table.leave_window(self.given.visibility, voters, spare):
             self._let_go(*gone)

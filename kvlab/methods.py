@@ -57,10 +57,10 @@ HOST = "every token, on the host"
 
 
 def keeping(policies):
-    """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber` and `merge` besides (see
-    `Keep`)."""
+    """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber`, `merge` and `turns`
+    besides (see `Keep`)."""
     own = inspect.signature(policies)
-    besides = {"chunk": 1, "every": None, "renumber": False, "merge": False}
+    besides = {"chunk": 1, "every": None, "renumber": False, "merge": False, "turns": "all"}
     besides = {name: value for name, value in besides.items() if name not in own.parameters}
 
     @functools.wraps(policies)
@@ -257,9 +257,9 @@ def _h2o(budget=0.2, recent=0.5):
 
 
 @method("d2o", CHOSEN, "Wan et al. 2024")
-def _d2o(budget=0.2, recent=0.5, every=None):
+def _d2o(budget=0.2, recent=0.5, every=None, turns="all"):
     """As h2o, but what goes joins the kept token whose key is most like its own, if it is like enough."""
-    return {"keep": H2O(budget, recent, every=every, merge=True)}
+    return {"keep": H2O(budget, recent, every=every, merge=True, turns=turns)}
 
 
 @method("snapkv", CHOSEN, "Li et al. 2024")
@@ -298,9 +298,9 @@ def _keynorm(budget=0.2):
 
 
 @method("kvzip", CHOSEN, "Kim et al. 2025")
-def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4):
+def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4, turns="all"):
     """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
-    return {"keep": KVzip(budget, over, chunk, sinks)}
+    return {"keep": KVzip(budget, over, chunk, sinks, turns=turns)}
 
 
 @method("lagkv", CHOSEN, "Liang et al. 2025")
@@ -332,29 +332,30 @@ def _random(budget=0.2, seed=0):
 
 
 @method("adakv", CHOSEN, "Feng et al. 2024")
-def _adakv(of="snapkv", budget=0.2, safeguard=0.2):
+def _adakv(of="snapkv", budget=0.2, safeguard=0.2, turns="all"):
     """As another method, with one budget for all heads of a layer: some then hold more than others."""
     if ":" in str(of):
         raise ValueError(f"of={of}: expected a method's name without parameters of its own, as snapkv")
     scoring = find(str(of))
-    policies = scoring.policies(budget=budget) if "budget" in scoring.parameters else {}
+    given = {"budget": budget, "turns": turns}
+    policies = scoring.policies(**given) if given.keys() <= scoring.parameters.keys() else {}
     if [*policies] != ["keep"]:
         raise ValueError(f"of={of}: expected a method that scores tokens and does nothing else, as snapkv")
     return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
 @method("duo", CHOSEN, "Xiao et al. 2024")
-def _duo(profile=None, heads=0.5, every=None):
+def _duo(profile=None, heads=0.5, every=None, turns="all"):
     """Every token in heads that look far back, first and recent ones in others; python -m course.recipes.duo
     trains which."""
-    return {"keep": Duo(profile, heads, every)}
+    return {"keep": Duo(profile, heads, every, turns)}
 
 
 @method("kvzap", CHOSEN, "Jégou and Jeblick 2026")
-def _kvzap(profile=None, threshold=None, recent=None, every=None):
+def _kvzap(profile=None, threshold=None, recent=None, every=None, turns="all"):
     """What kvzip would keep, as guessed from a token's key and value; python -m course.recipes.kvzap
     calibrates the guess."""
-    return {"keep": KVzap(profile, threshold, recent, every)}
+    return {"keep": KVzap(profile, threshold, recent, every, turns)}
 
 
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
@@ -376,9 +377,9 @@ def _offload_int4(group=None, link=None, rotate=None):
 
 
 @method("offload+h2o", HOST, "Sheng et al. 2023, Zhang et al. 2023")
-def _offload_h2o(budget=0.2, recent=0.5, link=None):
+def _offload_h2o(budget=0.2, recent=0.5, link=None, turns="all"):
     """As offload, for the tokens that h2o keeps; the rest is dropped."""
-    return _hosted(Whole(), link, keep=H2O(budget, recent))
+    return _hosted(Whole(), link, keep=H2O(budget, recent, turns=turns))
 
 
 @method("uvm", HOST, "Lee et al. 2024")
@@ -388,9 +389,9 @@ def _uvm(memory=0.5, page=65536, fault=2e-6, link=None):
 
 
 @method("uvm+h2o", HOST, "Lee et al. 2024")
-def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None):
+def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None, turns="all"):
     """As uvm, for the tokens that h2o keeps, which may fit on the device."""
-    return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent))
+    return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent, turns=turns))
 
 
 @method("topk", HOST, "Gupta et al. 2021")
@@ -402,11 +403,11 @@ def _topk(budget=0.2, full_layers=0, missed=False, link=None):
 @method("infinigen", HOST, "Lee et al. 2024")
 def _infinigen(
     budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
-    link=None,
+    link=None, turns="all",
 ):  # fmt: skip
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
-    return _hosted(fetch, link, keep=Pool(pool, victim), missed=missed)
+    return _hosted(fetch, link, keep=Pool(pool, victim, turns=turns), missed=missed)
 
 
 @method("infinigen+int4", HOST, "Lee et al. 2024")

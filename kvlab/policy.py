@@ -190,16 +190,17 @@ class View:
     some_empty: the same, or None as long as slot j holds token j in every row. slots: so many are in use.
     lengths, rows_held: lists, real tokens that each row has seen and holds. store: what is held,
     `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
-    (None: all). in_prompt: this pass is part of the prompt; prefilling: and more of it may come. index, order
-    (among the layers that attend), kv_heads, shape (`ModelShape`), scaling, softcap, sinks, local (window or
-    chunk, or None): of the layer. rank, ranks: of this process and of all that share the layer's heads
-    (`ranks.py`); kv_heads are its own.
+    (None: all). in_prompt: this pass is part of the prompt, or of a later turn (`later`); prefilling: and
+    more of it may come. index, order (among the layers that attend), kv_heads, shape (`ModelShape`), scaling,
+    softcap, sinks, local (window or chunk, or None): of the layer. rank, ranks: of this process and of all
+    that share the layer's heads (`ranks.py`); kv_heads are its own.
     """
 
     __slots__ = ("_layer", "state")
     SHOWN = (
         "slot_positions", "lengths", "rows_held", "slots", "store", "fetched", "index", "kv_heads", "shape",
-        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "prefilling", "rank", "ranks",
+        "order", "scaling", "softcap", "sinks", "local", "in_prompt", "later", "prefilling", "rank",
+        "ranks",
     )  # fmt: skip
 
     def __init__(self, layer, state: State):

@@ -21,7 +21,7 @@ class AdaKV(Keep):
     within its share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
 
     of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own, and so are
-    `chunk_length`, `every` (counted in the head that holds most) and `renumber`.
+    `chunk_length`, `every` (counted in the head that holds most), `renumber` and `turns`.
     safeguard: part of an even share that each head holds in any case (0.2 as in the paper's experiments).
     Deviation: the paper counts first, H * B tokens over all heads, and then mixes the counts with an even
     share, part by part; here the protected tokens are taken first, as in kvpress, so that the budget is met
@@ -35,7 +35,8 @@ class AdaKV(Keep):
         if not scores or of.merge:
             raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
         check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
-        super().__init__(of.budget, chunk_length=of.chunk_length, every=of.every, renumber=of.renumber)
+        others = ("chunk_length", "every", "renumber", "turns")
+        super().__init__(of.budget, **{name: getattr(of, name) for name in others})
         self.of, self.safeguard = of, safeguard
 
     observes = property(lambda self: self.of.observes)

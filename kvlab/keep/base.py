@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from ..parameters import check_fraction_or_count, check_whole, resolve_budget
+from ..parameters import check_fraction_or_count, check_one_of, check_whole, resolve_budget
 from ..policy import Policy, State
 
 FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
@@ -23,7 +23,7 @@ class Keep(Policy):
     besides `budget` (`keep/sinks.py`), a class without them where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
-    shorter, fixed after the prefill; 1 keeps all. Tokens outside the window go by themselves.
+    shorter, fixed when the prompt has ended; 1 keeps all. Tokens outside the window go by themselves.
     chunk_length (`chunk=` of a method): tokens that stay or go together: what no rule holds scores as the
     mean of its chunk of the text, in each KV head; of the last chunk that the budget reaches the first tokens
     stay (ChunkKV, Liu et al. 2025, arXiv 2502.00299, where a chunk scores its sum in all heads and the budget
@@ -34,6 +34,8 @@ class Keep(Policy):
     renumber: attend as if the tokens held were consecutive ones that end with the newest (Xiao et al. 2023,
     section 3.2): keys are rotated to these places when they are read, so models without RoPE are refused.
     merge: what goes joins the kept token whose key is most like its own (`kvlab/merging.py`).
+    turns: "all": a later turn of several tokens is a prompt again, and a fraction then is of all that the row
+    has seen (`kvlab/turns.py`). "first": it continues the text.
     """
 
     budget: float | int = 0.2
@@ -41,6 +43,7 @@ class Keep(Policy):
     every: int | None = field(default=None, kw_only=True, repr=False)
     renumber: bool = field(default=False, kw_only=True, repr=False)
     merge: bool = field(default=False, kw_only=True, repr=False)
+    turns: str = field(default="all", kw_only=True, repr=False)
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
@@ -59,6 +62,7 @@ class Keep(Policy):
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
         check_whole("chunk", self.chunk_length, 1)
+        check_one_of("turns", self.turns, ("all", "first"))
         if self.every is not None:
             check_whole("every", self.every, 1)
         for name in ("renumber", "merge"):

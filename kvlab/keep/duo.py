@@ -26,7 +26,8 @@ class Duo(Keep):
     different numbers of tokens: the store is a `Ragged` one.
 
     profile: file of a profile of this model. heads: share of the KV heads that hold everything; 1 keeps all.
-    every: streaming heads let go each time that so many tokens are too many (None: at every pass).
+    every: streaming heads let go each time that so many tokens are too many (None: at every pass). turns: see
+    `Keep`.
     Deviations: our gates are trained on recall questions about facts in prose, the paper's on passkeys, and
     the L1 in our loss is of the gates' mean. The paper's streaming heads hold 64 first and 256 recent tokens,
     which is more than most prompts here have: a profile may have other numbers. While a prompt is read all
@@ -36,8 +37,8 @@ class Duo(Keep):
 
     ragged = True
 
-    def __init__(self, profile: str, heads: float = 0.5, every: int | None = None):
-        super().__init__(1, every=every)
+    def __init__(self, profile: str, heads: float = 0.5, every: int | None = None, turns: str = "all"):
+        super().__init__(1, every=every, turns=turns)
         check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
         if not isinstance(profile, str):
             raise ValueError(

@@ -32,6 +32,7 @@ class KVzap(Keep):
     profile: file of a profile of this model. threshold: a weight between 0 and 1, below which a score is too
     little; 0 keeps all. recent: newest tokens that are not judged. None for either: the profile's, which let
     a stated share of its texts stay. every: judge each time that so many are due (None: at every pass).
+    turns: see `Keep`.
     Deviations: the paper's linear model reads the layer's input, which no cache sees; ours the keys and
     values that the layer makes of it. It also has a network of two layers, which guesses better; ours is
     linear only. The scores are KVzip's weights; the paper's are these, multiplied by the norm of what a value
@@ -49,8 +50,9 @@ class KVzap(Keep):
         threshold: float | None = None,
         recent: int | None = None,
         every: int | None = None,
+        turns: str = "all",
     ):
-        super().__init__(1, every=every)
+        super().__init__(1, every=every, turns=turns)
         if not isinstance(profile, str):
             raise ValueError(
                 f"profile={profile!r}: expected the file of a calibration; "

@@ -35,7 +35,8 @@ class KVzip(Keep):
     budget: tokens of the prompt held, mean over layers and heads (see `Keep`). over: what one threshold is
     for: "model" (the paper's), "layer", or "head" (every head holds the same number: any buffer will do).
     chunk: tokens fed at a time, less where the model's context has no room for them. sinks: first tokens that
-    stay (the paper keeps a system prompt; 4 as in kvpress).
+    stay (the paper keeps a system prompt; 4 as in kvpress). turns: "first" for chats, whose later turns then
+    all stay (see `Keep`); a later turn is refused else.
     Deviations: the instruction is fed where `kvlab.load` knows the model's tokenizer, in no chat template; a
     model that was made otherwise reads the chunks alone. A window does not limit which held token is scored.
     State: `scores` `[batch, kv_heads, slots]`, until the prompt is compressed.

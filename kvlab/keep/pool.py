@@ -21,14 +21,16 @@ class Pool(Keep):
     fetches everything uses every token. Victims are chosen per KV head, and a victim is gone for good.
 
     capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). unit:
-    "tokens", or "bytes" for a capacity in bytes of K and V of all rows, layers and heads together.
+    "tokens", or "bytes" for a capacity in bytes of K and V of all rows, layers and heads together. turns: see
+    `Keep`.
     State: `last_used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`.
     """
 
     per_slot = ("last_used", "count")
 
-    def __init__(self, capacity: float | int = 0.8, policy: str = "counter", unit: str = "tokens"):
-        super().__init__(check_fraction_or_count("capacity", capacity))
+    def __init__(self, capacity: float | int = 0.8, policy: str = "counter", unit: str = "tokens",
+                 turns: str = "all"):  # fmt: skip
+        super().__init__(check_fraction_or_count("capacity", capacity), turns=turns)
         check_one_of("policy", policy, VICTIMS)
         check_one_of("unit", unit, ("tokens", "bytes"))
         if unit == "bytes" and isinstance(self.budget, float):

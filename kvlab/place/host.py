@@ -96,7 +96,7 @@ class HostState(DeviceState):
 
     def on_device(self, layer) -> bool:
         """Whether nothing needs to cross for this pass."""
-        return not layer.in_prompt and self.policy.fetch.on_device(self.view(layer))
+        return (layer.later or not layer.in_prompt) and self.policy.fetch.on_device(self.view(layer))
 
     def select(self, layer, query: Tensor) -> Tensor | None:
         """What the fetch policy chooses for a decode step; None: everything."""

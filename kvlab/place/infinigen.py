@@ -128,7 +128,7 @@ class InfiniGen(TopK):
     def extend(self, layer, query: Tensor, keys: Tensor) -> None:
         if self.whole(layer.index):
             return
-        if layer.in_prompt:
+        if layer.in_prompt and not layer.later:
             self._choose_columns(layer, query, keys)
         else:
             layer.state.append(keys[:, :, -query.shape[2] :])

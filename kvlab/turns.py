@@ -1,0 +1,190 @@
+"""Turns: which passes are a prompt, and when it has ended.
+
+A prompt is what comes before the first single new token, in one pass or in pieces; a later turn of several
+tokens is one again. Nothing goes before it has ended. Whoever feeds through `Stepper`, `decode` or the
+harness says where it ends, and what comes later continues the text. A bare pass of `model(...)` or `generate`
+does not: its prompt ends before the next single token, or when somebody asks (`stats`, `save`, copies,
+`hold`, forks, `crop`).
+
+- A bare prompt's first pass is taken as the whole of it. Each layer whose state depends on where the prompt
+  ends keeps what it was given. If a piece follows, these layers start again and wait: pieces attend to what
+  came before them as it is, and when the prompt has ended they are taken as one pass (`Layer.fill`).
+- Tokens of a later turn are written as they come, as in `KVCache.prefill`. When it ends the keep decides
+  about all that is held, with a budget of all that the row has seen. After `hold()`, in assisted decoding and
+  with `turns="first"` several tokens are no turn.
+- The positions of a piece of `generate(prefill_chunk_size=n)` are cut out of the prompt's. Where these go on,
+  more pieces follow; where they end, a single token is the last piece. Those of a new token are a tensor of
+  their own.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .attention import Recorded
+from .place import Device, Whole
+from .reread import note
+from .store import Exact, Growing, Static
+from .visibility import own_positions
+
+PARTS = ("query", "keys", "values")
+
+
+def begin(cache, body, args, kwargs) -> None:
+    """A bare pass begins. ValueError for one token that may be either, and for a later turn of a keep that
+    cannot take one; nothing has changed then."""
+    layers, seen = cache.attending, cache.get_seq_length()
+    ids, positions = _given(body, args, kwargs)
+    single = ids.shape[1] == 1 and seen > 0
+    if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):
+        end(cache)
+    elif cache.open:
+        for layer in layers:
+            if layer.raw is not None and not layer.waits:
+                _start_again(layer)
+        cache.pieces += 1
+    elif cache.takes_back:
+        return
+    elif not seen:
+        cache.open, cache.pieces, cache.fed_pieces = True, 1, []
+        for layer in layers:
+            layer.open, layer.waits = True, _of_longer(positions) is False and _depends(layer)
+    elif _reopens(layers[0]):
+        cache.open, cache.pieces = True, 1
+        for layer in layers:
+            layer.in_prompt = layer.later = layer.prefilling = True
+            layer.fused = layer.keep.shares = None
+
+
+def end(cache) -> None:
+    """What is open ends here, if something is."""
+    if not cache.open or cache.broken:
+        return
+    cache.open, waited = False, any(layer.waits for layer in cache.attending)
+    with cache._changing():
+        for layer in cache.attending:
+            given, layer.raw, layer.open = layer.raw, None, False
+            if layer.waits:
+                layer.waits = False
+                layer.fill_pieces(given)
+            elif layer.prefilling:
+                layer.prefilling = False
+                layer.end_prefill()
+    if waited and cache.rereads:
+        for fed in cache.fed_pieces:
+            note(cache, *fed)
+        cache._end_prompt()
+    cache.fed_pieces = []
+
+
+def forget_turns(cache) -> None:
+    """Nothing is open any more; the layers forget their pieces when they are reset."""
+    for layer in cache.attending if cache.open else ():
+        layer.open = layer.prefilling = False
+    cache.open, cache.takes_back, cache.fed_pieces = False, False, []
+
+
+def keep_raw(layer, given: Recorded) -> None:
+    """A layer has taken the first pass of a bare prompt: what it was given stays, for pieces may follow."""
+    if layer.open and _depends(layer):
+        layer.raw = _shortened(layer, given)
+
+
+def wait(layer, given: Recorded) -> Tensor:
+    """One more piece attends to what came before and to itself, and waits. Returns `[batch, heads, tokens,
+    head_dim]`."""
+    join(layer, given)
+    return of_piece(given, layer.raw.keys, layer.raw.values)
+
+
+def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
+    """What a piece's queries find in all keys and values of its prompt so far."""
+    batch, _, tokens, _ = keys.shape
+    real, _ = given.visibility.real(batch, tokens, 0)
+    ones = torch.ones(batch, tokens, dtype=torch.bool, device=keys.device)
+    positions = own_positions(ones if real is None else real)
+    allowed = given.visibility.allowed(positions[:, -given.query.shape[2] :], positions[:, None])
+    return given.attend_to(keys, values, allowed)[0]
+
+
+def join(layer, given: Recorded) -> None:
+    """A piece joins those before it, as one pass."""
+    raw = layer.raw or replace(given, **{n: getattr(given, n)[:, :, :0] for n in PARTS})
+    if len(raw.keys) != len(given.keys):
+        raise ValueError(f"batch of {len(given.keys)} rows, but the cache holds {len(raw.keys)}: use reset()")
+    parts = {name: torch.cat([getattr(raw, name), getattr(given, name).detach()], 2) for name in PARTS}
+    layer.raw = _shortened(layer, replace(given, **parts))
+    layer.moved_bytes = 0
+
+
+def _shortened(layer, given: Recorded) -> Recorded:
+    """Without the queries, but for the last one, where nobody asks for them."""
+    asked = layer.evicts or layer.place.on_host
+    return replace(given, query=given.query.detach() if asked else given.query[:, :, -1:].detach())
+
+
+def _start_again(layer) -> None:
+    """What a layer made of the first piece is forgotten; the piece waits."""
+    raw, on_top = layer.raw, layer.keep.on_top
+    layer.restart()
+    layer.raw, layer.waits, layer.keep.on_top = raw, True, on_top
+
+
+def _depends(layer) -> bool:
+    """Whether what a layer holds of a prompt, or what pieces see of it, depends on where it ends: something
+    goes, is rounded, or is learned by a fetch policy."""
+    store, place = layer.store, layer.place.policy
+    exact = {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
+    exact &= type(store.policy) in (Growing, Static)
+    learns = type(place) is not Device and type(getattr(place, "fetch", None)) is not Whole
+    return layer.evicts or not exact or learns
+
+
+def _reopens(layer) -> bool:
+    """Whether a later turn is one. ValueError where the keep cannot take one."""
+    keep = layer.keep.policy
+    if not keep.evicts or layer.in_prompt or layer.keep.on_top or keep.turns == "first":
+        return False
+    if keep.rereads:
+        raise ValueError(
+            f"turns={keep.turns}: {type(keep).__name__} reads a prompt again, and of the turns before this "
+            "one not all is there; expected turns=first, with which later turns all stay"
+        )
+    return True
+
+
+def _given(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
+    """(Token ids, or what stands for them, `[batch, tokens, ...]`, position ids) of a pass through `body`."""
+    ids, positions = kwargs.get("input_ids", args[0] if args else None), kwargs.get("position_ids")
+    if ids is None or len(args) > 1:
+        given = inspect.signature(body.forward).bind_partial(*args, **kwargs).arguments
+        ids, positions = given.get("input_ids"), given.get("position_ids")
+        ids = given["inputs_embeds"] if ids is None else ids
+    return ids, positions
+
+
+def _of_longer(positions: Tensor | None) -> bool | None:
+    """Whether positions are cut out of a longer tensor: True where they end as it does, False where it goes
+    on behind them; None where they are a tensor of their own."""
+    if positions is None or positions.dim() != 2:
+        return None
+    (rows, tokens), size = positions.shape, positions.element_size()
+    start, whole = positions.storage_offset(), positions.untyped_storage().nbytes() // size
+    if start == 0 and whole <= rows * tokens:
+        return None
+    return start + (rows - 1) * positions.stride(0) + tokens == whole
+
+
+def _last_piece(positions: Tensor | None, singles: bool) -> bool:
+    """Whether one token whose positions these are is a prompt's last piece. singles: all pieces were such."""
+    longer = _of_longer(positions)
+    if longer is False and singles:
+        raise ValueError(
+            "prefill_chunk_size=1, or position_ids cut out of a longer tensor: pieces of one token cannot be "
+            "told from new tokens; expected pieces of at least 2, or position_ids.clone()"
+        )
+    return bool(longer)
