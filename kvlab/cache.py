@@ -22,14 +22,25 @@ from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
 from .merging import check_merges
-from .models import ModelShape, bodies_of, fed_to, is_latent, layers_of, prepare, refusal, rotations_of
+from .models import (
+    ModelShape,
+    bodies_of,
+    check_switch,
+    fed_to,
+    is_latent,
+    layers_of,
+    prepare,
+    refusal,
+    rotations_of,
+    switch_of,
+)
 from .models.shape import forgetful, other_model
 from .models.shrunk import forgets
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .saved import save
 from .store import buffer_of
-from .turns import begin, end, forget_turns
+from .turns import begin, cannot_go_back, end, forget_turns, given_to
 from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
@@ -159,6 +170,7 @@ class KVCache(Bound):
             both = isinstance(theirs[index], HYBRID)
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
+        self._switch, self._long = switch_of(model), None  # whether what is cached lies beyond it
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
         if keep.rereads and keep.evicts:
@@ -200,12 +212,14 @@ class KVCache(Bound):
             raise ValueError(other_model(self.model))
         if self._began is None or at <= self._reached:
             self.check_whole()
+            longer = None if self._switch is None else self._beyond(*given_to(body, args, kwargs))
             told = self.stepped or (self.prefilling and not self.open)
             if not told and self.attending[0].hears is None:
                 begin(self, body, args, kwargs)
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             self._began, self._called, self.fed = self.get_seq_length(), at, True
+            self._long = longer
         self._reached = at
 
     def end_pass(self, body, args=(), kwargs=None) -> None:
@@ -219,9 +233,23 @@ class KVCache(Bound):
                 if not self.attending[0].waits:
                     self._passed(*fed)
 
+    def __bool__(self) -> bool:
+        """Phi-3's `generate` asks so for a cache that it leaves behind at the switch, to go on without it."""
+        return self._switch is None
+
+    def _beyond(self, ids: Tensor, positions: Tensor | None) -> bool:
+        """Whether a pass lies beyond the switch of a longrope model; see `check_switch`."""
+        seen = self.get_seq_length()
+        if self._long is None and seen:  # loaded, or filled by layers
+            self._long = max(self.lengths) > self._switch
+        lengths = [seen + ids.shape[1]] if positions is None else (positions.amax(-1) + 1).flatten().tolist()
+        return check_switch(type(self.model).__name__, self._switch, lengths, self._long)
+
     def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
         """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
         tokens]`."""
+        if self._switch is not None:
+            check_switch(type(self.model).__name__, self._switch, self.lengths, None)
         if self.rereads:
             self._passed(ids, mask, own_positions(torch.ones_like(ids) if mask is None else mask))
 
@@ -278,7 +306,7 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._began, self.fed = None, False
+        self._began, self.fed, self._long = None, False, None
         forget_turns(self)
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
@@ -296,6 +324,16 @@ class KVCache(Bound):
         with self._changing():
             for layer in self.attending:
                 layer.crop(tokens_to_remove)
+
+    def activate_past_recording(self) -> None:
+        """transformers says before the first token that tokens will be taken back (assisted decoding).
+        ValueError where what goes does not come back."""
+        for layer in self.layers:
+            if why := cannot_go_back(layer):
+                raise ValueError(
+                    f"assisted decoding takes tokens back, and {why}: decode without an assistant"
+                )
+        self.takes_back = True
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         end(self)

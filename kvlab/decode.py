@@ -208,7 +208,11 @@ def decode(
         raise ValueError("the cache already holds tokens: call cache.reset() first")
     context = ModelShape.of(model).context
     needed = input_ids.shape[-1] + max_new_tokens - 1
-    if attention_mask is None and context is not None and needed > context:
+    masked = attention_mask is not None and attention_mask.shape == input_ids.shape
+    if masked and bool((attention_mask.any(-1) & (attention_mask[:, -1] == 0)).any()):
+        raise ValueError("attention_mask: a row ends with padding; expected padding on the left")
+    goes_on = attention_mask is not None or getattr(cache, "renumbers", False)
+    if not goes_on and context is not None and needed > context:
         raise ValueError(
             f"prompt of {input_ids.shape[-1]} and {max_new_tokens} new tokens need {needed}, more than the "
             f"model's context of {context}"

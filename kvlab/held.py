@@ -95,6 +95,11 @@ class Held(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self.store.max_length
 
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be taken back at any moment."""
+        return not (self.evicts or self.local is not None or self.store.in_blocks)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
         self.fused = None
@@ -119,8 +124,14 @@ class Held(CacheLayerMixin):
 
     def check_crop(self, left: int) -> None:
         """ValueError where what was held at `left` tokens cannot be had again."""
+        name = type(self.keep.policy).__name__
+        if self.evicts and int((self.slot_positions >= 0).sum()) == sum(self.lengths) * self.kv_heads:
+            raise ValueError(
+                f"crop: {name} has evicted nothing yet, but what it has learned of the last tokens cannot be "
+                "taken back; start again with cache.reset()"
+            )
         if self.evicts:
-            gone = f"{type(self.keep.policy).__name__} has evicted tokens"
+            gone = f"{name} has evicted tokens"
         elif left and self.rows_held != self.lengths:
             gone = "the window has left tokens behind"
         else:

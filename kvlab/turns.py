@@ -24,9 +24,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .attention import Recorded
-from .place import Device, Whole
+from .place import Device, OnDemand, Whole
 from .reread import note
 from .store import Exact, Growing, Static
 from .visibility import own_positions
@@ -38,7 +39,7 @@ def begin(cache, body, args, kwargs) -> None:
     """A bare pass begins. ValueError for one token that may be either, and for a later turn of a keep that
     cannot take one; nothing has changed then."""
     layers, seen = cache.attending, cache.get_seq_length()
-    ids, positions = _given(body, args, kwargs)
+    ids, positions = given_to(body, args, kwargs)
     single = ids.shape[1] == 1 and seen > 0
     if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):
         end(cache)
@@ -79,6 +80,20 @@ def end(cache) -> None:
             note(cache, *fed)
         cache._end_prompt()
     cache.fed_pieces = []
+
+
+def cannot_go_back(layer) -> str | None:
+    """Why a text from which tokens are taken back would be another one, or none; None: it is the same. Passes
+    of several tokens stand for steps there, and the first has candidates behind the prompt."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        return f"the state of a {type(layer).__name__} cannot go back"
+    if layer.evicts:
+        return f"{type(layer.keep.policy).__name__} lets tokens go"
+    if layer.local is not None:
+        return f"tokens leave the window of layer {layer.index}"
+    if not _exact(layer.store):
+        return "candidates are read with the prompt, before it is rounded"
+    return None if _fetches_all(layer.place.policy) else "several tokens are read together, none chooses"
 
 
 def forget_turns(cache) -> None:
@@ -137,11 +152,18 @@ def _start_again(layer) -> None:
 def _depends(layer) -> bool:
     """Whether what a layer holds of a prompt, or what pieces see of it, depends on where it ends: something
     goes, is rounded, or is learned by a fetch policy."""
-    store, place = layer.store, layer.place.policy
-    exact = {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
-    exact &= type(store.policy) in (Growing, Static)
-    learns = type(place) is not Device and type(getattr(place, "fetch", None)) is not Whole
-    return layer.evicts or not exact or learns
+    plain = type(layer.store.policy) in (Growing, Static) and _exact(layer.store)
+    return layer.evicts or not (plain and _fetches_all(layer.place.policy, Whole))
+
+
+def _exact(store) -> bool:
+    """Whether numbers are held as they are."""
+    return {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
+
+
+def _fetches_all(place, *kinds) -> bool:
+    """Whether a step reads all that is held."""
+    return type(place) is Device or isinstance(getattr(place, "fetch", None), kinds or (Whole, OnDemand))
 
 
 def _reopens(layer) -> bool:
@@ -157,7 +179,7 @@ def _reopens(layer) -> bool:
     return True
 
 
-def _given(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
+def given_to(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
     """(Token ids, or what stands for them, `[batch, tokens, ...]`, position ids) of a pass through `body`."""
     ids, positions = kwargs.get("input_ids", args[0] if args else None), kwargs.get("position_ids")
     if ids is None or len(args) > 1:

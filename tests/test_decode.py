@@ -250,3 +250,23 @@ def test_what_a_pass_elsewhere_fed_is_refused_until_a_reset(method):
             stepper.feed(ids[:, :1])
     cache.reset()
     assert kvlab.Stepper(model, cache).feed(ids).shape == (1, 12, 96)
+
+
+def test_decode_goes_on_past_the_context_where_tokens_are_renumbered():
+    model, ids, spec = tiny("llama", max_position_embeddings=40), prompt(30), "sinks:budget=9,renumber=true"
+    found = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 30).tokens
+    how = {"max_new_tokens": 30, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(
+        model.generate(ids, past_key_values=kvlab.make_cache(model, spec), **how)[:, 30:], found
+    )
+    with pytest.raises(ValueError, match="more than the model's context of 40"):
+        kvlab.decode(model, ids, kvlab.make_cache(model, "sinks:budget=9"), 30)
+
+
+def test_decode_refuses_padding_on_the_right():
+    model, mask = tiny("llama"), torch.ones(2, 9, dtype=torch.long)
+    mask[1, -2:] = 0
+    with pytest.raises(
+        ValueError, match=r"^attention_mask: a row ends with padding; expected padding on the left"
+    ):
+        kvlab.decode(model, prompt(9, 2), kvlab.make_cache(model, "full"), 3, mask)

@@ -72,6 +72,29 @@ def renumbered(rotation: Rotation | None, keys: Tensor, positions: Tensor, slots
     return rotation.move(keys, positions, new)
 
 
+def switch_of(model) -> int | None:
+    """Tokens from which on the model rotates all of a text by other frequencies (longrope), so that what is
+    cached is of no use, and transformers' `generate` leaves the cache behind; None: it does not."""
+    config = model.config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope" or not hasattr(config, "original_max_position_embeddings"):
+        return None
+    return rope["original_max_position_embeddings"]
+
+
+def check_switch(name: str, switch: int, lengths: list[int], was_long: bool | None) -> bool:
+    """Whether the rows of a pass, which end at these lengths, are beyond the switch. ValueError where some
+    are and some are not, or where what was cached before is not."""
+    longer = [length > switch for length in lengths]
+    if len(set(longer)) > 1:
+        why = f"the rows of this batch end at {min(lengths)} to {max(lengths)}: feed those apart"
+    elif was_long is not None and was_long != longer[0]:
+        why = "what is cached lies on one side and this token on the other: feed the whole text in one pass"
+    else:
+        return longer[0]
+    raise ValueError(f"{name} rotates texts of more than {switch} tokens otherwise (longrope), and {why}")
+
+
 _found: weakref.WeakKeyDictionary = (
     weakref.WeakKeyDictionary()
 )  # model -> its rotations, or why there are none
@@ -99,6 +122,9 @@ def _rotations(model) -> list[Rotation | None]:
     name = type(model).__name__
     if is_latent(model):
         raise ValueError(f"{name} caches latents, with what is rotated (RoPE) beside them")
+    if switch_of(model) is not None:
+        why = "by other frequencies where the text is long, in a way that cannot be undone exactly"
+        raise ValueError(f"{name} rotates its keys {why} (RoPE)")
     candidates = list(_candidates(model))
     if not candidates:
         raise ValueError(f"{name} has no rotary embedding (RoPE)")

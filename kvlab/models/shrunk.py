@@ -91,13 +91,14 @@ def _rotated_evenly(given: dict) -> int:
 
 
 def _fewer_frequencies(rope: dict, share: float) -> dict:
-    """Of a list with an entry for each frequency, that share of its entries."""
+    """Of a list with an entry for each frequency, that share of its entries, or its last one once more."""
     small = {}
     for name, value in rope.items():
         if isinstance(value, dict):  # one for each kind of layer
             value = _fewer_frequencies(value, share)
         elif isinstance(value, list):
-            value = value[: max(1, round(len(value) * share))]
+            count = max(1, round(len(value) * share))
+            value = (value + value[-1:] * count)[:count]
         small[name] = value
     return small
 

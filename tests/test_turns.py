@@ -1,0 +1,298 @@
+"""What a prompt is: in pieces it is what it is in one pass, and a later turn is one again."""
+
+import copy
+from itertools import pairwise
+
+import pytest
+import torch
+from every import COMPOSED, EVERY, make
+from families.models import family
+from tiny import left_padded, prompt, tiny
+
+import kvlab
+from kvlab.engine import compiled, engine_of
+
+pytestmark = pytest.mark.uncounted
+
+HOW = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+WINDOW = {name: ",window=4" for name in ("snapkv", "pyramidkv", "rkv")}
+KEPT = [
+    "h2o",
+    "tova",
+    "sinks",
+    "snapkv",
+    "keydiff",
+    "lagkv",
+    "expected",
+    "pyramidkv",
+    "rkv",
+    "adakv",
+    "random",
+    "d2o",
+]
+
+
+def held(cache):
+    """Bytes, tokens and positions of what it holds, and its own idea of where the prompt has ended."""
+    stats, spec = cache.stats(), cache.spec
+    device = (
+        None if spec and "link" in spec.parameters else stats.device_bytes
+    )  # a link's buffers, among them
+    at = [layer.positions.clone() for layer in cache.attending]
+    return (device, stats.host_bytes, stats.tokens_seen, stats.tokens_held, stats.scored), at
+
+
+def same(one, other):
+    assert one[0] == other[0]
+    assert all(map(torch.equal, one[1], other[1]))
+
+
+def said(model, cache, ids, chunk, mask=None, new=4):
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids) if mask is None else mask, past_key_values=cache,
+        max_new_tokens=new, prefill_chunk_size=chunk, **HOW,
+    )  # fmt: skip
+    return out[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("spec", EVERY)
+def test_pieces_equal_one_pass(spec):
+    """For every method: tokens, bytes and kept sets; the last piece has one token, or two."""
+    model = tiny("llama")
+    ids, mask = left_padded([prompt(31), prompt(22, seed=1)])
+    for chunk in (10, 29):
+        found = []
+        for size in (None, chunk):
+            cache = make(model, spec)
+            found.append((said(model, cache, ids, size, mask), held(cache)))
+        assert torch.equal(found[0][0], found[1][0])
+        same(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Llama",
+        "Mistral",
+        "Gemma 3",
+        "Llama 4",
+        "OPT",
+        "GPT-2",
+        "gpt-oss",
+        "DeepSeek-V3",
+        "Qwen3-Next",
+        "LFM2",
+        "Granite 4",
+        "Falcon-H1",
+    ],
+)
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "full",
+        "int4:group=4",
+        "h2o:budget=0.4",
+        "tova:budget=6",
+        "snapkv:budget=0.4,window=4",
+        "adakv:of=keydiff,budget=0.4",
+        "kvzip:budget=0.4",
+        "topk:budget=0.4",
+    ],
+)
+def test_pieces_in_every_family(name, spec):
+    model = kvlab.prepare(family(name))
+    try:
+        caches = [make(model, spec) for _ in range(4)]
+    except ValueError:
+        pytest.skip("refused")
+    ids, mask = left_padded([prompt(31), prompt(22, seed=1)])
+    whole = said(model, caches[0], ids, None, mask), held(caches[0])
+    for cache, chunk in zip(caches[1:], (6, 7, 30), strict=True):
+        assert torch.equal(said(model, cache, ids, chunk, mask), whole[0])
+        same(held(cache), whole[1])
+
+
+def chat(model, cache, turns, cuts=(), rows=1, mask=None, rest=lambda size: None):
+    """Bare passes: every turn, cut into pieces, and two new tokens; returns the logits of these, and what was
+    held when each turn had ended."""
+    found, kept = [], []
+    for number, size in enumerate(turns):
+        rest(size)
+        ids, ends = prompt(size, rows, seed=number), [0, *(cut for cut in cuts if cut < size - 1), size]
+        for start, end in pairwise(ends):
+            mask = pass_through(model, cache, ids[:, start:end], mask)[1]
+        kept.append(held(cache))
+        for step in range(2):
+            logits, mask = pass_through(model, cache, prompt(1, rows, seed=step), mask)
+            found.append(logits)
+    return torch.cat(found), kept
+
+
+@torch.no_grad()
+def pass_through(model, cache, ids, mask):
+    """A bare pass; mask: of all that was seen, or of the first turn, or None."""
+    seen = cache.get_seq_length() + ids.shape[1]
+    if mask is not None and mask.shape[1] < seen:
+        mask = torch.cat([mask, torch.ones_like(ids)], 1)
+    now = {} if mask is None else {"attention_mask": mask[:, :seen]}
+    if mask is not None:
+        now["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, seen - ids.shape[1] : seen].clone()
+    return model(ids, past_key_values=cache, **now).logits, mask
+
+
+TURNS = 5, 40, 3, 17
+
+
+def means(kept):
+    """Tokens held by each layer, mean over its heads."""
+    return [float((at >= 0).sum(-1).double().mean()) if len(at) else 0.0 for at in kept[1]]
+
+
+@pytest.mark.parametrize("method", KEPT)
+@pytest.mark.parametrize("budget", [0.5, 12])
+def test_a_chat_holds_its_budget(method, budget):
+    """min(budget of what was seen, what was held and the turn), however short the first message is."""
+    model = tiny("llama", dtype=torch.float64)
+    cache = kvlab.make_cache(model, f"{method}:budget={budget}{WINDOW.get(method, '')}")
+    before, limits = [], []
+
+    def rest(size):
+        before.append(means(held(cache)))
+        seen = cache.get_seq_length() + size
+        limits.append(4 * [budget if budget > 1 else int(budget * seen + 1e-6)])
+        if method == "pyramidkv":
+            shares = [cache.layers[0].keep.policy.share(index, 4) for index in range(4)]
+            limits[-1] = [
+                min(seen, max(4, int(x * y + 1e-6))) for x, y in zip(limits[-1], shares, strict=True)
+            ]
+
+    _, kept = chat(model, cache, (5, 40, 4, 17), (2, 9), rest=rest)
+    for one, limit, now, size in zip(before, limits, kept, (5, 40, 4, 17), strict=True):
+        assert means(now) == [
+            min(most, held_before + size) for most, held_before in zip(limit, one, strict=True)
+        ]
+
+
+EVICTING = [spec for spec in EVERY if "kvzip" not in spec and make(tiny("llama"), spec).layers[0].evicts]
+
+
+@pytest.mark.parametrize("spec", EVICTING)
+def test_later_turns_in_pieces_equal_one_pass(spec):
+    """With padding, and a row alone: kept sets of every turn, bytes, and what new tokens see."""
+    model, turns = tiny("llama", dtype=torch.float64), (12, 19, 9, 17)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :3] = 0
+    logits, kept = chat(model, make(model, spec), turns, (), 2, mask)
+    for cuts in ((6,), (7, 11, 15)):
+        other, at = chat(model, make(model, spec), turns, cuts, 2, mask)
+        assert torch.allclose(other, logits, atol=1e-4)
+        for one, two in zip(kept, at, strict=True):
+            same(one, two)
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=0.4", "snapkv:budget=0.4,window=4", "lagkv:budget=0.5"])
+def test_a_row_of_a_chat_is_as_if_alone(spec):
+    model, mask = tiny("llama", dtype=torch.float64), torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    together, alone = make(model, spec), make(model, spec)
+    for number, size in enumerate((12, 19, 9, 17)):
+        turn = prompt(size, 2, seed=number)
+        _, mask = pass_through(model, together, turn, mask)
+        pass_through(model, alone, turn[:1, 0 if number else 5 :], None)
+        for one, other in zip(held(alone)[1], held(together)[1], strict=True):
+            assert one[0].tolist() == [[at for at in head if at >= 0] for head in other[0].tolist()]
+
+
+FIRST = [spec for spec in EVICTING if spec not in COMPOSED]
+
+
+@pytest.mark.parametrize("spec", FIRST)
+def test_the_first_prompt_alone(spec):
+    """turns=first: what comes later continues the text, as it does for a Stepper."""
+    model = tiny("llama", dtype=torch.float64)
+    passes = [prompt(size, 2, seed=size) for size in (12, 1, 9, 1, 6, 1)]
+    stepper = kvlab.Stepper(model, make(model, spec))
+    expected = [stepper.feed(ids).double() for ids in passes]
+    bare = make(model, f"{spec}{',' if ':' in spec else ':'}turns=first")
+    found = [pass_through(model, bare, ids, None)[0] for ids in passes]
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in zip(found, expected, strict=True))
+    assert held(bare)[0][:-1] == held(stepper.cache)[0][:-1]
+    assert all(map(torch.equal, held(bare)[1], held(stepper.cache)[1]))
+
+
+def test_nothing_reopens_after_hold():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "h2o:budget=0.5")
+    pass_through(model, cache, prompt(20), None)
+    cache.hold()
+    pass_through(model, cache, prompt(8), None)
+    pass_through(model, cache, prompt(1), None)
+    assert cache.stats().tokens_held == 10 + 9
+
+
+def test_who_asks_ends_a_prompt(tmp_path):
+    """What comes after that in several tokens is a later turn, whose budget is of all that was seen."""
+    model = tiny("llama")
+    asks = {
+        "nobody": lambda cache: None, "stats": lambda cache: cache.stats(), "copy": copy.deepcopy,
+        "save": lambda cache: cache.save(tmp_path / "it"), "crop": lambda cache: cache.crop(0),
+        "fork": lambda cache: cache.reorder_cache(torch.tensor([0])),
+    }  # fmt: skip
+    for name, ask in asks.items():
+        cache = kvlab.make_cache(model, "sinks:budget=0.5")
+        pass_through(model, cache, prompt(10), None)
+        ask(cache)
+        pass_through(model, cache, prompt(20), None)
+        assert cache.stats().tokens_held == 15
+        first = cache.layers[0].positions[0, 0].tolist()
+        assert first == [*range(4), *range(19, 30)], name
+
+
+def test_a_keep_that_rereads_takes_one_prompt():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "kvzip:budget=0.5")
+    pass_through(model, cache, prompt(20), None)
+    before = held(pass_through(model, cache, prompt(1), None) and cache)
+    with pytest.raises(ValueError, match=r"^turns=all: KVzip reads a prompt again.*expected turns=first"):
+        pass_through(model, cache, prompt(3), None)
+    same(held(cache), before)
+    pass_through(model, cache, prompt(1), None)  # nothing is broken
+    cache = kvlab.make_cache(model, "kvzip:budget=0.5,over=head,turns=first")
+    for tokens in (20, 1, 3):
+        pass_through(model, cache, prompt(tokens), None)
+    assert means(held(cache)) == 4 * [10 + 1 + 3]
+
+
+def test_pieces_of_one_token_are_refused_in_one_line():
+    model = tiny("llama")
+    with pytest.raises(ValueError, match=r"^prefill_chunk_size=1.*expected pieces of at least 2") as refused:
+        said(model, kvlab.make_cache(model, "h2o"), prompt(9), 1)
+    assert "\n" not in str(refused.value)
+    assert torch.equal(
+        said(model, kvlab.make_cache(model, "h2o"), prompt(9), 8),
+        said(model, kvlab.make_cache(model, "h2o"), prompt(9), None),
+    )
+
+
+@pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=0.4", "tova:budget=0.4", "sinks:budget=9"])
+def test_pieces_and_turns_in_the_compiled_engine(spec):
+    eager = tiny("llama", head_dim=32)
+    fast = compiled(copy.deepcopy(eager))
+    assert engine_of(fast) == "compiled"
+    found = []
+    for model in (eager, fast):
+        cache = kvlab.make_cache(model, spec)
+        logits, kept = chat(model, cache, (30, 8, 21), (7, 15))
+        found.append((logits, kept, said(model, kvlab.make_cache(model, spec), prompt(31), 10, new=9)))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-4)
+    assert torch.equal(found[0][2], found[1][2])
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        same(one, other)
+
+
+def test_a_batch_does_not_change_between_pieces():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "h2o")
+    pass_through(model, cache, prompt(9, 2), None)
+    with pytest.raises(ValueError, match="batch of 3 rows, but the cache holds 2"):
+        pass_through(model, cache, prompt(9, 3), None)
