@@ -366,9 +366,10 @@ class KVCache(Bound):
         """While it lasts the prompt may come in several passes; when it ends, the keep compresses what has
         come, as it would after one pass. Each pass attends to the earlier ones as they are stored.
 
-        Without it the first pass is the prompt, and a later pass of many tokens continues the text. Blocks
-        may be nested: the outermost counts. After an exception, and in a copy, the prompt is still open: it
-        ends with another block, or with the next pass. Raises ValueError when the prompt has ended already.
+        Without it `Stepper`'s first pass is the prompt, and a later one of many tokens continues the text; of
+        bare passes, `turns.py` says what a prompt is. Blocks may be nested: the outermost counts. After an
+        exception, and in a copy, the prompt is still open: it ends with another block, or with the next pass.
+        Raises ValueError when the prompt has ended already.
         """
         end(self)
         if self.prefilling:

@@ -53,7 +53,8 @@ class Stepper:
         chunk: int | None = None,
     ) -> Tensor:
         """Feed new tokens `[batch, tokens]`; returns fp32 logits `[batch, tokens, vocabulary]`, or those of
-        the last position, `[batch, vocabulary]`, with `last`.
+        the last position, `[batch, vocabulary]`, with `last`. The first feed is the prompt, and later ones,
+        of however many tokens, continue the text (a chat's turns: see `turns.py`).
 
         attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
         is the prefill; it may be padded, on the left where its last logits are to be used. chunk: tokens of
@@ -200,7 +201,8 @@ def decode(
     """Greedy decoding of `max_new_tokens` tokens through a fresh cache, with time and bytes per step.
 
     input_ids `[batch, tokens]`, attention_mask the same shape for a left-padded batch. Generation does not
-    stop at an end token. Raises ValueError as `Stepper` does, and for a cache already in use.
+    stop at an end token. Raises ValueError as `Stepper` does, for a row that ends with padding, and for a
+    cache already in use.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a positive number")

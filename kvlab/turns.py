@@ -52,8 +52,10 @@ def begin(cache, body, args, kwargs) -> None:
         return
     elif not seen:
         cache.open, cache.pieces, cache.fed_pieces = True, 1, []
+        mask = kwargs.get("attention_mask")
+        none = mask is not None and mask.dim() == 2 and not bool(mask.any(-1).all())  # a row without a token
         for layer in layers:
-            layer.open, layer.waits = True, _of_longer(positions) is False and _depends(layer)
+            layer.open, layer.waits = True, (none or _of_longer(positions) is False) and _depends(layer)
     elif _reopens(layers[0]):
         cache.open, cache.pieces = True, 1
         for layer in layers:

@@ -39,6 +39,7 @@ from tiny import VOCABULARY, tiny
 import kvlab
 from kvlab.engine import compiled, engine_of
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
+from kvlab.visibility import own_positions
 
 METHODS = {  # every method of kvlab, with parameters that make it do something at these sizes
     "full": "full",
@@ -129,11 +130,12 @@ COARSE = {
     "infinigen+int4",
     "quest+int8",
 }  # the prompt sees its stored pieces
+NOT_BARE = ("recompute", "padded")  # whose passes are no model's
 SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
 LONGEST, ROWS = 70, 4
 ACTIONS = (
-    "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "fork",
-    "reorder", "crop", "reset", "deepcopy", "original",
+    "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "turn",
+    "fork", "reorder", "crop", "reset", "deepcopy", "original",
 )  # fmt: skip
 MODELS = {  # three KV heads, two query heads each -> (family, dtype, what differs from SHAPE)
     "fp64": ("llama", torch.float64, {}),  # rounding decides nothing
@@ -247,7 +249,9 @@ class Alone:
             stepper = before[0] if before is not None else self._prompt(row)
             logits = before[1] if before is not None else stepper.first
             for tokens in row.passes[-1:] if before is not None else row.passes:
-                logits = stepper.feed(torch.tensor([tokens]))[0]
+                turn, ids = isinstance(tokens, naive.Turn), torch.tensor([tokens])
+                logits = (bare(stepper, self.case.model, ids) if turn else stepper.feed(ids))[0]
+            stepper.cache.stats()
             if len(self.known) > 12:
                 self.known.clear()
             self.known[key] = stepper, logits, positions(stepper.cache, 0)
@@ -267,6 +271,16 @@ class Alone:
                 0
             ]
         return logits[-len((row.passes or row.pieces)[-1]) :].float()
+
+
+def bare(stepper: kvlab.Stepper, model, ids: torch.Tensor) -> torch.Tensor:
+    """A pass of somebody who does not say what a prompt is; the stepper learns of it."""
+    mask = torch.cat([stepper.mask, torch.ones_like(ids)], 1)
+    where = own_positions(mask)[:, -ids.shape[1] :].clamp(min=0)
+    with torch.no_grad():
+        out = model(ids, attention_mask=mask, position_ids=where, past_key_values=stepper.cache)
+    stepper.ids, stepper.mask = torch.cat([stepper.ids, ids], 1), mask
+    return out.logits
 
 
 def positions(cache, row: int):
@@ -362,6 +376,26 @@ class Machine(RuleBasedStateMachine):
     def go_on(self, data, count):
         self.feed(data, count)
         self.meet("continue")
+
+    @rule(data=st.data(), count=st.integers(2, 9), cut=st.integers(2, 7))
+    @precondition(lambda self: self.longest + 9 < LONGEST and self.method not in NOT_BARE)
+    def turn(self, data, count, cut):
+        """A later turn, in bare passes; what rereads refuses it."""
+        ids, stepper, model = self.tokens(data, len(self.now.rows), count), self.now.stepper, self.case.model
+        self.meet("turn")
+        if self.method == "kvzip":
+            try:
+                bare(stepper, model, ids)
+            except ValueError as error:
+                assert "expected turns=first" in str(error)
+                self.check()
+                return
+            raise AssertionError("kvzip took a later turn")
+        for piece in ids.split([cut, count - cut] if cut < count - 1 else [count], 1):
+            logits = bare(stepper, model, piece)
+        for row, tokens in zip(self.now.rows, ids.tolist(), strict=True):
+            row.passes = (*row.passes, naive.Turn(tokens))
+        self.check(list(logits))
 
     def pick(self, rows: list[int]) -> None:
         self.now.stepper.fork(torch.tensor(rows))

@@ -15,6 +15,11 @@ from kvlab.calibrate import profile
 from kvlab.reference import attention, keep
 from kvlab.spec import parse
 
+
+class Turn(tuple):
+    """The tokens of a pass that was a later turn."""
+
+
 # Not LagKV: in blocks of two a softmax is 0 or 1 but for rounding, so that tokens tie in fp32, not in fp64.
 ONCE = ("snapkv", "keydiff", "keynorm", "expected", "random")
 
@@ -23,7 +28,8 @@ def held(spec: str, kind: str, model, row) -> list | None:
     """Positions by layer and KV head of a row, after its prompt and all passes; None: no definition says."""
     parsed, tokens = parse(spec), len(row.text)
     given = parsed.method.parameters | parsed.parameters
-    if kind == "window" or given.get("every") or given.get("chunk", 1) != 1:
+    turns = any(isinstance(part, Turn) for part in row.passes) and parsed.name != "duo"
+    if kind == "window" or given.get("every") or given.get("chunk", 1) != 1 or turns:
         return None
     limit = keep.budget(given.get("budget", 1), len(row.prompt))
     if parsed.name == "sinks":
