@@ -391,7 +391,8 @@ class Machine(RuleBasedStateMachine):
                 self.check()
                 return
             raise AssertionError("kvzip took a later turn")
-        for piece in ids.split([cut, count - cut] if cut < count - 1 else [count], 1):
+        whole = cut >= count - 1 or self.method.startswith("kivi")  # a block is rounded once it is full
+        for piece in ids.split([count] if whole else [cut, count - cut], 1):
             logits = bare(stepper, model, piece)
         for row, tokens in zip(self.now.rows, ids.tolist(), strict=True):
             row.passes = (*row.passes, naive.Turn(tokens))
