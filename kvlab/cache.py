@@ -386,6 +386,11 @@ class KVCache(Bound):
                 layer.prefilling = False
         self._end_prompt()
 
+    def save(self, path) -> None:
+        """See `Bound.save`."""
+        end(self)
+        super().save(path)
+
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more
         of what is held goes, but for what a window leaves behind. Until `reset`."""

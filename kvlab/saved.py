@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from .policy import State
-from .turns import end
 
 FORMAT = "3"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
@@ -39,7 +38,6 @@ def save(cache, path: str | Path) -> None:
         raise ValueError(
             f"save: a cache of {cache.spec.text!r} on this model holds more than K and V of its layers"
         )
-    end(cache)
     if cache.prefilling:
         raise ValueError("save: the prompt in this cache has not ended")
     written = Written()

@@ -27,7 +27,6 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .attention import Recorded
-from .place import Device, OnDemand, Whole
 from .reread import note
 from .store import Exact, Growing, Static
 from .visibility import own_positions
@@ -95,7 +94,7 @@ def cannot_go_back(layer) -> str | None:
         return f"tokens leave the window of layer {layer.index}"
     if not _exact(layer.store):
         return "candidates are read with the prompt, before it is rounded"
-    return None if _fetches_all(layer.place.policy) else "several tokens are read together, none chooses"
+    return "several tokens together choose nothing to fetch" if layer.place.chooses else None
 
 
 def forget_turns(cache) -> None:
@@ -155,17 +154,12 @@ def _depends(layer) -> bool:
     """Whether what a layer holds of a prompt, or what pieces see of it, depends on where it ends: something
     goes, is rounded, or is learned by a fetch policy."""
     plain = type(layer.store.policy) in (Growing, Static) and _exact(layer.store)
-    return layer.evicts or not (plain and _fetches_all(layer.place.policy, Whole))
+    return layer.evicts or layer.place.learns or not plain
 
 
 def _exact(store) -> bool:
     """Whether numbers are held as they are."""
     return {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
-
-
-def _fetches_all(place, *kinds) -> bool:
-    """Whether a step reads all that is held."""
-    return type(place) is Device or isinstance(getattr(place, "fetch", None), kinds or (Whole, OnDemand))
 
 
 def _reopens(layer) -> bool:

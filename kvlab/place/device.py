@@ -24,6 +24,7 @@ class DeviceState(State):
 
     link = None  # what carries bytes to the device; None: they are only counted
     index = ()  # tensors that a fetch policy chooses by
+    learns = chooses = False  # whether a prompt teaches it something, and a step reads but a part
     fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
 
     @property

@@ -16,6 +16,7 @@ class Fetch(Policy):
 
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
+    learns = chooses = True  # see `DeviceState`
     speculates = False  # True: `speculate` chooses, before the layer's turn
     page = None  # bytes, where only whole pages cross the link ...
     fault = 0.0  # ... and seconds that each of them costs besides

@@ -107,6 +107,9 @@ class HostState(DeviceState):
         with layer.timed("selection") if chosen_now else nullcontext():
             return fetch.select(self.view(layer), query)
 
+    learns = property(lambda self: self.policy.fetch.learns)
+    chooses = property(lambda self: self.policy.fetch.chooses)
+
     @property
     def index(self) -> Iterator[Tensor]:
         """What the fetch policy chooses by."""

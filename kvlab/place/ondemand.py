@@ -28,6 +28,8 @@ class OnDemand(Fetch):
     page: int = 65536
     fault: float = 2e-6
 
+    chooses = False
+
     def __post_init__(self):
         finite = lambda x: 0 <= x < math.inf
         check_number("memory", self.memory, finite, "tokens, or a fraction of the prompt, 0 or more")

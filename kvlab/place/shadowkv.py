@@ -104,6 +104,7 @@ class ShadowState(DeviceState):
     kv_heads, n, head_dim]` are here. rotation: how the layer rotates; None: not at all.
     """
 
+    learns = chooses = True
     per_slot = ("raw", "low")
     per_row = ("basis", "landmarks", "offered", "exact", "keys", "values")
     shared = ("rotation",)
