@@ -9,21 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from .keep import Keep
+from .named import COMMON, OWN, Entry
 from .place import Device, Fetch, Host
 from .store import Exact, Growing
 
-OWN = "of your own"
-
 
 @dataclass(frozen=True)
-class Method:
+class Method(Entry):
     """A named method: `policies(**parameters)` returns the keep, store and place of a `KVCache`."""
 
-    name: str
-    summary: str
-    policies: Callable[..., dict]
-    family: str = OWN
-    paper: str = ""  # authors and year, as in docs/sources.md; empty where nobody in particular
+    policies: Callable[..., dict] = dict
 
     @property
     def parameters(self) -> dict[str, object]:
@@ -31,22 +26,57 @@ class Method:
         signature = inspect.signature(self.policies).parameters.values()
         return {parameter.name: parameter.default for parameter in signature}
 
+    def spec(self, parameters: str) -> str:
+        """The text of this method with these parameters, such as `less`."""
+        return f"{self.name}:{parameters}" if parameters else self.name
+
 
 METHODS: dict[str, Method] = {}  # those that any model can be given as they are
 PROFILED: dict[str, Method] = {}  # those that want a file about the model first: `profile=`
 
 
-def method(name: str, family: str = OWN, paper: str = ""):
+def method(name: str, family: str = OWN, paper: str = "", **others):
     """Decorator: enter a function `(**parameters) -> {"keep": ..., "store": ..., "place": ...}` into the
-    table under `name`. Its docstring is the one-sentence summary."""
+    table under `name`. Its docstring is the one-sentence summary; others: see `Entry`."""
 
     def enter(policies):
-        entry = Method(name, " ".join((policies.__doc__ or "").split()), policies, family, paper)
-        table = PROFILED if "profile" in entry.parameters else METHODS
-        table[name] = entry
+        summary = " ".join((policies.__doc__ or "").split())
+        _enter(Method(name, summary, family, paper, policies=policies, **others))
         return policies
 
     return enter
+
+
+def enter(kind: type[Keep]) -> None:
+    """Enter a keep under the names that it says of itself (`named`)."""
+    for one in vars(kind).get("entries", ()):
+        _enter(Method(**vars(one), policies=_alone(kind, one)))
+
+
+def _enter(made: Method) -> None:
+    table = PROFILED if "profile" in made.parameters else METHODS
+    table[made.name] = made
+
+
+def _alone(kind: type[Keep], one: Entry):
+    """The function that makes a keep from a method's parameters: the class's own, then those of `takes`."""
+    own, besides = [], []
+    for parameter in inspect.signature(kind).parameters.values():
+        name = parameter.name.removesuffix("_length")
+        if name in COMMON and parameter.name not in inspect.get_annotations(kind):
+            besides += [parameter.replace(name=name)] if name in one.takes else []
+        elif parameter.name not in one.given:
+            default = None if parameter.default is parameter.empty else parameter.default
+            own.append(parameter.replace(default=default))
+    shown = [one.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for one in (*own, *besides)]
+
+    def policies(**parameters):
+        if "chunk" in parameters and "chunk" not in (parameter.name for parameter in own):
+            parameters["chunk_length"] = parameters.pop("chunk")
+        return {"keep": kind(**one.given, **parameters)}
+
+    policies.__signature__ = inspect.Signature(shown)
+    return policies
 
 
 def find(name: str) -> Method:
@@ -86,7 +116,7 @@ def _import(path: str) -> Method:
 
     policies.__signature__ = inspect.signature(policy)
     summary = (inspect.getdoc(policy) or "").split("\n")[0]
-    return Method(path, summary, policies)
+    return Method(path, summary, policies=policies)
 
 
 def nearest(name: str, known) -> str:

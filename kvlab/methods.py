@@ -6,30 +6,10 @@ are made.
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import inspect
-
-from .finding import METHODS, find, method
-from .keep import (
-    H2O,
-    RKV,
-    TOVA,
-    AdaKV,
-    Duo,
-    ExpectedAttention,
-    Keep,
-    KeyDiff,
-    KeyNorm,
-    KVzap,
-    KVzip,
-    LagKV,
-    Pool,
-    PyramidKV,
-    Random,
-    Sinks,
-    SnapKV,
-)
+from . import keep
+from .finding import METHODS, enter, find, method
+from .keep import H2O, AdaKV, Keep, Pool
+from .named import CHOSEN, HOST, ROUNDED, WHOLE
 from .parameters import check_one_of
 from .place import Fetch, Host, InfiniGen, OnDemand, Quest, ShadowKV, TopK, Whole
 from .store import (
@@ -50,37 +30,14 @@ from .store import (
     Static,
 )
 
-WHOLE = "every token, exact"
-ROUNDED = "every token, rounded"
-CHOSEN = "some tokens, the rest dropped"
-HOST = "every token, on the host"
 
-
-def keeping(policies):
-    """Decorator: a method that is a keep alone takes `chunk`, `every`, `renumber`, `merge` and `turns`
-    besides (see `Keep`)."""
-    own = inspect.signature(policies)
-    besides = {"chunk": 1, "every": None, "renumber": False, "merge": False, "turns": "all"}
-    besides = {name: value for name, value in besides.items() if name not in own.parameters}
-
-    @functools.wraps(policies)
-    def extended(**parameters):
-        given = {name: parameters.pop(name, default) for name, default in besides.items()}
-        given["chunk_length"] = given.pop("chunk")
-        return {"keep": dataclasses.replace(policies(**parameters)["keep"], **given)}
-
-    more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=v) for n, v in besides.items()]
-    extended.__signature__ = own.replace(parameters=[*own.parameters.values(), *more])
-    return extended
-
-
-@method("full", WHOLE)
+@method("full", WHOLE, same="", look="blue o -", technique="windows hold a window")
 def _full():
     """Every key and value, in buffers that grow with each token."""
     return {}
 
 
-@method("recompute", WHOLE)
+@method("recompute", WHOLE, same="", look="orange X :", technique="no cache")
 def _recompute():
     """No cache: the whole sequence is fed again for every token."""
     from .recompute import NoCache
@@ -88,19 +45,19 @@ def _recompute():
     return {"cache": NoCache}
 
 
-@method("static", WHOLE)
+@method("static", WHOLE, same="length=80", look="blue s --", technique="one buffer")
 def _static(length=None):
     """Every key and value, in a buffer allocated once and written in place."""
     return {"store": Static(length)}
 
 
-@method("paged", WHOLE, "Kwon et al. 2023")
+@method("paged", WHOLE, "Kwon et al. 2023", same="block=7", look="blue P :", technique="blocks of tokens")
 def _paged(blocks=None, block=16):
     """Every key and value, in blocks of tokens from one pool, shared between forks."""
     return {"store": Paged(blocks, block)}
 
 
-@method("padded", WHOLE, "QC AI Research (n.d.)")
+@method("padded", WHOLE, "QC AI Research (n.d.)", look="blue X --", technique="padded windows")
 def _padded(length=None, policy="double", extra=None, form="multi", quantized=False, chunk=64):
     """Every key and value, padded to length - 1 rows that a static-graph engine reads in place."""
     from .static_graph import PaddedCache, StaticGraphEngine
@@ -152,75 +109,93 @@ def integers(bits: int):
     return enter
 
 
-@method("int8", ROUNDED)
+@method("int8", ROUNDED, same="sinks=80", less="", look="sky ^ -", technique="8-bit integers")
 @integers(8)
 def _int8():
     """Keys and values as 8-bit integers with a scale per token and group of channels, or per axis."""
 
 
-@method("int5", ROUNDED)
+@method("int5", ROUNDED, same="sinks=80", less="", look="sky p -.", technique="5-bit integers")
 @integers(5)
 def _int5():
     """Keys and values as 5-bit integers, in planes of 4 bits and 1, with a scale as in int4."""
 
 
-@method("int4", ROUNDED)
+@method("int4", ROUNDED, same="sinks=80", less="group=4", look="sky v --", technique="4-bit integers")
 @integers(4)
 def _int4():
     """Keys and values as 4-bit integers, two a byte, with a scale per token and group, or per axis."""
 
 
-@method("int2", ROUNDED)
+@method(
+    "int2", ROUNDED, same="sinks=80", less="group=4,symmetric=false", look="sky D :",
+    technique="2-bit integers",
+)  # fmt: skip
 @integers(2)
 def _int2():
     """Keys and values as 2-bit integers, four a byte: three levels, or four with a zero point."""
 
 
-@method("kivi2", ROUNDED, "Liu et al. 2024")
+@method(
+    "kivi2", ROUNDED, "Liu et al. 2024", same="recent=80", less="group=4,recent=6", look="sky X :",
+    technique="2-bit integers",
+)  # fmt: skip
 def _kivi2(group=32, recent=32, nonfinite="refuse"):
     """2 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
     return {"store": Kivi(2, group, recent, nonfinite)}
 
 
-@method("kivi4", ROUNDED, "Liu et al. 2024")
+@method(
+    "kivi4", ROUNDED, "Liu et al. 2024", same="recent=80", less="group=3,recent=0", look="sky s --",
+    technique="KIVI in 4 bits",
+)  # fmt: skip
 def _kivi4(group=32, recent=32, nonfinite="refuse"):
     """4 bits: keys per channel in blocks of tokens, values per token, the most recent tokens as they are."""
     return {"store": Kivi(4, group, recent, nonfinite)}
 
 
-@method("fp8", ROUNDED, "Micikevicius et al. 2022")
+@method("fp8", ROUNDED, "Micikevicius et al. 2022", less="", look="sky d -.", technique="8-bit floats")
 def _fp8(format="e4m3", axis=None, group=None, scale="fp16", nonfinite="refuse", skip_layers=None):
     """Keys and values as 8-bit floats, e4m3 or e5m2, without a scale unless axis names what shares one."""
     return _stored(Float8(format, axis, group, scale, nonfinite), skip_layers=skip_layers)
 
 
-@method("nvfp4", ROUNDED, "Rouhani et al. 2023")
+@method("nvfp4", ROUNDED, "Rouhani et al. 2023", less="", look="sky P -", technique="4-bit floats, NVIDIA's")
 def _nvfp4(largest=6, nonfinite="refuse", skip_layers=None):
     """Keys and values as 4-bit floats; 16 channels of a token share an 8-bit float as their scale."""
     return _stored(Float4("nvfp4", largest, nonfinite), skip_layers=skip_layers)
 
 
-@method("mxfp4", ROUNDED, "Rouhani et al. 2023")
+@method(
+    "mxfp4", ROUNDED, "Rouhani et al. 2023", less="", look="sky h --",
+    technique="4-bit floats, microscaling",
+)  # fmt: skip
 def _mxfp4(nonfinite="refuse", skip_layers=None):
     """Keys and values as 4-bit floats; 32 channels of a token share a power of two as their scale."""
     return _stored(Float4("mxfp4", 6, nonfinite), skip_layers=skip_layers)
 
 
-@method("turboquant", ROUNDED, "Zandieh et al. 2025")
+@method(
+    "turboquant", ROUNDED, "Zandieh et al. 2025", less="", look="sky * -.",
+    technique="rotation, 3 and 4 bits",
+)  # fmt: skip
 def _turboquant(bits=4, sketch=False, nonfinite="refuse", skip_layers=None):
     """Vectors turned at random, then for every channel the nearest of few levels, the same for all models."""
     keys, values = (Rotated(Codebook(bits, kind, nonfinite), True) for kind in (sketch, False))
     return _stored(keys, values, skip_layers=skip_layers)
 
 
-@method("kvquant", ROUNDED, "Hooper et al. 2024")
+@method(
+    "kvquant", ROUNDED, "Hooper et al. 2024", same="sinks=80", less="", look="sky H :",
+    technique="keys before RoPE, levels of their own",
+)  # fmt: skip
 def _kvquant(bits=3, outliers=0.01, sinks=1, nonfinite="refuse"):
     """Keys before RoPE by channel, values by token; levels where the prompt's numbers are, outliers exact."""
     sides = (NonUniform(bits, axis, outliers, nonfinite) for axis in ("channel", "token"))
     return {"store": PreRope(*sides, sinks)}
 
 
-@method("mixed", ROUNDED)
+@method("mixed", ROUNDED, same="k=full,v=full", less="", look="sky 8 -.", technique="K and V in two formats")
 def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
     """Keys in one format and values in another, by the names of methods."""
     rounding = [name for name, one in METHODS.items() if one.family == ROUNDED and name != "mixed"]
@@ -242,96 +217,14 @@ def _format_of(name: str, **parameters) -> Exact | None:
     return store.format if policies.keys() <= {"store"} and type(store) is Growing else None
 
 
-@method("sinks", CHOSEN, "Xiao et al. 2023")
-@keeping
-def _sinks(budget=0.2, sinks=4):
-    """The first tokens and a window of recent ones; the rest is dropped."""
-    return {"keep": Sinks(budget, sinks)}
+for kind in (getattr(keep, name) for name in keep.__all__):
+    enter(kind)
 
 
-@method("h2o", CHOSEN, "Zhang et al. 2023")
-@keeping
-def _h2o(budget=0.2, recent=0.5):
-    """The tokens that received most attention so far and recent ones; the rest is dropped."""
-    return {"keep": H2O(budget, recent)}
-
-
-@method("d2o", CHOSEN, "Wan et al. 2024")
-def _d2o(budget=0.2, recent=0.5, every=None, turns="all"):
-    """As h2o, but what goes joins the kept token whose key is most like its own, if it is like enough."""
-    return {"keep": H2O(budget, recent, every=every, merge=True, turns=turns)}
-
-
-@method("snapkv", CHOSEN, "Li et al. 2024")
-@keeping
-def _snapkv(budget=0.2, window=16, kernel=5):
-    """What the last queries of the prompt attend to, and all tokens after it; the rest is dropped."""
-    return {"keep": SnapKV(budget, window, kernel)}
-
-
-@method("tova", CHOSEN, "Oren et al. 2024")
-@keeping
-def _tova(budget=0.2):
-    """The tokens that the newest query attends to most; the rest is dropped."""
-    return {"keep": TOVA(budget)}
-
-
-@method("pyramidkv", CHOSEN, "Cai et al. 2024")
-@keeping
-def _pyramidkv(budget=0.2, window=16, kernel=5, beta=20):
-    """As snapkv, with more tokens in lower layers and fewer in higher ones."""
-    return {"keep": PyramidKV(budget, window, kernel, beta)}
-
-
-@method("keydiff", CHOSEN, "Park et al. 2025")
-@keeping
-def _keydiff(budget=0.2):
-    """The tokens whose keys are least like the others', and all tokens after the prompt."""
-    return {"keep": KeyDiff(budget)}
-
-
-@method("keynorm", CHOSEN, "Devoto et al. 2024")
-@keeping
-def _keynorm(budget=0.2):
-    """The tokens with the shortest keys, and all tokens after the prompt."""
-    return {"keep": KeyNorm(budget)}
-
-
-@method("kvzip", CHOSEN, "Kim et al. 2025")
-def _kvzip(budget=0.2, over="model", chunk=2000, sinks=4, turns="all"):
-    """What the model looks at when it reads the prompt once more, and all tokens after the prompt."""
-    return {"keep": KVzip(budget, over, chunk, sinks, turns=turns)}
-
-
-@method("lagkv", CHOSEN, "Liang et al. 2025")
-@keeping
-def _lagkv(budget=0.2, lag=0.25, sinks=4):
-    """The tokens that vary most on the scale of those after them, and all tokens after the prompt."""
-    return {"keep": LagKV(budget, lag, sinks)}
-
-
-@method("expected", CHOSEN, "Devoto et al. 2025")
-@keeping
-def _expected(budget=0.2, future=512, sinks=4):
-    """What later queries, expected to be like the prompt's, would attend to, and all tokens after it."""
-    return {"keep": ExpectedAttention(budget, future, sinks)}
-
-
-@method("rkv", CHOSEN, "Cai et al. 2025")
-@keeping
-def _rkv(budget=0.2, window=8, kernel=7, share=0.07, every=128):
-    """What the last queries look at and later tokens do not say again, compressed while decoding as well."""
-    return {"keep": RKV(budget, window, kernel, share, every=every)}
-
-
-@method("random", CHOSEN)
-@keeping
-def _random(budget=0.2, seed=0):
-    """Tokens drawn at random, and all tokens after the prompt: the floor for what chooses."""
-    return {"keep": Random(budget, seed)}
-
-
-@method("adakv", CHOSEN, "Feng et al. 2024")
+@method(
+    "adakv", CHOSEN, "Feng et al. 2024", same="budget=1", less="of=keydiff,budget=0.4", look="green d -",
+    technique="eviction by attention",
+)  # fmt: skip
 def _adakv(of="snapkv", budget=0.2, safeguard=0.2, turns="all"):
     """As another method, with one budget for all heads of a layer: some then hold more than others."""
     if ":" in str(of):
@@ -344,63 +237,64 @@ def _adakv(of="snapkv", budget=0.2, safeguard=0.2, turns="all"):
     return {"keep": AdaKV(policies["keep"], safeguard)}
 
 
-@method("duo", CHOSEN, "Xiao et al. 2024")
-def _duo(profile=None, heads=0.5, every=None, turns="all"):
-    """Every token in heads that look far back, first and recent ones in others; python -m course.recipes.duo
-    trains which."""
-    return {"keep": Duo(profile, heads, every, turns)}
-
-
-@method("kvzap", CHOSEN, "Jégou and Jeblick 2026")
-def _kvzap(profile=None, threshold=None, recent=None, every=None, turns="all"):
-    """What kvzip would keep, as guessed from a token's key and value; python -m course.recipes.kvzap
-    calibrates the guess."""
-    return {"keep": KVzap(profile, threshold, recent, every, turns)}
-
-
 def _hosted(fetch: Fetch, link, form: Exact | None = None, keep: Keep | None = None, missed=False) -> dict:
     """The policies of a method on the host."""
     place = {"store": Growing(form), "place": Host(fetch, link, missed)}
     return place if keep is None else place | {"keep": keep}
 
 
-@method("offload", HOST, "Sheng et al. 2023")
+@method("offload", HOST, "Sheng et al. 2023", same="", look="ochre o -", technique="cache on the host")
 def _offload(link=None):
     """All tokens on the host; each step fetches every layer whole, while the layer before computes."""
     return _hosted(Whole(), link)
 
 
-@method("offload+int4", HOST, "Sheng et al. 2023")
+@method(
+    "offload+int4", HOST, "Sheng et al. 2023", less="link=1e9", look="ochre v --",
+    technique="cache on the host, in 4 bits",
+)  # fmt: skip
 def _offload_int4(group=None, link=None, rotate=None):
     """As offload, with keys and values as 4-bit integers on the host and on the link."""
     return _hosted(Whole(), link, form=_turned(Int(4, group), rotate))
 
 
-@method("offload+h2o", HOST, "Sheng et al. 2023, Zhang et al. 2023")
+@method(
+    "offload+h2o", HOST, "Sheng et al. 2023, Zhang et al. 2023", same="budget=1",
+    less="budget=0.4,link=1e9", look="ochre h -.", technique="cache on the host, evicting",
+)  # fmt: skip
 def _offload_h2o(budget=0.2, recent=0.5, link=None, turns="all"):
     """As offload, for the tokens that h2o keeps; the rest is dropped."""
     return _hosted(Whole(), link, keep=H2O(budget, recent, turns=turns))
 
 
-@method("uvm", HOST, "Lee et al. 2024")
+@method("uvm", HOST, "Lee et al. 2024", same="", look="ochre s -", technique="unified memory")
 def _uvm(memory=0.5, page=65536, fault=2e-6, link=None):
     """Unified memory: pages cross the link when they are touched, unless the cache fits on the device."""
     return _hosted(OnDemand(memory, page, fault), link)
 
 
-@method("uvm+h2o", HOST, "Lee et al. 2024")
+@method(
+    "uvm+h2o", HOST, "Lee et al. 2024", same="budget=1,memory=1", less="budget=0.4,link=1e9",
+    look="ochre H --", technique="unified memory, evicting",
+)  # fmt: skip
 def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None, turns="all"):
     """As uvm, for the tokens that h2o keeps, which may fit on the device."""
     return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent, turns=turns))
 
 
-@method("topk", HOST, "Gupta et al. 2021")
+@method(
+    "topk", HOST, "Gupta et al. 2021", same="budget=1", less="budget=0.3", look="vermillion * -",
+    technique="fetch what scores high",
+)  # fmt: skip
 def _topk(budget=0.2, full_layers=0, missed=False, link=None):
     """All tokens on the host; each step fetches those with the largest true attention scores."""
     return _hosted(TopK(budget, full_layers), link, missed=missed)
 
 
-@method("infinigen", HOST, "Lee et al. 2024")
+@method(
+    "infinigen", HOST, "Lee et al. 2024", same="budget=1,alpha=inf,ratio=1,full_layers=1",
+    less="budget=0.3,alpha=4", look="vermillion p --", technique="fetch by a rehearsal",
+)  # fmt: skip
 def _infinigen(
     budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
     link=None, turns="all",
@@ -410,7 +304,10 @@ def _infinigen(
     return _hosted(fetch, link, keep=Pool(pool, victim, turns=turns), missed=missed)
 
 
-@method("infinigen+int4", HOST, "Lee et al. 2024")
+@method(
+    "infinigen+int4", HOST, "Lee et al. 2024", less="budget=0.3,alpha=inf,full_layers=1",
+    look="vermillion v :", technique="fetch by a rehearsal",
+)  # fmt: skip
 def _infinigen_int4(
     budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, group=None, missed=False, link=None
 ):  # fmt: skip
@@ -419,19 +316,29 @@ def _infinigen_int4(
     return _hosted(fetch, link, Int(4, group), missed=missed)
 
 
-@method("quest", HOST, "Tang et al. 2024")
+@method(
+    "quest", HOST, "Tang et al. 2024", same="budget=80,page=4,full_layers=1",
+    less="budget=0.4,page=3,full_layers=1", look="vermillion d -", technique="fetch pages by bounds",
+)  # fmt: skip
 def _quest(budget=0.2, page=16, full_layers=2, digest="bounds", missed=False, link=None):
     """All tokens on the host; each step fetches the pages whose key bounds allow the largest scores."""
     return _hosted(Quest(budget, full_layers, page, digest), link, missed=missed)
 
 
-@method("quest+int8", HOST, "Tang et al. 2024")
+@method(
+    "quest+int8", HOST, "Tang et al. 2024", less="budget=0.4,page=3,full_layers=1", look="vermillion ^ --",
+    technique="fetch pages by bounds",
+)  # fmt: skip
 def _quest_int8(budget=0.2, page=16, full_layers=2, group=None, missed=False, link=None):
     """As quest, with keys and values as 8-bit integers on the host and on the link."""
     return _hosted(Quest(budget, full_layers, page), link, Int(8, group), missed=missed)
 
 
-@method("shadowkv", HOST, "Sun et al. 2024")
+@method(
+    "shadowkv", HOST, "Sun et al. 2024", same="budget=1,rank=1",
+    less="budget=0.3,rank=0.4,chunk=3,recent=1", look="vermillion D -.",
+    technique="keys of few dimensions, values fetched",
+)  # fmt: skip
 def _shadowkv(budget=0.2, rank=0.156, chunk=8, outliers=0.05, recent=4):
     """Few numbers of every key on the device, values on the host; each step fetches those of some chunks."""
     return {"place": ShadowKV(budget, rank, chunk, outliers, recent)}

@@ -18,6 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from .finding import PROFILED
+from .methods import METHODS
 from .spec import name_of
 
 INK, GRID = "#1f2328", "#c9ced6"
@@ -26,52 +28,13 @@ BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILLION, PURPLE, GREY = (
 )  # fmt: skip
 OCHRE = "#a89c00"  # yellow, dark enough for a line on white
 
+COLOURS = {
+    "blue": BLUE, "sky": SKY, "green": GREEN, "ochre": OCHRE, "orange": ORANGE, "vermillion": VERMILLION,
+    "purple": PURPLE,
+}  # fmt: skip
 # Methods: (colour, marker, line). The colour says what becomes of a token; marker and line tell them apart.
-STYLE = {
-    "full": (BLUE, "o", "-"),
-    "static": (BLUE, "s", "--"),
-    "padded": (BLUE, "X", "--"),
-    "paged": (BLUE, "P", ":"),
-    "recompute": (ORANGE, "X", ":"),
-    "int8": (SKY, "^", "-"),
-    "int4": (SKY, "v", "--"),
-    "int5": (SKY, "p", "-."),
-    "int2": (SKY, "D", ":"),
-    "mixed": (SKY, "8", "-."),
-    "fp8": (SKY, "d", "-."),
-    "nvfp4": (SKY, "P", "-"),
-    "mxfp4": (SKY, "h", "--"),
-    "turboquant": (SKY, "*", "-."),
-    "kvquant": (SKY, "H", ":"),
-    "kivi4": (SKY, "s", "--"),
-    "kivi2": (SKY, "X", ":"),
-    "h2o": (GREEN, "h", "-"),
-    "d2o": (GREEN, "D", "--"),
-    "snapkv": (GREEN, "P", "--"),
-    "pyramidkv": (GREEN, "^", ":"),
-    "tova": (GREEN, "X", "-."),
-    "adakv": (GREEN, "d", "-"),
-    "rkv": (GREEN, "v", "--"),
-    "sinks": (PURPLE, "P", "-"),
-    "keydiff": (PURPLE, "v", "-"),
-    "keynorm": (PURPLE, "<", "--"),
-    "lagkv": (PURPLE, ">", "-."),
-    "kvzip": (PURPLE, "*", "-"),
-    "expected": (PURPLE, "d", "--"),
-    "duo": (PURPLE, "s", "-."),
-    "kvzap": (PURPLE, "H", ":"),
-    "random": (PURPLE, "x", ":"),
-    "offload": (OCHRE, "o", "-"),
-    "offload+int4": (OCHRE, "v", "--"),
-    "offload+h2o": (OCHRE, "h", "-."),
-    "uvm": (OCHRE, "s", "-"),
-    "uvm+h2o": (OCHRE, "H", "--"),
-    "topk": (VERMILLION, "*", "-"),
-    "infinigen": (VERMILLION, "p", "--"),
-    "infinigen+int4": (VERMILLION, "v", ":"),
-    "quest": (VERMILLION, "d", "-"),
-    "quest+int8": (VERMILLION, "^", "--"),
-    "shadowkv": (VERMILLION, "D", "-."),
+LOOKS = {name: one.look.split() for name, one in (METHODS | PROFILED).items()}
+STYLE = {name: (COLOURS[colour], marker, line) for name, (colour, marker, line) in LOOKS.items()} | {
     "hf-dynamic": (GREY, "<", "-"),
     "hf-static": (GREY, ">", "--"),
     "hf-quantized": (GREY, "d", "-."),

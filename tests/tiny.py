@@ -29,6 +29,7 @@ from transformers import (
 )
 
 import kvlab
+from kvlab.methods import METHODS
 from kvlab.models import ModelShape
 from kvlab.spec import name_of, parse
 from kvlab.store import Exact, Growing
@@ -57,93 +58,38 @@ FAMILIES = {
     "gpt_neox": (GPTNeoXForCausalLM, GPTNeoXConfig, {"intermediate_size": 48}),
 }
 
-# Method: (settings at which it must equal the full cache, settings at which it gives something up). What has
-# a keep or a fetch needs both; a number format has the second alone, unless some tokens stay as they are.
-SETTINGS = {
-    "full": (["full"], []),
-    "recompute": (["recompute"], []),
-    "static": (["static"], []),
-    "paged": (["paged:block=4"], []),
-    "int8": ([], ["int8", "int8:axis=channel", "int8:axis=tensor,symmetric=false", "int8:rotate=signs"]),
-    "int4": ([], ["int4:group=4", "int4:smooth=0.5,sinks=3", "int4:rotate=true"]),
-    "int5": ([], ["int5", "int5:group=4,rotate=true", "int5:skip_layers=0+-1"]),
-    "int2": ([], ["int2:group=4,symmetric=false"]),
-    "kivi2": (["kivi2:recent=40"], ["kivi2:group=4,recent=6"]),
-    "kivi4": (["kivi4:recent=40"], ["kivi4:group=3,recent=0"]),
-    "fp8": ([], ["fp8", "fp8:format=e5m2,axis=token"]),
-    "nvfp4": ([], ["nvfp4", "nvfp4:largest=4over6,skip_layers=1"]),
-    "mxfp4": ([], ["mxfp4"]),
-    "turboquant": ([], ["turboquant", "turboquant:bits=3", "turboquant:bits=3,sketch=true"]),
-    "kvquant": ([], ["kvquant", "kvquant:bits=4,outliers=0.1", "kvquant:bits=2,outliers=0"]),
-    "mixed": (["mixed:k=full,v=full"], ["mixed", "mixed:k=turboquant,v=nvfp4,skip_layers=0"]),
-    "sinks": (["sinks:budget=1"], ["sinks:budget=0.4", "sinks:budget=0.4,renumber=true"]),
-    "h2o": (["h2o:budget=1"], ["h2o:budget=0.4", "h2o:budget=9,recent=0.25"]),
-    "d2o": (["d2o:budget=1"], ["d2o:budget=0.4", "d2o:budget=9,recent=0.25,every=3"]),
-    "snapkv": (["snapkv:budget=1"], ["snapkv:budget=0.4,window=4"]),
-    "tova": (["tova:budget=1"], ["tova:budget=0.4", "tova:budget=0.4,every=3,renumber=true"]),
-    "pyramidkv": (["pyramidkv:budget=1"], ["pyramidkv:budget=0.4,window=4,beta=4"]),
-    "adakv": (
-        ["adakv:budget=1", "adakv:of=h2o,budget=1"],
-        ["adakv:of=keydiff,budget=0.4", "adakv:of=h2o,budget=0.4,safeguard=0.5"],
-    ),
-    "kvzip": (
-        ["kvzip:budget=1"],
-        ["kvzip:budget=0.4", "kvzip:budget=7,chunk=16,sinks=1", "kvzip:budget=0.4,over=head"],
-    ),
-    "keydiff": (["keydiff:budget=1"], ["keydiff:budget=0.4", "keydiff:budget=0.4,chunk=3,every=2"]),
-    "keynorm": (["keynorm:budget=1"], ["keynorm:budget=0.4", "keynorm:budget=0.4,merge=true,renumber=true"]),
-    "lagkv": (["lagkv:budget=1"], ["lagkv:budget=0.4,lag=3,sinks=2", "lagkv:budget=0.5"]),
-    "expected": (["expected:budget=1"], ["expected:budget=0.4,sinks=2,future=30"]),
-    "rkv": (
-        ["rkv:budget=1"],
-        ["rkv:budget=0.4,window=3,every=4", "rkv:budget=6,window=2,kernel=3"],
-    ),
-    "random": (["random:budget=1"], ["random:budget=0.4", "random:budget=7,seed=3"]),
-    "offload": (["offload", "offload:link=1e9"], []),
-    "offload+int4": ([], ["offload+int4:link=1e9", "offload+int4:rotate=true"]),
-    "offload+h2o": (["offload+h2o:budget=1,link=1e9"], ["offload+h2o:budget=0.4,link=1e9"]),
-    "uvm": (["uvm:link=1e9"], []),
-    "uvm+h2o": (["uvm+h2o:budget=1,memory=1"], ["uvm+h2o:budget=0.4,link=1e9"]),
-    "topk": (
-        ["topk:budget=1", "topk:budget=1,link=1e9"],
-        ["topk:budget=0.3", "topk:budget=5", "topk:budget=0.3,link=1e9"],
-    ),
-    "infinigen": (
-        [
-            "infinigen:budget=1,alpha=inf,ratio=1",
-            "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",
-            "infinigen:budget=1,alpha=inf,ratio=1,link=1e9",
-        ],
-        [
-            "infinigen:budget=0.3,alpha=4",
-            "infinigen:budget=0.3,pool=0.7,alpha=inf",
-            "infinigen:budget=0.3,variant=official-accuracy,alpha=inf",
-            "infinigen:budget=0.5,alpha=inf,ratio=0.5,full_layers=1",
-            "infinigen:budget=0.3,link=1e9",
-        ],
-    ),
-    "infinigen+int4": ([], ["infinigen+int4:budget=0.3,alpha=inf,full_layers=1"]),
-    "quest": (
-        ["quest:budget=1", "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9"],
-        [
-            "quest:budget=0.4,page=3,full_layers=1",
-            "quest:budget=9,page=2,full_layers=0,link=1e9",
-            "quest:budget=0.4,page=3,digest=centre",
-        ],
-    ),
-    "quest+int8": ([], ["quest+int8:budget=0.4,page=3,full_layers=1"]),
-    "shadowkv": (
-        ["shadowkv:budget=1,rank=1,chunk=4"],
-        [
-            "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
-            "shadowkv:budget=5,rank=9,chunk=2,outliers=1,recent=0",
-        ],
-    ),
-}
+# Each method says of itself a setting at which it must equal the full cache, and one that gives something up.
+SAME = {name: one.spec(one.same) for name, one in METHODS.items() if one.same is not None}
+LESS = {name: one.spec(one.less) for name, one in METHODS.items() if one.less is not None}
+# More of both, of the options that they leave out.
+NEUTRAL = [*SAME.values(),
+    "adakv:of=h2o,budget=1", "offload:link=1e9", "offload+h2o:budget=1,link=1e9", "uvm:link=1e9",
+    "topk:budget=1,link=1e9", "infinigen:budget=1,alpha=inf,ratio=1",
+    "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",
+    "infinigen:budget=1,alpha=inf,ratio=1,link=1e9", "quest:budget=1",
+    "quest:budget=200,page=5,full_layers=0", "quest:budget=200,page=4,link=1e9",
+    "shadowkv:budget=1,rank=1,chunk=4",
+]  # fmt: skip
+LOSSY = [*LESS.values(),
+    "int8:axis=channel", "int8:axis=tensor,symmetric=false", "int8:rotate=signs",
+    "int4:smooth=0.5,sinks=3", "int4:rotate=true", "int5:group=4,rotate=true", "int5:skip_layers=0+-1",
+    "fp8:format=e5m2,axis=token", "nvfp4:largest=4over6,skip_layers=1", "turboquant:bits=3",
+    "turboquant:bits=3,sketch=true", "kvquant:bits=4,outliers=0.1", "kvquant:bits=2,outliers=0",
+    "mixed:k=turboquant,v=nvfp4,skip_layers=0", "sinks:budget=0.4,renumber=true",
+    "h2o:budget=9,recent=0.25", "d2o:budget=9,recent=0.25,every=3",
+    "tova:budget=0.4,every=3,renumber=true", "adakv:of=h2o,budget=0.4,safeguard=0.5",
+    "kvzip:budget=7,chunk=16,sinks=1", "kvzip:budget=0.4,over=head",
+    "keydiff:budget=0.4,chunk=3,every=2", "keynorm:budget=0.4,merge=true,renumber=true",
+    "lagkv:budget=0.5", "rkv:budget=6,window=2,kernel=3", "random:budget=7,seed=3",
+    "offload+int4:rotate=true", "topk:budget=5", "topk:budget=0.3,link=1e9",
+    "infinigen:budget=0.3,pool=0.7,alpha=inf",
+    "infinigen:budget=0.3,variant=official-accuracy,alpha=inf",
+    "infinigen:budget=0.5,alpha=inf,ratio=0.5,full_layers=1", "infinigen:budget=0.3,link=1e9",
+    "quest:budget=9,page=2,full_layers=0,link=1e9", "quest:budget=0.4,page=3,digest=centre",
+    "shadowkv:budget=5,rank=9,chunk=2,outliers=1,recent=0",
+]  # fmt: skip
 ELSEWHERE = {"padded": "tests/static_graph"}  # an engine of its own in place of the model
-NEUTRAL = [spec for neutral, _ in SETTINGS.values() for spec in neutral]
-LOSSY = [spec for _, lossy in SETTINGS.values() for spec in lossy]
-EACH = [(lossy or neutral)[0] for neutral, lossy in SETTINGS.values()]  # every method once
+EACH = [*(SAME | LESS).values()]  # every method once
 
 
 def policies(spec: str) -> dict:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ..arithmetic import Machine
 from ..errors import first_line
+from ..finding import PROFILED
+from ..methods import METHODS
 from .describe import describe
 
 HERE = Path(__file__).parent
@@ -17,8 +19,13 @@ HERE = Path(__file__).parent
 
 @functools.cache
 def table(name: str) -> dict:
-    """`models`, `devices` or `flags`: the file of that name."""
-    return json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    """`models`, `devices` or `flags`: the file of that name; flags with the methods that say of themselves
+    which technique they are nearest to."""
+    found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    for technique in found.get("techniques", ()):
+        near = (one.name for one in (METHODS | PROFILED).values() if one.technique == technique["name"])
+        technique["methods"] = list(near)
+    return found
 
 
 def model_named(name: str | os.PathLike) -> tuple[str, dict]:

@@ -18,7 +18,7 @@ from .sinks import Sinks
 from .snapkv import SnapKV
 from .tova import TOVA
 
-__all__ = [
-    "H2O", "RKV", "TOVA", "AdaKV", "Duo", "ExpectedAttention", "KVzap", "KVzip", "Keep", "KeepAll",
-    "KeyDiff", "KeyNorm", "LagKV", "Pool", "PyramidKV", "Random", "Sinks", "SnapKV",
+__all__ = [  # in the order in which methods are listed
+    "Keep", "KeepAll", "Sinks", "H2O", "SnapKV", "TOVA", "PyramidKV", "KeyDiff", "KeyNorm", "KVzip", "LagKV",
+    "ExpectedAttention", "RKV", "Random", "AdaKV", "Duo", "KVzap", "Pool",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..calibrate.profile import check, fits, read
 from ..models.shape import is_latent
+from ..named import named
 from ..parameters import check_number, check_whole
 from .base import Keep, KeepState, in_order
 
@@ -15,6 +16,13 @@ KIND = "duo"
 LATENT = "latents are cached: all heads share them, and none can hold fewer"
 
 
+@named(
+    "duo",
+    "Every token in heads that look far back, first and recent ones in others; "
+    "python -m course.recipes.duo trains which.",
+    "Xiao et al. 2024", same="heads=1", less="heads=0.4", look="purple s -.",
+    technique="eviction by what was trained",
+)  # fmt: skip
 class Duo(Keep):
     """Heads that look far back hold every token, the others the first ones and a window of recent ones. Which
     are which was trained: `python -m course.recipes.duo` makes a profile of a model.
@@ -37,7 +45,9 @@ class Duo(Keep):
 
     ragged = True
 
-    def __init__(self, profile: str, heads: float = 0.5, every: int | None = None, turns: str = "all"):
+    def __init__(
+        self, profile: str | None = None, heads: float = 0.5, every: int | None = None, turns: str = "all"
+    ):
         super().__init__(1, every=every, turns=turns)
         check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
         if not isinstance(profile, str):

@@ -9,10 +9,17 @@ import torch
 from torch import Tensor
 
 from ..models import rotations_of
+from ..named import named
 from ..parameters import FEW, check_whole
 from .base import Keep, KeepState
 
 
+@named(
+    "expected",
+    "What later queries, expected to be like the prompt's, would attend to, and all tokens after it.",
+    "Devoto et al. 2025", less="budget=0.4,sinks=2,future=30", look="purple d --",
+    technique="eviction by expected queries",
+)  # fmt: skip
 @dataclass(frozen=True)
 class ExpectedAttention(Keep):
     """After the prompt, guess what the next queries will be like from those of the prompt, and keep what they

@@ -7,10 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..named import named
 from ..parameters import check_number
 from .base import Keep, by_row
 
 
+@named(
+    "d2o",
+    "As h2o, but what goes joins the kept token whose key is most like its own, if it is like enough.",
+    "Wan et al. 2024", less="budget=0.4", look="green D --", technique="eviction by attention",
+    takes=("every", "turns"), given={"merge": True},
+)  # fmt: skip
+@named(
+    "h2o", "The tokens that received most attention so far and recent ones; the rest is dropped.",
+    "Zhang et al. 2023", less="budget=0.4", look="green h -", technique="eviction by attention",
+)  # fmt: skip
 @dataclass(frozen=True)
 class H2O(Keep):
     """Keep the tokens that have received the most attention so far, and the most recent ones.

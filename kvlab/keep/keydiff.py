@@ -5,9 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from ..named import named
 from .base import Keep
 
 
+@named(
+    "keydiff", "The tokens whose keys are least like the others', and all tokens after the prompt.",
+    "Park et al. 2025", less="budget=0.4", look="purple v -", technique="eviction by keys",
+)  # fmt: skip
 class KeyDiff(Keep):
     """After the prompt, drop the tokens whose keys point where most keys point. No query is asked.
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..named import named
 from .base import Keep
 
 
+@named(
+    "keynorm", "The tokens with the shortest keys, and all tokens after the prompt.", "Devoto et al. 2024",
+    less="budget=0.4", look="purple < --", technique="eviction by keys",
+)  # fmt: skip
 class KeyNorm(Keep):
     """After the prompt, drop the tokens with the longest keys. No query is asked.
 

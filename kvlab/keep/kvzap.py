@@ -11,6 +11,7 @@ from torch import Tensor
 from ..calibrate.profile import check, fits, read
 from ..gather import gather_slots
 from ..models import rotations_of
+from ..named import named
 from ..parameters import check_number, check_whole
 from ..ranks import all_heads, own_heads
 from .base import Keep, KeepState, by_row, in_order
@@ -18,6 +19,13 @@ from .base import Keep, KeepState, by_row, in_order
 KIND = "kvzap"
 
 
+@named(
+    "kvzap",
+    "What kvzip would keep, as guessed from a token's key and value; "
+    "python -m course.recipes.kvzap calibrates the guess.",
+    "Jégou and Jeblick 2026", same="threshold=1e-300", less="", look="purple H :",
+    technique="eviction by what was trained",
+)  # fmt: skip
 class KVzap(Keep):
     """KVzip's scores without KVzip's second reading: a linear model of every layer guesses them from what the
     layer makes of a token, when it is written. What scores too little goes, also while decoding.
@@ -46,7 +54,7 @@ class KVzap(Keep):
 
     def __init__(
         self,
-        profile: str,
+        profile: str | None = None,
         threshold: float | None = None,
         recent: int | None = None,
         every: int | None = None,

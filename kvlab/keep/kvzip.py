@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..attention import most_received
 from ..models import tokenizer_of
+from ..named import named
 from ..parameters import check_one_of, check_whole
 from ..ranks import all_heads, own_heads
 from .base import Keep, counts
@@ -20,6 +21,12 @@ BEFORE = 8  # tokens of the chunk before, which say where a later chunk starts
 LEAST = 16  # tokens of a chunk, where the model's context leaves little room
 
 
+@named(
+    "kvzip",
+    "What the model looks at when it reads the prompt once more, and all tokens after the prompt.",
+    "Kim et al. 2025", less="budget=0.4", look="purple * -", technique="eviction by attention",
+    takes=("turns",),
+)  # fmt: skip
 @dataclass(frozen=True)
 class KVzip(Keep):
     """After the prompt, let the model read it once more, as if it repeated it, and keep what it looks at

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..named import named
 from ..parameters import check_fraction_or_count, check_whole, resolve_budget
 from .base import Keep, prompts
 
 
+@named(
+    "lagkv",
+    "The tokens that vary most on the scale of those after them, and all tokens after the prompt.",
+    "Liang et al. 2025", less="budget=0.4,lag=3,sinks=2", look="purple > -.", technique="eviction by keys",
+)  # fmt: skip
 @dataclass(frozen=True)
 class LagKV(Keep):
     """After the prompt, keep the tokens that vary most on the scale of the tokens that follow. No query is

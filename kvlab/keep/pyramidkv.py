@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..named import named
 from ..parameters import check_number, resolve_budget
 from .base import prompts
 from .snapkv import SnapKV
 
 
+@named(
+    "pyramidkv", "As snapkv, with more tokens in lower layers and fewer in higher ones.",
+    "Cai et al. 2024", less="budget=0.4,window=4,beta=4", look="green ^ :",
+    technique="eviction by attention",
+)  # fmt: skip
 @dataclass(frozen=True)
 class PyramidKV(SnapKV):
     """As SnapKV, with a budget that falls from layer to layer in equal steps; its mean is `budget`.

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..named import named
 from .base import Keep
 
 BITS = 0xFFFFFFFF
 
 
+@named(
+    "random", "Tokens drawn at random, and all tokens after the prompt: the floor for what chooses.",
+    less="budget=0.4", look="purple x :", technique="eviction by keys",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Random(Keep):
     """After the prompt, keep tokens drawn at random, every KV head its own. What a choice is worth, shows

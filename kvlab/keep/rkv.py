@@ -10,12 +10,19 @@ from torch.nn.functional import max_pool1d, normalize
 
 from ..attention import QUERY_BLOCK, capped
 from ..models.shape import is_latent
+from ..named import named
 from ..parameters import check_number, check_odd, check_whole
 from .base import Keep, KeepState, LastQueries
 
 ALIKE = 0.5  # cosine above which a key says again what another one said
 
 
+@named(
+    "rkv",
+    "What the last queries look at and later tokens do not say again, compressed while decoding as well.",
+    "Cai et al. 2025", less="budget=0.4,window=3,every=4", look="green v --",
+    technique="eviction by attention",
+)  # fmt: skip
 @dataclass(frozen=True)
 class RKV(Keep):
     """Of a long output, hold what the last queries look at and what is not said again: reasoning repeats.

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..named import named
 from ..parameters import check_whole
 from .base import Keep
 
 
+@named(
+    "sinks", "The first tokens and a window of recent ones; the rest is dropped.", "Xiao et al. 2023",
+    less="budget=0.4", look="purple P -", technique="sinks and a window",
+)  # fmt: skip
 @dataclass(frozen=True)
 class Sinks(Keep):
     """Keep the first few tokens, which soak up attention, and a window of the most recent ones.

@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
+from ..named import named
 from ..parameters import check_odd, check_whole
 from .base import Keep
 
 
+@named(
+    "snapkv",
+    "What the last queries of the prompt attend to, and all tokens after it; the rest is dropped.",
+    "Li et al. 2024", less="budget=0.4,window=4", look="green P --", technique="eviction by attention",
+)  # fmt: skip
 @dataclass(frozen=True)
 class SnapKV(Keep):
     """After the prompt, keep what its last `window` queries attend to, smoothed over neighbours, and these.

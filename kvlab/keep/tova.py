@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..named import named
 from ..ranks import all_heads
 from .base import Keep
 
 
+@named(
+    "tova", "The tokens that the newest query attends to most; the rest is dropped.", "Oren et al. 2024",
+    less="budget=0.4", look="green X -.", technique="eviction by attention",
+)  # fmt: skip
 class TOVA(Keep):
     """Keep the tokens with the largest attention weights of the newest query alone.
 

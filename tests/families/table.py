@@ -12,9 +12,9 @@ import torch
 from transformers import DynamicCache
 
 import kvlab
+from kvlab import tried
 from kvlab.place import Host, InfiniGen, Quest, Whole
 from kvlab.store import Growing, Int, Skipping
-from kvlab.tried import FORMATS, SPECS
 from kvlab.visibility import own_positions
 
 from . import profiles
@@ -26,14 +26,15 @@ TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
 EXACT = {bits: Skipping(Growing(Int(bits)), [0, -1]) for bits in (4, 8)}  # all of two layers
 ROUNDED = {  # method -> the setting at which it gives nothing up, or policies where no text says it
-    "int5": FORMATS["int5"],
+    "int5": tried.SPECS["int5"],
     **{name: f"{name}:skip_layers=0+-1" for name in ("fp8", "nvfp4", "mxfp4", "turboquant")},
-    "kvquant": FORMATS["kvquant"],
-    "mixed": FORMATS["mixed"],
+    "kvquant": tried.SPECS["kvquant"],
+    "mixed": tried.SPECS["mixed"],
     "offload+int4": {"store": EXACT[4], "place": Host(Whole())},
     "infinigen+int4": {"store": EXACT[4], "place": Host(InfiniGen(1, math.inf, 1, 1))},
     "quest+int8": {"store": EXACT[8], "place": Host(Quest(80, 1, 4))},
 }
+SPECS = {name: spec for name, spec in tried.SPECS.items() if name not in ROUNDED}
 PROFILED = {"duo": "duo:heads=1", "kvzap": "kvzap:threshold=1e-300"}  # with a profile of the tiny model
 METHODS = SPECS | PROFILED | ROUNDED
 REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)

@@ -71,7 +71,7 @@ def test_a_method_that_the_page_cannot_reckon_is_named_there(monkeypatch):
     """And one that it can enters by itself."""
     for name, keep in (("halving", Halving), ("another", type("Another", (Keep,), {}))):
         policies = functools.partial(lambda keep, budget=0.3: {"keep": keep(budget)}, keep)
-        monkeypatch.setitem(METHODS_OF_KVLAB, name, Method(name, "A method of tomorrow.", policies))
+        monkeypatch.setitem(METHODS_OF_KVLAB, name, Method(name, "A method of tomorrow.", policies=policies))
     tables = recipes.tables()
     assert "layers in a way of its own" in tables["left"]["halving"] and "another" not in tables["left"]
     assert tables["recipes"]["another"]["keep"] == {"budget": 0.3}
