@@ -2,6 +2,7 @@
 
 from .adakv import AdaKV
 from .base import Keep, KeepAll
+from .cur import CUR
 from .duo import Duo
 from .expected import ExpectedAttention
 from .h2o import H2O
@@ -20,5 +21,5 @@ from .tova import TOVA
 
 __all__ = [  # in the order in which methods are listed
     "Keep", "KeepAll", "Sinks", "H2O", "SnapKV", "TOVA", "PyramidKV", "KeyDiff", "KeyNorm", "KVzip", "LagKV",
-    "ExpectedAttention", "RKV", "Random", "AdaKV", "Duo", "KVzap", "Pool",
+    "CUR", "ExpectedAttention", "RKV", "Random", "AdaKV", "Duo", "KVzap", "Pool",
 ]  # fmt: skip

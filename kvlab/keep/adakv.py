@@ -43,6 +43,7 @@ class AdaKV(Keep):
     last_queries = property(lambda self: self.of.last_queries)
     reads_queries = property(lambda self: self.of.reads_queries)
     once = property(lambda self: self.of.once)
+    scores_keys = property(lambda self: self.of.scores_keys)
 
     def start(self, layer) -> State:
         state = self.of.start(layer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..models.shape import is_latent
 from ..parameters import check_fraction_or_count, check_one_of, check_whole, resolve_budget
 from ..policy import Policy, State
 
@@ -49,6 +50,7 @@ class Keep(Policy):
     last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
     reads_queries = False  # True: `note` is called with the queries of every pass
     once = False  # True: the prompt is compressed, and what is written after it stays
+    scores_keys = False  # True: `score` is made from keys, which a model that caches latents does not hold
     newest_stays = True  # False: `choose` may let the newest token go
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
@@ -79,6 +81,8 @@ class Keep(Policy):
         return self.once and self.every is None
 
     def start(self, layer) -> State:
+        if self.scores_keys and self.evicts and is_latent(layer.model):
+            raise ValueError("latents are cached: there are no keys to compare")
         return KeepState(self, self.per_row, self.per_slot)
 
     def observe(self, layer, received: Tensor | None) -> None:

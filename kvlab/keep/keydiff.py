@@ -25,6 +25,7 @@ class KeyDiff(Keep):
     """
 
     once = True
+    scores_keys = True
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

@@ -23,6 +23,7 @@ class KeyNorm(Keep):
     """
 
     once = True
+    scores_keys = True
 
     def score(self, layer) -> Tensor:
         keys, _ = layer.store.read(layer.slot_positions.device)  # [batch, kv_heads, slots, head_dim]

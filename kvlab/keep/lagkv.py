@@ -41,6 +41,7 @@ class LagKV(Keep):
     sinks: int = 4
 
     once = True
+    scores_keys = True
 
     def __post_init__(self):
         super().__post_init__()

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import max_pool1d, normalize
 
 from ..attention import QUERY_BLOCK, capped
-from ..models.shape import is_latent
 from ..named import named
 from ..parameters import check_number, check_odd, check_whole
 from .base import Keep, KeepState, LastQueries
@@ -48,6 +47,7 @@ class RKV(Keep):
     share: float = 0.07
     every: int | None = field(default=128, kw_only=True, repr=False)
 
+    scores_keys = True
     reads_queries = True
 
     def __post_init__(self):
@@ -61,8 +61,7 @@ class RKV(Keep):
         return self.window
 
     def start(self, layer) -> KeepState:
-        if is_latent(layer.model):
-            raise ValueError("latents are cached: there are no keys to compare")
+        super().start(layer)
         return RKVState(self)
 
     def note(self, layer, query: Tensor) -> None:

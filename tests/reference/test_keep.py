@@ -156,6 +156,32 @@ def by_keynorm(budget):
     return by_keys(budget, lambda keys, head, limit: keep.keynorm(keys, limit))
 
 
+def by_cur(budget, window, first):
+    """CurDKV as kvpress has it: squared norms as shares of a window's, the keys' times the values'."""
+
+    def start(row):
+        limit = keep.budget(budget, row.prompt)
+
+        def shares(x):
+            weights = [float(token.double() @ token.double()) for token in x[: row.prompt]]
+            return [w / sum(weights[i - i % window : i - i % window + window]) for i, w in enumerate(weights)]
+
+        def follow(new, present, attended):
+            if new[0] > 0:
+                return present
+            held = []
+            for head, mine in enumerate(present):
+                pairs = zip(shares(row.keys[head]), shares(row.values[head]), strict=True)
+                score = [2 if i < first else round(k * v, 6) for i, (k, v) in enumerate(pairs)]
+                best = sorted(mine[:-1], key=lambda i, score=score: (-score[i], i))
+                held.append(sorted([mine[-1], *best[: limit - 1]]))
+            return held
+
+        return follow
+
+    return start
+
+
 def by_lagkv(budget, lag, first):
     def start(row):
         limit = keep.budget(budget, row.prompt)
@@ -331,6 +357,8 @@ KEEPS = {
     "expected:budget=0.3,future=40,sinks=2": by_expected(0.3, 40, 2),
     "expected:budget=9": by_expected(9, 512, 4),
     "keydiff:budget=0.3": by_keydiff(0.3),
+    "curdkv:budget=0.3,window=4": by_cur(0.3, 4, 4),
+    "curdkv:budget=9,window=7,sinks=2": by_cur(9, 7, 2),
     "keydiff:budget=9": by_keydiff(9),
     "keynorm:budget=0.3": by_keynorm(0.3),
     "random:budget=0.3": by_random(0.3),
