@@ -213,9 +213,11 @@ class KVCache(Bound):
         if self._began is None or at <= self._reached:
             self.check_whole()
             longer = None if self._switch is None else self._beyond(*given_to(body, args, kwargs))
-            told = self.stepped or (self.prefilling and not self.open)
-            if not told and self.attending[0].hears is None:
-                begin(self, body, args, kwargs)
+            if self.attending[0].hears is None:
+                if self.stepped:
+                    end(self)  # whoever says what a prompt is has said that a bare one is over
+                elif self.open or not self.prefilling:
+                    begin(self, body, args, kwargs)
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             self._began, self._called, self.fed = self.get_seq_length(), at, True

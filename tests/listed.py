@@ -1,9 +1,15 @@
-"""README's table of methods, from what every method says of itself: `python -m tests.listed` writes it."""
+"""Lists of methods in README and docs/promises.md, from what every method says of itself: `python -m
+tests.listed` writes them."""
 
+import re
 from pathlib import Path
 
 from kvlab.finding import METHODS, PROFILED
+from kvlab.named import CHOSEN
 
+PROMISES = Path(__file__).parents[1] / "docs/promises.md"
+UNSCORED = ("sinks", "duo", "random")  # keeps that go by nothing that arithmetic can shift
+FETCHES = ("topk", "infinigen", "quest", "shadowkv")
 README = Path(__file__).parents[1] / "README.md"
 BEGIN, END = "<!-- methods: python -m tests.listed -->", "<!-- end of methods -->"
 
@@ -26,6 +32,17 @@ def parts() -> tuple[str, str, str]:
     return before, inside.strip(), after
 
 
+def promised() -> str:
+    """docs/promises.md, with every method that chooses by scores in its lists."""
+    known = METHODS | PROFILED
+    chosen = [name for name, one in known.items() if one.family == CHOSEN and name not in UNSCORED]
+    names = ", ".join(f"`{name}`" for name in (*chosen, *FETCHES))
+    text = PROMISES.read_text(encoding="utf-8")
+    text = re.sub(r"\(`h2o`, `d2o`[^)]*\)", f"({names}, a pool)", text)
+    return re.sub(r"\| `h2o`, `d2o`[^|]* \|", f"| {names}, `offload+h2o`, `uvm+h2o` |", text)
+
+
 if __name__ == "__main__":
+    PROMISES.write_text(promised(), encoding="utf-8")
     before, _, after = parts()
     README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")

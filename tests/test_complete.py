@@ -47,5 +47,6 @@ def test_a_method_that_wants_a_profile_has_its_recipe(name):
     assert f"def {name}(" in text("kvlab/reference/keep.py") and name in families.profiles.SETTINGS
 
 
-def test_the_readme_lists_every_method():
+def test_readme_and_promises_list_every_method():
     assert listed.parts()[1] == listed.table(), "python -m tests.listed writes it"
+    assert listed.PROMISES.read_text(encoding="utf-8") == listed.promised()

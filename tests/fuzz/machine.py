@@ -38,12 +38,13 @@ from tiny import VOCABULARY, tiny
 
 import kvlab
 from kvlab.engine import compiled, engine_of
+from kvlab.finding import METHODS as NAMED
+from kvlab.finding import PROFILED
 from kvlab.static_graph import PaddedCache, StaticGraphEngine
 from kvlab.visibility import own_positions
 
-METHODS = {  # every method of kvlab, with parameters that make it do something at these sizes
-    "full": "full",
-    "recompute": "recompute",
+# Every method of kvlab, with parameters that make it do something: its own, or these at these sizes.
+METHODS = {name: one.spec(one.less or one.same or "") for name, one in (NAMED | PROFILED).items()} | {
     "static": "static",
     "paged": "paged:block=4",
     "padded": "padded:length=100,chunk=1",
@@ -59,22 +60,12 @@ METHODS = {  # every method of kvlab, with parameters that make it do something 
     "turboquant": "turboquant:bits=3",
     "kvquant": "kvquant:bits=2,outliers=0.06",
     "mixed": "mixed:k=int8,v=turboquant",
-    "sinks": "sinks:budget=0.5,sinks=3",
-    "h2o": "h2o:budget=0.5",
-    "d2o": "d2o:budget=0.5",
-    "snapkv": "snapkv:budget=0.5,window=3",
-    "tova": "tova:budget=0.5",
     "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
     "adakv": "adakv:of=h2o,budget=0.5",
-    "kvzip": "kvzip:budget=0.5,chunk=16",
-    "keydiff": "keydiff:budget=0.5",
-    "keynorm": "keynorm:budget=0.5",
     "lagkv": "lagkv:budget=0.5,lag=0.3,sinks=2",
     "expected": "expected:budget=0.5,sinks=2,future=9",
     "rkv": "rkv:budget=0.5,window=3,every=3",
-    "random": "random:budget=0.5",
     "duo": "duo:heads=0.5",
-    "kvzap": "kvzap",
     "offload": "offload:link=1e10",
     "offload+int4": "offload+int4:link=1e10",
     "offload+h2o": "offload+h2o:budget=0.5,link=1e10",
