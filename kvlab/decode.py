@@ -6,10 +6,12 @@ import inspect
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from .late import Late, far
 from .models import ModelShape
 from .models.shape import forgetful, other_model
 from .visibility import own_positions
@@ -33,7 +35,7 @@ class Stepper:
         self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed here, [batch, tokens]
         self.mask: Tensor | None = None  # 1 for real tokens, those that the cache came with included
-        self.padded = False
+        self.padded, self.late = False, Late()
         if not cache.fed and (held := cache.get_seq_length()):
             lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
             self.ids = lengths.new_empty(len(lengths), 0)
@@ -72,11 +74,10 @@ class Stepper:
             self._append(ids, attention_mask)
             if before[0] is None and not self.cache.recompute:
                 logits = self._prompt(chunk or ids.shape[1], last)
-                if not torch.isfinite(logits[:, -1]).all():
-                    raise ValueError(self._why_not_finite())
             else:
                 fresh = 0 if self.cache.recompute else self.mask.shape[1] - ids.shape[1]
                 logits = self._pass(fresh, self.mask.shape[1], ids.shape[1], last)
+            self._check_finite(logits, prompt=before[0] is None)
         except BaseException:
             self.ids, self.mask, self.padded = before
             raise
@@ -174,6 +175,21 @@ class Stepper:
         if self.context is not None and longest > self.context and not renumbers:
             raise ValueError(f"{longest} tokens are more than the model's context of {self.context}")
         self.ids, self.mask, self.padded = all_ids, all_mask, padded
+
+    def _check_finite(self, logits: Tensor, prompt: bool) -> None:
+        """ValueError for logits `[batch, tokens, vocabulary]` of real tokens that are NaN or infinite; those
+        of a step on a GPU, which waits for no answer, when the next one comes."""
+        bad = ~(logits.amax(-1) - logits.amin(-1)).isfinite()
+        if self.padded:
+            bad &= self.mask[:, -bad.shape[1] :].bool()
+        if far(bad) and not prompt:
+            self.late.tell()
+            self.late.ask(bad, self._refuse)
+        elif bad.any():
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(self._why_not_finite())
 
     def _why_not_finite(self) -> str:
         for name, weight in self.model.named_parameters():

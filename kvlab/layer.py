@@ -95,7 +95,11 @@ class Layer(Held):
             return None
         if len(set(longest)) > 1 or not keep.one_goes(View(self, self.keep), coming=1):
             return None
-        return vars(type(keep)).get("goes_by") if self.fused.may_close_up(self.store, longest[0]) else None
+        way = vars(type(keep)).get("goes_by") if self.fused.may_close_up(self.store, longest[0]) else None
+        sums, shape = getattr(self.keep, "received", None), (len(self.lengths), self.kv_heads, self.slots)
+        if way == "sum" and (sums.dtype, sums.shape) != (torch.float32, shape):
+            return None  # sums of one's own, of a kind that compiled code does not know
+        return way
 
     def added(self, scaling: float) -> None:
         """A kernel has appended one token to every row of the store, and attended."""
@@ -234,7 +238,7 @@ class Layer(Held):
                 keep.observe(view, None)
         if self.local is not None:
             self._leave_window()
-        slots = keep.choose(view) if evicts and not self._one_goes(view) else None
+        slots = keep.chosen(view) if evicts and not self._one_goes(view) else None
         if slots is not None:
             if self.in_prompt:
                 self.scored = scored(slots, keep.by_rule(view), self.ranks)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import kvlab
 from kvlab.attention import attend
-from kvlab.store import Float8, Int, Kivi, late
+from kvlab.store import Float8, Int, Kivi
 from kvlab.store.kivi import KiviState
 from kvlab.store.static import Static, StaticState
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from ..late import Late
 from ..models.shape import is_latent
 from ..parameters import check_fraction_or_count, check_one_of, check_whole, resolve_budget
 from ..policy import Policy, State
+from . import checked
 
 FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
 
@@ -115,7 +117,8 @@ class Keep(Policy):
         `keys, values = layer.store.read(layer.slot_positions.device)`, `[batch, kv_heads, slots, head_dim]`
         each, decoded; on a host this brings all of both to the device at every pass, which is not counted as
         moved. Scores that differ by rounding only must be made equal (`score.round(decimals=3)`), or a padded
-        batch and a single row choose differently. What an empty slot scores does not matter.
+        batch and a single row choose differently. What an empty slot scores does not matter. A score of
+        another shape, or that is NaN where a token is, is a ValueError.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
@@ -140,7 +143,7 @@ class Keep(Policy):
         newest token always stays."""
         state = layer.state
         if layer.in_prompt:
-            state.limits = state.longest = self.limits(layer)
+            state.limits = state.longest = checked.limits(self, layer, self.limits(layer))
             if state.shares is not None:
                 state.longest = state.shares.amax(-1).tolist()
         elif self.prompt_only:
@@ -156,6 +159,11 @@ class Keep(Policy):
             state.goal = state.longest if self.every else None
         self.forget(state)
         return slots
+
+    def chosen(self, layer) -> Tensor | None:
+        """What `choose` returns."""
+        slots = self.choose(layer)
+        return slots if type(self).choose is Keep.choose else checked.slots(self, layer, slots)
 
     def may_go(self, layer) -> tuple[int, list[int]]:
         """The first and, of each row, the last position of a token that a step may let go once it has come,
@@ -184,7 +192,7 @@ class Keep(Policy):
 
     def scored(self, layer) -> Tensor:
         """`score`, finite fp32, of chunks where tokens go by chunks."""
-        score = self.score(layer).float().clamp(*FINITE)
+        score = checked.score(self, layer, self.score(layer)).float().clamp(*FINITE)
         if self.chunk_length > 1:
             score = by_chunk(score, layer.slot_positions, self.by_rule(layer), self.chunk_length)
         return score
@@ -197,7 +205,8 @@ class Keep(Policy):
         if (even or (self.every and not layer.in_prompt)) and max(over) <= 0:
             return None
         score, slots = self.ranked(layer), positions.shape[2]
-        if layer.in_prompt and even and (shares := self.shares(layer, score)) is not None:
+        shares = checked.shares(self, layer, self.shares(layer, score)) if layer.in_prompt and even else None
+        if shares is not None:
             state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
         if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
@@ -268,16 +277,17 @@ class KeepState(State):
     head that may hold most; goal: `limits`, where it compresses only now and then; shares `[batch,
     kv_heads]`: where heads differ; threshold `[batch, kv_heads]`: see `merging.merge`. last: see
     `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read
-    again (`reread.py`).
+    again (`reread.py`). late: what refuses a score on a GPU.
     """
 
     per_row = ("limits", "longest", "goal", "shares", "threshold", "ids", "real", "next")
     states = ("last",)
+    shared = ("late",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
 
     def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         super().__init__(policy, per_row, per_slot)
-        self.last = LastQueries(policy)
+        self.last, self.late = LastQueries(policy), Late()
 
 
 class LastQueries(State):

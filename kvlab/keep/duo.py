@@ -122,4 +122,4 @@ class Duo(Keep):
 class DuoState(KeepState):
     """See `Duo`. retrieves `[kv_heads, 1]`: which heads of the layer hold everything."""
 
-    shared = ("retrieves",)
+    shared = (*KeepState.shared, "retrieves")

@@ -155,4 +155,4 @@ class KVzapState(KeepState):
     linear model, of all processes' heads."""
 
     per_row = (*KeepState.per_row, "judged")
-    shared = ("rotation", "weight", "bias")
+    shared = (*KeepState.shared, "rotation", "weight", "bias")

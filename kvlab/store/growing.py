@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..gather import gather_slots, with_room
+from ..late import Late
 from ..parameters import FEW, check_whole
 from ..policy import Policy, State
 from ..slots import PER_EMPTY
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
-from .late import Late
 
 LEAST_ROOM = 16  # slots
 

@@ -12,9 +12,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from ..late import later
 from ..parameters import check_one_of, check_whole
 from .exact import Exact, Parts
-from .late import later
 
 AXES = ("group", "token", "channel", "tensor")
 DTYPES = {"fp16": torch.float16, "fp32": torch.float32}

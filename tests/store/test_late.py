@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny import prompt, tiny
 
-from kvlab.store import Float8, Growing, Int, Kivi, late
+from kvlab import late
+from kvlab.store import Float8, Growing, Int, Kivi
 
 
 class Shape:

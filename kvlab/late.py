@@ -1,4 +1,4 @@
-"""Late: values that cannot be stored are refused one step later on a GPU, so that no step waits for it."""
+"""Late: what is wrong is refused one step later on a GPU, so that no step waits for it."""
 
 from __future__ import annotations
 

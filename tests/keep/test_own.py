@@ -1,0 +1,157 @@
+"""A keep of one's own that says nonsense: one line, at the prompt and at every step, in whatever code."""
+
+import random
+
+import pytest
+import torch
+from fuzz.machine import SHAPE, _model
+from tiny import prompt, tiny
+
+import kvlab
+from kvlab.keep import AdaKV, Keep
+
+WRONG = {  # what becomes of a score [batch, kv_heads, slots]
+    "one for all heads": lambda x: x[:, :1],
+    "one for all rows": lambda x: x[:1],
+    "no heads": lambda x: x.mean(1),
+    "one more axis": lambda x: x[..., None],
+    "too short": lambda x: x[..., 1:],
+    "too long": lambda x: x.repeat(1, 1, 3),
+    "far too many heads": lambda x: x.repeat(1, 5000, 1),
+    "a number": lambda x: float(x.sum()),
+    "a list": lambda x: x.tolist(),
+    "nothing": lambda x: None,
+    "NaN": lambda x: x.index_fill(-1, torch.tensor([random.randrange(x.shape[-1])]), torch.nan),
+}
+
+
+class Own(Keep):
+    """Longest keys; from the pass `bad_from` on, or in one head, something that is no score."""
+
+    def __init__(self, budget=0.5, wrong=None, bad_from=0, **more):
+        super().__init__(budget, **more)
+        self.wrong, self.bad_from = wrong, bad_from
+
+    per_row = ("passes",)
+
+    def observe(self, layer, received):
+        layer.state.passes = (layer.state.passes or 0) + 1
+
+    def score(self, layer):
+        keys, _ = layer.store.read(layer.slot_positions.device)
+        right = keys.norm(dim=-1).round(decimals=3)
+        bad = self.wrong is not None and layer.state.passes > self.bad_from
+        return WRONG[self.wrong](right) if bad else right
+
+
+def models():
+    wide = {"hidden_size": 48, **SHAPE}
+    return {
+        "eager": tiny("llama", **wide),
+        "at once": tiny("llama", **wide | {"head_dim": 32}),
+        "compiled": _model("compiled"),
+    }
+
+
+@pytest.mark.parametrize("kind", ["eager", "at once", "compiled"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_score_that_is_none_is_one_line(wrong, kind):
+    random.seed(wrong + kind)
+    model, rows = models()[kind], 1 + (kind != "compiled")
+    if wrong == "one for all rows" and rows == 1:
+        return
+    for when in (0, random.choice((1, 3))):
+        for more in ({}, random.choice(({"chunk_length": 3}, {"every": 2}))):
+            keep = Own(random.choice((0.4, 70)), wrong, when, **more)
+            stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=keep))
+            with pytest.raises(
+                ValueError, match=r"^Own\.score, layer \d: (expected|KV head \d has NaN)"
+            ) as said:
+                stepper.feed(prompt(80, rows), last=True)
+                for step in range(6):
+                    stepper.feed(prompt(1, rows, step), last=True)
+            assert "\n" not in str(said.value)
+            assert stepper.cache.broken  # what is held is not whole
+            with pytest.raises(RuntimeError, match="reset"):
+                stepper.feed(prompt(1, rows))
+
+
+@pytest.mark.parametrize("shape", [(), (2, 1), (1, 3), (2, 3, 1)])
+def test_shares_of_ones_own_are_looked_at(shape):
+    class Uneven(AdaKV):
+        def shares(self, layer, score):
+            return torch.ones(shape, dtype=torch.long)
+
+    model = models()["eager"]
+    with pytest.raises(ValueError, match=r"Uneven.shares, layer 0: expected \[batch, kv_heads\]"):
+        kvlab.Stepper(model, kvlab.KVCache(model, keep=Uneven(Own(6)))).feed(prompt(20, 2))
+
+
+@pytest.mark.parametrize("said", [[5], [5, None], [0, 5], [5.5, 5], (5, 5), 5, torch.tensor([5, 5])])
+def test_limits_of_ones_own_are_looked_at(said):
+    class Limited(Own):
+        def limits(self, layer):
+            return said
+
+    model = models()["eager"]
+    with pytest.raises(
+        ValueError, match=r"Limited\.limits, layer 0: expected a whole number above 0"
+    ):
+        kvlab.Stepper(model, kvlab.KVCache(model, keep=Limited())).feed(prompt(20, 2))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_slots_of_ones_own_are_looked_at(seed):
+    """Slots drawn at random: those in order with the newest among them are kept, all others refused."""
+    draw = random.Random(seed)
+
+    class Chooses(Keep):
+        def choose(self, layer):
+            layer.state.limits = layer.state.longest = [min(7, held) for held in layer.rows_held]
+            shape, slots = layer.slot_positions.shape[:2], layer.slots
+            fault = draw.choice(
+                ("none", "order", "twice", "newest", "beyond", "below", "int32", "heads", "list")
+            )
+            found = torch.stack([torch.tensor(sorted(draw.sample(range(slots - 1), 6)) + [slots - 1])
+                                 for _ in range(shape.numel())]).view(*shape, 7)  # fmt: skip
+            at = draw.randrange(shape[0]), draw.randrange(shape[1])
+            if fault == "order":
+                found[at] = found[at].flip(0)
+            elif fault == "twice":
+                found[(*at, 3)] = found[(*at, 2)]
+            elif fault in ("newest", "beyond", "below"):
+                found[(*at, 6)] = {"newest": slots - 2, "beyond": slots + draw.randrange(10**6), "below": -2}[
+                    fault
+                ]
+                if fault == "newest":
+                    found[(*at, slice(0, 6))] = torch.arange(6)
+            found = {"int32": found.int(), "heads": found[:, :1], "list": found.tolist()}.get(fault, found)
+            faults.append(fault)
+            return found
+
+    faults, model = [], models()["at once"]
+    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=Chooses()))
+    try:
+        for step in range(20):
+            stepper.feed(prompt(20 if step == 0 else 1, 2, step))
+    except ValueError as error:
+        assert faults[-1] != "none" and str(error).startswith("Chooses.choose, layer ")
+    assert faults[:-1] == ["none"] * (len(faults) - 1)
+
+
+def test_sums_of_ones_own_kind_stay_out_of_compiled_code():
+    from kvlab.keep import H2O
+
+    class Halves(H2O):
+        goes_by = "sum"
+
+        def observe(self, layer, received):
+            super().observe(layer, received)
+            layer.state.received = layer.state.received.double()
+
+    model, found = models()["compiled"], []
+    for keep in (H2O(30), Halves(30)):
+        cache = kvlab.KVCache(model, keep=keep)
+        found.append(kvlab.decode(model, prompt(80), cache, 20))
+    assert torch.equal(found[0].tokens, found[1].tokens)
+    assert (found[0].logprobs - found[1].logprobs).abs().max() < 1e-4
