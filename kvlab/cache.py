@@ -6,7 +6,9 @@ import copy
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
+from threading import enumerate as enumerate_threads
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -34,47 +36,21 @@ from .models import (
     rotations_of,
     switch_of,
 )
-from .models.shape import forgetful, other_model
+from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
+from .parameters import check_kind, check_whole
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
 from .saved import save
+from .stats import Stats, stats_of
 from .store import buffer_of
 from .turns import begin, cannot_go_back, end, forget_turns, given_to
 from .visibility import own_positions
 
 ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+ANOTHER = "another thread is in a pass through this cache: wait for it, or make a cache for each thread"
 LATENT = "K and V are made of a latent after the cache"
-
-
-@dataclass(frozen=True)
-class Stats:
-    """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `spare_bytes` are allocated beside them, by buffers that grow, for tokens to come; `moved_bytes`
-    crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the
-    device; `index_bytes`, of the device's, are what a fetch policy chooses by.
-    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
-    `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
-    that the keep chose by its score, and not by a rule such as a recent window, over all layers that let
-    something go; None where none did."""
-
-    device_bytes: int
-    host_bytes: int
-    moved_bytes: int
-    tokens_seen: int  # tokens fed so far, padding included (the length that drives positions)
-    tokens_held: int  # most tokens that any row and head holds in any layer
-    scored: float | None = field(default=None, repr=False)
-    index_bytes: int = field(default=0, repr=False)
-    fetched_bytes: int = field(default=0, repr=False)
-    missed_mass: float | None = field(default=None, repr=False)
-    spare_bytes: int = field(default=0, repr=False)
-
-    def __getitem__(self, name: str) -> int:
-        return asdict(self)[name]
-
-    def keys(self):
-        return asdict(self).keys()
 
 
 class Bound(Cache):
@@ -87,6 +63,13 @@ class Bound(Cache):
     fed = False  # whether a pass came in since it was made, loaded or reset
     stepped = False  # whether whoever feeds it says what a prompt is (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
+
+    @property
+    def max_cache_len(self) -> int:
+        """What prefix tuning (PEFT) asks of a cache before it puts another one in its place."""
+        raise AttributeError(
+            "kvlab's caches do not serve a model whose prefix has keys and values of its own"
+        )
 
     def check_whole(self) -> None:
         """RuntimeError for a cache that is broken."""
@@ -143,7 +126,9 @@ class KVCache(Bound):
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         shape = ModelShape.of(prepare(model))
-        keep, place = keep or KeepAll(), place or Device()
+        keep, place = KeepAll() if keep is None else keep, Device() if place is None else place
+        check_kind("keep", keep, Keep, "a keep such as kvlab.keep.H2O()")
+        check_kind("place", place, Device, "kvlab.place.Device() or Host(...)")
         store = buffer_of(store, keep)
         store.suits(keep, place)
         place.suits(keep, store)
@@ -171,6 +156,7 @@ class KVCache(Bound):
             layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
         super().__init__(layers=layers)
         self._switch, self._long = switch_of(model), None  # whether what is cached lies beyond it
+        self._inside: dict[str, int] = {}  # the thread that is in a pass; setdefault is one step
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
         if keep.rereads and keep.evicts:
@@ -210,6 +196,7 @@ class KVCache(Bound):
         at = self._bodies.get(id(body))
         if self.model is None or at is None:
             raise ValueError(other_model(self.model))
+        self._enter()
         if self._began is None or at <= self._reached:
             self.check_whole()
             longer = None if self._switch is None else self._beyond(*given_to(body, args, kwargs))
@@ -227,6 +214,9 @@ class KVCache(Bound):
     def end_pass(self, body, args=(), kwargs=None) -> None:
         """The pass has come through."""
         if self._bodies[id(body)] == self._called:
+            seen = [layer.seen for layer in self.attending] if self._began == 0 else ()
+            if len(set(seen)) > 1:  # left as a pass that broke off
+                raise ValueError(taken_out(seen))
             self._began = None
             if self.rereads:
                 fed = fed_to(body, args, kwargs)
@@ -234,6 +224,8 @@ class KVCache(Bound):
                     self.fed_pieces.append(fed)
                 if not self.attending[0].waits:
                     self._passed(*fed)
+            if self.attending[0].hears is None:
+                self._inside.clear()
 
     def __bool__(self) -> bool:
         """Phi-3's `generate` asks so for a cache that it leaves behind at the switch, to go on without it."""
@@ -279,6 +271,8 @@ class KVCache(Bound):
     def broken(self) -> bool:
         """Whether something broke off (Ctrl-C, a dead link) after it had changed what is held. A state of
         transformers' own does not say whether it has changed."""
+        if any(layer.place.lost for layer in self.attending):
+            return True
         if self._began is None:
             return False
         if any(layer._busy or layer.seen != self._began for layer in self.attending):
@@ -288,9 +282,29 @@ class KVCache(Bound):
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Tokens are let go or moved outside a pass: what breaks off here leaves a broken cache, too."""
-        before, self._began = self._began, -1
-        yield
-        self._began = before
+        with self._alone():
+            before, self._began = self._began, -1
+            yield
+            self._began = before
+
+    def _enter(self) -> None:
+        """This thread comes in. RuntimeError while another one is in a pass, or left one in the middle."""
+        me = get_ident()
+        if self._inside.setdefault("thread", me) != me:
+            if any(one.ident == self._inside.get("thread") for one in enumerate_threads()):
+                raise RuntimeError(ANOTHER)
+            self._inside["thread"] = me  # that one is no more
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """RuntimeError while another thread is in here, or in a pass."""
+        outside = not self._inside
+        self._enter()
+        try:
+            yield
+        finally:
+            if outside:
+                self._inside.clear()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         if self._began is None:  # transformers asks within a pass, but this one was never announced
@@ -308,13 +322,14 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._began, self.fed, self._long = None, False, None
+        self._began, self.fed, self._long, self._inside = None, False, None, {}
         forget_turns(self)
         for layer in self.layers:
             layer.reset() if isinstance(layer, Layer) else forget(layer)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
+        check_kind("tokens_to_remove", tokens_to_remove, int, "a whole number")
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         end(self)
@@ -338,6 +353,12 @@ class KVCache(Bound):
         self.takes_back = True
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
+        check_kind("beam_idx", beam_idx, Tensor, "a tensor of rows")
+        whole = beam_idx.dim() == 1 and len(beam_idx) and beam_idx.dtype in (torch.int64, torch.int32)
+        if not whole or (self.lengths and not all(0 <= row < len(self.lengths) for row in beam_idx.tolist())):
+            held = f"one or more rows of {len(self.lengths)}, as int64 [rows]"
+            raise ValueError(f"beam_idx is {beam_idx.dtype} {tuple(beam_idx.shape)}: expected {held}")
         end(self)
         with self._changing():
             super().reorder_cache(beam_idx)
@@ -346,15 +367,17 @@ class KVCache(Bound):
         self.reorder_cache(indices)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        check_whole("repeats", repeats, 1, "copies")
         end(self)
         self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
-        end(self)
-        for layer in self.attending:
-            layer.place.flush(layer)  # what is on its way belongs to this cache
-        memo[id(self)] = twin = object.__new__(type(self))
-        vars(twin).update(copy.deepcopy(vars(self), memo))
+        with self._alone():
+            end(self)
+            for layer in self.attending:
+                layer.place.flush(layer)  # what is on its way belongs to this cache
+            memo[id(self)] = twin = object.__new__(type(self))
+            vars(twin).update(copy.deepcopy({**vars(self), "_inside": {}}, memo))
         twin.bind()
         return twin
 
@@ -402,38 +425,9 @@ class KVCache(Bound):
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
-        end(self)
-        sizes = {False: {}, True: {}}
-        for layer in self.layers:
-            ours = isinstance(layer, Layer)
-            for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
-                storage = tensor.untyped_storage()
-                sizes[on_host][storage.data_ptr()] = storage.nbytes()
-        chosen = [layer.scored for layer in self.attending if layer.scored is not None]
-        spare = {False: 0, True: 0}
-        for layer in self.attending:
-            spare[layer.place.on_host] += layer.store.spare_bytes
-        return Stats(
-            device_bytes=sum(sizes[False].values()) - spare[False],
-            host_bytes=sum(sizes[True].values()) - spare[True],
-            spare_bytes=sum(spare.values()),
-            moved_bytes=sum(layer.moved_bytes for layer in self.attending),
-            tokens_seen=self.get_seq_length(),
-            tokens_held=max(max(layer.rows_held, default=0) for layer in self.attending),
-            scored=sum(chosen) / len(chosen) if chosen else None,
-            **self._fetches(),
-        )
-
-    def _fetches(self) -> dict:
-        """What `stats` says about the fetch policy."""
-        places = [layer.place for layer in self.attending]
-        index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
-        missed = [place.missed for place in places if place.missed is not None]
-        return {
-            "index_bytes": sum(storage.nbytes() for storage in index.values()),
-            "fetched_bytes": sum(place.fetched_bytes for place in places),
-            "missed_mass": sum(missed) / len(missed) if missed else None,
-        }
+        with self._alone():
+            end(self)
+            return stats_of(self)
 
     def speculate(self, layer: int, query) -> None:
         """A block hands its input on: `query()` is what layer `layer` would ask with it."""

@@ -11,9 +11,10 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .late import Late, far
+from . import late
 from .models import ModelShape
-from .models.shape import forgetful, other_model
+from .models.shape import check_ids, check_model, forgetful, other_model
+from .parameters import check_kind, shown
 from .visibility import own_positions
 
 
@@ -28,6 +29,9 @@ class Stepper:
     """
 
     def __init__(self, model, cache):
+        check_model(model)
+        if not hasattr(cache, "check_whole"):
+            check_kind("cache", cache, (), "a cache of kvlab.make_cache(model, ...)")
         if cache.model is not model:
             raise ValueError(other_model(cache.model))
         self.model, self.cache = model, cache
@@ -35,7 +39,7 @@ class Stepper:
         self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed here, [batch, tokens]
         self.mask: Tensor | None = None  # 1 for real tokens, those that the cache came with included
-        self.padded, self.late = False, Late()
+        self.padded, self.late = False, late.Late()
         if not cache.fed and (held := cache.get_seq_length()):
             lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
             self.ids = lengths.new_empty(len(lengths), 0)
@@ -66,8 +70,9 @@ class Stepper:
         chunks as they are stored, and nothing is evicted before its end. To feed a prompt in several calls,
         put them into `with cache.prefill():`.
         """
+        check_kind("last", last, bool, "true or false")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
-            raise ValueError(f"chunk={chunk!r}: expected at least 2 tokens")
+            raise ValueError(f"chunk={shown(chunk)}: expected at least 2 tokens")
         before = self.ids, self.mask, self.padded
         self._check_cache()
         try:
@@ -142,16 +147,10 @@ class Stepper:
             )
 
     def _append(self, ids: Tensor, mask: Tensor | None) -> None:
-        if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:
-            raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, tokens], not empty")
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise ValueError(f"input_ids has dtype {ids.dtype}: expected whole numbers")
+        check_ids(ids, self.vocabulary)
+        check_kind("attention_mask", mask, Tensor | None, "a tensor [batch, tokens] or none")
         if self.ids is not None and len(ids) != len(self.ids):
             raise ValueError(f"batch of {len(ids)} rows, but {len(self.ids)} were fed before: use fork(rows)")
-        least, most = (int(x) for x in ids.aminmax())
-        if least < 0 or most >= self.vocabulary:
-            wrong = least if least < 0 else most
-            raise ValueError(f"input_ids: {wrong} is none of the model's {self.vocabulary} token ids")
         padded = self.padded
         if mask is None:
             mask = torch.ones_like(ids)
@@ -182,7 +181,7 @@ class Stepper:
         bad = ~(logits.amax(-1) - logits.amin(-1)).isfinite()
         if self.padded:
             bad &= self.mask[:, -bad.shape[1] :].bool()
-        if far(bad) and not prompt:
+        if late.far(bad) and not prompt:
             self.late.tell()
             self.late.ask(bad, self._refuse)
         elif bad.any():
@@ -221,11 +220,14 @@ def decode(
     cache already in use.
     """
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r}: expected a positive number")
+        raise ValueError(f"max_new_tokens={shown(max_new_tokens)}: expected a positive number")
+    stepper = Stepper(model, cache)
+    check_ids(input_ids, stepper.vocabulary)
     if cache.get_seq_length():
         raise ValueError("the cache already holds tokens: call cache.reset() first")
     context = ModelShape.of(model).context
     needed = input_ids.shape[-1] + max_new_tokens - 1
+    check_kind("attention_mask", attention_mask, Tensor | None, "a tensor [batch, tokens] or none")
     masked = attention_mask is not None and attention_mask.shape == input_ids.shape
     if masked and bool((attention_mask.any(-1) & (attention_mask[:, -1] == 0)).any()):
         raise ValueError("attention_mask: a row ends with padding; expected padding on the left")
@@ -235,7 +237,6 @@ def decode(
             f"prompt of {input_ids.shape[-1]} and {max_new_tokens} new tokens need {needed}, more than the "
             f"model's context of {context}"
         )
-    stepper = Stepper(model, cache)
     tokens, logprobs, trace = [], [], Trace(None, None)
     ids, mask = input_ids.to(model.device), attention_mask
     for _ in range(max_new_tokens):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import torch
 
+from .parameters import shown
+
 AUTO = "auto"
 
 
@@ -45,3 +47,11 @@ def refuse_offloaded(model, what: str) -> None:
             f"{what}: it needs the model's weights, but the device map offloads some of them; put every "
             "block on a device that holds it"
         )
+
+
+def device_of(device) -> torch.device:
+    """A device by its name; ValueError for what names none."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        raise ValueError(f"device={shown(device)}: expected a device such as cpu or cuda") from None

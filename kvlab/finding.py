@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .errors import first_line
 from .keep import Keep
 from .named import COMMON, OWN, Entry
 from .place import Device, Fetch, Host
@@ -97,8 +99,22 @@ def _import(path: str) -> Method:
     module, _, attribute = path.rpartition(".")
     try:
         policy = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"method {path!r}: {error}") from error
+    except (Exception, SystemExit) as error:  # a module of one's own can raise anything
+        raise ValueError(f"method {path!r}: {_said(error)}") from None
+    role = role_of(policy)
+    if role is None or not inspect.isclass(policy):
+        raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
+
+    def policies(**parameters):
+        return put(role, policy(**parameters))
+
+    policies.__signature__ = inspect.signature(policy)
+    summary = (inspect.getdoc(policy) or "").split("\n")[0]
+    return Method(path, summary, policies=policies)
+
+
+def role_of(policy) -> str | None:
+    """What a policy, or a class of one, is in a cache: keep, store, place, or what a host fetches by."""
     kinds = (
         (Keep, "keep"),
         (Fetch, "fetch"),
@@ -106,17 +122,25 @@ def _import(path: str) -> Method:
         (Growing, "store"),
         (Exact, "store"),
     )
-    role = next((role for kind, role in kinds if inspect.isclass(policy) and issubclass(policy, kind)), None)
-    if role is None:
-        raise ValueError(f"method {path!r}: expected a Keep, Store, format, Place or Fetch class")
+    own = policy if inspect.isclass(policy) else type(policy)
+    return next((role for kind, role in kinds if issubclass(own, kind)), None)
 
-    def policies(**parameters):
-        made = policy(**parameters)
-        return {"place": Host(made)} if role == "fetch" else {role: made}
 
-    policies.__signature__ = inspect.signature(policy)
-    summary = (inspect.getdoc(policy) or "").split("\n")[0]
-    return Method(path, summary, policies=policies)
+def put(role: str, policy) -> dict:
+    """A policy in this role, as `KVCache` takes it."""
+    return {"place": Host(policy)} if role == "fetch" else {role: policy}
+
+
+def _said(error: BaseException) -> str:
+    """What an import raised, in one line, and the line of somebody's module that it is about."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [one for one in frames if "importlib" not in one.filename and one.filename != __file__]
+    said = first_line(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
+    if not frames:
+        return said
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {said}"
 
 
 def nearest(name: str, known) -> str:

@@ -183,9 +183,36 @@ class Held(CacheLayerMixin):
     sinks = _of("given", "sinks", "Of the pass that runs, see `kvlab_attention`.")
 
     @property
+    def keys(self) -> Tensor | None:
+        """K as numbers, `[batch, kv_heads, slots, head_dim]`, in the order of `slot_positions`: decoded, or
+        brought from the host, whenever somebody asks. Nothing that is written to it is kept."""
+        return self._numbers(0)
+
+    @property
+    def values(self) -> Tensor | None:
+        """V, as `keys`."""
+        return self._numbers(1)
+
+    def _numbers(self, side: int) -> Tensor | None:
+        if not self.lengths:
+            return None
+        self.place.commit(self)
+        found = self.store.read(self.model.device)[side].clone()
+        if not found.shape[3]:
+            raise AttributeError(f"{type(self.place.policy).__name__} holds keys in parts of its own")
+        return found
+
+    @property
     def positions(self) -> Tensor:
         """`slot_positions` as a LongTensor."""
         return self.table.positions.long()
+
+    @property
+    def mean_held(self) -> list[float]:
+        """Real tokens that each row holds, mean over the KV heads."""
+        if not self.keep.policy.ragged:
+            return self.rows_held
+        return (self.table.positions >= 0).sum(-1).double().mean(-1).tolist()
 
     def timed(self, what: str):
         """A context whose time goes to the timeline, where one is recorded."""

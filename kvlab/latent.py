@@ -25,6 +25,11 @@ class LatentLayer(Layer):
     _attention = None  # weak reference to the module that attended last
     _expanded = None  # K of all heads, of all tokens, while a pass attends
 
+    def _numbers(self, side: int) -> None:
+        raise AttributeError(
+            "this layer caches latents: the model makes keys and values of them in every pass"
+        )
+
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
         returns those that the pass attends to: the prompt as it is, later all that is held."""

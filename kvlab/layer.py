@@ -32,6 +32,13 @@ class Layer(Held):
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
+        device = query.device.type
+        if torch.is_autocast_enabled(device):  # of attention; what is stored is no business of autocast
+            numbers = query, *self._pending
+            if all(x.dtype != torch.float64 for x in numbers):
+                query, *self._pending = (x.to(torch.get_autocast_dtype(device)) for x in numbers)
+            with torch.autocast(device, enabled=False):
+                return self.attend(query, visibility, scaling, softcap, sinks)
         if self.fused is not None and softcap is None and sinks is None:
             out = self._step_at_once(query, visibility, scaling)
             if out is not None:

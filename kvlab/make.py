@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cache import KVCache
+from .finding import put, role_of
 from .measure.machines import link_named
 from .models import loading
+from .models.shape import check_model
 from .parameters import check_one_of
+from .policy import Policy
 from .saved import fill, opened
 from .spec import Spec, parse
 from .twin import serve
@@ -40,8 +43,14 @@ def load(
     return model, tokenizer
 
 
-def make_cache(model, spec: str | Spec):
-    """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`)."""
+def make_cache(model, spec: str | Spec | Policy | type[Policy]):
+    """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`), or from a
+    keep, store, format, place or fetch, or a class of one, as it is: `H2O(0.2)`."""
+    check_model(model)
+    if (role := role_of(spec)) is not None:
+        policy = spec() if isinstance(spec, type) else spec
+        serve(model)
+        return KVCache(model, **put(role, policy))
     spec = parse(spec)
     try:
         parameters = dict(spec.parameters)

@@ -9,17 +9,36 @@ MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, and what ta
 FEW = 2**16  # of what is reserved, or gone through one by one
 
 
+def shown(value) -> str:
+    """How a message shows a value: on one line, and not too long."""
+    said = " ".join(repr(value).split())
+    return said if len(said) <= 80 else f"{said[:77]}..."
+
+
+def check_kind(name: str, value, kind, expected: str) -> None:
+    """TypeError for a value of another kind."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} is a {type(value).__name__}: expected {expected}")
+
+
 def check_one_of(name: str, value, allowed) -> None:
     """ValueError for a parameter that is none of these."""
-    if value not in tuple(allowed):
-        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(str, allowed))}")
+    plain = isinstance(value, str | int | float | None)
+    if not plain or value not in tuple(allowed):
+        raise ValueError(f"{name}={shown(value)}: expected one of {', '.join(map(str, allowed))}")
+
+
+def check_bool(name: str, value) -> None:
+    """ValueError for a parameter that is neither true nor false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={shown(value)}: expected true or false")
 
 
 def check_whole(name: str, value, least: int, unit: str = "tokens", most: int = MOST) -> None:
     """ValueError for a parameter that is no whole number from `least` to `most`."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         above = "" if not isinstance(value, int) or value <= most else f", at most {most}"
-        raise ValueError(f"{name}={value!r}: expected a whole number of at least {least} {unit}{above}")
+        raise ValueError(f"{name}={shown(value)}: expected a whole number of at least {least} {unit}{above}")
 
 
 def check_within(name: str, value, context: int | None) -> None:
@@ -39,9 +58,9 @@ def check_number(name: str, value, within: Callable[[float], bool], expected: st
     """ValueError for a parameter that is no number, not within what is expected, or above `MOST`, but inf."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and MOST < value < math.inf:
-        raise ValueError(f"{name}={value!r}: expected {expected}, at most {MOST}")
+        raise ValueError(f"{name}={shown(value)}: expected {expected}, at most {MOST}")
     if not number or not within(value):
-        raise ValueError(f"{name}={value!r}: expected {expected}")
+        raise ValueError(f"{name}={shown(value)}: expected {expected}")
 
 
 def check_fraction_or_count(name: str, value) -> float | int:

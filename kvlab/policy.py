@@ -81,7 +81,6 @@ class State:
     shared: tuple[str, ...] = ()
     filled: int | None = None
     keeps_room = False
-    spare_bytes = 0  # of what it holds: what is reserved for tokens to come
 
     def __init__(self, policy: Policy, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         self.policy = policy
@@ -131,6 +130,11 @@ class State:
             yield from (x for x in (value if isinstance(value, tuple) else (value,)) if isinstance(x, Tensor))
         for state in self._states():
             yield from state.tensors()
+
+    @property
+    def spare_bytes(self) -> int:
+        """Of what it holds, what is reserved for tokens to come."""
+        return sum(state.spare_bytes for state in self._states())
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep, repeat or reorder batch rows: row i becomes a copy of the old row `rows[i]`."""

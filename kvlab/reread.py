@@ -13,6 +13,8 @@ from .models import fed_to
 from .policy import View
 from .visibility import own_positions
 
+PLAIN = ("input_ids", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "labels")
+
 
 def check_rereads(keep, cache, place) -> None:
     """ValueError for a model or a place that leaves nothing to be read again without a change."""
@@ -26,10 +28,14 @@ def check_rereads(keep, cache, place) -> None:
 
 
 def check_fed(cache, body, args, kwargs) -> None:
-    """ValueError for a pass of the prompt that comes without token ids."""
+    """ValueError for a pass of the prompt that comes without token ids, or with more than these: pictures."""
+    keep = type(cache.attending[0].keep.policy).__name__
     if fed_to(body, args, kwargs)[0] is None:
-        keep = type(cache.attending[0].keep.policy).__name__
         raise ValueError(f"{keep} reads the prompt again, for which it needs its token ids: give input_ids")
+    given = inspect.signature(body.forward).bind_partial(*args, **kwargs).arguments
+    given |= given.pop("kwargs", {})
+    if more := [name for name, value in given.items() if name not in PLAIN and isinstance(value, Tensor)]:
+        raise ValueError(f"{keep} reads the prompt again, by its token ids alone: it cannot read {more[0]}")
 
 
 def note(cache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .parameters import check_kind
 from .policy import State
 
 FORMAT = "3"  # of the file; another one is refused
@@ -32,8 +33,9 @@ def save(cache, path: str | Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    check_kind("path", path, str | Path, "a path")
     if cache.spec is None:
-        raise ValueError("save: this cache was not made by kvlab.make_cache, so its method has no name")
+        raise ValueError("save: this cache was not made by kvlab.make_cache from a method's name")
     if "link" in cache.spec.parameters or not getattr(cache, "fillable", False):
         raise ValueError(
             f"save: a cache of {cache.spec.text!r} on this model holds more than K and V of its layers"
@@ -71,6 +73,7 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
     saved for another model, or by another version of kvlab, or that is not as it was written."""
     from safetensors import SafetensorError, safe_open
 
+    check_kind("path", path, str | Path, "a path")
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata() or {}

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from .finding import Method, find, nearest
+from .parameters import check_kind
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ def parse(spec: str | Spec) -> Spec:
     """
     if isinstance(spec, Spec):
         return spec
+    check_kind("method", spec, str, "a text such as 'h2o:budget=0.2'")
     name, _, rest = spec.strip().partition(":")
     method, parameters = find(name), {}
     known = method.parameters

@@ -228,3 +228,50 @@ def test_lengths_that_transformers_sees():
     assert cache.layers[0].get_mask_sizes(1) == (7, 14)  # physical: held + query, seen - held
     assert cache.get_max_length() == -1
     assert kvlab.make_cache(model, "static:length=50").get_max_length() == 50
+
+
+def test_tokens_held_is_what_rows_hold_in_the_mean_of_layers_and_heads():
+    model = tiny("llama", head_dim=32, hidden_size=64)
+    for spec, most in (
+        ("kvzip:budget=0.5", 32),
+        ("adakv:of=keydiff,budget=16", 16),
+        ("pyramidkv:budget=0.25,window=4", 16),
+    ):
+        cache = kvlab.make_cache(model, spec)
+        stepper = kvlab.Stepper(model, cache)
+        stepper.feed(prompt(64, 2))
+        counts = [(layer.slot_positions >= 0).sum(-1).float().mean(-1) for layer in cache.layers]
+        assert cache.stats().tokens_held == round(float(torch.stack(counts).mean(0).amax()))
+        assert abs(cache.stats().tokens_held - most) <= 1, spec
+        stepper.feed(prompt(1, 2))
+        assert abs(cache.stats().tokens_held - most) <= 2
+
+
+def test_resident_pages_of_unified_memory_are_device_bytes():
+    model = tiny("llama")
+    for memory, share in ((1000, 1.0), (0.5, 0.5), (25, 0.5), (0, 0.0)):
+        for link in ("", ",link=1e10"):
+            cache = kvlab.make_cache(model, f"uvm:memory={memory}{link}")
+            stepper = kvlab.Stepper(model, cache)
+            stepper.feed(prompt(50, 2))
+            cache.stats()
+            stepper.feed(prompt(1, 2))
+            found, per_token = cache.stats(), 2 * 2 * 2 * 8 * 4 * 4  # rows, K and V, heads, numbers, layers
+            staged = sum(x.nbytes for x in cache.layers[0].place.link.staging.buffers) if link else 0
+            assert found.host_bytes + found.device_bytes - staged == 51 * per_token
+            assert abs(found.device_bytes - staged - share * 51 * per_token) <= 0.02 * 51 * per_token
+
+
+def test_room_for_partial_keys_to_come_is_spare():
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "infinigen:budget=0.5,full_layers=1")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(40))
+    tight = cache.stats()
+    assert tight.spare_bytes == 0
+    stepper.feed(prompt(1))
+    found = cache.stats()
+    partial = [layer.place.fetch.partial for layer in cache.layers[1:]]
+    assert all(one.spare_bytes for one in partial)
+    assert found.index_bytes - tight.index_bytes == sum(one.keys[0][:, :, 0].nbytes for one in partial)
+    assert found.spare_bytes == sum(one.spare_bytes for one in (*partial, *(x.store for x in cache.layers)))

@@ -17,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import kvlab
+from kvlab import late
 from kvlab.attention import attend
 from kvlab.store import Float8, Int, Kivi
 from kvlab.store.kivi import KiviState

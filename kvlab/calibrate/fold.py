@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..devices import refuse_offloaded
+from ..models.shape import ModelShape, check_ids, check_model
 from .skew import skew
 
 MARK = "kvlab_skewed"  # in the model's config: queries and keys come out skewed
@@ -21,6 +22,9 @@ def fold(model, ids: Tensor | None = None):
     Raises ValueError for a family with rotary embeddings, where A must follow the rotation, and for a model
     that is folded already.
     """
+    check_model(model)
+    if ids is not None:
+        check_ids(ids, ModelShape.of(model).vocabulary)
     kind = model.config.model_type
     if kind not in FOLDABLE:
         raise ValueError(

@@ -9,6 +9,8 @@ from torch import Tensor
 from ..attention import recorded
 from ..devices import refuse_offloaded
 from ..models import calibration_ids, prepare
+from ..models.shape import ModelShape, check_ids, check_model
+from ..parameters import shown
 
 MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
 FOLDABLE = ("opt", "gpt2")  # families whose queries and keys are not rotated by position after the projection
@@ -28,7 +30,7 @@ def factors(size: Tensor, strength: float) -> Tensor:
 def check_strength(strength) -> float:
     """ValueError unless it is a number from 0 to 1."""
     if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength <= 1:
-        raise ValueError(f"smooth={strength!r}: expected a strength from 0 to 1, or none")
+        raise ValueError(f"smooth={shown(strength)}: expected a strength from 0 to 1, or none")
     return float(strength)
 
 
@@ -40,6 +42,9 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """
+    check_model(model)
+    if ids is not None:
+        check_ids(ids, ModelShape.of(model).vocabulary)
     kind, strength = model.config.model_type, check_strength(strength)
     if kind not in FOLDABLE:
         raise ValueError(

@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: kernels/cpu.py c079d356, kernels/lanes.py 5ecc7181, engine/team.py 80a0eb58
+# Compiled into this: kernels/cpu.py 73ff50e8, kernels/lanes.py 5ecc7181, engine/team.py 80a0eb58
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..parameters import check_number
+from ..parameters import check_number, shown
 from ..policy import State
 from ..ranks import all_heads, own_heads
 from .base import Keep, counts
@@ -33,7 +33,7 @@ class AdaKV(Keep):
     def __init__(self, of: Keep, safeguard: float = 0.2):
         scores = isinstance(of, Keep) and not of.ragged and type(of).choose is Keep.choose
         if not scores or of.merge:
-            raise ValueError(f"of={of!r}: expected a keep that scores tokens, such as SnapKV(0.2)")
+            raise ValueError(f"of={shown(of)}: expected a keep that scores tokens, such as SnapKV(0.2)")
         check_number("safeguard", safeguard, lambda x: 0 <= x <= 1, "a part of the share between 0 and 1")
         others = ("chunk_length", "every", "renumber", "turns")
         super().__init__(of.budget, **{name: getattr(of, name) for name in others})

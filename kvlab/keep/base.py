@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..late import Late
 from ..models.shape import is_latent
-from ..parameters import check_fraction_or_count, check_one_of, check_whole, resolve_budget
+from ..parameters import check_bool, check_fraction_or_count, check_one_of, check_whole, resolve_budget
 from ..policy import Policy, State
 from . import checked
 
@@ -70,8 +70,7 @@ class Keep(Policy):
         if self.every is not None:
             check_whole("every", self.every, 1)
         for name in ("renumber", "merge"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}={getattr(self, name)!r}: expected true or false")
+            check_bool(name, getattr(self, name))
 
     @property
     def evicts(self) -> bool:

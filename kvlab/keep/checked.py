@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ..late import far
+from .. import late
 
 
 def score(keep, layer, given) -> Tensor:
@@ -19,7 +19,7 @@ def score(keep, layer, given) -> Tensor:
         )
     none = (given.isnan() & (positions >= 0)).any(-1)
     refuse = lambda: _refuse(keep, "score", layer, f"KV head {int(none.any(0).nonzero()[0])} has NaN")
-    if far(none) and not layer.in_prompt:  # a step does not wait for the answer
+    if late.far(none) and not layer.in_prompt:  # a step does not wait for the answer
         layer.state.late.tell()
         layer.state.late.ask(none, refuse)
     elif none.any():
@@ -49,7 +49,7 @@ def slots(keep, layer, given) -> Tensor | None:
     positions = layer.slot_positions
     if not isinstance(given, Tensor) or given.dtype != torch.int64 or given.shape[:2] != positions.shape[:2]:
         _refuse(keep, "choose", layer, f"expected int64 [batch, kv_heads, n], got {_said(given)}")
-    if far(given):
+    if late.far(given):
         return given
     before, after = given[..., :-1], given[..., 1:]
     ordered = bool(((after < 0) | ((before >= 0) & (before < after))).all())

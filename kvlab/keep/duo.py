@@ -9,7 +9,7 @@ from torch import Tensor
 from ..calibrate.profile import check, fits, read
 from ..models.shape import is_latent
 from ..named import named
-from ..parameters import check_number, check_whole
+from ..parameters import check_number, check_whole, shown
 from .base import Keep, KeepState, in_order
 
 KIND = "duo"
@@ -52,7 +52,7 @@ class Duo(Keep):
         check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
         if not isinstance(profile, str):
             raise ValueError(
-                f"profile={profile!r}: expected the file of trained gates; "
+                f"profile={shown(profile)}: expected the file of trained gates; "
                 "python -m course.recipes.duo makes one"
             )
         found = read(profile, KIND, gates=2)

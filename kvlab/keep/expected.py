@@ -109,4 +109,4 @@ class ExpectedState(KeepState):
     """See `ExpectedAttention`. rotation: how the layer rotates (`models.Rotation`), None for not at all."""
 
     per_row = (*KeepState.per_row, "count", "total", "squares")
-    shared = ("rotation",)
+    shared = (*KeepState.shared, "rotation")

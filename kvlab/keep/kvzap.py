@@ -12,7 +12,7 @@ from ..calibrate.profile import check, fits, read
 from ..gather import gather_slots
 from ..models import rotations_of
 from ..named import named
-from ..parameters import check_number, check_whole
+from ..parameters import check_number, check_whole, shown
 from ..ranks import all_heads, own_heads
 from .base import Keep, KeepState, by_row, in_order
 
@@ -63,7 +63,7 @@ class KVzap(Keep):
         super().__init__(1, every=every, turns=turns)
         if not isinstance(profile, str):
             raise ValueError(
-                f"profile={profile!r}: expected the file of a calibration; "
+                f"profile={shown(profile)}: expected the file of a calibration; "
                 "python -m course.recipes.kvzap makes one"
             )
         within = lambda x: 0 <= x <= 1, "a weight between 0 and 1"

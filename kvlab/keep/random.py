@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..named import named
+from ..parameters import shown
 from .base import Keep
 
 BITS = 0xFFFFFFFF
@@ -35,7 +36,7 @@ class Random(Keep):
     def __post_init__(self):
         super().__post_init__()
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed <= BITS:
-            raise ValueError(f"seed={self.seed!r}: expected a whole number from 0 to {BITS}")
+            raise ValueError(f"seed={shown(self.seed)}: expected a whole number from 0 to {BITS}")
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions.long()

@@ -102,8 +102,9 @@ def _write(kind, group, x, codes, scales, whole):
         codes[:] = x
         return True
     if kind >= E4M3:
+        most = np.float32(448.0) if kind == E4M3 else np.float32(57344.0)
         for j in range(head_dim):
-            if not abs(x[j]) < np.inf:
+            if not abs(x[j]) <= most:
                 return False
             codes[j] = _eight(kind, x[j])
         return True

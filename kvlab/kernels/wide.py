@@ -16,7 +16,7 @@ groups]`. The bits that are read, and written, are those of `store/int.py`, `pla
 the token.
 """
 
-# Compiled into this: kernels/cpu.py c079d356, kernels/lanes.py 5ecc7181
+# Compiled into this: kernels/cpu.py 73ff50e8, kernels/lanes.py 5ecc7181
 
 from __future__ import annotations
 
@@ -166,14 +166,13 @@ def _write(form, group, x, words, scales, spread, codes):
     head_dim = x.shape[0]
     middle = np.float32(1 << (form - 1)) if form < NVFP4 else np.float32(0.0)  # the code of 0
     qmax = middle - np.float32(1.0)
+    limit = np.float32(65504.0) * qmax if form < NVFP4 else np.float32(2688.0 if form == NVFP4 else np.inf)
     for g in range((head_dim + group - 1) // group):
         start, end = g * group, min((g + 1) * group, head_dim)
         most = np.float32(0.0)
         for j in range(start, end):
             size = np.float32(abs(x[j]))
-            if not size < np.inf or (
-                form < NVFP4 and size > np.float32(65504.0) * (middle - np.float32(1.0))
-            ):
+            if not size <= limit or size == np.inf:
                 return False
             most = max(most, size)
         if form < NVFP4:

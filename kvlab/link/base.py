@@ -9,17 +9,19 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as TookTooLong
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..gather import slot_index
+from ..parameters import shown
 from .pipelined import PipelinedState
 from .staging import Staging
 
 RECORDS = 10_000  # transfers remembered; older ones are forgotten
-WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+WORDS = (torch.int32, torch.int16, torch.uint8)  # as 64 bits: what a product moves out at the top is no loss
 
 
 class LinkError(RuntimeError):
@@ -78,7 +80,7 @@ class Link:
 
     def __init__(self, timeout: float = 60.0):
         if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
-            raise ValueError(f"timeout={timeout!r}: expected a positive number of seconds")
+            raise ValueError(f"timeout={shown(timeout)}: expected a positive number of seconds")
         self.timeout = timeout
         self.records: deque[Transfer] = deque(maxlen=RECORDS)
         self.staging = Staging()
@@ -197,11 +199,11 @@ class ModelledLink(Link):
     def __init__(self, bandwidth: float, latency: float = 10e-6, page: int | None = None, timeout=60.0):
         super().__init__(timeout)
         if not isinstance(bandwidth, int | float) or not 0 < bandwidth < math.inf:
-            raise ValueError(f"bandwidth={bandwidth!r}: expected a positive number of bytes per second")
+            raise ValueError(f"bandwidth={shown(bandwidth)}: expected a positive number of bytes per second")
         if not isinstance(latency, int | float) or not 0 <= latency < math.inf:
-            raise ValueError(f"latency={latency!r}: expected seconds, 0 or more")
+            raise ValueError(f"latency={shown(latency)}: expected seconds, 0 or more")
         if page is not None and (not isinstance(page, int) or page < 1):
-            raise ValueError(f"page={page!r}: expected a positive number of bytes")
+            raise ValueError(f"page={shown(page)}: expected a positive number of bytes")
         self.bandwidth, self.latency, self.page = float(bandwidth), float(latency), page
         self.about = ""  # where the numbers come from, if not from the caller
 
@@ -223,8 +225,8 @@ class Parcel:
     """What a transfer has to deliver: tensors of these shapes and dtypes, and of this content.
 
     parts: tensors with the dtypes; shapes: one for each. The content is known by a number for each tensor,
-    the sum of its rows' sums, each times its place: a third of the time that gathering the rows takes. It is
-    left out where the hardware does as much (see `CudaLink`).
+    the sum of its words, each times a factor of its place: a third of the time that gathering the rows takes.
+    It is left out where the hardware does as much (see `CudaLink`).
     """
 
     def __init__(self, parts: tuple[Tensor, ...], shapes: list[tuple[int, ...]]):
@@ -247,11 +249,20 @@ class Parcel:
 
 
 def checksum(part: Tensor) -> int:
-    """A number that another content, or another order of the rows, changes; part `[..., width]`."""
+    """A number that any other word changes, and nearly any other order of them; part `[..., width]`."""
     rows = part.contiguous().flatten(0, -2).view(torch.uint8)
     word = next(dtype for dtype in WORDS if rows.shape[1] % dtype.itemsize == 0)
-    sums = rows.view(word).sum(1, dtype=torch.int64)
-    return int((sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum())
+    words = rows.view(word).long()
+    factors = odd(words.shape[1]).to(words.device)
+    sums = (words * factors).sum(1) if words.is_cuda else words.mv(factors)
+    return int((sums * torch.arange(1, 2 * len(sums) + 1, 2, device=sums.device)).sum())
+
+
+@cache
+def odd(count: int) -> Tensor:
+    """Odd numbers of 64 bits, drawn once: a product with one tells a number as well as the number itself."""
+    with torch.inference_mode(False):
+        return torch.randint(-(2**63), 2**63 - 1, (count,), generator=torch.Generator().manual_seed(1)) | 1
 
 
 def gather(parts: tuple[Tensor, ...], slots: Tensor | None, into: tuple[Tensor, ...]) -> None:

@@ -8,6 +8,7 @@ import statistics
 import torch
 from torch import Tensor
 
+from ..devices import device_of
 from .base import Link, Parcel, Transfer
 from .staging import Staging
 
@@ -30,7 +31,7 @@ class CudaLink(Link):
 
     def __init__(self, device="cuda", timeout: float = 60.0):
         super().__init__(timeout)
-        self.device = torch.device(device)
+        self.device = device_of(device)
         if self.device.type != "cuda" or not torch.cuda.is_available():
             raise ValueError(f"device={str(device)!r}: a CudaLink needs a CUDA device")
         self.staging = Staging(pinned=True)

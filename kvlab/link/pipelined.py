@@ -20,7 +20,7 @@ class PipelinedState(HostState):
     """
 
     shared = ("new", "ahead", "staged")
-    writing = None
+    writing, lost = None, False
 
     @property
     def link(self):
@@ -46,11 +46,17 @@ class PipelinedState(HostState):
         self.writing = self.link.write((*keys, *values), layer=layer.index, bytes=size, why="write")
 
     def commit(self, layer) -> None:
+        if self.lost:
+            raise RuntimeError("a write to the host has failed: start again with cache.reset()")
         if self.writing is not None:
-            (write, self.writing), count = (self.writing, None), len(self.new[0])
-            parts = write.wait()
+            try:
+                parts, count = self.writing.wait(), len(self.new[0])
+            except RuntimeError:
+                self.lost = True
+                raise
+            self.lost = True  # as long as it is on its way into the store
             layer.store.add(parts[:count], parts[count:])
-            self.new = None
+            self.new, self.writing, self.lost = None, None, False
 
     def flush(self, layer) -> None:
         self.commit(layer)

@@ -13,6 +13,8 @@ from ..attention import Recorded
 from ..cache import KVCache
 from ..link import CudaLink, Link, ModelledLink
 from ..models import ModelShape
+from ..models.shape import check_model
+from ..parameters import check_one_of, check_whole
 from ..store import Static
 from ..visibility import CAUSAL
 
@@ -46,8 +48,10 @@ def like(machine: str, model, tokens: int = 2048, batch: int = 1) -> ModelledLin
     (layer there / layer here) * (bytes of a number here / 2); the latency is stretched by the same factor.
     tokens: tokens attended to, at most the model's context; batch: rows. The link says so in `about`.
     """
-    if machine not in MACHINES:
-        raise ValueError(f"machine={machine!r}: expected one of {', '.join(MACHINES)}")
+    check_one_of("machine", machine, MACHINES)
+    check_model(model)
+    check_whole("tokens", tokens, 1)
+    check_whole("batch", batch, 1, "rows")
     shape, there = ModelShape.of(model), MACHINES[machine]
     tokens = min(tokens, (shape.context or tokens + 8) - 8)
     here = measured_layer_seconds(model, tokens, batch)

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from .. import scratch
 from ..attention import Asked, register, stopping, told
-from ..devices import entry_of, read_map
+from ..devices import device_of, entry_of, read_map
 from ..errors import first_line
+from ..parameters import check_kind
 from ..ranks import split
 from . import fetching, gguf
 from .files import damage, unlike
 from .guest import answer
 from .passes import report_passes
-from .shape import ModelShape, refused_layers
+from .shape import ModelShape, check_model, refused_layers
 
 WORKSHOP = Path(__file__).parents[1] / "workshop"
 EMBEDDED = {"workshop": WORKSHOP / "checkpoint", "workshop-opt": WORKSHOP / "checkpoint-opt"}
@@ -57,6 +58,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
         check_files(source)
+    check_kind("tensor_parallel", tensor_parallel, bool, "true or false")
     if (device_map is not None) + (device is not None) + tensor_parallel > 1:
         raise ValueError(
             f"device={device!r}, device_map={device_map!r}, tensor_parallel={tensor_parallel}: expected one"
@@ -64,7 +66,8 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     where = split(source) if tensor_parallel else {}
     if device_map is not None:
         where = {"device_map": read_map(device_map), "offload_folder": offloaded()}
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    device = device_of(wanted if device is None else device)
     if dtype is None:
         dtype = torch.float32 if device.type == "cpu" else "auto"
     elif isinstance(dtype, str) and dtype != "auto":
@@ -113,6 +116,7 @@ def source_of(name_or_path=None):
     folder or a hub id as it is. ValueError for a model that was not fetched, a file that cannot be converted.
     """
     name = "workshop" if name_or_path is None else name_or_path
+    check_kind("name_or_path", name, str | Path, "a name, a folder or a file")
     if name in EMBEDDED:
         return EMBEDDED[name]
     if name in fetching.PACKAGES:
@@ -146,6 +150,7 @@ def prepare(model):
     """Let passes of the model that carry a kvlab cache attend through kvlab, and no others; returns the
     model. ValueError for a model that cannot."""
     scratch.set_up()
+    check_model(model)
     register()
     if model not in _prepared:
         if model.config.is_encoder_decoder:

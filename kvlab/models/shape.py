@@ -5,7 +5,12 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+from torch.nn import Module
+
 from ..errors import kind_and_line
+from ..parameters import check_kind
 
 
 def other_model(made_for) -> str:
@@ -19,6 +24,32 @@ def forgetful(model) -> str:
     return (
         f"{type(model).__name__} forgets its text at a later pass of several tokens, in transformers' own "
         "cache too: feed the prompt in one pass, and what follows token by token"
+    )
+
+
+WRAPPERS = {"get_base_model": "get_base_model()", "_orig_mod": "_orig_mod", "module": "module"}
+
+
+def check_model(model) -> None:
+    """TypeError for what is no model of transformers, with the way to the one inside a wrapper."""
+    from transformers import PreTrainedModel
+
+    if isinstance(model, PreTrainedModel):
+        return
+    for name, way in WRAPPERS.items():  # PEFT's, torch.compile's, DataParallel's
+        if isinstance(model, Module) and hasattr(model, name):
+            raise TypeError(
+                f"model is a {type(model).__name__} around another: give kvlab what is inside, model.{way}"
+            )
+    check_kind("model", model, PreTrainedModel, "a model of transformers")
+
+
+def taken_out(seen: list[int]) -> str:
+    """Why a cache cannot go on whose layers that attend have seen so many tokens each."""
+    other = next(index for index, tokens in enumerate(seen) if tokens != seen[0])
+    return (
+        f"layer 0 saw {seen[0]} tokens, layer {other} {seen[other]}: where layers were taken out of a model, "
+        "set config.num_hidden_layers and each attention's layer_idx before make_cache"
     )
 
 
@@ -59,6 +90,19 @@ class ModelShape:
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             context=getattr(config, "max_position_embeddings", None),
         )
+
+
+def check_ids(ids, vocabulary: int) -> None:
+    """TypeError or ValueError for what are no token ids `[batch, tokens]` of so many."""
+    check_kind("input_ids", ids, Tensor, "a tensor [batch, tokens]")
+    if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:
+        raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, tokens], not empty")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise ValueError(f"input_ids has dtype {ids.dtype}: expected whole numbers")
+    least, most = (int(x) for x in ids.aminmax())
+    if least < 0 or most >= vocabulary:
+        wrong = least if least < 0 else most
+        raise ValueError(f"input_ids: {wrong} is none of the model's {vocabulary} token ids")
 
 
 def layers_of(model) -> list:

@@ -26,10 +26,15 @@ class DeviceState(State):
     index = ()  # tensors that a fetch policy chooses by
     learns = chooses = False  # whether a prompt teaches it something, and a step reads but a part
     fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
+    lost = False  # whether a write has failed, so that tokens are gone
 
     @property
     def on_host(self) -> bool:
         return self.policy.on_host
+
+    def resident_bytes(self, layer) -> int:
+        """Bytes of a store on the host that are on the device just now."""
+        return 0
 
     def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
         """Store new K and V, `[batch, kv_heads, tokens, head_dim]` each; real: see `GrowingState.append`."""

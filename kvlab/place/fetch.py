@@ -54,6 +54,10 @@ class Fetch(Policy):
         """Called when a pass of several tokens, or of more of the prompt (`layer.in_prompt`), has read all
         keys `[batch, kv_heads, slots, head_dim]`."""
 
+    def resident(self, layer) -> float:
+        """The share of the layer's tokens that is on the device, and not on the host, between two steps."""
+        return 0.0
+
     def on_device(self, layer) -> bool:
         """Whether the layer's tokens are still on the device from the last step."""
         return False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..parameters import check_kind, shown
 from ..policy import View
 from ..store.growing import Packed
 from .device import Device, DeviceState
@@ -37,10 +38,11 @@ class Host(Device):
     def __post_init__(self):
         if self.link is not None and not hasattr(self.link, "fetch"):
             raise TypeError(
-                f"link={self.link!r}: expected a Link or none; kvlab.place.like(machine, model) makes one as "
-                "fast as a named machine's"
+                f"link={shown(self.link)}: expected a Link or none; kvlab.place.like(machine, model) makes "
+                "one as fast as a named machine's"
             )
-        object.__setattr__(self, "fetch", self.fetch or Whole())
+        check_kind("fetch", self.fetch, Fetch | None, "a fetch policy such as TopK()")
+        object.__setattr__(self, "fetch", Whole() if self.fetch is None else self.fetch)
         if self.link is not None and self.fetch.page is not None:
             object.__setattr__(self, "link", self.link.paged(self.fetch.page, self.fetch.fault))
 
@@ -93,6 +95,11 @@ class HostState(DeviceState):
     def reads_all(layer, query: Tensor) -> bool:
         """Whether a pass is no decode step: nothing is chosen for it, and it may teach the fetch policy."""
         return query.shape[2] > 1 or layer.in_prompt
+
+    def resident_bytes(self, layer) -> int:
+        if not layer.lengths or not (share := self.policy.fetch.resident(self.view(layer))):
+            return 0
+        return round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
 
     def on_device(self, layer) -> bool:
         """Whether nothing needs to cross for this pass."""

@@ -13,7 +13,7 @@ from ..attention import group_importance, true_scores
 from ..calibrate.fold import is_folded
 from ..calibrate.skew import skew
 from ..models import report_block_inputs
-from ..parameters import check_number, check_one_of
+from ..parameters import check_kind, check_number, check_one_of
 from ..policy import State
 from ..ranks import all_heads
 from ..store.growing import Growing
@@ -99,6 +99,7 @@ class InfiniGen(TopK):
 
     def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
                  calibration: Tensor | None = None, variant: str = "paper"):  # fmt: skip
+        check_kind("calibration", calibration, Tensor | None, "token ids [1, tokens]")
         ids = None if calibration is None else tuple(calibration.flatten().tolist())
         names = ("budget", "full_layers", "alpha", "ratio", "calibration", "variant")
         for name, value in zip(names, (budget, full_layers, alpha, ratio, ids, variant), strict=True):

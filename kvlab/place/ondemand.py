@@ -20,7 +20,8 @@ class OnDemand(Fetch):
 
     memory: tokens (or a fraction of the longest row's prompt) whose K and V the device can hold in every
     layer. page: bytes that cross together (64 KiB: the driver's unit). fault: seconds that a page's fault
-    costs besides its transfer. State: `limit` (tokens, known after the prefill) and `touched` (since they
+    costs besides its transfer. What the device holds between two steps, up to `memory`, are device bytes.
+    State: `limit` (tokens, known after the prefill), `read` (whether any step has) and `touched` (since they
     fit).
     """
 
@@ -38,7 +39,7 @@ class OnDemand(Fetch):
 
     def start(self, layer) -> State:
         state = super().start(layer)
-        state.limit, state.touched = 0.0, False
+        state.limit, state.touched, state.read = 0.0, False, False
         return state
 
     def prefill(self, layer, query, keys) -> None:
@@ -49,6 +50,9 @@ class OnDemand(Fetch):
             self.prefill(layer, query, keys)
 
     def on_device(self, layer) -> bool:
-        fits = max(layer.rows_held) <= layer.state.limit
+        fits, layer.state.read = max(layer.rows_held) <= layer.state.limit, True
         touched, layer.state.touched = layer.state.touched, fits
         return fits and touched
+
+    def resident(self, layer) -> float:
+        return min(1.0, layer.state.limit / max(layer.rows_held)) if layer.state.read else 0.0

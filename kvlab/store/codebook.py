@@ -10,9 +10,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from ..parameters import check_one_of
+from ..parameters import check_bool, check_one_of
 from .exact import Exact, Parts
-from .int import NONFINITE, admit
+from .int import NONFINITE, admit, within
 from .planes import check_width, pack_planes, sizes, unpack_planes
 
 LARGEST, SMALLEST = 65504, 2**-24  # of fp16, above 0
@@ -42,8 +42,7 @@ class Codebook(Exact):
     def __post_init__(self):
         check_one_of("bits", self.bits, (2, 3, 4))
         check_one_of("nonfinite", self.nonfinite, NONFINITE)
-        if not isinstance(self.sketch, bool):
-            raise ValueError(f"sketch={self.sketch!r}: expected true or false")
+        check_bool("sketch", self.sketch)
 
     @property
     def width(self) -> int:
@@ -77,7 +76,7 @@ class Codebook(Exact):
             signs = unpack_planes(parts[2], 1).double() * 2 - 1
             guess = math.sqrt(math.pi / 2 / head_dim) * (signs @ projection(head_dim, signs.device))
             numbers = numbers + guess.float() * parts[3].float()
-        return numbers.to(dtype)
+        return within(numbers, dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         codes = sum(sizes(shape[2], self.width)) + self.sketch * sum(sizes(shape[2], 1))

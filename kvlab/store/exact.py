@@ -39,6 +39,10 @@ class Exact(Policy):
         first KV head. A format that works with the numbers returns them in fp32 (`int.admit`)."""
         return x, 0
 
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        """Which admitted numbers become the largest that the first tokens have allowed for, bool like x;
+        None: none can."""
+
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         """The parts of admitted numbers, each `[batch, kv_heads, tokens, width]`; the last `fixed_parts` of
         them have no tokens.

@@ -51,7 +51,7 @@ class ExactSinks(State):
         there = (held_at >= 0).nonzero(as_tuple=True)
         slots = held_at[there].long()
         for read, held in zip((keys, values), self.held, strict=True):
-            read[there[0], there[1], slots] = held.to(read.device)[there]
+            read[there[0], there[1], slots] = held.to(read)[there]  # V may be of another dtype than K
 
     def keep_slots(self, slots: Tensor) -> None:  # by hand: `where` names slots, which get other numbers
         there = slots.to(self.where.device)[:, :, None, :] == self.where[..., None]

@@ -26,7 +26,7 @@ class Float4(Exact):
     mxfp4: 32 channels share a power of two, 2^(floor(log2 largest) - 2), in 8 bits; 4.25 bits per value (OCP
     Microscaling Formats 1.0, 2023; Rouhani et al. 2023, arXiv 2310.10537). nvfp4: 16 channels share
     largest / 6, rounded to e4m3; 4.5 bits (NVIDIA 2025). The fp32 scale that NVFP4 has besides, one a tensor,
-    is left out: like fp8 without a scale it saturates, at 2,688, and below 2^-9 it is 0. The grid
+    is left out: like fp8 without a scale it refuses what is above 2,688, and below 2^-9 it is 0. The grid
     has nothing between 4 and 6; "4over6" takes largest / 4 in the place of largest / 6 where the block errs
     less by that (Cook et al. 2025, arXiv 2512.02010). A last block may be short.
 
@@ -59,7 +59,8 @@ class Float4(Exact):
             raise ValueError(f"{self.format}: head dimension {head_dim} does not fill whole bytes")
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
-        return admit(self.format, x.float(), torch.finfo(torch.float32).max, self.nonfinite)
+        most = 6 * E4M3.largest if self.format == "nvfp4" else torch.finfo(torch.float32).max
+        return admit(self.format, x.float(), most, self.nonfinite)
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         width = x.shape[-1]

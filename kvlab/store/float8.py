@@ -9,20 +9,19 @@ from torch import Tensor
 
 from ..parameters import check_one_of
 from .exact import Exact, Parts
-from .int import DTYPES, NONFINITE, Scales, admit, round_up
+from .int import DTYPES, NONFINITE, Scales, admit, round_up, within
 
 
 @dataclass(frozen=True)
 class Float8(Exact):
     """8-bit floating point: e4m3 (3 bits of fraction, up to 448) or e5m2 (fp16 cut in half).
 
-    Source: Micikevicius et al. 2022, arXiv 2209.05433. Without a scale, values beyond the format's range
-    become its largest value. With one, the largest value of what shares the scale becomes the format's
-    largest.
+    Source: Micikevicius et al. 2022, arXiv 2209.05433. With a scale, the largest value of what shares it
+    becomes the format's largest.
 
     format: "e4m3" or "e5m2". axis: what shares a scale (None: there is none), group, scale (its dtype): see
-    `Scales`. nonfinite: "refuse" NaN and infinity (ValueError naming the head), or "clip" them to the largest
-    value. Parts: bits and, with an axis, scale.
+    `Scales`. nonfinite: "refuse" NaN, infinity and, without a scale, what is beyond the format's largest
+    (ValueError naming the head), or "clip" them to it. Parts: bits and, with an axis, scale.
     """
 
     format: str = "e4m3"
@@ -63,10 +62,17 @@ class Float8(Exact):
             self.scales.check(head_dim)
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
+        if self.scales is None:
+            return admit(f"fp8 {self.format} without a scale (axis=)", x, self.largest, self.nonfinite)
         limit = torch.finfo(x.dtype).max
-        if self.scales is not None and self.scales.dtype == torch.float16:
+        if self.scales.dtype == torch.float16:
             limit = min(limit, 65504 * self.largest)
         return admit(f"fp8 {self.format}", x, limit, self.nonfinite)
+
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        if not self.fixed_parts:
+            return None
+        return x.float().abs() > self.largest * fixed[0].float().clamp(min=self.scales.smallest)
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         if self.scales is None:
@@ -86,7 +92,8 @@ class Float8(Exact):
         numbers = self._numbers(parts[0], dtype)
         if self.scales is None:
             return numbers
-        return numbers * self.scales.spread(parts[1].to(numbers.device, dtype), numbers)
+        scale = self.scales.spread(parts[1].to(numbers.device, dtype), numbers)
+        return within(numbers * scale, dtype)
 
     def _numbers(self, bits: Tensor, dtype: torch.dtype) -> Tensor:
         if bits.is_cuda:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..gather import gather_slots, with_room
 from ..late import Late
-from ..parameters import FEW, check_whole
+from ..parameters import FEW, check_kind, check_whole
 from ..policy import Policy, State
 from ..slots import PER_EMPTY
 from .exact import Exact, Parts
@@ -39,8 +39,10 @@ class Growing(Policy):
     takes_ragged = False  # True: heads that hold different numbers of tokens take no more than these
 
     def __post_init__(self):
-        object.__setattr__(self, "format", self.format or Exact())
-        object.__setattr__(self, "values", self.values or self.format)
+        for name in ("format", "values"):
+            check_kind(name, getattr(self, name), Exact | None, "a format such as Int()")
+        object.__setattr__(self, "format", Exact() if self.format is None else self.format)
+        object.__setattr__(self, "values", self.format if self.values is None else self.values)
         check_whole("sinks", self.sinks, 0, most=FEW)
 
     def start(self, layer) -> GrowingState:
@@ -76,14 +78,15 @@ class GrowingState(State):
     which the first `filled` slots are in use; fixed_keys, fixed_values: what the first tokens decided (see
     `Exact`); exact: first tokens as they are.
 
-    replaced: values that were stored as the largest one, because they could not be stored. copies: tokens
-    that were copied into longer buffers. late: what refuses K, and V, of a single token on a GPU.
+    replaced: values that were stored as the largest one, because they could not be stored; beyond (a tensor,
+    so that nobody waits): those that the first tokens have not allowed for. copies: tokens that were copied
+    into longer buffers. late: what refuses K, and V, of a single token on a GPU.
     """
 
     per_slot = ("keys", "values")
     per_row = ("fixed_keys", "fixed_values", "begun")
     states = ("exact",)
-    shared = ("late",)
+    shared = ("late", "beyond")
     max_length = -1  # tokens that it can ever hold: no limit
     filled = 0
     in_place = True  # whether a kernel may write the next token into slot `filled`
@@ -103,6 +106,11 @@ class GrowingState(State):
     def length(self) -> int:
         """Slots in use."""
         return self.filled
+
+    @property
+    def clipped(self) -> int:
+        """Values that were stored as the largest one that could be."""
+        return self.replaced + int(self.beyond or 0)
 
     @property
     def target(self) -> Parts | None:
@@ -162,6 +170,9 @@ class GrowingState(State):
                 torch.where(begun.view(-1, *[1] * (one.dim() - 1)), one, new)
                 for one, new in zip(fixed, late[-len(fixed) :], strict=True)
             )
+        if fixed and (beyond := form.beyond(x, fixed)) is not None:
+            mine = beyond if real is None else beyond & real.to(beyond.device)[:, None, :, None]
+            self.beyond = mine.sum() + (0 if self.beyond is None else self.beyond)
         coded = form.write(x, real, fixed)
         count = len(coded) - form.fixed_parts
         return coded[:count], coded[count:]

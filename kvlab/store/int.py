@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..late import later
-from ..parameters import check_one_of, check_whole
+from ..parameters import check_bool, check_one_of, check_whole
 from .exact import Exact, Parts
 
 AXES = ("group", "token", "channel", "tensor")
@@ -47,8 +47,7 @@ class Int(Exact):
 
     def __post_init__(self):
         check_one_of("bits", self.bits, self.WIDTHS)
-        if not isinstance(self.symmetric, bool):
-            raise ValueError(f"symmetric={self.symmetric!r}: expected true or false")
+        check_bool("symmetric", self.symmetric)
         check_one_of("nonfinite", self.nonfinite, NONFINITE)
         object.__setattr__(self, "scales", Scales(self.axis, self.group, self.scale))
 
@@ -80,6 +79,14 @@ class Int(Exact):
         else:
             largest /= 1 if self.symmetric else 2  # so that the span is finite
         return admit(f"int{self.bits}", x.float(), largest, self.nonfinite)
+
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        if not self.scales.fixed:
+            return None
+        step = fixed[0].float().clamp(min=self.scales.smallest)
+        least, most = (-self.qmax, self.qmax) if self.symmetric else (0, 2**self.bits - 1)
+        code = x / step if self.symmetric else (x - fixed[1].float()) / step
+        return (code < least - 0.5) | (code > most + 0.5)
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         numbers = fixed or self.fit(x, real)  # the scale of every group: its largest value / qmax
@@ -115,12 +122,17 @@ class Int(Exact):
         return codes.to(torch.int8)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        codes = self.unpack(parts[0]).to(dtype)
-        numbers = [n.to(codes.device, dtype) for n in parts[1:]]
+        wide = torch.promote_types(dtype, torch.float32) if self.spans_more(dtype) else dtype
+        codes = self.unpack(parts[0]).to(wide)
+        numbers = [n.to(codes.device, wide) for n in parts[1:]]
         if self.scales.fixed:
-            return self.dequantize(codes, numbers)
+            return within(self.dequantize(codes, numbers), dtype)
         codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))  # [batch, kv_heads, tokens, groups, group]
-        return self.dequantize(codes, [n.unsqueeze(-1) for n in numbers]).flatten(-2)
+        return within(self.dequantize(codes, [n.unsqueeze(-1) for n in numbers]).flatten(-2), dtype)
+
+    def spans_more(self, dtype: torch.dtype) -> bool:
+        """Whether a code's distance from the zero point may be more than the largest number of `dtype`."""
+        return dtype == torch.float16 and not self.symmetric
 
     def dequantize(self, codes: Tensor, numbers) -> Tensor:
         """Numbers again, in place; codes not packed, in the dtype wanted."""
@@ -249,6 +261,13 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(x < 0, -size, smaller)
 
 
+def within(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What has been read, in `dtype`: what a rounded scale has taken beyond fp16's largest number is that."""
+    if dtype != torch.float16:
+        return x.to(dtype)
+    return x.clamp(-65504, 65504).to(dtype)
+
+
 def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor, int]:
     """x and 0 where all values are finite and at most `largest`. Otherwise, by `nonfinite`: "refuse" raises a
     ValueError that names the first KV head (dimension 1 of x) that cannot be stored; "clip" returns x with
@@ -267,6 +286,6 @@ def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor,
 def refuse(name: str, x: Tensor, bad: Tensor, largest: float) -> NoReturn:
     """The ValueError of values of x of which some are `bad`."""
     head = int(bad.any(3).any(2).any(0).nonzero()[0])
-    finite = abs(x[bad][0].item()) < float("inf")
-    what = f"a value above {largest:.6g}" if finite else "NaN or infinity"
+    value = abs(x[:, head][bad[:, head]][0].item())
+    what = f"a value above {largest:.6g} ({value:.6g})" if value < float("inf") else "NaN or infinity"
     raise ValueError(f"{name}: KV head {head} holds {what}")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..parameters import check_number, check_one_of
 from .exact import Exact, Parts
-from .int import NONFINITE, admit
+from .int import NONFINITE, admit, within
 from .planes import check_width, pack_planes, sizes, unpack_planes
 
 ROUNDS = 50  # of k-means
@@ -113,7 +113,7 @@ class NonUniform(Exact):
         numbers = levels.gather(3, codes) * ((high - low) / 2) + (high + low) / 2
         if self.outliers:
             numbers = numbers.scatter(3, parts[1].long(), parts[2].float())
-        return numbers.to(dtype)
+        return within(numbers, dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         heads, tokens, width = shape

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..models.rope import rotations_of
 from ..policy import State
 from .growing import Growing, GrowingState
+from .int import within
 
 
 class PreRope(Growing):
@@ -38,7 +39,7 @@ class PreRopeState(GrowingState):
     """places: positions of the slots. rotation: how the layer rotates (`Rotation`); None: not at all."""
 
     states = (*GrowingState.states, "places")
-    shared = ("rotation", "late")
+    shared = (*GrowingState.shared, "rotation")
     kernel_ready = in_place = False
 
     def __init__(self, policy: Growing, rotation):
@@ -58,7 +59,7 @@ class PreRopeState(GrowingState):
             at = self.places.at.to(device).expand(keys.shape[:3])
             plain = keys.to(torch.promote_types(keys.dtype, torch.float32))
             turned = self.rotation.move(plain, torch.zeros_like(at), at) * self.rotation.scale
-            keys = turned.to(keys.dtype)
+            keys = within(turned, keys.dtype)
         return keys, values
 
 

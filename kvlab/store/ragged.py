@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..gather import gather_slots
+from ..parameters import check_kind
 from ..policy import State
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
@@ -115,6 +116,7 @@ def _padded(left: Parts, index: Tensor, since: Parts | None) -> Parts:
 
 def buffer_of(store, keep) -> Growing:
     """A store as it is; for a format, or None, the buffer that is meant where none is named."""
-    if store is not None and not isinstance(store, Exact):
+    check_kind("store", store, Growing | Exact | None, "a buffer such as Growing() or a format such as Int()")
+    if isinstance(store, Growing):
         return store
     return Ragged(store) if keep.ragged else Growing(store)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .exact import Exact, Parts
+from .int import within
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,15 @@ class Rotated(Exact):
         )  # a turned channel can be larger than all that it is made of
         return x, replaced + more
 
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        return self.format.beyond(x, fixed)
+
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         return self.format.write(x, real, fixed)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
         numbers = self.format.decode(parts, torch.promote_types(dtype, torch.float32))
-        return self.turn_back(numbers).to(dtype)
+        return within(self.turn_back(numbers), dtype)
 
     def turn(self, x: Tensor) -> Tensor:
         return self._times(x, matrix(x.shape[-1], self.signs, x.device))

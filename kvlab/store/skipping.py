@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..parameters import check_kind
 from .growing import Growing, GrowingState
 
 
@@ -16,6 +17,10 @@ class Skipping(Growing):
     """
 
     def __init__(self, store: Growing, layers: tuple[int, ...]):
+        check_kind("store", store, Growing, "a buffer such as Growing()")
+        check_kind("layers", layers, list | tuple, "numbers of layers")
+        for number in layers:
+            check_kind("layers", number, int, "numbers of layers")
         super().__init__(store.format, store.values, store.sinks)
         self.store, self.layers = store, tuple(layers)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calibrate.smoothing import check_strength, factors
 from .exact import Exact, Parts
-from .int import Scales
+from .int import Scales, within
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,9 @@ class Smoothed(Exact):
     def check(self, head_dim: int) -> None:
         self.format.check(head_dim)
 
+    def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
+        return self.format.beyond(x / fixed[-1], fixed[:-1])
+
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         *inner, factor = fixed or (None,)
         if factor is None:
@@ -50,7 +53,8 @@ class Smoothed(Exact):
         return *self.format.encode(x / factor, real, tuple(inner)), factor
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        return self.format.decode(parts[:-1], dtype) * parts[-1].to(parts[0].device, dtype)
+        wide = torch.float32 if dtype == torch.float16 else dtype  # a factor may be beyond fp16
+        return within(self.format.decode(parts[:-1], wide) * parts[-1].to(parts[0].device, wide), dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         return self.format.bits_per_value(shape, dtype) + 32 / shape[1]

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import functools
 import random
+import re
 import sys
 import time
 from collections import Counter
@@ -126,7 +127,7 @@ SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads"
 LONGEST, ROWS = 70, 4
 ACTIONS = (
     "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "turn",
-    "fork", "reorder", "crop", "reset", "deepcopy", "original",
+    "fork", "reorder", "crop", "reset", "deepcopy", "original", "outlier", "autocast",
 )  # fmt: skip
 MODELS = {  # three KV heads, two query heads each -> (family, dtype, what differs from SHAPE)
     "fp64": ("llama", torch.float64, {}),  # rounding decides nothing
@@ -137,6 +138,7 @@ MODELS = {  # three KV heads, two query heads each -> (family, dtype, what diffe
     "padded": ("llama", torch.float32, None),  # its engine computes in fp32
 }
 WAYS = ("at once", "compiled")  # what else is counted: steps of a layer in one call, and of the compiled body
+OUTLIERS = (1e-42, 1e-9, -30.0, 447.0, 900.0, -1e4, 7e4, 1e7, -1e30, float("inf"), float("nan"))
 met: Counter = Counter()  # (method, action) -> times
 
 
@@ -461,6 +463,47 @@ class Machine(RuleBasedStateMachine):
         self.now, self.kept = self.kept[-1], [*self.kept[:-1], self.now]
         self.check()
         self.meet("original")
+
+    def on_a_copy(self, data) -> torch.Tensor | str:
+        """The logits of one more token in a copy that is thrown away, or the line that refuses it."""
+        stepper = copy.copy(self.now.stepper)
+        stepper.cache = copy.deepcopy(self.now.stepper.cache)
+        stepper.late = type(stepper.late)()
+        try:
+            return stepper.feed(self.tokens(data, len(self.now.rows), 1), last=True)
+        except ValueError as error:
+            assert "\n" not in str(error)
+            return str(error)
+
+    @rule(data=st.data(), size=st.sampled_from(OUTLIERS), layer=st.integers(0, 1), side=st.booleans())
+    @precondition(lambda self: self.longest + 3 < LONGEST)
+    def outlier(self, data, size, layer, side):
+        """Some channels of one token's K or V in one layer are far off: stored, or refused with a line that
+        names the layer; the cache itself knows nothing of it."""
+        attention = self.case.model.model.layers[layer].self_attn
+        at = data.draw(st.integers(0, 19))
+        hook = (attention.k_proj if side else attention.v_proj).register_forward_hook(
+            lambda module, args, out: out.index_fill(-1, torch.tensor([at]), size)
+        )
+        found = self.on_a_copy(data)
+        hook.remove()
+        if isinstance(found, str):
+            assert re.search(r"layer \d: ", found) or "not finite" in found, found
+        else:
+            assert found.isfinite().all()
+        self.check()
+        self.meet("outlier")
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.longest + 3 < LONGEST)
+    def autocast(self, data):
+        """A step in which q, k and v come in different dtypes."""
+        with torch.autocast("cpu", torch.bfloat16):
+            found = self.on_a_copy(data)
+        assert not isinstance(found, str), found
+        assert found.isfinite().all()
+        self.check()
+        self.meet("autocast")
 
     def check(self, logits: list[torch.Tensor] | None = None) -> None:
         cache = self.now.stepper.cache

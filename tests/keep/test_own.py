@@ -94,9 +94,7 @@ def test_limits_of_ones_own_are_looked_at(said):
             return said
 
     model = models()["eager"]
-    with pytest.raises(
-        ValueError, match=r"Limited\.limits, layer 0: expected a whole number above 0"
-    ):
+    with pytest.raises(ValueError, match=r"Limited\.limits, layer 0: expected a whole number above 0"):
         kvlab.Stepper(model, kvlab.KVCache(model, keep=Limited())).feed(prompt(20, 2))
 
 

@@ -1,6 +1,10 @@
 """What can go wrong with a link: a clear error, and a reset cache that starts over; never a wrong token."""
 
+import contextlib
+import copy
+import random
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +13,7 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.link.base import checksum
 from kvlab.place import Host, LinkError, ModelledLink, TopK, Whole
+from kvlab.spec import parse
 from kvlab.store import Growing, Int, Static
 
 
@@ -210,3 +215,78 @@ def test_a_host_buffer_that_is_full_says_so():
     cache = kvlab.KVCache(model, store=Static(22), place=Host(TopK(0.5), ModelledLink(1e9)))
     with pytest.raises(ValueError, match="static: 23 tokens do not fit into a buffer of length=22"):
         kvlab.decode(model, prompt(20), cache, 6)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_checksum_knows_words_that_change_places(seed):
+    draw = random.Random(seed)
+    width, dtype = draw.choice(
+        [(8, torch.float32), (32, torch.uint8), (20, torch.bfloat16), (3, torch.uint8)]
+    )
+    part = (torch.rand(2, 2, 9, width, generator=torch.Generator().manual_seed(seed)) * 99).to(dtype)
+    known = checksum(part)
+    for _ in range(40):
+        other, flat = part.clone(), None
+        kind = draw.choice(("roll", "swap", "square", "bit", "rows"))
+        if kind == "roll":
+            other = part.roll(draw.randint(1, width - 1), -1)
+        elif kind == "swap":
+            flat = other.view(-1)
+            one, two = draw.sample(range(flat.numel()), 2)
+            flat[[one, two]] = flat[[two, one]]
+        elif kind == "square":  # sums of rows and of columns stay what they were
+            rows, columns = draw.sample(range(9), 2), draw.sample(range(width), 2)
+            other[0, 0, rows[0], columns[0]] = other[0, 0, rows[1], columns[1]] = 1
+            other[0, 0, rows[1], columns[0]] = other[0, 0, rows[0], columns[1]] = 2
+            before = checksum(other)
+            other[0, 0, rows[0], columns[0]] = other[0, 0, rows[1], columns[1]] = 2
+            other[0, 0, rows[1], columns[0]] = other[0, 0, rows[0], columns[1]] = 1
+            assert checksum(other) != before
+            continue
+        elif kind == "bit":
+            flat = other.view(torch.uint8).view(-1)
+            flat[draw.randrange(flat.numel())] ^= 1 << draw.randrange(8)
+        else:
+            other = part[:, :, torch.randperm(9, generator=torch.Generator().manual_seed(draw.randrange(99)))]
+        assert torch.equal(other, part) == (checksum(other) == known)
+
+
+@pytest.mark.parametrize("spec", ["offload", "topk:budget=0.5", "infinigen", "offload+h2o:budget=9"])
+@pytest.mark.parametrize("look", ["stats", "deepcopy", "crop", "reorder", "keys", "save"])
+def test_a_failed_write_that_somebody_meets_breaks_the_cache(spec, look, tmp_path):
+    class Once(ModelledLink):
+        left = None
+
+        def _to_host(self, parts, ready):
+            if self.left is not None:
+                self.left -= 1
+                if self.left == 0:
+                    raise OSError("one transfer fails")
+            return super()._to_host(parts, ready)
+
+    model, link = tiny("llama"), Once(1e9)
+    read = parse(spec)
+    cache = kvlab.make_cache(model, replace(read, parameters={**read.parameters, "link": link}))
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(20))
+    cache.stats()
+    link.left = random.Random(spec + look).randint(1, 4)
+    looks = {
+        "stats": cache.stats, "deepcopy": lambda: copy.deepcopy(cache), "crop": lambda: cache.crop(-1),
+        "reorder": lambda: cache.reorder_cache(torch.tensor([0])),
+        "keys": lambda: [layer.keys for layer in cache.layers],
+        "save": lambda: cache.save(tmp_path / "cache"),
+    }  # fmt: skip
+    try:
+        stepper.feed(prompt(1))
+        with contextlib.suppress(ValueError):  # what the method refuses by itself
+            looks[look]()
+        cache.stats()
+    except RuntimeError as error:
+        assert "failed" in str(error)
+    with pytest.raises(RuntimeError, match=r"cache.reset\(\)"):
+        stepper.feed(prompt(1))
+    assert cache.broken
+    cache.reset()
+    link.left = None
+    assert kvlab.decode(model, prompt(9), cache, 2)

@@ -49,7 +49,11 @@ def test_tokens_are_written_one_by_one(data):
     """Encoding a batch and encoding each token alone give the same bits."""
     x = data.draw(numbers(8))
     for form in (form for form in FORMS if not form.fixed_parts):
-        whole = form.encode(x)
+        try:
+            whole = form.encode(x)
+        except ValueError:
+            assert x.abs().max() > 448  # more than some formats hold
+            continue
         for token in range(x.shape[2]):
             for part, alone in zip(whole, form.encode(x[:, :, token : token + 1]), strict=True):
                 assert torch.equal(part[:, :, token : token + 1], alone)
@@ -85,9 +89,11 @@ def test_e5m2_is_the_upper_half_of_fp16():
 
 
 @pytest.mark.parametrize("form, largest", [("e4m3", 448.0), ("e5m2", 57344.0)])
-def test_fp8_saturates(form, largest):
+def test_fp8_refuses_or_saturates(form, largest):
     x = torch.tensor([1e6, -1e6, 0.0, 1.0]).view(1, 1, 1, 4)
-    f = Float8(form)
+    with pytest.raises(ValueError, match=rf"fp8 {form} without a scale .*holds a value above {largest:g} "):
+        Float8(form).encode(x)
+    f = Float8(form, nonfinite="clip")
     assert f.decode(f.encode(x), torch.float32).flatten().tolist() == [largest, -largest, 0.0, 1.0]
 
 

@@ -1,0 +1,168 @@
+"""Numbers outside of what a format holds: right within the format's error, or one line, in every dtype."""
+
+import copy
+import random
+
+import pytest
+import torch
+from drawn import FORMS
+from tiny import EACH, prompt, tiny
+
+import kvlab
+from kvlab.store import Exact, Float4, Float8, Growing, Int, NonUniform, Planes, Rotated, Smoothed
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SIZES = (1e-42, 1e-9, 1.0, 300.0, 3e3, 1e4, 6.5e4, 1e6, 1e37)
+
+
+def drawn(seed: int, dtype: torch.dtype) -> torch.Tensor:
+    """Keys with a bias in some channels, single outliers, and numbers near zero, `[2, 2, 12, 32]`."""
+    draw = random.Random(seed)
+    x = torch.randn(2, 2, 12, 32, generator=torch.Generator().manual_seed(seed))
+    x = x * draw.choice((1e-42, 1e-9, 1e-3, 1.0, 30.0))
+    bias = draw.choice(SIZES)
+    for channel in draw.sample(range(32), draw.randint(0, 3)):
+        x[:, :, :, channel] += bias * draw.choice((-1, 1))
+    if draw.random() < 0.5:
+        x[draw.randrange(2), draw.randrange(2), draw.randrange(12), draw.randrange(32)] = draw.choice(SIZES)
+    return x.to(dtype)
+
+
+def bound(form: Exact, x: torch.Tensor) -> torch.Tensor:
+    """The most that a format of a few bits may be off, by what shares its scale: generously."""
+    form = getattr(form, "format", form) if isinstance(form, Rotated) else form
+    most = x.abs().amax(-1, keepdim=True).clamp(min=1e-6)
+    if isinstance(form, NonUniform) or getattr(getattr(form, "scales", None), "fixed", False):
+        return 2.1 * x.abs().amax((1, 2, 3), keepdim=True).clamp(min=1e-6)
+    return most * (2.1 if not isinstance(form, Int) or form.bits < 4 else 0.6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_what_is_read_is_near_what_was_written_or_it_is_refused(form, dtype):
+    for seed in range(6):
+        x = drawn(seed, dtype)
+        plain = x if x.isfinite().all() else None
+        try:
+            form.check(32)
+            read = form.decode(form.encode(x), dtype)
+        except ValueError as error:
+            assert "KV head" in str(error) and "\n" not in str(error)
+            large = plain is None or x.abs().max() > (440 if isinstance(form, Float8) else 2600)
+            assert large, f"refused without a reason: {error}"
+            continue
+        assert plain is not None or isinstance(form, Exact)
+        if type(form) is Exact:
+            assert torch.equal(read, x) or plain is None
+            continue
+        assert read.dtype == dtype and read.isfinite().all()
+        assert ((read.double() - x.double()).abs() <= bound(form, x.double())).all()
+
+
+@pytest.mark.parametrize("form, most", [(Float8(), 448.0), (Float8("e5m2"), 57344.0), (Float4(), 2688.0)])
+def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, most):
+    """By itself, and where a compiled kernel writes the token; `stats` counts what was clipped."""
+    model = tiny("llama", head_dim=32, hidden_size=64)
+    for size in (most, -most, most * 1.01, -3 * most):
+        for clip in (False, True):
+            kind = type(form)(form.format, nonfinite="clip" if clip else "refuse")
+            cache = kvlab.KVCache(model, store=kind)
+            stepper = kvlab.Stepper(model, cache)
+            stepper.feed(prompt(9))
+            stepper.feed(prompt(1))
+            assert cache.layers[0].fused is not None  # the kernel's turn
+            hook = model.model.layers[0].self_attn.v_proj.register_forward_hook(
+                lambda module, args, out, size=size: out.index_fill(-1, torch.tensor([33]), size)
+            )
+            try:
+                if abs(size) <= most or clip:
+                    stepper.feed(prompt(1))
+                    held = cache.layers[0].values[0, 1, -1, 1]
+                    assert abs(held) <= most and abs(held - max(-most, min(most, size))) < 0.2 * most
+                    assert cache.stats().clipped == (abs(size) > most)
+                else:
+                    with pytest.raises(
+                        ValueError, match=rf"^layer 0: values: .*KV head 1 holds .* above {most:g} "
+                    ):
+                        stepper.feed(prompt(1))
+                    assert cache.stats().clipped == 0
+            finally:
+                hook.remove()
+
+
+FIXED = [
+    Int(8, axis="channel"), Int(4, axis="tensor", symmetric=False), Planes(5, axis="tensor"),
+    Float8(axis="channel"), Smoothed(Int(8, axis="channel")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FIXED, ids=str)
+def test_what_lies_beyond_the_prompts_scale_is_counted(form):
+    draw = random.Random(str(form))
+    store = Growing(form).start(kvlab.make_cache(tiny("llama"), "full").layers[0])
+    x = torch.randn(2, 2, 12, 8, generator=torch.Generator().manual_seed(1))
+    store.append(x, x)
+    assert store.clipped == 0
+    beyond = draw.randint(1, 8)
+    new = torch.zeros(2, 2, 1, 8)
+    new.view(-1)[draw.sample(range(32), beyond)] = 100.0
+    store.append(new, torch.zeros(2, 2, 1, 8), torch.ones(2, 1, dtype=torch.bool))
+    assert store.clipped == beyond
+    padding = torch.zeros(2, 1, dtype=torch.bool)
+    store.append(new, new, padding)
+    assert store.clipped == beyond
+
+
+@pytest.mark.parametrize("spec", [*EACH, "int4:sinks=3", "int8:smooth=0.5,sinks=2", "mixed:k=full,v=int4"])
+def test_under_autocast_every_method_is_what_it_is_within_bf16(spec):
+    model = tiny("llama")
+    plain, cast = [], []
+    for found, on in ((plain, False), (cast, True)):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            found.append(stepper.feed(prompt(20, 2), last=True))
+            found += [stepper.feed(prompt(1, 2, step), last=True) for step in range(3)]
+            stepper.cache.stats()
+    plain, cast = torch.stack(plain), torch.stack(cast)
+    assert cast.isfinite().all()
+    # what is chosen, and which code is nearest, may fall otherwise in bf16
+    assert float((plain - cast).norm() / plain.norm()) < 0.5
+
+
+@pytest.mark.parametrize("spec", ["full", "recompute", "h2o:budget=8", "int8", "offload:link=1e9", "static"])
+def test_logits_that_are_not_finite_are_refused_after_every_pass(spec):
+    draw = random.Random(spec)
+    for seed in range(6):
+        model = copy.deepcopy(tiny("llama"))
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        when, value = draw.randrange(3), draw.choice((float("nan"), float("inf")))
+        weights = [
+            w for name, w in model.named_parameters() if draw.choice(("mlp", "norm", "lm_head")) in name
+        ]
+        with pytest.raises(ValueError, match=r"not finite|NaN"):
+            for step in range(5):
+                if step == when:
+                    draw.choice(weights).data.view(-1)[0] = value
+                stepper.feed(
+                    prompt(12 if step == 0 else draw.randint(1, 3), 2, seed), last=draw.random() < 0.5
+                )
+
+
+def test_padding_may_be_anything():
+    """A row's padding has no say, whatever logits it gets."""
+    model = tiny("llama")
+    mask = torch.ones(2, 8).long()
+    mask[1, 5:] = 0
+    hook = model.lm_head.register_forward_hook(
+        lambda module, args, out: (
+            out.index_put((torch.tensor([1]), torch.tensor([7])), torch.tensor(float("nan")))
+            if out.shape[1] == 8
+            else out
+        )
+    )
+    try:
+        kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2), mask)
+        with pytest.raises(ValueError, match="not finite"):
+            kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2))
+    finally:
+        hook.remove()

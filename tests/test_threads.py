@@ -1,0 +1,117 @@
+"""Two threads in one cache: one of them is right, the other is refused in one line, whatever they do."""
+
+import copy
+import random
+import threading
+
+import pytest
+import torch
+from tiny import prompt, tiny
+
+import kvlab
+
+SPECS = [
+    "full",
+    "h2o:budget=12",
+    "int8",
+    "kivi2:group=4,recent=6",
+    "offload:link=1e9",
+    "paged:block=4",
+    "kvzip:budget=8",
+]
+
+
+def at_once(model, cache, others, step=lambda cache, model: model(prompt(1), past_key_values=cache)):
+    """What `others(cache)` say in another thread while a step is in the middle of the model."""
+    said = []
+
+    def meet(*args):
+        hook.remove()
+
+        def run(do):
+            try:
+                do(cache)
+            except BaseException as error:
+                said.append(error)
+            else:
+                said.append(None)
+
+        for do in others:
+            thread = threading.Thread(target=run, args=(do,))
+            thread.start()
+            thread.join()
+
+    hook = model.model.layers[1].register_forward_pre_hook(meet)
+    with torch.no_grad():
+        step(cache, model)
+    return said
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_another_thread_is_refused_in_the_middle_of_a_pass(spec):
+    model = copy.deepcopy(tiny("llama"))
+    cache, alone = (kvlab.make_cache(model, spec) for _ in range(2))
+    others = [
+        lambda cache: model(prompt(1), past_key_values=cache), lambda cache: cache.stats(), copy.deepcopy,
+        lambda cache: cache.reorder_cache(torch.tensor([0])), lambda cache: cache.crop(-1),
+    ]  # fmt: skip
+    with torch.no_grad():
+        for one in (cache, alone):
+            model(prompt(20), past_key_values=one)
+        for _ in range(3):
+            said = at_once(model, cache, random.Random(spec).sample(others, 4))
+            for error in said:
+                about = str(error)
+                assert isinstance(error, RuntimeError | ValueError) and "\n" not in about
+                assert "another thread" in about or "evicted" in about
+            model(prompt(1), past_key_values=alone)
+        want, got = (model(prompt(1), past_key_values=one).logits for one in (alone, cache))
+    assert torch.equal(want, got) and not cache.broken
+    assert cache.stats().tokens_seen == 24
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_threads_without_any_order_are_right_or_refused(spec):
+    """Each answer is that of a cache with as many tokens as the cache had seen."""
+    model = copy.deepcopy(tiny("llama"))
+    cache, alone = (kvlab.make_cache(model, spec) for _ in range(2))
+    found, refused = [], []
+    with torch.no_grad():
+        for one in (cache, alone):
+            model(prompt(20), past_key_values=one)
+
+    def run():
+        for _ in range(6):
+            try:
+                with torch.no_grad():
+                    found.append(model(prompt(1), past_key_values=cache).logits)
+            except RuntimeError as error:
+                assert "another thread" in str(error)
+                refused.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) + len(refused) == 18 and found
+    for logits in found:
+        with torch.no_grad():
+            assert torch.equal(logits, model(prompt(1), past_key_values=alone).logits)
+    assert cache.stats().tokens_seen == 20 + len(found)
+
+
+def test_a_thread_that_is_gone_leaves_nobody_waiting():
+    model = copy.deepcopy(tiny("llama"))
+    cache = kvlab.make_cache(model, "full")
+
+    def breaks():
+        hook = model.register_forward_pre_hook(lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model(prompt(9), past_key_values=cache)
+        hook.remove()
+
+    thread = threading.Thread(target=breaks)
+    thread.start()
+    thread.join()
+    assert kvlab.decode(model, prompt(9), cache, 2)

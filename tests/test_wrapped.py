@@ -1,0 +1,148 @@
+"""Models inside a wrapper, or with layers taken out, and what people know of transformers' caches."""
+
+import copy
+import random
+
+import pytest
+import torch
+from families.models import family
+from tiny import EACH, prompt, tiny
+from torch import nn
+
+import kvlab
+
+
+class Outer(nn.Module):
+    """As PEFT's."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.base = model
+        self.config = model.config
+
+    def get_base_model(self):
+        return self.base
+
+    def forward(self, *args, **kwargs):
+        return self.base(*args, **kwargs)
+
+
+WRAPPERS = {
+    "PEFT": (Outer, r"model\.get_base_model\(\)$"),
+    "torch.compile": (lambda model: torch.compile(model, backend="eager"), r"model\._orig_mod$"),
+    "DataParallel": (nn.DataParallel, r"model\.module$"),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_a_wrapper_names_the_model_inside_which_serves_it(name):
+    wrap, way = WRAPPERS[name]
+    model = copy.deepcopy(tiny("llama"))
+    outer, ids = wrap(model), prompt(20)
+    for call in (
+        lambda: kvlab.make_cache(outer, "full"), lambda: kvlab.KVCache(outer), lambda: kvlab.prepare(outer),
+        lambda: kvlab.Stepper(outer, kvlab.make_cache(model, "full")),
+        lambda: kvlab.make_cache(outer, "recompute"),
+        lambda: kvlab.decode(outer, ids, kvlab.make_cache(model, "full"), 2),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=way):
+            call()
+    for spec in ("full", "h2o:budget=8", "int4") if name != "torch.compile" else ():  # which takes a minute
+        right = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 5)
+        cache, found = kvlab.make_cache(model, spec), [ids]
+        with torch.no_grad():
+            for _ in range(5):
+                found.append(outer(found[-1], past_key_values=cache).logits[:, -1:].argmax(-1))
+        assert torch.equal(torch.cat(found[1:], 1), right.tokens)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_layers_taken_out_or_used_twice_are_refused_until_the_configuration_says_so(seed):
+    draw = random.Random(seed)
+    model = copy.deepcopy(tiny("llama", num_hidden_layers=5))
+    left = draw.choice([draw.sample(range(5), 3), sorted(draw.sample(range(5), 4)), [0, 1, 1, 2, 3, 4]])
+    layers = model.model.layers
+    model.model.layers = nn.ModuleList(layers[k] for k in left)
+    for spec in ("full", "h2o:budget=8", "offload:link=1e9", "kvzip:budget=9"):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        with pytest.raises(ValueError, match=r"set config\.num_hidden_layers and each attention's layer_idx"):
+            stepper.feed(prompt(20))
+    if len(set(left)) < len(left):
+        return
+    model.config.num_hidden_layers = len(left)
+    for index, layer in enumerate(model.model.layers):
+        layer.self_attn.layer_idx = index
+    with torch.no_grad():
+        right = tiny("llama", "sdpa", num_hidden_layers=5)
+        right = copy.deepcopy(right)
+        right.config.num_hidden_layers = len(left)
+        right.model.layers = nn.ModuleList(right.model.layers[k] for k in left)
+        want = right(prompt(20), use_cache=False).logits
+    for spec in ("full", "offload:link=1e9"):
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        found = torch.cat(
+            [stepper.feed(prompt(20)[:, :15]), *(stepper.feed(prompt(20)[:, [at]]) for at in range(15, 20))],
+            1,
+        )
+        assert (found - want).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("spec", EACH)
+def test_a_layer_shows_its_keys_and_values_as_transformers_does(spec):
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, spec)
+    if not cache.layers or not hasattr(cache.layers[0], "slot_positions"):
+        return
+    assert cache.layers[0].keys is None and cache.layers[0].values is None
+    stepper = kvlab.Stepper(model, cache)
+    for tokens in (20, 1, 1):
+        stepper.feed(prompt(tokens, 2))
+        for layer in cache.layers:
+            shape = (*layer.slot_positions.shape, layer.shape.head_dim)
+            if spec.startswith("shadowkv"):
+                with pytest.raises(AttributeError, match="ShadowKV holds keys in parts of its own"):
+                    _ = layer.keys
+                continue
+            assert layer.keys.shape == layer.values.shape == shape and layer.keys.isfinite().all()
+            layer.keys.zero_()  # what is written to it is lost
+            assert layer.keys.any()
+    cache.stats()
+
+
+def test_a_layer_of_latents_says_why_it_has_no_keys():
+    model = kvlab.prepare(family("DeepSeek-V3"))
+    cache = kvlab.make_cache(model, "full")
+    kvlab.Stepper(model, cache).feed(prompt(6))
+    with pytest.raises(AttributeError, match="caches latents"):
+        _ = cache.layers[0].keys
+
+
+def test_a_cache_says_why_it_serves_no_prefix():
+    with pytest.raises(AttributeError, match="prefix"):
+        _ = kvlab.make_cache(tiny("llama"), "full").max_cache_len
+
+
+class Sees(type(tiny("llama"))):
+    """A model that takes pictures."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, pixel_values=None, **kwargs):
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **kwargs)
+
+
+def test_a_prompt_with_pictures_is_not_read_again():
+    model = Sees(tiny("llama").config).eval()
+    model.load_state_dict(tiny("llama").state_dict())
+    pictures = {"pixel_values": torch.zeros(1, 3, 4, 4)}
+    for more in (
+        pictures,
+        {"token_type_ids": torch.zeros(1, 20)},
+        pictures | {"attention_mask": None},
+    ):
+        cache = kvlab.make_cache(model, "kvzip")
+        name = next(iter(more))
+        with pytest.raises(ValueError, match=f"KVzip reads the prompt again, .* it cannot read {name}$"):
+            model(prompt(20), past_key_values=cache, **more)
+        model(prompt(20), past_key_values=kvlab.make_cache(model, "h2o"), **pictures)
+    cache = kvlab.make_cache(model, "kvzip")
+    model(prompt(20), attention_mask=torch.ones(1, 20), past_key_values=cache, pixel_values=None)
+    assert kvlab.decode(model, prompt(20), kvlab.make_cache(model, "kvzip"), 3)
