@@ -122,6 +122,21 @@ def test_a_process_of_rays_starts_without_the_grammars_of_jsonschema():
     assert b"rfc3987_syntax" not in done.stdout and b" rfc3987 " in done.stdout
 
 
+def test_a_cluster_of_our_own_listens_on_this_machine_alone(sweep, tmp_path):
+    run, heard = started(*sweep, "--on", "ray", "--actors", "1", "--out", str(tmp_path)), set()
+    while run.poll() is None:
+        with contextlib.suppress(psutil.Error):
+            command = psutil.Process(run.pid)
+            for process in (command, *command.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    for socket_ in process.net_connections("inet"):
+                        if socket_.status == psutil.CONN_LISTEN:
+                            heard.add(socket_.laddr.ip.removeprefix("::ffff:"))
+        time.sleep(0.2)
+    ended(run)
+    assert heard == {"127.0.0.1"}
+
+
 # one cluster that all of these share
 
 
