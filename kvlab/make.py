@@ -76,7 +76,7 @@ def load_cache(path: str | Path, model):
     """
     about, tensors = opened(path, model)
     cache = make_cache(model, about["method"])
-    fill(cache, about, tensors)
+    fill(cache, about, tensors, path)
     return cache
 
 

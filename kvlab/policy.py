@@ -116,6 +116,29 @@ class State:
         for name, value in contents.items():
             setattr(self, name, value)
 
+    def odd(self, batch: int, heads: int, slots: int) -> str | None:
+        """What does not fit a layer of so many rows, KV heads and slots, or is no number; None: nothing."""
+        for name in (*self.per_row, *self.per_slot):
+            value, by_slot = getattr(self, name), name in self.per_slot
+            if isinstance(value, list) and len(value) != batch:
+                return f"{name} has {len(value)} entries for {batch} rows"
+            for x in value if isinstance(value, tuple) else (value,):
+                if not isinstance(x, Tensor):
+                    continue
+                if by_slot and self.filled is not None:
+                    x = x[:, :, : self.filled]
+                filled = slots if self.filled is None else self.filled
+                if not self._fits(x, batch) or (
+                    by_slot and (x.shape[1] not in (1, heads) or x.shape[2] != filled)
+                ):
+                    return f"{name} is of shape {tuple(x.shape)}"
+                if x.is_floating_point() and bool(x.float().isnan().any()):
+                    return f"{name} holds NaN"
+        return next(filter(None, (state.odd(batch, heads, slots) for state in self._states())), None)
+
+    def _fits(self, x: Tensor, batch: int) -> bool:
+        return x.dim() > 0 and len(x) == batch
+
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared, here,
         in the policy or in the class of either."""

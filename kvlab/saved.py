@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
 import zlib
 from dataclasses import replace
 from importlib import metadata
@@ -16,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .errors import kind_and_line
 from .parameters import check_kind
 from .policy import State
 
@@ -40,6 +43,7 @@ def save(cache, path: str | Path) -> None:
         raise ValueError(
             f"save: a cache of {cache.spec.text!r} on this model holds more than K and V of its layers"
         )
+    cache.check_whole()
     if cache.prefilling:
         raise ValueError("save: the prompt in this cache has not ended")
     written = Written()
@@ -89,18 +93,81 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
         raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
     if about.get("digest") != contents_digest(about, tensors):
         raise ValueError(f"{path} is damaged: what it holds is not what was saved; save the cache again")
+    for word in re.split("[:,=]", about.get("method", "")):
+        module = word.rpartition(".")[0]
+        if module.isidentifier() and module not in sys.modules:
+            raise ValueError(f"{path} names {word}: import {module} first, since no file imports a module")
     return about, tensors
 
 
-def fill(cache, about: dict[str, str], tensors: dict[str, Tensor]) -> None:
-    """Write what `opened` has read into a fresh cache of the same method."""
-    read = Read(tensors, cache.model.device)
-    for layer, found in zip(cache.layers, json.loads(about["layers"]), strict=True):
-        for name in OF_LAYER:
-            setattr(layer, name, read.decode(found[name]))
-        layer.given = replace(layer.given, **{name: found[name] for name in OF_GIVEN})
-        for part in PARTS:
-            read.restore(getattr(layer, part), found[part])
+def fill(cache, about: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> None:
+    """Write what `opened` has read into a fresh cache of the same method. Raises ValueError for what is no
+    cache of that method on this model: whatever a file says, no later step shall trip over it."""
+    try:
+        read = Read(tensors, cache.model.device)
+        layers = json.loads(about["layers"], parse_constant=_constant)
+        for layer, found in zip(cache.layers, layers, strict=True):
+            _same(found, (*OF_LAYER, *OF_GIVEN, *PARTS), "a layer")
+            for name in OF_LAYER:
+                setattr(layer, name, alike(name, read.decode(found[name]), getattr(layer, name)))
+            given = {name: alike(name, found[name], 1.0) for name in OF_GIVEN}
+            layer.given = replace(layer.given, **given)
+            for part in PARTS:
+                read.restore(getattr(layer, part), found[part])
+            check_layer(layer, int(about["tokens"]))
+        _same(read.placed, tensors, "the file")
+        cache.stats()
+    except Exception as error:
+        raise ValueError(
+            f"{path} holds no cache of {cache.spec.text!r} on this model ({kind_and_line(error)})"
+        ) from error
+
+
+def _constant(name: str) -> float:
+    if name == "NaN":
+        raise ValueError("it holds NaN")
+    return float(name)
+
+
+def _same(found, wanted, what: str) -> None:
+    """ValueError where what is named is not what is wanted."""
+    if odd := {*found} ^ {*wanted}:
+        raise ValueError(f"{what} has {sorted(found)}, where {sorted(odd)} is too much or missing")
+
+
+def alike(name: str, value, fresh):
+    """A value that a fresh cache has another of. ValueError for one of another kind."""
+    number = isinstance(value, int | float) and isinstance(fresh, int | float)
+    whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
+    if value is None or fresh is None or (number and whole) or isinstance(value, type(fresh)):
+        return value
+    raise ValueError(f"{name} is {value!r}, where a fresh cache has {fresh!r}")
+
+
+def check_layer(layer, tokens: int) -> None:
+    """ValueError for a layer whose parts do not fit together, or that holds what is no number."""
+    table, batch = layer.table, len(layer.lengths)
+    counts = (table.count, table.seen, *table.lengths, *table.rows_held)
+    if any(not isinstance(n, int) or n < 0 for n in counts) or table.seen != tokens:
+        raise ValueError(f"tokens {counts} are not those of {tokens}")
+    if len(table.rows_held) != batch or any(n > tokens for n in (table.count, *table.lengths)):
+        raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
+    if any(held > min(seen, table.count) for held, seen in zip(table.rows_held, table.lengths, strict=True)):
+        raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
+    if not batch:
+        return
+    shape = batch, layer.kv_heads, table.count
+    if table.moved is not None:
+        fits = table.moved.dtype == torch.int32 and table.moved.shape[::2] == shape[::2]
+        if not fits or table.moved.shape[1] not in (1, shape[1]) or int(table.moved.max()) >= tokens:
+            raise ValueError("its positions are none of its tokens'")
+    for state in (layer.keep, layer.store, layer.place):
+        if odd := state.odd(*shape):
+            raise ValueError(odd)
+    read = layer.store.read(layer.model.device)
+    for x, width in zip(read, (layer.shape.head_dim, layer.shape.value_dim), strict=True):
+        if x.shape[:3] != shape or x.shape[3] not in (0, width):  # none where they are made anew
+            raise ValueError(f"it holds K or V of shape {tuple(x.shape)}")
 
 
 class Written:
@@ -145,7 +212,14 @@ class Read:
         self.placed: dict[str, Tensor] = {}
 
     def restore(self, thing, attributes: dict) -> None:
-        found = {name: self.decode(value, getattr(thing, name, None)) for name, value in attributes.items()}
+        there = dict(thing.contents() if isinstance(thing, State) else vars(thing))
+        late = (name for name in attributes if isinstance(getattr(type(thing), name, None), int | float))
+        there |= {name: getattr(thing, name) for name in late}  # said of the class, until it changes
+        _same(attributes, there, type(thing).__name__)
+        found = {
+            name: alike(name, self.decode(value, there[name]), there[name])
+            for name, value in attributes.items()
+        }
         if isinstance(thing, State):
             thing.refill(found)
         else:

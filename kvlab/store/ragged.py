@@ -87,6 +87,9 @@ class Left(State):
         super().__init__(policy)
         self.longest = 0
 
+    def _fits(self, x: Tensor, batch: int) -> bool:
+        return len(x) == batch if x is self.counts else len(x) == int(self.counts.sum())
+
     def index(self) -> tuple[Tensor, Tensor]:
         """Where every head's tokens are, `[batch, kv_heads, longest]`, and which of these are its own."""
         ends = self.counts.flatten().cumsum(0).view_as(self.counts)

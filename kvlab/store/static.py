@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ..gather import with_room
 from ..parameters import check_whole, check_within
-from ..policy import State
 from .exact import Parts
 from .growing import Growing, GrowingState
 
@@ -63,5 +62,9 @@ class StaticState(GrowingState):
         if end > self.capacity:
             raise ValueError(f"static: {end} tokens do not fit into a buffer of length={self.capacity}")
 
-    def contents(self) -> dict:
-        return State.contents(self)  # room and all
+    def refill(self, contents: dict) -> None:
+        super().refill(contents)
+        if self.keys is not None:
+            self.reserve(0)
+            both = self.keys, self.values
+            self.keys, self.values = (tuple(with_room(x, self.capacity) for x in parts) for parts in both)
