@@ -91,7 +91,8 @@ class Bound(Cache):
     def save(self, path) -> None:
         """Write what it holds to a safetensors file, with versions and a digest of the model;
         `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache that no `make_cache` made,
-        for one with a link, or with layers of another kind, and for a path that cannot be written."""
+        for one with a link, or with layers of another kind, and for a path that cannot be written;
+        RuntimeError for one whose last pass broke off."""
         save(self, path)
 
     def hold(self) -> None:

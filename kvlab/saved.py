@@ -89,13 +89,13 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
     if about.get("format") != FORMAT:
         told = f"format {about.get('format')}, but this version of kvlab reads format {FORMAT}"
         raise ValueError(f"{path} was saved in {told}: save the cache again")
-    if about["model"] != model_digest(model):
-        raise ValueError(f"{path} was saved for another model: its digest is {about['model']}")
+    if about.get("model") != model_digest(model):
+        raise ValueError(f"{path} was saved for another model: its digest is {about.get('model')}")
     if about.get("digest") != contents_digest(about, tensors):
         raise ValueError(f"{path} is damaged: what it holds is not what was saved; save the cache again")
-    for word in re.split("[:,=]", about.get("method", "")):
-        module = word.rpartition(".")[0]
-        if module.isidentifier() and module not in sys.modules:
+    for word in re.split("[:,=]", re.sub("profile=[^,]*", "", about.get("method", ""))):
+        module = word.strip().rpartition(".")[0]
+        if module.replace(".", "").isidentifier() and module not in sys.modules:
             raise ValueError(f"{path} names {word}: import {module} first, since no file imports a module")
     return about, tensors
 

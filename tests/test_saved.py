@@ -1,6 +1,8 @@
 """A saved cache answers as it would have: every method, in another process, and for no other model."""
 
 import copy
+import json
+import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +17,7 @@ import kvlab
 from kvlab.decode import Stepper
 from kvlab.engine.compiled import compiled
 from kvlab.finding import PROFILED
-from kvlab.saved import model_digest
+from kvlab.saved import contents_digest, model_digest
 
 METHODS = [method for method in kvlab.METHODS if method not in ("recompute", "padded")] + [*PROFILED]
 MORE = [
@@ -238,3 +240,97 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="no cache can be written there") as error:
         cache.save(tmp_path / "nodir" / "x.safetensors")
     assert "nodir" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("method", ["full", "int4", "h2o:budget=12", "topk:budget=4"])
+def test_a_broken_cache_is_not_saved(method, tmp_path):
+    model = copy.deepcopy(tiny("llama"))
+    stepper = Stepper(model, kvlab.make_cache(model, method))
+    stepper.feed(torch.arange(20)[None])
+
+    def break_off(*_):
+        raise KeyboardInterrupt
+
+    hook = model.model.layers[1].register_forward_pre_hook(break_off)
+    with pytest.raises(KeyboardInterrupt):
+        stepper.feed(torch.tensor([[5]]))
+    hook.remove()
+    with pytest.raises(RuntimeError, match="broke off"):
+        stepper.cache.save(tmp_path / "cache")
+    assert not list(tmp_path.iterdir())
+
+
+ODD = [
+    None, True, -1, 3, 10**9, 2**70, 1.5, float("nan"), "x", [], [1], {}, {"a": 1}, {"attributes": {}},
+    {"tensor": "t0", "host": False}, {"tensor": "t999", "host": False}, {"dtype": "load"}, {"list": 3},
+]  # fmt: skip
+FORGED = [name for name in METHODS if name not in PROFILED] + [
+    "h2o:budget=12",
+    "int4:sinks=4",
+    "quest:page=4",
+]
+
+
+def places(value, path=()):
+    """Where something stands in lists and dictionaries."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inside:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def spoilt(x: torch.Tensor, dice: random.Random) -> torch.Tensor:
+    ways = [
+        lambda: torch.zeros(3), lambda: x[:0], lambda: torch.cat([x, x]), lambda: x.flatten(),
+        lambda: x[..., :-1], lambda: x[..., None], lambda: x * torch.nan, lambda: x.transpose(0, -1),
+    ]  # fmt: skip
+    return (dice.choice(ways)() if x.dim() else torch.zeros(2)).contiguous().clone()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_forged_contents_are_one_line(seed, tmp_path):
+    """Anything in the place of anything, with a digest that fits."""
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    dice = random.Random(seed)
+    model, path, _ = saved(tmp_path, dice.choice(FORGED))
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    layers = json.loads(about["layers"])
+    if dice.random() < 0.6:
+        *above, last = dice.choice(list(places(layers)))
+        inside = layers
+        for key in above:
+            inside = inside[key]
+        if dice.random() < 0.3:
+            del inside[last]
+        else:
+            inside[last] = dice.choice(ODD)
+    else:
+        name = dice.choice(list(tensors))
+        tensors[name] = spoilt(tensors[name], dice)
+    about["layers"] = json.dumps(layers)
+    about["digest"] = contents_digest(about, tensors)
+    save_file(tensors, path, metadata=about)
+    try:
+        kvlab.load_cache(path, model).stats()
+    except ValueError as error:
+        assert "\n" not in str(error) and str(path) in str(error)
+
+
+def test_a_file_imports_no_module(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    model, path, _ = saved(tmp_path, "h2o:budget=0.5")
+    with safe_open(path, framework="pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for method in ("antigravity.Keep", "adakv:of=antigravity.Keep", "a.b.antigravity.Keep:budget=0.5"):
+        about["method"] = method
+        about["digest"] = contents_digest(about, tensors)
+        save_file(tensors, path, metadata=about)
+        with pytest.raises(ValueError, match="since no file imports a module"):
+            kvlab.load_cache(path, model)
+    assert "antigravity" not in sys.modules
+    kvlab.load_cache(saved(tmp_path, "h2o:budget=0.5")[1], model)  # 0.5 is no module
