@@ -72,8 +72,8 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
 def load_cache(path: str | Path, model):
     """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
 
-    Raises ValueError for a file that is none, that was saved for another model, that is damaged or whose parts
-    do not fit, and for a method of your own whose module is not imported yet.
+    Raises ValueError for a file that is none, that was saved for another model, that is damaged or whose
+    parts do not fit, and for a method of your own whose module is not imported yet.
     """
     about, tensors = opened(path, model)
     cache = make_cache(model, about["method"])
