@@ -26,9 +26,9 @@ def enter(frame: FrameType, carries: bool) -> None:
 
 
 def leave(frame: FrameType) -> None:
-    """It has come through."""
-    if (now := _pass.get()) is not None and now[0] is frame:
-        _pass.set(now[2])
+    """It has come through, or is over, and nothing of it is held."""
+    now = _pass.get()
+    _pass.set(now[2] if now is not None and now[0] is frame else _running())
 
 
 def _running() -> tuple | None:

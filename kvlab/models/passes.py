@@ -30,7 +30,7 @@ def report_passes(model) -> None:
         if body not in _reporting:
             _reporting.add(body)
             body.register_forward_pre_hook(_Begins(), with_kwargs=True)
-            body.register_forward_hook(_Ends(), with_kwargs=True)
+            body.register_forward_hook(_Ends(), with_kwargs=True, always_call=True)
 
 
 class _Hook:
@@ -58,9 +58,12 @@ class _Ends(_Hook):
     def __call__(self, body, args, kwargs, output) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
-        if (cache := _cache_among(args, kwargs)) is not None:
-            cache.end_pass(body, args, kwargs)
-        guest.leave(sys._getframe(1))
+        try:
+            cache = _cache_among(args, kwargs)
+            if cache is not None and output is not None:  # None: it broke off
+                cache.end_pass(body, args, kwargs)
+        finally:
+            guest.leave(sys._getframe(1))
 
 
 def fed_to(body, args, kwargs) -> tuple:
