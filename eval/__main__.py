@@ -27,7 +27,7 @@ from .core.measurement import Measurement, option, run
 from .core.merge import merge
 from .core.results import RUN, Store
 from .core.show import LOG, Show
-from .gpu.measurement import Gpu
+from .gpu.plan import Gpu
 from .peers.measurement import Peers
 from .reproduce.measurement import Reproduce
 from .speed.measurement import Speed

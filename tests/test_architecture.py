@@ -40,7 +40,7 @@ LATE = {  # module -> (why, who imports it)
 }
 BY_NAME = {  # modules that import others by strings which only a run knows
     "kvlab.finding", "eval.core.measurement", "eval.core.workers", "eval.cluster.actor",
-    "eval.gpu.measurement", "eval.gpu.worker", "eval.peers.measurement", "eval.speed.llama", "course.site",
+    "eval.gpu.plan", "eval.gpu.worker", "eval.peers.measurement", "eval.speed.llama", "course.site",
 }  # fmt: skip
 STARTS = ("kvlab.cli", "kvlab.doctor", "eval.", "course.")  # command lines that answer before torch is loaded
 

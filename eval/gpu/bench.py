@@ -9,14 +9,13 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from functools import cached_property
 
 import psutil
 import torch
 
 SIDE_STREAM_CALLS = 3  # before a graph is captured: compilers and allocators do their work
-SEVERAL = 10  # replays of a graph between two events
 PART = 0.9  # of the free memory that may be asked for
 PRODUCT = 8192  # rows and columns of the product that says what a GPU computes at best
 
@@ -36,21 +35,26 @@ class Bench:
         self.models: dict = {}
         self.spoiled = False  # whether the process should not go on after this unit
         self._say = say
-        self._flush = None
-        self._best: dict[str, float] = {}
 
     def say(self, line: str) -> None:
         """A line for the log and for the unit's notes."""
         self.said.append(line)
         self._say(line)
 
+    def left_out(self, what: str, error: Exception) -> str:
+        """Why there are no numbers of something; an error that spoils the device is raised again."""
+        text = str(error).lower()
+        harmless = out_of_memory(error) or "captur" in text or "not permitted" in text
+        if "cuda error" in text and not harmless:
+            raise error
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self.say(f"{what}: left out: {why[:140]}")
+        return why
+
     @property
     def capability(self) -> tuple[int, int] | None:
         """Of the GPU; None without one."""
-        if not self.on_gpu:
-            return None
-        card = torch.cuda.get_device_properties(0)
-        return card.major, card.minor
+        return torch.cuda.get_device_capability() if self.on_gpu else None
 
     # The clock.
 
@@ -59,33 +63,20 @@ class Bench:
         if self.on_gpu:
             torch.cuda.synchronize()
 
-    def once(self, call: Callable[[], object], flush: bool = False) -> float:
-        """Milliseconds of one call, from an idle device to an idle device: events on a GPU, so that what the
-        host needs to launch it counts as far as the device waits for it."""
-        if flush:
-            self.flush()
+    def once(self, call: Callable[[], object], times: int = 1) -> float:
+        """Milliseconds of one call, the mean of so many that follow each other, from an idle device to an
+        idle device: events on a GPU, so that what the host needs to launch it counts as far as the device
+        waits for it."""
         self.sync()
         if not self.on_gpu:
-            begun = time.perf_counter()
-            call()
-            return (time.perf_counter() - begun) * 1e3
+            return self.wall(call)
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        call()
+        for _ in range(times):
+            call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end)
-
-    def replayed(self, call: Callable[[], object]) -> float:
-        """Milliseconds of one call, the mean of several that follow each other: from an idle device the first
-        one waits for its launch, the others find it queued."""
-        several = SEVERAL if self.on_gpu else 1
-
-        def calls() -> None:
-            for _ in range(several):
-                call()
-
-        return self.once(calls) / several
+        return start.elapsed_time(end) / times
 
     def wall(self, call: Callable[[], object]) -> float:
         """Milliseconds of one call by the host's clock, from an idle device to an idle device."""
@@ -108,13 +99,6 @@ class Bench:
                     times[name].append(taken)
         return times
 
-    def flush(self) -> None:
-        """Push everything out of the device's cache."""
-        if self._flush is None:
-            size = 4 * self.cache_bytes if self.on_gpu else 4096
-            self._flush = torch.empty(size // 4, dtype=torch.int32, device=self.device)
-        self._flush.zero_()
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the device's last-level cache."""
@@ -130,7 +114,13 @@ class Bench:
         capture raises: a body that waits for the device cannot be captured."""
         if not self.on_gpu:
             return None
-        self.refuse_waits(body)
+        body()
+        self.sync()
+        torch.cuda.set_sync_debug_mode("error")  # cheaper to learn here than from a capture that breaks off
+        try:
+            body()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -147,17 +137,6 @@ class Bench:
             self.spoiled = True  # and its allocator in doubt
             raise
         return graph.replay
-
-    def refuse_waits(self, body: Callable[[], object]) -> None:
-        """RuntimeError where the body makes the host wait for the device; cheaper to learn here than from a
-        capture that breaks off."""
-        body()
-        self.sync()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            body()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     # Memory.
 
@@ -179,62 +158,25 @@ class Bench:
             gc.collect()
             torch.cuda.empty_cache()
 
-    def allocated(self) -> int:
-        """Bytes that tensors hold on the device; 0 without a GPU."""
-        return torch.cuda.memory_allocated() if self.on_gpu else 0
-
-    @contextmanager
-    def peak(self, before: int) -> Iterator[dict]:
-        """Yields a dictionary that holds `peak_bytes` afterwards: the most that was allocated meanwhile, over
-        `before` bytes; None without a GPU."""
-        found: dict = {"peak_bytes": None}
-        if self.on_gpu:
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        try:
-            yield found
-        finally:
-            if self.on_gpu:
-                found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-
-    def shrunk(self, sizes: list[int], needs: Callable[[int], float], what: str) -> int:
-        """The first of these sizes, largest first, whose `needs(size)` bytes are free; says so where it is
-        not the first. Raises MemoryError where none is."""
-        free = PART * self.free_bytes()
-        for size in sizes:
-            if needs(size) <= free:
-                if size != sizes[0]:
-                    needed = needs(sizes[0]) / 1e9
-                    self.say(f"{what} {sizes[0]} needs {needed:.1f} GB of {free / 1e9:.1f}: {size} instead")
-                return size
-        smallest = sizes[-1]
-        raise MemoryError(
-            f"{what} {smallest} needs {needs(smallest) / 1e9:.1f} GB and {free / 1e9:.1f} GB are free"
-        )
-
     # What it can do at best, measured once.
 
-    @property
+    @cached_property
     def bandwidth(self) -> float:
         """Bytes per second of a large copy on the device, read and written ones counted: the base of every
         fraction of bandwidth."""
-        if "bandwidth" not in self._best:
-            size = min(2**31 if self.on_gpu else 2**24, int(self.free_bytes() * PART / 4))
-            source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=self.device)
-            target = torch.empty_like(source)
-            times = self.interleaved({"copy": lambda: target.copy_(source)}, 9)["copy"]
-            self._best["bandwidth"] = 2 * size / statistics.median(times) * 1e3
-        return self._best["bandwidth"]
+        size = min(2**31 if self.on_gpu else 2**24, int(self.free_bytes() * PART / 4))
+        source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        times = self.interleaved({"copy": lambda: target.copy_(source)}, 9)["copy"]
+        return 2 * size / statistics.median(times) * 1e3
 
-    @property
+    @cached_property
     def flops(self) -> float:
         """Operations per second of a large bf16 matrix product of random numbers."""
-        if "flops" not in self._best:
-            size = PRODUCT if self.on_gpu else 256
-            a, b = (torch.randn(size, size, device=self.device).to(torch.bfloat16) for _ in "ab")
-            times = self.interleaved({"product": lambda: a @ b}, 7)["product"]
-            self._best["flops"] = 2 * size**3 / statistics.median(times) * 1e3
-        return self._best["flops"]
+        size = PRODUCT if self.on_gpu else 256
+        a, b = (torch.randn(size, size, device=self.device).to(torch.bfloat16) for _ in "ab")
+        times = self.interleaved({"product": lambda: a @ b}, 7)["product"]
+        return 2 * size**3 / statistics.median(times) * 1e3
 
 
 def spread(times: list[float]) -> dict[str, float]:

@@ -9,8 +9,8 @@ Unified memory is modelled as everywhere in kvlab: on the real link its pages co
 bytes, which flatters it; on the throttled one they pay for their faults. No managed memory is asked for. On
 the throttled link the prompt is not run again: its time is worked out from that on the real link
 (`prefill_modelled`). `predicted` is the simulator with this machine's measured bandwidth, operations and
-link; `error`, `error_prefill` and `error_total` are what it is off in a step, in the prompt and in `total_s`,
-in per cent of what stands in the row.
+link; `error` and `error_total` are what it is off in a step and in `total_s`, in per cent of what stands in
+the row.
 """
 
 from __future__ import annotations
@@ -27,17 +27,15 @@ import torch
 import kvlab
 from kvlab.arithmetic import Machine
 from kvlab.link import Link
-from kvlab.measure.timeline import Timeline, record
+from kvlab.models import ModelShape
 from kvlab.place import CudaLink
 from kvlab.spec import parse
 
 from . import link as links
 from . import models, predict
-from .bench import out_of_memory
 from .unit import FIRST, LAST, NEXT, Unit
 
 COUNTED = 3  # steps, after one that is not
-PARTS = ("project", "attention", "ffn", "selection", "stall")
 PAGE_LATENCY = 10e-6  # seconds that a transfer of the throttled link pays
 HOST_PART = 0.7  # of the host's free memory that caches may take
 PINNED_ROUNDING = 2.1  # a pinned buffer takes up to the next power of two
@@ -47,13 +45,14 @@ def units(size: str) -> list[Unit]:
     if size == "dry":
         given = {"model": "small-opt", "prompt": 96, "batch": 2, "systems": list(predict.SYSTEMS)}
         return [Unit("headline", "small-opt, 96 tokens, batch 2", FIRST, 25, given)]
-    everything, some = list(predict.SYSTEMS), ["full", "offload", "infinigen"]
+    some, rest = ["full", "offload", "infinigen"], ["offload+int4", "offload+h2o", "uvm", "uvm+h2o"]
     return [
-        Unit("headline", f"OPT-13B, {prompt} tokens, batch {batch}", rank, seconds,
-             {"model": "OPT-13B", "prompt": prompt, "batch": batch, "systems": systems})
+        Unit("headline", f"OPT-13B, {prompt} tokens, batch {batch}{', the others' * (systems is rest)}", rank,
+             seconds, {"model": "OPT-13B", "prompt": prompt, "batch": batch, "systems": systems})
         for prompt, batch, systems, rank, seconds in (
-            (1920, 20, everything, FIRST, 130), (384, 8, some, NEXT, 8), (896, 8, some, NEXT, 11),
-            (1408, 8, some, NEXT, 15), (1920, 8, everything, LAST, 70),
+            (1920, 20, some, FIRST, 60), (1920, 20, rest, NEXT, 100), (384, 8, some, NEXT, 8),
+            (896, 8, some, NEXT, 11), (1408, 8, some, NEXT, 15), (1920, 8, some, LAST, 30),
+            (1920, 8, rest, LAST, 40),
         )  # as the paper has it: all systems at batch 20, and lengths of text at batch 8
     ]  # fmt: skip
 
@@ -78,49 +77,30 @@ class Throttle:
         return self
 
 
-class Waiting(Timeline):
-    """A timeline whose cuts wait for the device, so that its spans are those of kernels."""
-
-    def __init__(self, bench):
-        super().__init__()
-        self._bench = bench
-
-    def cut(self, what: str, layer: int | None = None) -> None:
-        self._bench.sync()
-        super().cut(what, layer)
-
-
-class ThrottledCudaLink(Throttle, CudaLink):
-    """The real link, which can be slowed down."""
-
-
-class ThrottledLink(Throttle, Link):
-    """The same where there is no GPU."""
+def throttled(bench) -> Link:
+    """The real link, or where there is no GPU a pretended one, which can be slowed down."""
+    kind = CudaLink if bench.on_gpu else Link
+    return type("Throttled", (Throttle, kind), {})(*[bench.device] * bench.on_gpu)
 
 
 def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> dict:
-    name = model
-    made = models.made(bench, name)
+    made = models.made(bench, model)
     machine = asked(bench)
-    batch = fitting(bench, name, prompt, batch)
-    about = {"model": name, "prompt": prompt, "batch": batch}
-    if bench.on_gpu and "offload" in systems:
-        warm(bench, made, prompt, batch)
+    about = {"model": model, "prompt": prompt, "batch": fitting(bench, model, prompt, batch)}
+    if bench.on_gpu:
+        warm(bench, made, prompt, about["batch"])
     rows = []
     for system in systems:
         try:
-            serves = models.for_method(bench, name, predict.SYSTEMS[system])
+            serves = models.for_method(bench, model, predict.SYSTEMS[system])
             rows += of_system(bench, serves, system, about)
         except Exception as error:
-            if "CUDA error" in str(error) and not out_of_memory(error):
-                raise
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            bench.say(f"{system}: left out: {why[:140]}")
-            rows.append({"system": system, **about, "left_out": why})
+            rows.append({"system": system, **about, "left_out": bench.left_out(system, error)})
         bench.tidy()
-    put_beside(rows, machine, models.shape_of(name), about)
-    said = line(rows)
-    return {"rows": [*rows, {"system": "the simulator's machine", **about, **vars(machine)}], "line": said}
+    predict_bars(rows, machine, ModelShape.of(models.published(model)), about)
+    rows.append({"system": "the simulator's machine", **about, **vars(machine)})
+    steps = ", ".join(f"{row['system']} {row['ms']:.0f} ms" for row in rows if row.get("link") == "real")
+    return {"rows": rows, "line": steps}
 
 
 def asked(bench) -> Machine:
@@ -132,19 +112,14 @@ def asked(bench) -> Machine:
 
 
 def fitting(bench, name: str, prompt: int, batch: int) -> int:
-    """The largest batch whose cache fits on the device beside the weights, and twice into pinned memory."""
-    sizes = [batch >> step for step in range(batch.bit_length())]
-    held = prompt + predict.STEPS
-
-    def on_device(rows: int) -> float:
-        return 1.3 * models.kv_bytes(name, held, rows)
-
-    found = bench.shrunk(sizes, on_device, f"{name}, {prompt} tokens: batch")
-    free = HOST_PART * psutil.virtual_memory().available
-    while found > 1 and PINNED_ROUNDING * models.kv_bytes(name, held, found) > free:
-        found //= 2
-        bench.say(f"{name}, {prompt} tokens: the host has {free / 1e9:.0f} GB for caches: batch {found}")
-    return found
+    """The largest batch whose cache fits on the device beside the weights, and twice into pinned memory; says
+    so where it is not the whole."""
+    size = models.kv_bytes(name, prompt + predict.STEPS, 1)
+    here, host = bench.free_bytes() / 1.5, HOST_PART * psutil.virtual_memory().available / PINNED_ROUNDING
+    rows = max(1, min(batch, int(min(here, host) // size)))
+    if rows < batch:
+        bench.say(f"{name}, {prompt} tokens: batch {batch} does not fit into memory: {rows} instead")
+    return rows
 
 
 def warm(bench, model, prompt: int, batch: int) -> None:
@@ -162,7 +137,7 @@ def started(bench, model, system: str, prompt: int, batch: int):
     if system == "full":
         spec = replace(spec, parameters={"length": prompt + predict.STEPS})
     else:
-        link = ThrottledCudaLink(bench.device) if bench.on_gpu else ThrottledLink()
+        link = throttled(bench)
         spec = replace(spec, parameters=spec.parameters | {"link": link})
     cache = kvlab.make_cache(model, spec)
     generator, tokens = torch.Generator().manual_seed(prompt), prompt + predict.STEPS // 2
@@ -183,39 +158,25 @@ def of_system(bench, model, system: str, about: dict) -> list[dict]:
     ids = models.next_ids(bench, about["batch"])
     out = 0 if link is None else sum(t.bytes for t in link.records if t.toward == "host")
     rows = []
-    for bandwidth in (math.inf, predict.PUBLISHED_LINK):
+
+    @torch.no_grad()
+    def step():
+        model(ids, past_key_values=cache)
+
+    for where, bandwidth in (("real", math.inf), ("throttled", predict.PUBLISHED_LINK)):
         if link is not None:
             link.bandwidth = bandwidth
-        elif rows:  # nothing crosses: the same bar stands beside both
-            rows.append(rows[0] | {"link": "throttled"})  # its prompt is that which was measured
+        elif rows:  # nothing crosses: the same bar stands beside both, its prompt as it was measured
+            rows.append(rows[0] | {"link": where})
             continue
-        times, parts, moved = [], [], 0
-
-        @torch.no_grad()
-        def step():
-            model(ids, past_key_values=cache)
-
-        for number in range(COUNTED + 1):
-            if link is not None:
-                begun = len(link.records)
-            taken = bench.wall(step)
-            if number:
-                times.append(taken)
-                moved = cache.stats().moved_bytes
-                if link is not None:
-                    done = [t for t in list(link.records)[begun:] if t.waited is not None]
-                    parts.append(sum(t.waited[1] - t.waited[0] for t in done) * 1e3)
+        times = bench.interleaved({"step": step}, COUNTED, bench.wall)["step"]
         ms = statistics.median(times)
         slower = 0.0 if link is None else later(system, prefill, link.seconds(out))
-        total = prefill + slower + predict.STEPS * ms / 1e3
         rows.append({
-            "block": breakdown(bench, model, cache),
-            "system": system, "method": predict.SYSTEMS[system], **about,
-            "link": "real" if bandwidth == math.inf else "throttled",
-            "prefill_s": prefill + slower, "prefill_modelled": bandwidth != math.inf, "step_ms": ms,
-            "step_ms_low": min(times), "step_ms_high": max(times),
-            "steps": COUNTED, "total_s": total, "moved_bytes": moved,
-            "waits_ms": statistics.median(parts) if parts else 0.0,
+            "system": system, **about, "link": where, "prefill_s": prefill + slower,
+            "prefill_modelled": bandwidth != math.inf, "ms": ms, "ms_low": min(times), "ms_high": max(times),
+            "repeats": COUNTED, "total_s": prefill + slower + predict.STEPS * ms / 1e3,
+            "moved_bytes": cache.stats().moved_bytes,
         })  # fmt: skip
     return rows
 
@@ -226,39 +187,28 @@ def later(system: str, prefill: float, out: float) -> float:
     return out if system.startswith("uvm") else max(0.0, out - prefill)
 
 
-def breakdown(bench, model, cache) -> dict[str, float]:
-    """Milliseconds of one layer by part, where the device is waited for at every cut: the sum is longer than
-    a step that is left alone."""
-    ids = models.next_ids(bench, len(cache.attending[0].lengths))
-    with torch.no_grad(), record(model, cache, Waiting(bench)) as timeline:
-        model(ids, past_key_values=cache)
-    return {part: timeline.total(part) * 1e3 / len(cache.attending) for part in PARTS}
+def predict_bars(rows: list[dict], machine: Machine, shape, about: dict) -> None:
+    """The simulator's prediction of every bar, and how far it is off."""
+    for row in rows:
+        if "ms" in row:
+            carries = machine.link if row["link"] == "real" else min(predict.PUBLISHED_LINK, machine.link)
+            on = replace(machine, link=carries)
+            said = predict.bar(row["system"], on, shape, about["prompt"], about["batch"])
+            row["predicted_ms"], row["predicted_total_s"] = said["step_ms"], said["total_s"]
+            row["error"] = 100 * (said["step_ms"] / row["ms"] - 1)
+            row["error_total"] = 100 * (said["total_s"] / row["total_s"] - 1)
 
 
-def put_beside(rows: list[dict], machine: Machine, shape, about: dict) -> None:
-    """Ratios within one link, and the simulator's prediction of every bar."""
-    for where, carries in (("real", machine.link), ("throttled", predict.PUBLISHED_LINK)):
-        here = {row["system"]: row for row in rows if row.get("link") == where}
-        on = Machine(machine.flops, machine.memory, min(carries, machine.link), machine.host_memory)
-        said = predict.headline(on, shape, about["prompt"], about["batch"])
-        for system, row in here.items():
-            row["predicted"] = said[system]
-            for key, name in (
-                ("step_ms", "error"),
-                ("prefill_s", "error_prefill"),
-                ("total_s", "error_total"),
-            ):
-                row[name] = 100 * (said[system][key] / row[key] - 1)
-            if "offload" in here:
-                row["faster"] = here["offload"]["total_s"] / row["total_s"]
-                row["faster_step"] = here["offload"]["step_ms"] / row["step_ms"]
-            if "full" in here:
-                row["of_ideal"] = row["step_ms"] / here["full"]["step_ms"]
-
-
-def line(rows: list[dict]) -> str:
-    found = [row for row in rows if row["system"] == "infinigen" and {"faster", "of_ideal"} <= row.keys()]
-    return "; ".join(
-        f"infinigen, {row['link']} link: {row['faster']:.2f} times offload, {row['of_ideal']:.2f} of ideal"
-        for row in found
-    )
+def beside(rows: list[dict]) -> list[dict]:
+    """The rows with `faster`, how many times as fast as FlexGen in all, and `of_ideal`, how many times as
+    long as a step that holds everything on the device, on the same link."""
+    found = []
+    for row in (row for row in rows if "ms" in row):
+        same = [
+            one for one in rows
+            if "ms" in one and all(one[key] == row[key] for key in ("prompt", "batch", "link"))
+        ]  # fmt: skip
+        at = {one["system"]: one for one in same}
+        more = {"faster": at["offload"]["total_s"] / row["total_s"]} if "offload" in at else {}
+        found.append(row | more | ({"of_ideal": row["ms"] / at["full"]["ms"]} if "full" in at else {}))
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,10 +17,6 @@ SHAPES = {  # the publishers' configurations; OPT's positions go as far as the e
     "Llama-3-8B": ("llama", {
         "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-    }),
-    "OPT-6.7B": ("opt", {
-        "hidden_size": 4096, "ffn_dim": 16384, "num_hidden_layers": 32, "num_attention_heads": 32,
-        "word_embed_proj_dim": 4096, "vocab_size": 50272, "max_position_embeddings": 4608,
     }),
     "OPT-13B": ("opt", {
         "hidden_size": 5120, "ffn_dim": 20480, "num_hidden_layers": 40, "num_attention_heads": 40,
@@ -38,75 +35,56 @@ STD = 0.02  # of the weights
 BYTES = 2  # of a weight and of a number in the cache
 
 
-def config(name: str):
-    """The transformers configuration of a named shape."""
-    from transformers import LlamaConfig, OPTConfig
+@cache
+def published(name: str):
+    """A model of a named shape without weights."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, OPTConfig
 
     family, shape = SHAPES[name]
-    return {"llama": LlamaConfig, "opt": OPTConfig}[family](**shape)
-
-
-def shape_of(name: str) -> ModelShape:
-    """The numbers of a named shape."""
-
-    class Model:
-        pass
-
-    Model.config = config(name)
-    return ModelShape.of(Model)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config({"llama": LlamaConfig, "opt": OPTConfig}[family](**shape))
 
 
 def weight_bytes(name: str) -> int:
     """Bytes of a named shape's weights in 16 bits."""
-    _, shape = SHAPES[name]
-    h, layers = shape["hidden_size"], shape["num_hidden_layers"]
-    group = shape["num_attention_heads"] // shape.get("num_key_value_heads", shape["num_attention_heads"])
-    attention = (2 + 2 / group) * h * h
-    wide = 3 * h * shape["intermediate_size"] if "intermediate_size" in shape else 2 * h * shape["ffn_dim"]
-    tables = 2 if "intermediate_size" in shape else 1  # OPT's are tied
-    return int(BYTES * (layers * (attention + wide) + tables * shape["vocab_size"] * h))
+    return BYTES * sum(parameter.numel() for parameter in published(name).parameters())
 
 
-def made(bench, name: str, dtype: torch.dtype = torch.bfloat16):
-    """A model of a named shape with random weights, attending through kvlab; the last one made is kept.
-    Raises MemoryError where the device has no room for it."""
-    if (name, dtype) not in bench.models:
+def made(bench, name: str):
+    """A model of a named shape with random weights, attending through kvlab; the last one made is kept."""
+    if name not in bench.models:
         from transformers import AutoModelForCausalLM
 
         bench.models.clear()
         bench.tidy()
-        bench.shrunk([1], lambda _: weight_bytes(name) * dtype.itemsize / BYTES, f"{name}, sets of weights:")
         torch.manual_seed(0)
         with torch.device(bench.device):  # made where it stays, buffers computed there
-            model = AutoModelForCausalLM.from_config(config(name), dtype=dtype)
+            model = AutoModelForCausalLM.from_config(published(name).config, dtype=torch.bfloat16)
         generator = torch.Generator(bench.device).manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(0.0, STD, generator=generator)
-        bench.models[name, dtype] = kvlab.prepare(model.eval())
-    return bench.models[name, dtype]
-
-
-def theirs(model):
-    """The same weights in a model of its own that attends as transformers does."""
-    twin = twin_of(model)
-    twin.set_attn_implementation("sdpa")
-    return twin
+        bench.models[name, "hf"] = model.eval()
+        bench.models[name] = kvlab.prepare(sharing(model))
+    return bench.models[name]
 
 
 def for_method(bench, name: str, method: str):
-    """The model for a method of kvlab's: for one that hangs hooks on its model, one of its own with the same
-    weights, so that no other method's step pays for them."""
+    """The model for a method, always with the same weights: for transformers' caches one that kvlab has never
+    touched, and one of its own for what hangs hooks on its model, so that no other method's step pays for
+    them."""
     model = made(bench, name)
+    if method.startswith("hf-"):
+        return bench.models[name, "hf"]
     if not method.startswith("infinigen"):
         return model
     if (name, "infinigen") not in bench.models:
-        bench.models[name, "infinigen"] = kvlab.prepare(twin_of(model))
+        bench.models[name, "infinigen"] = kvlab.prepare(sharing(bench.models[name, "hf"]))
     return bench.models[name, "infinigen"]
 
 
-def twin_of(model):
+def sharing(model):
     """A copy that shares the weights."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     return copy.deepcopy(model, shared)
@@ -136,5 +114,5 @@ def next_ids(bench, batch: int) -> Tensor:
 
 def kv_bytes(name: str, tokens: int, batch: int) -> float:
     """Bytes of the full cache in 16 bits."""
-    shape = shape_of(name)
+    shape = ModelShape.of(published(name))
     return 2.0 * BYTES * shape.layers * shape.kv_heads * shape.head_dim * tokens * batch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvlab.arithmetic import MACHINES, SHAPES, Machine, prefill_flops
 from kvlab.measure import simulate
 from kvlab.models import ModelShape
@@ -20,10 +22,10 @@ SYSTEMS = {  # of the simulator: the method that is measured; h2o holds a fifth,
 }
 
 
-def step_seconds(system: str, machine: Machine, shape: ModelShape, held: int, batch: int) -> float:
+def step_seconds(system: str, machine: Machine, shape: ModelShape, stored: int, batch: int) -> float:
     """Seconds of one decode step of a system: the second of two, so that what is asked for a step ahead is on
     its way."""
-    works = [simulate.decode_works(system, machine, shape, held + step, batch) for step in range(2)]
+    works = [simulate.decode_works(system, machine, shape, stored + step, batch) for step in range(2)]
     link = simulate.link_of(machine, system)
     return simulate.simulate(works, link).seconds - simulate.simulate(works[:1], link).seconds
 
@@ -39,28 +41,22 @@ def prefill_seconds(system: str, machine: Machine, shape: ModelShape, tokens: in
     return compute + out if system.startswith("uvm") else max(compute, out)
 
 
-def headline(machine: Machine, shape: ModelShape, tokens: int, batch: int) -> dict[str, dict[str, float]]:
-    """{system: prefill_s, step_ms, total_s} of prompts of `tokens` tokens and STEPS more, as
-    the stage measures them: a prompt that reaches to the middle of the run, and STEPS steps from there."""
-    found = {}
-    for system in SYSTEMS:
-        middle = tokens + STEPS // 2
-        prefill = prefill_seconds(system, machine, shape, middle, batch)
-        step = step_seconds(system, machine, shape, middle, batch)
-        found[system] = {"prefill_s": prefill, "step_ms": step * 1e3, "total_s": prefill + STEPS * step}
-    return found
+def bar(system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int) -> dict[str, float]:
+    """prefill_s, step_ms and total_s of prompts of `tokens` tokens and STEPS more, as the stage measures
+    them: a prompt that reaches to the middle of the run, and STEPS steps from there."""
+    middle = tokens + STEPS // 2
+    prefill = prefill_seconds(system, machine, shape, middle, batch)
+    step = step_seconds(system, machine, shape, middle, batch)
+    return {"prefill_s": prefill, "step_ms": step * 1e3, "total_s": prefill + STEPS * step}
 
 
 def unseen() -> list[dict]:
     """The headline for a machine of the sheet, on its own link and on the paper's: no machine has been
     asked."""
-    sheet = MACHINES[SHEET]
-    rows = []
-    for link in (sheet.link, PUBLISHED_LINK):
-        machine = Machine(sheet.flops, sheet.memory, link, sheet.host_memory)
-        for batch, tokens in ((8, 1920), (20, 1920)):
-            for system, found in headline(machine, SHAPES["OPT-13B"], tokens, batch).items():
-                rows.append(
-                    {"system": system, "link_gbps": link / 1e9, "batch": batch, "prompt": tokens} | found
-                )
-    return rows
+    return [
+        {"system": system, "link_gbps": link / 1e9, "batch": batch}
+        | bar(system, replace(MACHINES[SHEET], link=link), SHAPES["OPT-13B"], 1920, batch)
+        for link in (MACHINES[SHEET].link, PUBLISHED_LINK)
+        for batch in (8, 20)
+        for system in SYSTEMS
+    ]

@@ -1,30 +1,21 @@
-"""Stage right: the kernels against their definition, every method against its CPU self, links, host syncs."""
+"""Stage right: the kernels against their definition, every method against its CPU self, and links."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import shutil
-import subprocess
-import sys
-import warnings
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 import kvlab
-from kvlab import late
 from kvlab.attention import attend
+from kvlab.spec import parse
 from kvlab.store import Float8, Int, Kivi
 from kvlab.store.kivi import KiviState
 from kvlab.store.static import Static, StaticState
 
 from . import models
-from .unit import FIRST, LAST, NEXT, Unit
+from .unit import FIRST, NEXT, Unit, groups
 
 FORMS = {
     "int8": lambda: Int(8), "int8:group=32": lambda: Int(8, 32), "int4": lambda: Int(4),
@@ -44,45 +35,36 @@ METHODS = (  # every method that decodes on the device or over a link
 LINKED = ("offload", "offload+int4", "offload+h2o", "uvm", "topk", "infinigen")
 STEPS = 8  # tokens decoded beside the CPU
 FP32, BF16 = 1e-4, 1e-3  # how far a method may be from its CPU self: see `methods`
-COARSE = (
-    "int8",
-    "int4",
-    "int2",
-    "fp8",
-    "kivi2",
-    "kivi4",
-)  # where the last digit may turn a code into the next
+COARSE = ("int", "fp8", "kivi", "offload+int4")  # where the last digit may turn a code into the next
 COARSE_FP32 = 2e-3
-WAITS = (  # what makes the host wait for a GPU, where the tensor is on one
-    "item", "tolist", "nonzero", "equal", "allclose", "masked_select", "unique",
-    "__bool__", "__int__", "__float__", "__index__", "argwhere",
-)  # fmt: skip
-WHEN_DRY = {"methods": METHODS[::3] + ("infinigen",), "waits": METHODS}
 
 
 def units(size: str) -> list[Unit]:
-    if size == "real":
-        parts = [("methods", 30, FIRST), ("links", 12, FIRST), ("waits", 6, FIRST), ("sanitizer", 90, LAST)]
-        kernels = [("bf16", 15, FIRST), ("fp32", 10, NEXT), ("fp16", 6, NEXT)]
-        small = {}
-    else:
-        parts = [(what, 20, FIRST) for what in ("methods", "links", "waits")]
-        kernels, small = [("fp32", 20, FIRST)], {"small": True}
-    return [
-        Unit("right", f"kernels, {dtype}", rank, seconds, {"what": "kernels", "dtype": dtype} | small)
-        for dtype, seconds, rank in kernels
-    ] + [Unit("right", what, rank, seconds, {"what": what} | small) for what, seconds, rank in parts]
+    dry = size == "dry"
+    small = {"small": True} if dry else {}
+    dtypes = {"fp32": (7, FIRST)} if dry else {"bf16": (5, FIRST), "fp32": (4, NEXT), "fp16": (2, NEXT)}
+    found = [
+        Unit("right", f"kernels {number}, {dtype}", rank, seconds,
+             {"what": "kernels", "dtype": dtype, "forms": forms} | small)
+        for dtype, (seconds, rank) in dtypes.items()
+        for number, forms in enumerate(groups(PRESETS if dtype == "fp16" else [*FORMS, *KIVIS]), 1)
+    ]  # fmt: skip
+    named = {"links": LINKED[:: 2 if dry else 1], "methods": METHODS[:: 3 if dry else 1]}
+    return found + [
+        Unit("right", f"{what} {number}", FIRST, 8, {"what": what, "methods": methods} | small)
+        for what, names in named.items()
+        for number, methods in enumerate(groups(names), 1)
+    ]
 
 
 def measure(bench, what: str, **given) -> dict:
-    rows = {"kernels": kernels, "methods": methods, "links": links, "waits": waits, "sanitizer": sanitizer}[
-        what
-    ](bench, **given)
+    comparisons = {"kernels": kernels, "methods": methods, "links": links}
+    rows = comparisons[what](bench, **given)
     wrong = [row for row in rows if row.get("right") is False]
     for row in wrong:
         bench.say(f"NOT RIGHT: {row}")
-    asked = [row for row in rows if row.get("right") is not None]
-    return {"rows": rows, "line": f"{len(asked) - len(wrong)} of {len(asked)} are right"}
+    judged = [row for row in rows if row.get("right") is not None]
+    return {"rows": rows, "line": f"{len(judged) - len(wrong)} of {len(judged)} are right"}
 
 
 # Kernels.
@@ -122,97 +104,72 @@ def cases(name: str, dtype: str, small: bool = False) -> list[dict]:
     return [plain | change for change in changes]
 
 
-def kernels(bench, dtype: str, small: bool = False) -> list[dict]:
-    """Every form's kernel, and KIVI's, beside decode-then-attend in fp64 over the same codes: the error's
+def kernels(bench, dtype: str, forms: list[str], small: bool = False) -> list[dict]:
+    """Kernels of forms, KIVI's among them, beside decode-then-attend in fp64 over the same codes: the error's
     norm over the result's. Memory is poisoned with NaN before each."""
     if not triton_there(bench):
         return []
     from kvlab.kernels import gpu, gpu_kivi
 
-    rows, torch_dtype = [], DTYPES[dtype]
-    for name, form in (FORMS | KIVIS).items():
-        form = form()
-        if dtype == "fp16" and name not in PRESETS:
-            continue
+    rows = []
+    for name in forms:
+        form = (FORMS | KIVIS)[name]()
         for number, case in enumerate(cases(name, dtype, small)):
             row = {"kernel": name, "dtype": dtype} | case
+            rows.append(row)
             if not (name in KIVIS or gpu.supports(form, case["head_dim"])):
-                rows.append(row | {"left_out": "no kernel: decoded first"})
+                row["left_out"] = "no kernel: decoded first"
                 continue
             if not gpu.compiles(form, bench.capability):
-                rows.append(row | {"left_out": f"capability {bench.capability[0]}.{bench.capability[1]}"})
+                row["left_out"] = f"capability {bench.capability[0]}.{bench.capability[1]}"
                 continue
             try:
-                compare, with_ = (compared_kivi, gpu_kivi) if name in KIVIS else (compared, gpu)
-                rows.append(row | compare(bench, with_, form, case, torch_dtype, BOUNDS[dtype], number))
+                row |= compared(bench, gpu_kivi if name in KIVIS else gpu, form, row, number)
             except Exception as error:
-                if "CUDA error" in str(error):
-                    raise
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                rows.append(row | {"right": False, "error": said})
+                row |= {"right": False, "error": bench.left_out(name, error)}
     return rows
 
 
-def compared(bench, gpu, form, case: dict, dtype: torch.dtype, bound: float, seed: int) -> dict:
-    """One case of one kernel."""
-    query, keys, values, allowed = drawn(bench, case, dtype, seed)
-    if case["static"]:
-        store = StaticState(Static(case["tokens"] + 37, form), case["tokens"] + 37)
+def compared(bench, kernel, form, case: dict, seed: int) -> dict:
+    """One case of one kernel, a module with `attend`: how far its output is from the truth, in fp64."""
+    dim, dtype = case["head_dim"], case["dtype"]
+    query, keys, values, allowed = drawn(bench, case, DTYPES[dtype], seed)
+    if isinstance(form, Kivi):
+        store = KiviState(form, replace(form.values, group=math.gcd(form.group, dim)))  # as `Kivi.start`
         store.append(keys, values)
-        parts = store.parts()
+        if not kernel.supports(store, dim):
+            return {"left_out": "no kernel: decoded first"}
+        store.dtype = torch.float64  # in which the reference reads its codes
+        plain, stored = store.read(bench.device), (store,)
     else:
-        parts = form.encode(keys), form.encode(values)
-    plain = [form.decode(part, torch.float32).double() for part in parts]
-    right = attend(query.double(), *plain, case["head_dim"] ** -0.5, allowed)[0]
+        stored = form.encode(keys), form.encode(values)
+        if case["static"]:
+            store = StaticState(Static(case["tokens"] + 37, form), case["tokens"] + 37)
+            store.append(keys, values)
+            stored = store.parts()
+        plain, stored = [form.decode(part, torch.float32) for part in stored], (*stored, form)
+    right = attend(query.double(), *(part.double() for part in plain), dim**-0.5, allowed)[0]
     poison(bench)
-    return judged(gpu.attend(query, *parts, form, case["head_dim"] ** -0.5, allowed), right, bound)
-
-
-def compared_kivi(bench, gpu_kivi, policy, case: dict, dtype: torch.dtype, bound: float, seed: int) -> dict:
-    """One case of KIVI's kernels."""
-    query, keys, values, allowed = drawn(bench, case, dtype, seed)
-    store = kivi_state(policy, case["head_dim"])
-    store.append(keys, values)
-    if not gpu_kivi.supports(store, case["head_dim"]):
-        return {"left_out": "no kernel: decoded first"}
-    store.dtype = torch.float64  # in which the reference reads its codes
-    plain = [part.double() for part in store.read(bench.device)]
-    right = attend(query.double(), *plain, case["head_dim"] ** -0.5, allowed)[0]
-    poison(bench)
-    return judged(gpu_kivi.attend(query, store, case["head_dim"] ** -0.5, allowed), right, bound)
-
-
-def kivi_state(policy: Kivi, head_dim: int) -> KiviState:
-    """An empty state for heads of this dimension, as `Kivi.start` makes one for a layer."""
-    return KiviState(policy, replace(policy.values, group=math.gcd(policy.group, head_dim)))
+    out = kernel.attend(query, *stored, dim**-0.5, allowed)
+    error = float((out.double() - right).norm() / right.norm())
+    return {"error": error, "bound": BOUNDS[dtype], "right": error <= BOUNDS[dtype]}  # NaN is not right
 
 
 def drawn(bench, case: dict, dtype: torch.dtype, seed: int):
     """A case's query, K, V and what of them may be seen (None: everything)."""
     generator = torch.Generator(bench.device).manual_seed(seed)
-    kv_heads, batch, dim = 3, case["batch"], case["head_dim"]
+    kv_heads, batch, dim, tokens = 3, case["batch"], case["head_dim"], case["tokens"]
+    like = {"device": bench.device, "generator": generator}
 
-    def numbers(*shape: int):
-        return torch.randn(*shape, device=bench.device, generator=generator).to(dtype)
+    def numbers(heads: int, length: int):
+        return torch.randn(batch, heads, length, dim, **like).to(dtype)
 
-    query = numbers(batch, kv_heads * case["share"], 1, dim)
-    keys, values = (
-        numbers(batch, kv_heads, case["tokens"], dim),
-        numbers(batch, kv_heads, case["tokens"], dim),
-    )
+    query, keys, values = numbers(kv_heads * case["share"], 1), *(numbers(kv_heads, tokens) for _ in "kv")
     allowed = None
     if case["mask"]:
-        allowed = (
-            torch.rand(batch, kv_heads, 1, case["tokens"], device=bench.device, generator=generator) < 0.5
-        )
+        allowed = torch.rand(batch, kv_heads, 1, tokens, **like) < 0.5
         allowed[..., -1] = True
     return query, keys, values, allowed
-
-
-def judged(out: torch.Tensor, right: torch.Tensor, bound: float) -> dict:
-    """How far a kernel's output is from the truth, in fp64."""
-    error = float((out.double() - right).norm() / right.norm())
-    return {"error": error, "bound": bound, "right": error <= bound}  # NaN is not right
 
 
 def poison(bench) -> None:
@@ -229,7 +186,7 @@ def small_model(device: torch.device, dtype: torch.dtype):
     torch.manual_seed(1)
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(models.config("small-llama"), dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(models.published("small-llama").config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -251,12 +208,12 @@ def logits_of(model, method, ids: torch.Tensor, prompt: int, masked: int) -> tor
     return torch.stack(found).log_softmax(-1).float().cpu()
 
 
-def methods(bench, small: bool = False) -> list[dict]:
-    """Every method on the device beside its CPU self: in fp32 the largest difference of a log-probability is
+def methods(bench, methods: list[str], small: bool = False) -> list[dict]:
+    """Methods on the device beside their CPU selves: in fp32 the largest difference of a log-probability is
     at most 1e-4 (2e-3 where codes are coarse: rounding may turn one into the next); in bf16 the distance
     from the CPU's fp32 is at most 1e-3 more than that of the CPU's own bf16 (root mean square). A method
     that chooses may choose differently where two tokens are as good, which fp32 shows too."""
-    host, prompt = torch.device("cpu"), 48 if small else 200
+    host, here, prompt = torch.device("cpu"), bench.device.type, 48 if small else 200
     ids = torch.randint(0, 512, (2, prompt + STEPS), generator=torch.Generator().manual_seed(2))
     rows = []
     made = {
@@ -264,60 +221,46 @@ def methods(bench, small: bool = False) -> list[dict]:
         for where in {host, bench.device}
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
     }
-    for method in WHEN_DRY["methods"] if small else METHODS:
+    for method in methods:
         row: dict = {"method": method}
         try:
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
-                found = {
-                    key: logits_of(model, method, ids, prompt, masked=7)
-                    for key, model in made.items()
-                    if key[0] == bench.device.type or not bench.dry
-                }
-            truth, here = found["cpu", "fp32"], bench.device.type
+            found = {key: logits_of(model, method, ids, prompt, masked=7) for key, model in made.items()}
+            truth = found["cpu", "fp32"]
             row["fp32"] = float((found[here, "fp32"] - truth).abs().max())
-            away = {where: rms(found[where, "bf16"] - truth) for where in {"cpu", here}}
-            row["bf16"], row["bf16_cpu"] = away[here], away["cpu"]
-            bound = COARSE_FP32 if any(name in method for name in COARSE) else FP32
-            row["right"] = row["fp32"] <= bound and away[here] - away["cpu"] <= BF16
-            row["warnings"] = sorted({str(w.message)[:200] for w in said if "kvlab" in str(w.message)})
+            away = {where: (found[where, "bf16"] - truth).square().mean().sqrt() for where in (here, "cpu")}
+            row["bf16"], row["bf16_cpu"] = float(away[here]), float(away["cpu"])
+            bound = COARSE_FP32 if method.startswith(COARSE) else FP32
+            row["right"] = row["fp32"] <= bound and row["bf16"] - row["bf16_cpu"] <= BF16
         except Exception as error:
-            if "CUDA error" in str(error):
-                raise
-            row |= {"right": False, "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+            row |= {"right": False, "error": bench.left_out(method, error)}
         rows.append(row)
     return rows
-
-
-def rms(x: torch.Tensor) -> float:
-    return float(x.square().mean().sqrt())
 
 
 # Links.
 
 
-def links(bench, small: bool = False) -> list[dict]:
+def links(bench, methods: list[str], small: bool = False) -> list[dict]:
     """Over a link of threads and streams, every offloading method says what it says without one, several
     times over; the zero-copy gather brings the rows that indexing does."""
     from kvlab.place import CudaLink, Link
-    from kvlab.spec import parse
 
     model = small_model(bench.device, torch.float32)
     prompt = 48 if small else 400
     ids = torch.randint(0, 512, (2, prompt + STEPS), generator=torch.Generator().manual_seed(3))
     rows = []
-    for method in LINKED[:: 2 if small else 1]:
+    for method in methods:
         spec = parse(method)
-        alone = logits_of(model, spec, ids, prompt, masked=5)
+        without = logits_of(model, spec, ids, prompt, masked=5)
         link = CudaLink(bench.device) if bench.on_gpu else Link()
         linked = type(spec)(spec.text, spec.method, spec.parameters | {"link": link})
-        differences = [
-            float((logits_of(model, linked, ids, prompt, masked=5) - alone).abs().max())
+        difference = max(
+            float((logits_of(model, linked, ids, prompt, masked=5) - without).abs().max())
             for _ in range(1 if small else 3)
-        ]
-        trial = getattr(link, "trial", None)
-        row = {"method": method, "link": type(link).__name__, "difference": max(differences), "bound": FP32}
-        rows.append(row | {"right": max(differences) <= FP32, "gathered_by": trial and trial.best})
+        )
+        gathers = getattr(getattr(link, "trial", None), "best", None)
+        row = {"method": method, "link": type(link).__name__, "difference": difference, "bound": FP32}
+        rows.append(row | {"right": difference <= FP32, "gathered_by": gathers})
     return rows + (gathered(bench) if triton_there(bench) else [])
 
 
@@ -327,131 +270,12 @@ def gathered(bench) -> list[dict]:
 
     rows = []
     for width, dtype in ((128, torch.bfloat16), (64, torch.uint8), (3, torch.uint8), (1, torch.float16)):
-        held, count, batch, heads = 300, 40, 2, 3
-        part = (torch.rand(batch, heads, held + 20, width) * 99).to(dtype)
-        part = (part.pin_memory() if bench.on_gpu else part)[:, :, :held]
-        slots = torch.randint(0, held, (batch, heads, count))
+        stored, count, batch, heads = 300, 40, 2, 3
+        part = (torch.rand(batch, heads, stored + 20, width) * 99).to(dtype)
+        part = (part.pin_memory() if bench.on_gpu else part)[:, :, :stored]
+        slots = torch.randint(0, stored, (batch, heads, count))
         found = gather((part,), slots.to(bench.device), bench.device)[0]
         wanted = part.gather(2, slots[..., None].expand(-1, -1, -1, width))
         same = torch.equal(found[:, :, :-1].cpu(), wanted)
         rows.append({"gather": f"{dtype}, rows of {width}".removeprefix("torch."), "right": same})
     return rows
-
-
-# Waits.
-
-
-class Waits(TorchFunctionMode):
-    """Counts calls for which the host waits where the tensor is on a GPU, by name; a mask as an index
-    counts."""
-
-    def __init__(self, on_gpu: bool):
-        super().__init__()
-        self.found: Counter = Counter()
-        self.leaves = ("cpu", "numpy") if on_gpu else ()  # on a CPU nothing is left by these
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        name = getattr(function, "__name__", "")
-        leaves = name == "to" and any(str(argument) == "cpu" for argument in args[1:])
-        if name in WAITS or name in self.leaves or (leaves and self.leaves):
-            self.found[name.strip("_")] += 1
-        elif name == "tensor" and (kwargs or {}).get("device") is not None:
-            self.found["tensor of a list"] += 1
-        elif name == "__getitem__" and getattr(args[1], "dtype", None) == torch.bool:
-            self.found["index by a mask"] += 1
-        return function(*args, **(kwargs or {}))
-
-
-@contextlib.contextmanager
-def refusing_late():
-    """Values that cannot be stored are refused as they are on a GPU, where asking at once would wait."""
-    before, late.far = late.far, lambda x: True
-    try:
-        yield
-    finally:
-        late.far = before
-
-
-def waits(bench, small: bool = False) -> list[dict]:
-    """Calls in one decode step for which the host waits, by torch's own warnings on a GPU, and by the names
-    of functions anywhere; a method that offloads waits by what it is."""
-    rows = []
-    for method in WHEN_DRY["waits"] if small else METHODS:
-        model = small_model(bench.device, torch.float32 if bench.dry else torch.bfloat16)
-        cache = kvlab.make_cache(model, method)
-        models.fill(bench, model, cache, 100, 2)
-        ids = models.next_ids(bench, 2)
-        with torch.no_grad():
-            for _ in range(2):
-                model(ids, past_key_values=cache)
-            for layer in cache.attending:
-                layer.fused = None  # a step in one call is the CPU's
-            with Waits(bench.on_gpu) as named, refusing_late():
-                model(ids, past_key_values=cache)
-            row = {"method": method, "layers": len(cache.attending), "by_name": dict(named.found)}
-            if bench.on_gpu:
-                bench.sync()
-                torch.cuda.set_sync_debug_mode("warn")
-                try:
-                    with warnings.catch_warnings(record=True) as said:
-                        warnings.simplefilter("always")
-                        model(ids, past_key_values=cache)
-                finally:
-                    torch.cuda.set_sync_debug_mode("default")
-                row["waits"] = sum("synchroniz" in str(warning.message) for warning in said)
-        offloads = cache.attending[0].place.on_host
-        count = row.get("waits", sum(named.found.values()))
-        rows.append(row | {"offloads": offloads, "right": None if offloads else count == 0})
-    return rows
-
-
-# compute-sanitizer.
-
-
-def sanitizer(bench) -> list[dict]:
-    """The kernels and a link under compute-sanitizer's memcheck, in a process of its own."""
-    program = shutil.which("compute-sanitizer")
-    if program is None:
-        return [{"tool": "memcheck", "left_out": "compute-sanitizer is not on the PATH"}]
-    bench.models.clear()
-    bench.tidy()
-    script = "from eval.gpu.right import under_sanitizer; under_sanitizer()"
-    command = [
-        program,
-        "--tool",
-        "memcheck",
-        "--error-exitcode",
-        "3",
-        "--target-processes",
-        "application-only",
-    ]
-    environment = os.environ | {
-        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"
-    }  # so that every tensor has its own bounds
-    done = subprocess.run(
-        [*command, sys.executable, "-c", script],
-        capture_output=True, text=True, timeout=300, env=environment, cwd=Path.cwd(),
-    )  # fmt: skip
-    said = [line for line in (done.stdout + done.stderr).splitlines() if "=====" in line or "checked" in line]
-    return [
-        {"tool": "memcheck", "exit_code": done.returncode, "said": said[-3:], "right": done.returncode == 0}
-    ]
-
-
-def under_sanitizer(dry: bool = False) -> None:
-    """A few kernels, a gather, and offloading methods over a link with its streams, small, on the GPU."""
-    from kvlab.kernels import gpu, gpu_kivi
-
-    from .bench import Bench
-
-    bench = Bench(dry)
-    case = {"head_dim": 128, "share": 4, "tokens": 77, "batch": 1, "mask": True, "static": True}
-    if not compared_kivi(bench, gpu_kivi, Kivi(2), case, torch.bfloat16, BOUNDS["bf16"], 0)["right"]:
-        raise SystemExit("kivi2 is not right")
-    for name in ("int8", "int4:group=32", "fp8:e4m3"):
-        if not compared(bench, gpu, FORMS[name](), case, torch.bfloat16, BOUNDS["bf16"], 0)["right"]:
-            raise SystemExit(f"{name} is not right")
-    for row in links(bench, small=True):
-        if not row["right"]:
-            raise SystemExit(f"a link is not right: {row}")
-    print("checked")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FIRST, NEXT, LAST = range(3)  # ranks: what goals hang on, what completes the tables, what is nice to know
+TOGETHER = 5  # methods of a unit: where its process dies, it takes no more of a table along
 
 
 @dataclass(frozen=True)
 class Unit:
-    """stage: its module. name: of the part, unique in its stage. rank: when it is measured. seconds: what it
+    """stage: its name. name: of the part, unique in its stage. rank: when it is measured. seconds: what it
     should take on a large GPU. given: what the stage's `measure` is called with."""
 
     stage: str
@@ -21,3 +22,8 @@ class Unit:
     @property
     def task(self) -> str:
         return f"gpu:{self.stage}:{self.name}"
+
+
+def groups(names: list[str]) -> list[list[str]]:
+    """The names, at most `TOGETHER` at a time."""
+    return [list(names[start : start + TOGETHER]) for start in range(0, len(names), TOGETHER)]

@@ -1,4 +1,4 @@
-"""Worker: the process that measures units, one after another; a supervisor ends it when it hangs.
+"""Worker: the process that measures units, one after another; it is ended when it hangs.
 
 A kernel that reads where it may not spoils its process for every later call, and one that does not end cannot
 be interrupted: so the process that measures is not the one that plans.
@@ -20,10 +20,15 @@ from ..core.errors import Failed, describe
 from ..core.workers import ours_first
 
 START = 180.0  # seconds in which a process must have imported everything
+MODULES = {  # stage -> its module
+    "step": "eval.gpu.step", "attention": "eval.gpu.flash", "link": "eval.gpu.link",
+    "headline": "eval.gpu.headline", "right": "eval.gpu.right",
+}  # fmt: skip
 
 
 def serve(connection, dry: bool) -> None:
-    """Answer `about` and units until None comes; ends by itself when the device is spoiled."""
+    """Say what the machine is, then answer units until None comes; ends by itself when the device is
+    spoiled. Messages: (kind, value, whether the process ends)."""
     threading.Thread(target=end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ["TQDM_DISABLE"] = "1"
@@ -33,24 +38,23 @@ def serve(connection, dry: bool) -> None:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
     with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(EOFError, OSError):
         try:
+            import torch
+
             from .about import about
             from .bench import Bench
 
             if dry:
-                import torch
-
                 torch.set_num_threads(1)
-
-            bench = Bench(dry, lambda line: connection.send(("line", line)))
-            connection.send(("done", about(dry)))
+            bench = Bench(dry, lambda line: connection.send(("line", line, False)))
+            connection.send(("done", about(dry), False))
             gc.collect()
             gc.freeze()  # what is imported stays: looking through it at every `tidy` takes half a second
         except Exception as error:
-            connection.send(("failed", describe(error)))
+            connection.send(("failed", describe(error), True))
             return
         while (unit := connection.recv()) is not None:
-            answer, spoiled = measured(bench, unit)
-            connection.send((*answer, spoiled))
+            kind, value, spoiled = measured(bench, unit)
+            connection.send((kind, value, spoiled))
             if spoiled:
                 os._exit(1)  # whatever would still be given back would fail as well
 
@@ -62,11 +66,11 @@ def end_with(parent) -> None:
         os._exit(1)
 
 
-def measured(bench, unit) -> tuple[tuple, bool]:
-    """(("done", what its stage found) or ("failed", (line, traceback)), whether the device is spoiled)."""
+def measured(bench, unit) -> tuple[str, object, bool]:
+    """("done", what its stage found) or ("failed", (line, traceback)), and whether the device is spoiled."""
     bench.said = []
     try:
-        found = import_module(f"eval.gpu.{unit.stage}").measure(bench, **unit.given)
+        found = import_module(MODULES[unit.stage]).measure(bench, **unit.given)
         answer = "done", found | {"notes": bench.said}
     except Exception as error:
         answer = "failed", describe(error)
@@ -75,10 +79,8 @@ def measured(bench, unit) -> tuple[tuple, bool]:
         bench.tidy()
         bench.sync()
     except Exception as error:
-        if answer[0] == "done":
-            answer = "failed", describe(error)
-        return answer, True
-    return answer, bench.spoiled
+        return *(answer if answer[0] == "failed" else ("failed", describe(error))), True
+    return *answer, bench.spoiled
 
 
 class Worker:
@@ -90,7 +92,7 @@ class Worker:
 
     def about(self) -> dict:
         """What the process says of its machine. Raises Failed."""
-        self._start()
+        self._start(START)
         return self.machine
 
     def ask(self, unit, seconds: float) -> dict:
@@ -114,25 +116,26 @@ class Worker:
         self.connection.close()
         self.process = None
 
-    def _start(self, seconds: float = START) -> None:
+    def _start(self, seconds: float) -> None:
         if self.process is not None:
             return
         context = multiprocessing.get_context("spawn")
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, self.dry), daemon=False)
+        self.process = context.Process(target=serve, args=(theirs, self.dry))
         with ours_first():
             self.process.start()
         theirs.close()
-        self.machine = self._answer(seconds)
+        self.machine = self._answer(seconds, time.monotonic() + seconds)
 
-    def _answer(self, seconds: float, end: float | None = None) -> dict:
-        end = time.monotonic() + seconds if end is None else end
-        while True:
+    def _answer(self, seconds: float, end: float) -> dict:
+        """The next answer; lines that come before it are said."""
+        kind, spoiled = "line", False
+        while kind == "line":
+            if not self.connection.poll(max(0.0, end - time.monotonic())):
+                self.stop()
+                raise Failed(f"it took longer than {seconds:.0f} s and was ended")
             try:
-                if not self.connection.poll(max(0.0, end - time.monotonic())):
-                    self.stop()
-                    raise Failed(f"it took longer than {seconds:.0f} s and was ended")
-                kind, value, *spoiled = self.connection.recv()
+                kind, value, spoiled = self.connection.recv()
             except (EOFError, OSError):
                 self.process.join(5)
                 code = self.process.exitcode
@@ -140,9 +143,8 @@ class Worker:
                 raise Failed(f"its process ended by itself (exit code {code}; out of memory?)") from None
             if kind == "line":
                 self.say(value)
-                continue
-            if spoiled and spoiled[0]:
-                self.stop()
-            if kind == "failed":
-                raise Failed(*value)
-            return value
+        if spoiled:
+            self.stop()
+        if kind == "failed":
+            raise Failed(*value)
+        return value

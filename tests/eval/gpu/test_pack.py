@@ -7,13 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from eval.core.errors import Problem
-from eval.gpu import pack
+from eval.gpu import pack, precompile, ready
 
 ROOT = Path(__file__).parents[3]
 needs_triton = pytest.mark.skipif(
@@ -25,7 +26,7 @@ needs_triton = pytest.mark.skipif(
 def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     """Unpacked and started in an empty folder, with nothing of this checkout on the path."""
 
-    def fetched(name, into, machine_code):
+    def fetched(name, into):
         raise Problem("no network in tests")
 
     monkeypatch.setattr(pack, "fetched", fetched)
@@ -46,7 +47,7 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     done = subprocess.run(words, cwd=away, env=plain, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     found = json.loads((away / "gpu-results" / "gpu.json").read_text())
-    assert list(found["units"]) == ["link:copies", "link:overlap", "link:rows"]
+    assert list(found["units"]) == ["link:copies", "link:overlap"]
     assert found["machine"]["commit"] == (folder / "commit.txt").read_text().strip()
     (scratch,) = (tmp_path / "tmp").glob("kvlab-pack-*")
     assert (scratch / "kvlab" / "eval").is_dir()
@@ -72,17 +73,43 @@ def test_a_pack_overwrites_nothing_but_a_pack(tmp_path, monkeypatch):
 
 def test_packed_kernels_are_found_where_they_are_unpacked(tmp_path):
     """Triton's lists of files hold whole paths, which are another machine's."""
-    place = tmp_path / "pack" / "triton" / "ABC"
+    place = tmp_path / "made" / "ABC"
     place.mkdir(parents=True)
-    (tmp_path / "pack" / "site").mkdir()
     for name in ("_attend.cubin", "_attend.json"):
         (place / name).write_text("{}")
     (place / "__grp___attend.json").write_text('{"child_paths": {"_attend.cubin": "/gone/_attend.cubin"}}')
-    (tmp_path / "pack" / "modules.txt").write_text("")
-    (tmp_path / "pack" / "ready.py").write_text(pack.READY)
-    words = [sys.executable, str(tmp_path / "pack" / "ready.py"), str(tmp_path / "pack"), str(tmp_path / "s")]
-    (tmp_path / "s").mkdir()
-    subprocess.run(words, check=True, capture_output=True, timeout=600)
-    there = tmp_path / "s" / "triton" / "ABC"
+    with tarfile.open(tmp_path / "triton.tar.xz", "w:xz") as file:
+        file.add(place, "ABC")
+    ready.kernels(tmp_path / "triton.tar.xz", tmp_path / "there")
+    there = tmp_path / "there" / "ABC"
     found = json.loads((there / "__grp___attend.json").read_text())["child_paths"]
     assert found == {name: str(there / name) for name in ("_attend.cubin", "_attend.json")}
+
+
+def test_a_wheel_is_taken_where_its_modules_are_missing(tmp_path):
+    for name, missing in (("json", False), ("nowhere_to_be_found", True)):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as file:
+            file.writestr(f"{name}/__init__.py", "")
+            file.writestr(f"{name}-1.dist-info/METADATA", "")
+        assert ready.lacks(tmp_path / f"{name}.whl") == missing
+
+
+@needs_triton
+def test_kernels_are_packed_small(tmp_path, monkeypatch):
+    """Compiled for a GPU that is not here; what launching does not read stays behind."""
+    program = (
+        "import sys; from pathlib import Path; from eval.gpu import precompile; every = precompile.calls; "
+        "precompile.calls = lambda capability: every(capability)[:2] + every(capability)[-1:]; "
+        "precompile.compile_part(Path(sys.argv[1]), 90, 0, 1)"
+    )
+
+    def together(folder, capability, parts, seconds):
+        plain = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+        subprocess.run([sys.executable, "-c", program, str(folder)], check=True, timeout=600, env=plain)
+        return True
+
+    monkeypatch.setattr(precompile, "together", together)
+    said = pack.compiled(tmp_path / "triton.tar.xz")
+    with tarfile.open(tmp_path / "triton.tar.xz") as file:
+        kinds = {Path(name).suffix for name in file.getnames()}
+    assert said.startswith("triton: ") and not said.startswith("triton: 0 ") and kinds == {".cubin", ".json"}

@@ -1,0 +1,193 @@
+"""Page: the marked tables of docs/gpu.md, from docs/results/gpu/*.json, machines one after the other.
+
+What a table shows is the rows as a run wrote them; only ratios within a table and what is said of goals are
+computed here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvlab.arithmetic import MACHINES
+
+from ..core.errors import Problem
+from ..core.files import write_file
+from . import headline, predict, step
+
+GOALS = (
+    "int8 attention at least 1.8 times as fast as bf16 flash at 64k tokens, batch 1",
+    "int4 attention at least 3 times",
+    "int8 attention at 70 % of the bandwidth or more",
+    "InfiniGen at least 5.28 times FlexGen at 2,048 tokens on the throttled link",
+    "InfiniGen at most 1.3 times the ideal",
+    "a step of every method that does not offload at most 1.05 times transformers' fastest, precisions equal",
+    "the simulator within 20 % on every bar of the headline",
+)
+PAPER = 20  # rows of InfiniGen's experiment
+SHOWN = ("torch", "triton", "transformers")
+MARKED = re.compile(r"(<!-- gpu: (\w+) -->\n).*?(<!-- end of gpu -->)", re.DOTALL)
+
+
+def write(docs: Path) -> str:
+    """Write the marked tables of docs/gpu.md; returns what is to be said. Raises Problem for a file that
+    cannot be read."""
+    page = docs / "gpu.md"
+    if not page.is_file():
+        raise Problem(f"--report: there is no {page}; run it in a checkout of the project")
+    machines = {}
+    for file in sorted((docs / "results" / "gpu").glob("*.json")):
+        try:
+            machines[file.stem] = found = json.loads(file.read_text(encoding="utf-8"))
+            if found["dry"]:
+                raise ValueError("it is of a dry run, which says nothing about a GPU")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
+    write_file(page, filled(page.read_text(encoding="utf-8"), machines))
+    return f"{page}: {len(machines)} machines"
+
+
+def filled(text: str, machines: dict[str, dict]) -> str:
+    """The page with its tables as these machines say: {name: gpu.json}."""
+    makers = {"goals": goals, "predicted": predicted, "measured": measured}
+    return MARKED.sub(lambda mark: f"{mark[1]}{makers[mark[2]](machines)}{mark[3]}", text)
+
+
+def markdown(heads: list[str], rows: Iterable[list], left: int = 1) -> str:
+    """A table; the first `left` columns are words."""
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * left + "--:|" * (len(heads) - left)]
+    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
+
+
+def rows_of(machine: dict, stage: str) -> list[dict]:
+    """All rows of a stage."""
+    units = machine["units"].items()
+    return [row for name, unit in units if name.split(":")[0] == stage for row in unit["rows"]]
+
+
+def number(value) -> str:
+    """Three digits of a number, and a dash where there is none; a word as it is."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def table(rows: list[dict], columns: str) -> str:
+    """Rows as a table with these keys."""
+    heads = columns.split()
+    return markdown(heads, [[number(row.get(head)) for head in heads] for row in rows]) if rows else ""
+
+
+# Goals.
+
+
+def goals(machines: dict[str, dict]) -> str:
+    """Every goal beside what each machine reached."""
+    reached = [reached_by(found) for found in machines.values()] or [["not measured"] * len(GOALS)]
+    rows = zip(GOALS, predictions(), *reached, strict=True)
+    return markdown(["goal", "predicted", *(machines or ["measured"])], map(list, rows), 3)
+
+
+def predictions() -> list[str]:
+    """What a roofline or the simulator says of GOALS, in their order, on the machine of the sheet."""
+    rows = {(row["batch"], row["link_gbps"], row["system"]): row for row in predict.unseen()}
+    slow, own = predict.PUBLISHED_LINK / 1e9, MACHINES[predict.SHEET].link / 1e9
+    faster = rows[PAPER, slow, "offload"]["total_s"] / rows[PAPER, slow, "infinigen"]["total_s"]
+    steps = {key: row["step_ms"] for key, row in rows.items()}
+    ideal = [steps[PAPER, link, "infinigen"] / steps[PAPER, link, "full"] for link in (slow, own)]
+    return [
+        f"at most {16 / 8.125:.2f}, the ratio of the bytes", f"at most {16 / 4.125:.2f}, likewise", "–",
+        number(faster), f"{number(ideal[0])} on the throttled link, {number(ideal[1])} on its own", "–", "–",
+    ]  # fmt: skip
+
+
+def reached_by(machine: dict) -> list[str]:
+    """What a machine reached of GOALS, in their order."""
+    at = {
+        row["kernel"].removeprefix("kvlab "): row
+        for row in rows_of(machine, "attention")
+        if row["shape"] == "Llama-3-8B" and row["tokens"] == 65536 and row["batch"] == 1
+    }
+    bars = headline.beside(rows_of(machine, "headline"))
+    here = [
+        r for r in bars if (r["system"], r["prompt"], r["link"]) == ("infinigen", 1920, "throttled")
+    ]  # fmt: skip
+    ours = max(here, key=lambda row: row["batch"], default={})  # the paper's batch, or what fitted
+    at_batch = "" if ours.get("batch", PAPER) == PAPER else f" at batch {ours['batch']}"
+    off = [abs(row[key]) for row in bars for key in ("error", "error_total")]
+
+    def said(value, good, unit: str = "") -> str:
+        if value is None:
+            return "not measured"
+        return f"{number(value)}{unit}: {'reached' if good(value) else 'not reached'}"
+
+    int8, int4 = at.get("int8", {}), at.get("int4", {})
+    share = int8["fraction"] * 100 if "fraction" in int8 else None
+    return [
+        said(int8.get("speedup"), lambda x: x >= 1.8),
+        said(int4.get("speedup"), lambda x: x >= 3),
+        said(share, lambda x: x >= 70, " %"),
+        said(ours.get("faster"), lambda x: x >= 5.28) + at_batch,
+        said(ours.get("of_ideal"), lambda x: x <= 1.3) + at_batch,
+        steps_beside(rows_of(machine, "step")),
+        said(max(off, default=None), lambda x: x <= 20, " %"),
+    ]
+
+
+def steps_beside(rows: list[dict]) -> str:
+    """Whether every method that does not offload is at most 1.05 times as slow as the fastest of
+    transformers' caches of as many bits, launched either way; who could not be compared is named."""
+    best: dict[tuple, float | None] = {}
+    for row in step.beside(rows):
+        if not (row["method"].startswith("hf-") or row["offloads"]):
+            key = row["method"], row["model"], row["tokens"], row["batch"]
+            found = [one for one in (row["theirs_best"], best.get(key)) if one is not None]
+            best[key] = min(found, default=None)
+    alone = sorted({key[0] for key, times in best.items() if times is None})
+    slower = sorted(f"{key[0]} {times:.2f}" for key, times in best.items() if (times or 0) > 1.05)
+    if not any(best.values()):
+        return "not measured"
+    verdict = f"not by {', '.join(slower)}" if slower else "reached by the rest" if alone else "reached"
+    return verdict + (f"; nothing to compare: {', '.join(alone)}" if alone else "")
+
+
+# What was measured.
+
+COLUMNS = {  # stage -> keys of its rows
+    "step": "method way model tokens batch bits ms ms_low ms_high bytes gbps fraction theirs",
+    "attention": "kernel shape tokens batch ms ms_low ms_high gbps fraction speedup of_torch",
+    "link": "what bytes ms ms_low ms_high gbps fraction",
+    "headline": "system link prompt batch prefill_s ms ms_low ms_high total_s faster of_ideal predicted_ms "
+    "error error_total",
+}
+BESIDE = {"step": step.beside, "headline": headline.beside}  # what ratios are added by
+
+
+def measured(machines: dict[str, dict]) -> str:
+    """Every machine's tables."""
+    parts = [part for name, found in machines.items() for part in of_machine(name, found)]
+    return "\n".join(part for part in parts if part)
+
+
+def of_machine(name: str, found: dict) -> Iterable[str]:
+    about = found["machine"]
+    versions = ", ".join(f"{k} {v}" for k, v in about["versions"].items() if v and k in SHOWN)
+    units = f"{len(found['units'])} parts, {len(found['failed'])} failed"
+    yield f"\n### {name}: {about['device']}\n\n{versions}, commit {about.get('commit')}; {units}.\n"
+    judged = [row for row in rows_of(found, "right") if row.get("right") is not None]
+    wrong = [row for row in judged if not row["right"]]
+    yield f"{len(judged) - len(wrong)} of {len(judged)} comparisons are right.\n"
+    yield from (f"- not right: `{json.dumps(row)[:300]}`" for row in wrong)
+    for stage, columns in COLUMNS.items():
+        rows = [row for row in rows_of(found, stage) if "ms" in row]
+        yield table(BESIDE[stage](rows) if stage in BESIDE else rows, columns)
+    said = [f"{failure['task'].removeprefix('gpu:')}: {failure['line']}" for failure in found["failed"]]
+    said += [f"for want of time: {', '.join(found['left_out'])}"] * bool(found["left_out"])
+    yield "\n".join(f"- {line}" for line in said) + "\n"
+
+
+def predicted(machines: dict[str, dict]) -> str:
+    """The headline as the simulator has it for a machine of the sheet, whoever has run."""
+    return table(predict.unseen(), "system batch link_gbps prefill_s step_ms total_s")
