@@ -213,7 +213,7 @@ class Read:
 
     def restore(self, thing, attributes: dict) -> None:
         there = dict(thing.contents() if isinstance(thing, State) else vars(thing))
-        late = (name for name in attributes if isinstance(getattr(type(thing), name, None), int | float))
+        late = (name for name in attributes if isinstance(getattr(type(thing), name, ...), SCALARS))
         there |= {name: getattr(thing, name) for name in late}  # said of the class, until it changes
         _same(attributes, there, type(thing).__name__)
         found = {

@@ -107,6 +107,7 @@ class ShadowState(DeviceState):
     learns = chooses = True
     per_slot = ("raw", "low")
     per_row = ("basis", "landmarks", "offered", "exact", "keys", "values")
+    of_prompt = ("low",)
     shared = ("rotation",)
 
     def __init__(self, policy: ShadowKV, rotation: Rotation | None):
