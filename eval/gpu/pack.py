@@ -25,7 +25,7 @@ from ..core.errors import Problem, one_line
 from ..core.machine import commit, cores
 from . import precompile
 
-LIMIT = 50 * 2**20  # bytes
+LIMIT = 50e6  # bytes
 OURS = ("kvlab", "eval")
 NEEDED = (  # what eval and kvlab import, and what that needs
     "transformers", "huggingface_hub", "filelock", "tqdm", "packaging", "rich", "markdown-it-py", "mdurl",
@@ -60,19 +60,19 @@ def pack(folder: Path, kernels: bool = True) -> list[str]:
         said.append(compiled(folder / "triton.tar.xz"))
     if size_of(folder) > LIMIT:
         shutil.rmtree(folder / "wheels")
-        said.append(f"wheels: left out, {LIMIT / 2**20:.0f} MiB would not do")
-    said.append(f"{folder}: {size_of(folder) / 2**20:.1f} MiB; there: bash {folder.name}/run")
+        said.append(f"wheels: left out, {LIMIT / 1e6:.0f} MB would not do")
+    said.append(f"{folder}: {size_of(folder) / 1e6:.1f} MB; there: bash {folder.name}/run")
     return said
 
 
 def ours(site: Path) -> None:
-    """kvlab and eval as a wheel: the files that an installed one has, without what only tests need."""
+    """kvlab and eval as a wheel, without the weights of built-in models."""
     version = metadata.version("kvlab")
     name = f"kvlab-{version}"
     with zipfile.ZipFile(site / f"{name}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         for package in OURS:
             for file in sorted((ROOT / package).rglob("*")):
-                if file.is_file() and "__pycache__" not in file.parts and not file.name.startswith("."):
+                if file.is_file() and not {"__pycache__", "checkpoint", "checkpoint-opt"} & {*file.parts}:
                     wheel.write(file, file.relative_to(ROOT).as_posix())
         about = f"Metadata-Version: 2.1\nName: kvlab\nVersion: {version}\n"
         wheel.writestr(f"{name}.dist-info/METADATA", about)
