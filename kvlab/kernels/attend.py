@@ -39,8 +39,9 @@ def fits(store, query: Tensor, observed: bool = False) -> bool:
 
     It can for one query on the CPU, a head dimension that is a multiple of 32, and numbers as they are in
     fp32 or bf16, or, with an fp32 query, symmetric integers with a scale per group of channels, 8-bit floats
-    without scale, 4-bit floats, or KIVI's blocks. Smaller heads gain nothing. On a GPU it can where triton is
-    there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long as nobody observes.
+    without scale, 4-bit floats, codes of a codebook, or KIVI's blocks. Smaller heads gain nothing. On a GPU
+    it can where triton is there, for what `gpu.supports` and for KIVI's blocks (`gpu_kivi.supports`), as long
+    as nobody observes.
     """
     if query.shape[2] != 1:
         return False

@@ -1,19 +1,21 @@
 """A decode step's attention over formats of many kinds, on a CPU: one kernel, compiled once for them all.
 
 As in `cpu.py`, but format, head dimension and groups are numbers that it is told: integers of 2 to 8 bits in
-planes, 4-bit floats in blocks, and what KIVI holds (K's scale and zero point of a channel for a block of
-tokens, V's of a token, and a window of recent tokens as they are). Every block of K, and then of V, is
-widened to fp32 once, for all query heads that share it, and stays in the processor's cache while they attend.
+planes, 4-bit floats in blocks, levels of a codebook, and what KIVI holds (K's scale and zero point of a
+channel for a block of tokens, V's of a token, and a window of recent tokens as they are). Every block of K,
+and then of V, is widened to fp32 once, for all query heads that share it, and stays in the processor's cache
+while they attend.
 Eight codes at a time move from planes into bytes, as parts of one 64-bit word; four, of 32 bits, where
 a head is no multiple of 64 channels.
 
-A `layout` is a `Side` of K and one of V, five numbers each: the form (bits of an integer, or `NVFP4`,
-`MXFP4`), the channels that share a scale, the tokens that do (0: every token has its own), how many of these
-the first block lacks, and the tokens that are written; the others are in the window. Codes are given as words
-`[batch, kv_heads, tokens, width / 4]`, scales and zero points as bytes `[.., groups * 2]` of fp16, or `[..,
-groups]`. The bits that are read, and written, are those of `store/int.py`, `planes.py`, `float4.py` and
-`kivi.py`. In loops over tokens whole arrays are indexed: a slice counts references, which takes longer than
-the token.
+A `layout` is a `Side` of K and one of V, five numbers each: the form (bits of an integer, `NVFP4`, `MXFP4`,
+or `LEVELS` and the bits of a codebook), the channels that share a scale, the tokens that do (0: every token
+has its own), how many of these the first block lacks, and the tokens that are written; the others are in the
+window. Codes are given as words `[batch, kv_heads, tokens, width / 4]`, scales and zero points as bytes `[..,
+groups * 2]` of fp16, or `[.., groups]`; in the place of zero points a codebook has its levels, in fp32. The
+bits that are read are those of `store/int.py`, `planes.py`, `float4.py`, `codebook.py` and `kivi.py`, and so
+are those that are written, but for a codebook, which writes by itself. In loops over tokens whole arrays are
+indexed: a slice counts references, which takes longer than the token.
 """
 
 # Compiled into this: kernels/cpu.py 73ff50e8, kernels/lanes.py 5ecc7181
@@ -27,13 +29,15 @@ import torch
 from numba import njit
 from torch import Tensor
 
+from ..store.codebook import Codebook
+from ..store.codebook import levels as levels_of
 from ..store.float4 import Float4
 from ..store.int import Int
 from .cpu import BLOCK, FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
 from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
 
 Side = tuple[int, int, int, int, int]
-NVFP4, MXFP4 = 16, 17  # forms beside the bits of an integer
+NVFP4, MXFP4, LEVELS = 16, 17, 32  # forms beside the bits of an integer
 BLOCKS = {"nvfp4": (NVFP4, 16), "mxfp4": (MXFP4, 32)}  # form, channels that share a scale
 ALL_WRITTEN = 2**62  # there is no window
 FOURS, TWOS, ONES = np.int32(0x0F0F0F0F), np.int32(0x03030303), np.int32(0x01010101)  # bits of four codes
@@ -130,7 +134,14 @@ def _widen(side, words, scales, zeros, window, at, size, rows, spread, codes, st
     head_dim, block = rows.shape[1], -1
     coded, groups = max(0, min(size, written - at)), head_dim // group
     grouped, coded_groups = rows.reshape(-1, group), codes.reshape(-1, group)
-    _unpack(4 if form >= NVFP4 else form, words, at, coded, spread)
+    _unpack(form - LEVELS if form >= LEVELS else (4 if form >= NVFP4 else form), words, at, coded, spread)
+    if form >= LEVELS:
+        levels = zeros.reshape(-1).view(np.float32)
+        for t in range(coded):
+            step = _number(scales, at + t, 0)
+            for j in range(head_dim):
+                rows[t, j] = levels[codes[t, j]] * step
+        return
     for t in range(coded):
         if span:
             if (at + t + short) // span != block:
@@ -346,6 +357,8 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
     elif isinstance(form, Int) and form.kernel_ready:
         known = bits = form.bits
         group = form.scales.group or head_dim
+    elif isinstance(form, Codebook) and form.kernel_ready:
+        known, bits, group = LEVELS + form.bits, form.bits, head_dim
     else:
         return None
     widths = tuple(part.shape[3] for part in parts)
@@ -356,7 +369,7 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
 def writes(store) -> bool:
     """Whether the kernel can write a token as this store's formats do."""
     forms = store.format.coded, store.value_format.coded
-    return all(getattr(form, "largest", 6) == 6 for form in forms)
+    return all(getattr(form, "largest", 6) == 6 and not isinstance(form, Codebook) for form in forms)
 
 
 def prepared(store, head_dim: int):
@@ -368,7 +381,13 @@ def prepared(store, head_dim: int):
     else:
         window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
     none = torch.empty(batch, kv_heads, 0, 0)
-    zeros = (_bytes(side[1] if store.in_blocks else none) for side in (scales, value_scales))
+    forms = store.format.coded, store.value_format.coded
+    levels = (
+        levels_of(head_dim, form.bits).expand(batch, kv_heads, 1, -1) if isinstance(form, Codebook) else none
+        for form in forms
+    )
+    pairs = zip((scales, value_scales), levels, strict=True)
+    zeros = (_bytes(side[1] if store.in_blocks else level) for side, level in pairs)
     held = _words(keys), _bytes(scales[0]), _words(values), _bytes(value_scales[0])
     return partial(_kernel, layout(store, head_dim), *zeros, *window), held
 

@@ -22,7 +22,7 @@ from tiny import started
 import kvlab.kernels
 from kvlab import attention, kernels
 from kvlab.kernels import attend, cpu, wide
-from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Planes
+from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Planes, Rotated
 
 HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
 GROUPS = (16, 32, 64, None)
@@ -156,6 +156,7 @@ WIDE = [
     *(Planes(bits, group) for bits, group in ((3, None), (5, 16), (6, 32), (7, None), (5, None))),
     *(Int(2), Int(2, 8), Float4("nvfp4"), Float4("nvfp4", "4over6"), Float4("mxfp4")),
     *(Growing(Int(8), Int(4, 16)), Growing(Planes(5), Float4()), Growing(Int(4), Int(4, 8))),
+    *(Codebook(2), Codebook(3), Rotated(Codebook(4), True), Growing(Rotated(Codebook(3), True), Int(4))),
 ]
 
 
