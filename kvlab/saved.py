@@ -28,6 +28,7 @@ OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
 SCALARS = (bool, int, float, str, type(None))
 NOTES = ("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "auto_map")
+LARGEST = 2**53  # of whole numbers that a tensor, too, can hold
 PIECE = 4 * 2**20  # numbers of a weight that are brought to the host at a time
 
 
@@ -84,7 +85,7 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path}: no cache can be read from it ({error})") from error
-    if "layers" not in about:
+    if not {"layers", "method", "tokens"} <= about.keys():
         raise ValueError(f"{path} holds no cache of kvlab's")
     if about.get("format") != FORMAT:
         told = f"format {about.get('format')}, but this version of kvlab reads format {FORMAT}"
@@ -139,7 +140,8 @@ def alike(name: str, value, fresh):
     """A value that a fresh cache has another of. ValueError for one of another kind."""
     number = isinstance(value, int | float) and isinstance(fresh, int | float)
     whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
-    if value is None or fresh is None or (number and whole) or isinstance(value, type(fresh)):
+    nothing = value is None and not isinstance(fresh, list | tuple)
+    if nothing or fresh is None or (number and whole) or isinstance(value, type(fresh)):
         return value
     raise ValueError(f"{name} is {value!r}, where a fresh cache has {fresh!r}")
 
@@ -241,6 +243,8 @@ class Read:
             self.restore(there, inside)
             return there
         items = [self.decode(item) for item in inside]
+        if any(isinstance(item, str) or (isinstance(item, int) and abs(item) > LARGEST) for item in items):
+            raise ValueError(f"a list holds {items[:3]}")
         return items if kind == "list" else tuple(items)
 
 
