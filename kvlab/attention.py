@@ -219,13 +219,32 @@ def recording() -> Iterator[list[Recorded]]:
         yield records
 
 
+@contextmanager
+def as_it_was(model) -> Iterator[None]:
+    """What a look at the model changes in it is put back: buffers and numbers of its modules, as those of
+    rotary embeddings that follow the length of a text."""
+    before = []
+    for module in model.modules():
+        if buffers := {name: x for name, x in module.named_buffers(recurse=False) if x.is_floating_point()}:
+            numbers = {name: x for name, x in vars(module).items() if isinstance(x, int | float | Tensor)}
+            before.append((module, numbers | buffers, {name: x.clone() for name, x in buffers.items()}))
+    try:
+        yield
+    finally:
+        for module, values, copies in before:
+            for name, value in values.items():
+                setattr(module, name, value)
+                if name in copies:
+                    value.copy_(copies[name])
+
+
 @torch.no_grad()
 def recorded(model, ids: Tensor) -> list[Recorded]:
     """What every layer's attention is given while the model reads `ids` `[batch, tokens]`, without a cache.
 
     model: one that is prepared (`models.prepare`).
     """
-    with recording() as layers:
+    with recording() as layers, as_it_was(model):
         model(ids.to(entry_of(model)), use_cache=False)
     return layers
 

@@ -308,6 +308,8 @@ class KVCache(Bound):
                 self._inside.clear()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        if torch.compiler.is_dynamo_compiling():
+            raise ValueError("a kvlab cache is for the model inside torch.compile(model), model._orig_mod")
         if self._began is None:  # transformers asks within a pass, but this one was never announced
             raise ValueError(other_model(self.model))
         if query_length > 1 and self._began and not self.continues:

@@ -41,6 +41,11 @@ def begin(cache, body, args, kwargs) -> None:
     ids, positions = given_to(body, args, kwargs)
     single = ids.shape[1] == 1 and seen > 0
     if single and not (cache.open and _last_piece(positions, seen == cache.pieces)):
+        if not cache.open and _of_longer(positions) and any(layer.place.chooses for layer in layers):
+            raise ValueError(
+                "prefill_chunk_size: a later turn ends with a piece of one token, which would be read as a "
+                "new token is; expected pieces of another size"
+            )
         end(cache)
     elif cache.open:
         for layer in layers:
@@ -55,7 +60,7 @@ def begin(cache, body, args, kwargs) -> None:
         none = mask is not None and mask.dim() == 2 and not bool(mask.any(-1).all())  # a row without a token
         for layer in layers:
             layer.open, layer.waits = True, (none or _of_longer(positions) is False) and _depends(layer)
-    elif _reopens(layers[0]):
+    elif _reopens(cache):
         cache.open, cache.pieces = True, 1
         for layer in layers:
             layer.in_prompt = layer.later = layer.prefilling = True
@@ -162,11 +167,14 @@ def _exact(store) -> bool:
     return {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
 
 
-def _reopens(layer) -> bool:
-    """Whether a later turn is one. ValueError where the keep cannot take one."""
+def _reopens(cache) -> bool:
+    """Whether a later turn is one, for a keep or a fetch. ValueError where the keep cannot take one."""
+    layer = cache.attending[0]
     keep = layer.keep.policy
-    if not keep.evicts or layer.in_prompt or layer.keep.on_top or keep.turns == "first":
+    if layer.in_prompt or layer.keep.on_top or keep.turns == "first":
         return False
+    if not keep.evicts:  # what fetches then reads all of the turn's pieces, a last one of one token too
+        return any(one.place.chooses and hasattr(one.place.policy, "fetch") for one in cache.attending)
     if keep.rereads:
         raise ValueError(
             f"turns={keep.turns}: {type(keep).__name__} reads a prompt again, and of the turns before this "

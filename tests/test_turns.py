@@ -296,3 +296,30 @@ def test_a_batch_does_not_change_between_pieces():
     pass_through(model, cache, prompt(9, 2), None)
     with pytest.raises(ValueError, match="batch of 3 rows, but the cache holds 2"):
         pass_through(model, cache, prompt(9, 3), None)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "full",
+        "topk:budget=0.3",
+        "quest:budget=0.4,page=3,full_layers=1",
+        "infinigen:budget=0.4",
+        "shadowkv:budget=0.3,rank=0.4,chunk=3",
+    ],
+)
+def test_a_later_turn_that_ends_with_a_piece_of_one_token(spec):
+    """Thirteen tokens in pieces of six are one pass, or refused in one line."""
+    model = tiny("llama")
+    first, then, found = prompt(30), prompt(12, seed=1), []
+    for pieces in ({}, {"prefill_chunk_size": 6}):
+        cache = kvlab.make_cache(model, spec)
+        said = {"past_key_values": cache, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+        said |= {"output_logits": True, "return_dict_in_generate": True}
+        ids = model.generate(first, **said).sequences
+        try:
+            found.append(model.generate(torch.cat([ids, then], 1), **said, **pieces).logits[0])
+        except ValueError as error:
+            assert pieces and "shadowkv" in spec and "expected pieces of another size" in str(error)
+            return
+    assert (found[0] - found[1]).abs().max() < 1e-4

@@ -472,7 +472,7 @@ class KVLabLM(TemplateLM):
 
         def stop(tokens: list[int]) -> bool:
             text = self.tokenizer.decode(tokens)
-            return tokens[-1] in ends_of_text or any(word in text for word in until if word)
+            return tokens[-1] in ends_of_text or any(word in text for word in until)
 
         made = self._answers(
             "generation",

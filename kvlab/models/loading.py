@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import scratch
-from ..attention import Asked, register, stopping, told
+from ..attention import Asked, as_it_was, register, stopping, told
 from ..devices import device_of, entry_of, read_map
 from ..errors import first_line
 from ..parameters import check_kind
@@ -177,7 +177,7 @@ def masks_are_known(model) -> bool:
 def _masks_are_known(model) -> bool | None:
     """As `masks_are_known`, from a pass that ends at the first attention; None where none comes to it."""
     ids = torch.zeros(1, 2, dtype=torch.long, device=entry_of(model))
-    with torch.random.fork_rng(), told() as visibilities, stopping():
+    with torch.random.fork_rng(), as_it_was(model), told() as visibilities, stopping():
         try:
             model(ids, use_cache=False)
         except Asked:

@@ -51,6 +51,11 @@ class _Begins(_Hook):
                     "output_attentions: a kvlab cache returns no attention weights; pass no cache, or "
                     "transformers' own"
                 )
+            if body.training and getattr(body, "is_activation_checkpointing", False):
+                raise ValueError(
+                    "gradient checkpointing takes a cache away from the layers: call model.eval(), or pass "
+                    "no cache"
+                )
             cache.begin_pass(body, args, kwargs)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention import recording
+from ..attention import as_it_was, recording
 from ..gather import gather_slots
 from .shape import ModelShape, is_latent
 
@@ -166,7 +166,7 @@ def _alone(model, positions: Tensor) -> list[Tensor]:
     size = ModelShape.of(model).vocabulary
     tokens = torch.tensor([size // 3, size // 2, size - 1], device=model.device)
     ids = tokens.repeat_interleave(len(positions))[:, None]
-    with recording() as layers:
+    with recording() as layers, as_it_was(model):
         model(ids, position_ids=positions.repeat(len(tokens))[:, None], use_cache=False)
     return [layer.keys[:, :, 0].unflatten(0, (len(tokens), -1)) for layer in layers]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 import threading
@@ -163,6 +164,20 @@ def test_models_that_share_a_configuration_attend_each_in_its_own_way():
         )
 
 
+def test_looks_leave_a_rotary_embedding_that_follows_the_length_as_it_was():
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    plain = family("Llama", max_position_embeddings=32, rope_parameters=rope)
+    long = torch.randint(2, 96, (1, 60), generator=torch.Generator().manual_seed(4))
+    for method in ("full", "sinks:budget=16,renumber=true", "shadowkv"):
+        ours, other = copy.deepcopy(plain), copy.deepcopy(plain)
+        for ids in (IDS, long[:, :40], long):
+            assert torch.equal(ours(ids).logits, other(ids).logits)
+            with contextlib.suppress(ValueError):
+                kvlab.make_cache(ours, method)
+            looked_at(ours)
+            assert torch.equal(ours(IDS).logits, other(IDS).logits)
+
+
 def test_other_threads_do_not_notice():
     model = family("Llama")
     expected, wrong = model.generate(IDS, **SAID), []
@@ -210,6 +225,10 @@ def test_what_a_cache_cannot_give_is_refused_in_one_line(name):
         model(IDS, past_key_values=cache, output_attentions=True)
     with pytest.raises(ValueError, match=r"^attention dropout of 0\.5: .* call model.eval"):
         model.train()(IDS, past_key_values=cache)
+    if name != "DeepSeek-V3":
+        model.activation_checkpointing_enable()
+        with pytest.raises(ValueError, match=r"^gradient checkpointing takes a cache away"):
+            model(IDS, past_key_values=cache)
     model.eval()
     cache.reset()
     model(IDS[:, :8], past_key_values=cache)
