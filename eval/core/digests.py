@@ -64,29 +64,34 @@ def method_digest(spec) -> str | None:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:12] if parts else None
 
 
-def _own(name) -> list[type]:
-    """The class of your own that a text names, `my_module.MyKeep`, and what it is made from."""
-    from kvlab.finding import OWN, find
+def _own(name) -> list:
+    """What a text names that is not kvlab's: a class, `my_module.MyKeep`, and what it is made from, or the
+    function of a method that was entered by `kvlab.method`."""
+    from kvlab.finding import METHODS, OWN, PROFILED, find
 
     try:
-        if not isinstance(name, str) or find(name).family != OWN:
+        if not isinstance(name, str) or (found := find(name)).family != OWN:
             return []
     except ValueError:  # a word that names no method
         return []
+    if name in METHODS | PROFILED:
+        return [found.policies]
     module, _, attribute = name.rpartition(".")
     kinds = getattr(sys.modules[module], attribute).__mro__
     return [kind for kind in kinds if kind.__module__.split(".")[0] not in ("kvlab", "torch", "builtins")]
 
 
-def _source(kind: type) -> bytes:
-    """The syntax of the file, or of the notebook's cell, that a class is written in."""
-    try:
-        file = inspect.getsourcefile(kind)
+def _source(one) -> bytes:
+    """The syntax of the file, or of the notebook's cell, that a class or a function is written in."""
+    functions = [one] if inspect.isfunction(one) else filter(inspect.isfunction, vars(one).values())
+    file = next((inspect.unwrap(function).__code__.co_filename for function in functions), "")
+    if Path(file).is_file():
         linecache.checkcache(file)
-        text = "".join(linecache.getlines(file)) or inspect.getsource(kind)
+    try:
+        text = "".join(linecache.getlines(file)) or inspect.getsource(one)
     except (OSError, TypeError):
         raise Problem(
-            f"the source of {kind.__qualname__} cannot be read, so a stored number would not know it"
+            f"the source of {one.__qualname__} cannot be read, so a stored number would not know it"
         ) from None
     return syntax(text)
 

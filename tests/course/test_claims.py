@@ -38,7 +38,8 @@ def told(path: Path) -> str:
     if path.suffix == ".ipynb":
         cells = nbformat.read(path, as_version=4).cells
         return " ".join(" ".join(cell.source.split()) for cell in cells if cell.cell_type == "markdown")
-    return " ".join(path.read_text(encoding="utf-8").split())
+    text, listed = path.read_text(encoding="utf-8"), "<!-- methods.*?<!-- end of methods -->"  # from the code
+    return " ".join(re.sub(listed, "", text, flags=re.DOTALL).split())
 
 
 @pytest.mark.parametrize("path", [*CHAPTERS, *PROSE], ids=lambda path: path.name)

@@ -45,7 +45,9 @@ from kvlab.static_graph import PaddedCache, StaticGraphEngine
 from kvlab.visibility import own_positions
 
 # Every method of kvlab, with parameters that make it do something: its own, or these at these sizes.
-METHODS = {name: one.spec(one.less or one.same or "") for name, one in (NAMED | PROFILED).items()} | {
+KNOWN = NAMED | PROFILED
+METHODS = {name: one.spec((one.same or "") if one.less is None else one.less) for name, one in KNOWN.items()}
+METHODS |= {
     "static": "static",
     "paged": "paged:block=4",
     "padded": "padded:length=100,chunk=1",

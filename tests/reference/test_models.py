@@ -53,7 +53,7 @@ def naive():
             with torch.no_grad():
                 return model(ids, use_cache=False).logits
         finally:
-            kvlab.prepare(model)
+            model.set_attn_implementation("sdpa")
 
     return logits
 
