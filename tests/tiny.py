@@ -62,7 +62,7 @@ FAMILIES = {
 SAME = {name: one.spec(one.same) for name, one in METHODS.items() if one.same is not None}
 LESS = {name: one.spec(one.less) for name, one in METHODS.items() if one.less is not None}
 # More of both, of the options that they leave out.
-NEUTRAL = [*SAME.values(),
+NEUTRAL = [*(SAME | {"kvzip": "kvzip:budget=1"}).values(),
     "adakv:of=h2o,budget=1", "offload:link=1e9", "offload+h2o:budget=1,link=1e9", "uvm:link=1e9",
     "topk:budget=1,link=1e9", "infinigen:budget=1,alpha=inf,ratio=1",
     "infinigen:budget=1,alpha=inf,ratio=1,full_layers=0",

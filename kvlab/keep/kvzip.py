@@ -24,8 +24,8 @@ LEAST = 16  # tokens of a chunk, where the model's context leaves little room
 @named(
     "kvzip",
     "What the model looks at when it reads the prompt once more, and all tokens after the prompt.",
-    "Kim et al. 2025", less="budget=0.4", look="purple * -", technique="eviction by attention",
-    takes=("turns",),
+    "Kim et al. 2025", same="budget=1000", less="budget=0.4", look="purple * -",
+    technique="eviction by attention", takes=("turns",),
 )  # fmt: skip
 @dataclass(frozen=True)
 class KVzip(Keep):
