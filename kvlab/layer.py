@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from .attention import Recorded, observed
+from .faster import lodger
 from .held import Held
-from .kernels import Fused, attend_packed, fits
 from .merging import merge
 from .models import renumbered, rotations_of
 from .policy import View
@@ -170,9 +170,10 @@ class Layer(Held):
         allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
         renumber = self.evicts and self.keep.policy.renumber
         plain = given.softcap is None and given.sinks is None and not renumber
-        if plain and fits(held, query, observes):
+        fast = lodger() if plain else None
+        if fast is not None and fast.fits(held, query, observes):
             received = self.unfilled(held.length) if observes else None
-            out = attend_packed(query, held, given.scaling, allowed, received)
+            out = fast.attend_packed(query, held, given.scaling, allowed, received)
             if observes and asked is not None:
                 received.masked_fill_(~self.counted(asked)[..., None], 0.0)
         else:
@@ -229,8 +230,9 @@ class Layer(Held):
     def _fuse(self) -> None:
         """See how the next steps can go in one call, if they can, after a pass that did not."""
         plain = self.local is None and not (self.evicts and self.keep.policy.renumber)
-        if self.fused is None and plain and not (self.in_prompt or self.place.on_host):
-            self.fused = None if self.given.query is None else Fused.of(self.store, self.given.query)
+        fast = lodger()
+        if fast and self.fused is None and plain and not (self.in_prompt or self.place.on_host):
+            self.fused = None if self.given.query is None else fast.Fused.of(self.store, self.given.query)
 
     def _evict(self) -> None:
         """After the prompt and every later pass: let go what no query will see, and let the keep decide."""

@@ -26,8 +26,8 @@ def load(
     """Load a model ready for kvlab caches, and its tokenizer; returns (model in eval mode, tokenizer).
 
     engine: what computes a decode step, "eager" (the model's own modules) or "compiled" (see
-    `kvlab.engine.compiled`). weights: "fp32", or "bf16" or "int8" with the compiled engine, which reads them
-    so and says a little else (see `kvlab.engine.narrow`). Everything else, and what is raised: see
+    `kvlab.fast.compiled`). weights: "fp32", or "bf16" or "int8" with the compiled engine, which reads them
+    so and says a little else (see `kvlab.fast.narrow`). Everything else, and what is raised: see
     `models.load`. ValueError for weights that no engine reads, and a model that cannot have them.
     """
     check_one_of("engine", engine, ENGINES)
@@ -37,7 +37,7 @@ def load(
     where = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
     model, tokenizer = loading.load(name_or_path, dtype=dtype, **where)
     if engine == "compiled":
-        from .engine.compiled import compiled
+        from .fast.compiled import compiled
 
         compiled(model, weights)
     return model, tokenizer

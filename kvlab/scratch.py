@@ -9,7 +9,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-KERNELS = Path(__file__).parent / "kernels" / "__pycache__"  # where numba keeps what it compiled, if it can
+KERNELS = Path(__file__).parent / "fast" / "__pycache__"  # where numba keeps what it compiled, if it can
 ELSEWHERE = {  # where others keep theirs: variable -> folder in the temporary one
     "XDG_CACHE_HOME": "",
     "MPLCONFIGDIR": "matplotlib",

@@ -15,7 +15,7 @@ from tiny import tiny
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.engine.compiled import compiled
+from kvlab.fast.compiled import compiled
 from kvlab.finding import PROFILED
 from kvlab.saved import contents_digest, model_digest
 

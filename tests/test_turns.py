@@ -10,7 +10,7 @@ from families.models import family
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.engine import compiled, engine_of
+from kvlab.fast.compiled import compiled, engine_of
 
 pytestmark = pytest.mark.uncounted
 

@@ -11,7 +11,7 @@ import torch
 from eval.tasks.corpus import prose, recall
 from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
-from kvlab.engine.compiled import engine_of
+from kvlab.fast.compiled import engine_of
 from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 

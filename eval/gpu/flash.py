@@ -103,7 +103,7 @@ def contestants(bench, sizes, tokens: int, batch: int, copies: int, forms: list[
     size = 2 * plain[0][0].nbytes
     found = {name: ([partial(call, *kv) for kv in plain], size) for name, call in made.items()}
     for name in forms if triton_there(bench) else ():
-        from kvlab.kernels import gpu
+        from kvlab.fast import gpu
 
         form = FORMS[name]()
         if not gpu.compiles(form, bench.capability):

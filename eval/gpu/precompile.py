@@ -55,8 +55,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
     apart; what is tuned for first."""
     import torch
 
-    from kvlab.kernels import gpu, gpu_kivi
-    from kvlab.link import zero_copy
+    from kvlab.fast import gpu, gpu_kivi, zero_copy
 
     from . import flash, right
     from .bench import Bench

@@ -109,7 +109,7 @@ def kernels(bench, dtype: str, forms: list[str], small: bool = False) -> list[di
     norm over the result's. Memory is poisoned with NaN before each."""
     if not triton_there(bench):
         return []
-    from kvlab.kernels import gpu, gpu_kivi
+    from kvlab.fast import gpu, gpu_kivi
 
     rows = []
     for name in forms:
@@ -266,7 +266,7 @@ def links(bench, methods: list[str], small: bool = False) -> list[dict]:
 
 def gathered(bench) -> list[dict]:
     """The zero-copy gather of views of pinned buffers, rows of several widths."""
-    from kvlab.link.zero_copy import gather
+    from kvlab.fast.zero_copy import gather
 
     rows = []
     for width, dtype in ((128, torch.bfloat16), (64, torch.uint8), (3, torch.uint8), (1, torch.float16)):

@@ -37,7 +37,7 @@ import torch
 import kvlab
 from kvlab.arithmetic import read_bandwidth
 from kvlab.attention import Recorded
-from kvlab.engine.compiled import compiled, engine_of
+from kvlab.fast.compiled import compiled, engine_of
 from kvlab.models import ModelShape, source_of
 from kvlab.visibility import CAUSAL, Visibility
 

@@ -1,7 +1,7 @@
 """Decode attention alone: K and V read by the kernels as they are stored, beside what there is without them.
 
     fp32-sdpa      torch's scaled_dot_product_attention over fp32 K and V: the base of `speedup`
-    FORMAT         the kernel that reads the format's bytes (on a CPU: kvlab/kernels/cpu.py, wide.py)
+    FORMAT         the kernel that reads the format's bytes (on a CPU: kvlab/fast/cpu.py, wide.py)
     FORMAT-decode  all of K and V turned back into fp32, then attention: what a store without kernels does
 
 One query per row, batch 1, one thread, for the heads of `SHAPES`. All kernels have a turn, then all again;
@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab import kernels
+from kvlab import fast
 from kvlab.store import Exact, Float8, Growing, Int, Planes
 from kvlab.store.growing import GrowingState
 
@@ -51,7 +51,7 @@ FORMATS = {
 
 def simd() -> str:
     """The instructions that kernels are compiled for here; `NUMBA_CPU_NAME` asks for fewer."""
-    from kvlab.kernels import lanes, products
+    from kvlab.fast import lanes, products
 
     known = lanes.features()
     levels = {"AVX512-VNNI": products.NEEDED, "AVX512": {"+avx512f"}, "AVX2": {"+avx2"}}
@@ -75,10 +75,10 @@ def contestants(tokens: int, shape: str) -> dict[str, tuple]:
         store.append(keys, values)
         size = sum(part.nbytes for part in (*store.keys, *store.values))
         bits = 8 * size / (2 * keys.numel())
-        if kernels.fits(store, query):
-            made[name] = (lambda s=store: kernels.attend_packed(query, s, scaling), size, bits)
+        if fast.fits(store, query):
+            made[name] = (lambda s=store: fast.attend_packed(query, s, scaling), size, bits)
         if shape == DECODED and name != "full":
-            made[f"{name}-decode"] = (lambda s=store: kernels.reference(query, s, scaling), size, bits)
+            made[f"{name}-decode"] = (lambda s=store: fast.reference(query, s, scaling), size, bits)
     return made
 
 

@@ -57,7 +57,7 @@ class CudaLink(Link):
         return transfer
 
     def _gather(self, parts: tuple[Tensor, ...], slots: Tensor | None, ready) -> tuple[Tensor, ...]:
-        from .zero_copy import gather
+        from ..fast.zero_copy import gather
 
         with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
             self._inward.wait_event(ready)

@@ -15,7 +15,7 @@ from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.make import jackknife
 from eval.accuracy.measurement import Accuracy
-from kvlab.engine.compiled import Body, engine_of
+from kvlab.fast.compiled import Body, engine_of
 
 PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
 

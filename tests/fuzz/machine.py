@@ -38,7 +38,7 @@ from hypothesis.stateful import (
 from tiny import VOCABULARY, tiny
 
 import kvlab
-from kvlab.engine import compiled, engine_of
+from kvlab.fast.compiled import compiled, engine_of
 from kvlab.finding import METHODS as NAMED
 from kvlab.finding import PROFILED
 from kvlab.static_graph import PaddedCache, StaticGraphEngine

@@ -156,16 +156,16 @@ nvfp4 takes what errs more
     store/test_float4.py::test_four_over_six_takes_what_errs_less
 
 a step at once does not see its own token
-    kernels.fused:Fused.call
+    fast.fused:Fused.call
     - mask, store.length + 1, received)
     + mask, store.length, received)
-    kernels/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
+    fast/test_fused.py::test_what_is_written_has_the_bits_of_the_format[full]
 
 a compiled step goes on under a hook
-    engine.stamp:Stamp.same
+    fast.stamp:Stamp.same
     - self.hooks.same() and
     + True and
-    engine/test_compiled.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]
+    fast/test_compiled.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]
 """
 MUTANTS = {}
 for entry in TABLE.strip().split("\n\n"):

@@ -60,7 +60,7 @@ def test_what_says_nothing_is_not_counted():
 )  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_the_device_gathers_what_the_host_would(batch, heads, held, spare, width, count, seed, dtype):
-    from kvlab.link.zero_copy import gather
+    from kvlab.fast.zero_copy import gather
 
     generator = torch.Generator().manual_seed(seed)
     sizes, slots = (width, 2 * width), torch.randint(0, held, (batch, heads, count), generator=generator)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from reference.driven import STEPS, Driven, check, keep_all
 
 from kvlab import merging
+from kvlab.fast import Fused
 from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV, rkv
-from kvlab.kernels import Fused
 from kvlab.place import Host, TopK
 from kvlab.reference import attention, keep, place
 

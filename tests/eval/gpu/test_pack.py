@@ -36,7 +36,7 @@ def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     assert pack.size_of(folder) < pack.LIMIT and said[-1].endswith("there: bash pack/run")
     (wheel,) = (folder / "site").glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {"kvlab/kernels/gpu.py", "eval/gpu/right.py", "eval/tasks/corpus.py"} <= set(names)
+    assert {"kvlab/fast/gpu.py", "eval/gpu/right.py", "eval/tasks/corpus.py"} <= set(names)
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
     away = tmp_path / "away"
     away.mkdir()

@@ -82,7 +82,7 @@ def test_attention_sets_kernels_beside_flash(bench):
 
 @needs_triton
 def test_kernels_are_held_against_their_definition(bench):
-    from kvlab.kernels import gpu
+    from kvlab.fast import gpu
 
     rows = right.kernels(bench, "fp32", [*right.FORMS, *right.KIVIS], small=True)
     assert {row["kernel"] for row in rows} == set(right.FORMS) | set(right.KIVIS)

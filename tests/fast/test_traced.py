@@ -10,9 +10,9 @@ from families.models import FAMILIES, family
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.engine import compiled, engine_of, traced
-from kvlab.engine.compiled import Body
-from kvlab.engine.traced import Traced
+from kvlab.fast import traced
+from kvlab.fast.compiled import Body, compiled, engine_of
+from kvlab.fast.traced import Traced
 
 EAGER = {  # family -> why
     **dict.fromkeys(("Llama 4", "Llama 4, chunk 64"), "see by a rule of their own"),

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
-from engine.atonce import SHAPES, both, held, of
+from fast.atonce import SHAPES, both, held, of
 from tiny import prompt
 
 import kvlab
-from kvlab.engine import team
+from kvlab.fast import team
 from kvlab.keep import H2O, TOVA
 from kvlab.store import Float8, Int
 

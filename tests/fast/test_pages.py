@@ -9,7 +9,8 @@ from tiny import prompt, tiny
 from torch import nn
 
 import kvlab
-from kvlab.engine import compiled, pages
+from kvlab.fast import pages
+from kvlab.fast.compiled import compiled
 
 linux = pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no such pages")
 WIDE = {"hidden_size": 96, "intermediate_size": 5001, "vocab_size": 701}

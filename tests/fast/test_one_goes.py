@@ -5,8 +5,8 @@ import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
+from kvlab.fast import closing
 from kvlab.keep import H2O
-from kvlab.kernels import closing
 from kvlab.layer import Layer
 from kvlab.slots import PER_EMPTY
 from kvlab.store import Int

@@ -10,7 +10,7 @@ numbers. The code is compiled once for all models with weights of one kind, and 
 versions and this file's text; so that names the text of what is compiled into it.
 """
 
-# Compiled into this: kernels/cpu.py 73ff50e8, kernels/lanes.py 5ecc7181, engine/team.py 80a0eb58
+# Compiled into this: fast/cpu.py 54e80818, fast/lanes.py 5ecc7181, fast/team.py 80a0eb58
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import numpy as np
 from numba import int16, njit
 from numba.extending import overload
 
-from ..kernels.cpu import _exp
-from ..kernels.lanes import FAST, features
+from .cpu import _exp
+from .lanes import FAST, features
 from .team import SHARE, done, due, joined, opened, taken
 
 SIDE = 4  # rows of x, and of weights, that are multiplied with each other at a time

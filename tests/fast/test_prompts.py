@@ -4,13 +4,14 @@ import copy
 
 import pytest
 import torch
-from engine.stepped import decoded
+from fast.stepped import decoded
 from tiny import prompt, tiny
 from torch import nn
 
-from kvlab.engine import compiled, engine_of, prompts
-from kvlab.engine.narrow import weights_of
-from kvlab.engine.prompts import BLOCK, LEAST, ROUND, PromptLinear, product
+from kvlab.fast import prompts
+from kvlab.fast.compiled import compiled, engine_of
+from kvlab.fast.narrow import weights_of
+from kvlab.fast.prompts import BLOCK, LEAST, ROUND, PromptLinear, product
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch without oneDNN")
 

@@ -7,11 +7,12 @@ import threading
 import numpy as np
 import pytest
 import torch
-from engine.stepped import decoded
+from fast.stepped import decoded
 from tiny import prompt, tiny
 
-from kvlab.engine import block, compiled, team
-from kvlab.engine.narrow import rounded
+from kvlab.fast import block, team
+from kvlab.fast.compiled import compiled
+from kvlab.fast.narrow import rounded
 
 NOTHING = np.empty(0, np.float32)
 EPS = 1e-5

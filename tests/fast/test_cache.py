@@ -11,18 +11,18 @@ from drawn import FORMS
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-import kvlab.layer
+import kvlab.fast
 from kvlab.arithmetic import count_flops
+from kvlab.fast import Fused
+from kvlab.fast.__main__ import compile_for
 from kvlab.keep import H2O, TOVA, Sinks
-from kvlab.kernels import Fused
-from kvlab.kernels.__main__ import compile_for
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
 from kvlab.store import Float4, Float8, Growing, Int, Kivi, Planes, Rotated, Static
 
 pytestmark = pytest.mark.uncounted
 
-packed = importlib.import_module("kvlab.kernels.attend")
+packed = importlib.import_module("kvlab.fast.attend")
 
 FITTING = {
     "full": {},
@@ -62,7 +62,7 @@ def llama(kv_heads: int = 2):
 def calls(monkeypatch):
     """A list that grows by one entry for every layer's step through a kernel, in one call with its append or
     not."""
-    made, attend, call = [], kvlab.layer.attend_packed, Fused.call
+    made, attend, call = [], kvlab.fast.attend_packed, Fused.call
 
     def counted(self, store, *args):
         out = call(self, store, *args)
@@ -70,13 +70,13 @@ def calls(monkeypatch):
             made.append(store)
         return out
 
-    monkeypatch.setattr(kvlab.layer, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
+    monkeypatch.setattr(kvlab.fast, "attend_packed", lambda *args: made.append(args[1]) or attend(*args))
     monkeypatch.setattr(Fused, "call", counted)
     return made
 
 
 def without_kernels(monkeypatch):
-    monkeypatch.setattr(kvlab.layer, "fits", lambda *_: False)
+    monkeypatch.setattr(kvlab.fast, "fits", lambda *_: False)
     monkeypatch.setattr(Fused, "of", lambda *_: None)
 
 
@@ -152,7 +152,7 @@ def test_kernels_are_compiled_ahead():
     )
 
 
-# On a GPU, or what stands in for one: the kernel of `kernels/gpu.py` in Triton's interpreter, or a fake.
+# On a GPU, or what stands in for one: the kernel of `fast/gpu.py` in Triton's interpreter, or a fake.
 
 
 @pytest.fixture()
@@ -197,8 +197,8 @@ def test_a_kernel_that_is_wrong_on_this_gpu_is_named_and_not_used_again(
     kernel, says, as_on_a_gpu, calls, monkeypatch
 ):
     fake = SimpleNamespace(attend=kernel, supports=lambda *_: True, TYPES=[torch.float32])
-    monkeypatch.setitem(sys.modules, "kvlab.kernels.gpu", fake)
-    monkeypatch.setattr(kvlab.kernels, "gpu", fake, raising=False)
+    monkeypatch.setitem(sys.modules, "kvlab.fast.gpu", fake)
+    monkeypatch.setattr(kvlab.fast, "gpu", fake, raising=False)
     monkeypatch.setattr(packed, "_triton", lambda: True)
     model, prompts = llama(), [prompt(23, seed=1)]
     with pytest.warns(UserWarning, match=says) as warned:

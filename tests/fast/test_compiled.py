@@ -8,15 +8,15 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from engine.stepped import decoded
+from fast.stepped import decoded
 from tiny import EACH, NEUTRAL, VOCABULARY, left_padded, prompt, tiny
 from torch import nn
 from torch.nn.utils import parametrize
 from transformers import Ministral3Config, Ministral3ForCausalLM
 
 import kvlab
-from kvlab.engine import compiled, engine_of
-from kvlab.engine import compiled as compiled_of
+from kvlab.fast.compiled import compiled, engine_of
+from kvlab.fast.compiled import compiled as compiled_of
 from kvlab.measure.timeline import record
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -12,7 +12,7 @@ if importlib.util.find_spec("triton") is None:
     )
 
 from kvlab.attention import attend as reference
-from kvlab.kernels import gpu_kivi
+from kvlab.fast import gpu_kivi
 from kvlab.store import Kivi
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..kernels.closing import NEWEST, PLACE, SUM
 from ..policy import View
 from ..slots import PER_EMPTY
+from .closing import NEWEST, PLACE, SUM
 from .layers import TABLES
 
 GOES_BY = {"": 0, "sum": SUM, "newest": NEWEST, "place": PLACE}

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvlab.attention import attend as reference
-from kvlab.kernels import gpu
+from kvlab.fast import gpu
 from kvlab.store import Float8, Int, Static
 from kvlab.store.static import StaticState
 

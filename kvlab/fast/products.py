@@ -15,7 +15,7 @@ value is small.
 many query heads and scales.
 """
 
-# Compiled into this: kernels/lanes.py 5ecc7181, kernels/nibbles.py b4b36e38
+# Compiled into this: fast/lanes.py 5ecc7181, fast/nibbles.py b4b36e38
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: kernels/lanes.py 5ecc7181, kernels/products.py 06723209, kernels/scales.py 808f2a4a
+# Compiled into this: fast/lanes.py 5ecc7181, fast/products.py 2053d30b, fast/scales.py 808f2a4a
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _faint(x):
     return np.float32(0.0) if x < FAINT else _exp(x)
 
 
-# What is written has the bits that the formats write (`tests/kernels/test_fused.py` compares), so none of
+# What is written has the bits that the formats write (`tests/fast/test_fused.py` compares), so none of
 # these functions is compiled with fast math; unless told so, they would inherit it from the kernel.
 
 

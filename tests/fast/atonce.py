@@ -3,7 +3,7 @@
 import torch
 from tiny import tiny
 
-from kvlab.engine import whole
+from kvlab.fast import whole
 
 SHAPES = {  # heads, KV heads, width of a head; multiples of 32 alone have a kernel
     "alone": (2, 2, 64), "grouped": (4, 2, 32), "of three": (3, 1, 96), "of eight": (8, 1, 32),

@@ -19,9 +19,9 @@ import pytest
 import torch
 from tiny import started
 
-import kvlab.kernels
-from kvlab import attention, kernels
-from kvlab.kernels import attend, cpu, wide
+import kvlab.fast
+from kvlab import attention, fast
+from kvlab.fast import attend, cpu, wide
 from kvlab.store import Codebook, Exact, Float4, Float8, Growing, Int, Kivi, Planes, Rotated
 
 HEADS = (40, 64, 72, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -95,7 +95,7 @@ def uncompiled(monkeypatch):
         module.BLOCK = module.LONG = 4
         module.SPLIT, module.np = 8, FencedNumpy()
         monkeypatch.setitem(sys.modules, name, module)
-        monkeypatch.setattr(kvlab.kernels, name.rpartition(".")[2], module)
+        monkeypatch.setattr(kvlab.fast, name.rpartition(".")[2], module)
         return module
 
     with pytest.MonkeyPatch.context() as patch:
@@ -115,11 +115,11 @@ def filled(form, head_dim: int, kv_heads: int, tokens: int, batch: int = 1):
 def agree(store, query, allowed=None):
     """attend_packed is decode-then-attend in fp64."""
     double = replace(store.packed(*store.parts()), dtype=torch.float64)
-    found = kernels.attend_packed(query, store, 0.2, allowed)
-    expected = kernels.reference(query.double(), double, 0.2, allowed)
+    found = fast.attend_packed(query, store, 0.2, allowed)
+    expected = fast.reference(query.double(), double, 0.2, allowed)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     received = torch.full((*store.keys[0].shape[:2], store.length), torch.nan)
-    assert torch.equal(found, kernels.attend_packed(query, store, 0.2, allowed, received))
+    assert torch.equal(found, fast.attend_packed(query, store, 0.2, allowed, received))
     counted = torch.ones(len(query), 1, dtype=torch.bool)
     _, expected = attention.attend(query.double(), *double.read(query.device), 0.2, allowed, counted)
     assert (received - expected).abs().max() <= 1e-6 and not received[expected == 0].any()
@@ -143,13 +143,13 @@ def case(form, head_dim, kv_heads, share, tokens, masked, batch=1):
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_integers_are_right_and_stay_within_bounds(bits, head_dim, group, uncompiled):
     store, query = case(Int(bits, group), head_dim, *SHAPES[bits, head_dim, group])
-    assert kernels.fits(store, query) == (head_dim % 32 == 0)
+    assert fast.fits(store, query) == (head_dim % 32 == 0)
 
 
 @pytest.mark.parametrize("name, head_dim", FLOATS)
 def test_floats_are_right_and_stay_within_bounds(name, head_dim, uncompiled):
     store, query = case(Float8(name), head_dim, *SHAPES[name, head_dim])
-    assert kernels.fits(store, query) == (head_dim % 32 == 0)
+    assert fast.fits(store, query) == (head_dim % 32 == 0)
 
 
 WIDE = [
@@ -166,13 +166,13 @@ def test_what_is_widened_first_is_right_and_stays_within_bounds(form, head_dim, 
     place = (WIDE.index(form) * 4 + head_dim) % len(LENGTHS)
     kv_heads, share = ((1, 1), (1, 2), (3, 1), (1, 3))[place % 4]
     store, query = case(form, head_dim, kv_heads, share, LENGTHS[place], head_dim % 3 == 0)
-    assert kernels.fits(store, query)
+    assert fast.fits(store, query)
 
 
 @pytest.mark.parametrize("form", [Planes(3), Planes(5, 16), Int(2), Float4()], ids=str)
 def test_halves_of_words_are_left_to_the_reference(form):
     store = filled(form, 80, 1, 3)
-    assert not kernels.fits(store, torch.randn(1, 1, 1, 80))
+    assert not fast.fits(store, torch.randn(1, 1, 1, 80))
 
 
 @pytest.mark.parametrize("bits, head_dim, group, recent, share", [
@@ -187,8 +187,8 @@ def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent,
         store.append(*torch.randn(2, 2, 2, tokens, head_dim))
         query = torch.randn(2, 2 * share, 1, head_dim)
         allowed = mask(2, 2, store.length) if masked else None
-        assert store.written and kernels.fits(store, query)
-        found = kernels.attend_packed(query, store, 0.2, allowed)
+        assert store.written and fast.fits(store, query)
+        found = fast.attend_packed(query, store, 0.2, allowed)
         read = (side.double() for side in store.read(query.device))
         expected, _ = attention.attend(query.double(), *read, 0.2, allowed)
         assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
@@ -205,7 +205,7 @@ def test_heads_lengths_and_masks_uncompiled(kv_heads, share, masked, uncompiled)
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS)
 def test_asymmetric_codes_are_left_to_the_reference(bits, head_dim, group):
     store = filled(Int(bits, group, symmetric=False), head_dim, 1, 3)
-    assert not kernels.fits(store, torch.randn(1, 1, 1, head_dim))
+    assert not fast.fits(store, torch.randn(1, 1, 1, head_dim))
 
 
 GROUPED = {
@@ -233,9 +233,9 @@ def test_heads_of_a_group_together(name, share, head_dim, threads, monkeypatch):
     monkeypatch.setattr(attend, "ALONE", 0)
     for tokens, masked in ((1, False), (131, True), (4099, False)):
         store, query = case(GROUPED[name](), head_dim, 2, share, tokens, masked)
-        together = kernels.attend_packed(query, store, 0.2)
+        together = fast.attend_packed(query, store, 0.2)
         for s in range(share):
-            alone = kernels.attend_packed(query[:, s::share], store, 0.2)
+            alone = fast.attend_packed(query[:, s::share], store, 0.2)
             assert torch.allclose(together[:, s::share], alone, rtol=1e-5, atol=1e-6)
 
 
@@ -283,7 +283,7 @@ def test_products_of_whole_blocks_are_those_of_their_numbers(machine, tmp_path):
 PRODUCTS = """
 import numpy as np
 from numba import njit
-from kvlab.kernels import lanes, products, scales
+from kvlab.fast import lanes, products, scales
 
 @njit
 def widened(bits, tokens, steps):
@@ -350,7 +350,7 @@ for kind, some in shapes.items():
 NUMBERS = """
 import numpy as np, torch
 from numba import njit
-from kvlab.kernels import lanes
+from kvlab.fast import lanes
 
 def found(kind, codes):
     width, none = codes.shape[1], np.zeros((0, 0), np.float32)
@@ -421,7 +421,7 @@ def test_compiled(name, threads, monkeypatch):
     for tokens in (1, 2, 3, 5, 127, 128, 129, 131, 4097):
         for kv_heads, share, masked in ((1, 1, True), (3, 1, False), (1, 2, False), (3, 3, True)):
             store, query = case(make(), head_dim, kv_heads, share, tokens, masked, batch=2)
-            assert kernels.fits(store, query)
+            assert fast.fits(store, query)
 
 
 @pytest.mark.parametrize("name", COMPILED)
@@ -449,7 +449,7 @@ def test_nan_and_infinity_do_not_vanish(name, value):
     make, head_dim = COMPILED[name]
     store, query = filled(make(), head_dim, 3, 131), torch.randn(1, 3, 1, head_dim)
     query[0, 1, 0, 5] = value
-    found, expected = kernels.attend_packed(query, store, 0.2), kernels.reference(query, store, 0.2)
+    found, expected = fast.attend_packed(query, store, 0.2), fast.reference(query, store, 0.2)
     assert found[0, 1].isnan().all() and expected[0, 1].isnan().all()
     assert torch.allclose(found[0, ::2], expected[0, ::2], atol=1e-5)
     with pytest.raises(ValueError, match="NaN or infinity"):

@@ -1,4 +1,4 @@
-"""Compile, ahead of time, the CPU kernels that the workshop models use: `python -m kvlab.kernels`.
+"""Compile, ahead of time, the CPU kernels that the workshop models use: `python -m kvlab.fast`.
 
 They are kept on disk, so that no first decode step has to wait for the compiler.
 """

@@ -5,12 +5,12 @@ import copy
 import numpy as np
 import pytest
 import torch
-from engine.stepped import decoded
+from fast.stepped import decoded
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.engine import compiled, engine_of
-from kvlab.engine.narrow import NarrowEmbedding, NarrowLinear, rounded
+from kvlab.fast.compiled import compiled, engine_of
+from kvlab.fast.narrow import NarrowEmbedding, NarrowLinear, rounded
 
 KINDS = ("bf16", "int8")
 CANNOT = "OPTForCausalLM cannot use it: it is no Llama-shaped model"

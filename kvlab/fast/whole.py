@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from ..arithmetic import count_kernel
-from ..kernels.attend import NONE, layout
-from ..kernels.cpu import SPLIT, at_once, compiled, merge
 from . import block
+from .attend import NONE, layout
+from .cpu import SPLIT, at_once, compiled, merge
 from .going import Going
 from .layers import (
     HELD,

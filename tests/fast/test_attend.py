@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny import started
 
-from kvlab import kernels
+from kvlab import fast
 from kvlab.store import Exact, Float8, Growing, Int, Static
 
 HEAD = 32
@@ -32,14 +32,14 @@ def filled(form, tokens: int, batch=2, kv_heads=2, head_dim=HEAD, buffer=Growing
 
 
 def close(store, query, allowed=None):
-    assert kernels.fits(store, query)
-    found = kernels.attend_packed(query, store, 0.2, allowed)
-    expected = kernels.reference(query.double(), _double(store), 0.2, allowed)
+    assert fast.fits(store, query)
+    found = fast.attend_packed(query, store, 0.2, allowed)
+    expected = fast.reference(query.double(), _double(store), 0.2, allowed)
     assert found.shape == query.shape
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
     received = torch.full((*store.keys[0].shape[:2], store.length), torch.nan)
-    assert kernels.fits(store, query, observed=True)
-    assert torch.equal(found, kernels.attend_packed(query, store, 0.2, allowed, received))
+    assert fast.fits(store, query, observed=True)
+    assert torch.equal(found, fast.attend_packed(query, store, 0.2, allowed, received))
     told(store, query, allowed, received)
 
 
@@ -113,13 +113,13 @@ def test_splits_are_merged_and_threads_change_nothing(monkeypatch):
     store, query = filled(Int(8), 9001, batch=1), torch.randn(1, 2, 1, HEAD)
     close(store, query)
     given, said = torch.empty(2, 1, 2, 9001)
-    one = kernels.attend_packed(query, store, 0.2, None, given)
+    one = fast.attend_packed(query, store, 0.2, None, given)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    pools, pool = [], kernels.attend.pool
-    monkeypatch.setattr(kernels.attend, "pool", lambda: pools.append(1) or pool())
+    pools, pool = [], fast.attend.pool
+    monkeypatch.setattr(fast.attend, "pool", lambda: pools.append(1) or pool())
     for alone in (10**9, 0):
-        monkeypatch.setattr(kernels.attend, "ALONE", alone)
-        assert torch.equal(one, kernels.attend_packed(query, store, 0.2, None, said.zero_()))
+        monkeypatch.setattr(fast.attend, "ALONE", alone)
+        assert torch.equal(one, fast.attend_packed(query, store, 0.2, None, said.zero_()))
         assert torch.equal(given, said) and bool(pools) == (alone == 0)
 
 
@@ -139,18 +139,18 @@ def test_large_scores_do_not_overflow():
     ids=["exact", "asymmetric", "two queries", "small heads"],
 )
 def test_what_no_kernel_can_do_is_left_to_the_reference(store, query):
-    assert not kernels.fits(store(), torch.randn(query))
-    assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD, dtype=torch.float64))
+    assert not fast.fits(store(), torch.randn(query))
+    assert not fast.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD, dtype=torch.float64))
 
 
 def test_without_numba_the_reference_is_used_and_that_is_said_once(monkeypatch):
-    from kvlab.kernels import attend
+    from kvlab.fast import attend
 
     attend._numba.cache_clear()
     monkeypatch.setitem(__import__("sys").modules, "numba", None)
     try:
         with pytest.warns(UserWarning, match="without its compiled kernels"):
-            assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
-        assert not kernels.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
+            assert not fast.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
+        assert not fast.fits(filled(Int(8), 5), torch.randn(2, 2, 1, HEAD))
     finally:
         attend._numba.cache_clear()

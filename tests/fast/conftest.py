@@ -6,9 +6,10 @@ import logging
 
 import pytest
 import torch
-from engine.atonce import of
+from fast.atonce import of
 
-from kvlab.engine import compiled, traced, whole
+from kvlab.fast import traced, whole
+from kvlab.fast.compiled import compiled
 
 
 @pytest.fixture(autouse=True)

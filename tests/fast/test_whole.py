@@ -7,13 +7,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from engine.atonce import SHAPES, both, held, of
+from fast.atonce import SHAPES, both, held, of
 from tiny import VOCABULARY, left_padded, prompt
 
 import kvlab
 from kvlab import arithmetic
-from kvlab.engine import layers, team
-from kvlab.kernels import cpu
+from kvlab.fast import cpu, layers, team
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = ("full", "int8", "int4:group=4", "fp8", "fp8:format=e5m2", "static")

@@ -8,9 +8,9 @@ from tiny import left_padded, prompt, started, tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kvlab
+from kvlab.fast import Fused, reference
+from kvlab.fast.turning import turned
 from kvlab.keep import Sinks
-from kvlab.kernels import Fused, reference
-from kvlab.kernels.turning import turned
 from kvlab.measure.timeline import record
 from kvlab.place import Host
 from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, Paged, Planes, Rotated, Static

@@ -2,7 +2,7 @@
 
 Between two calls of compiled code lie some 40 µs of Python in every layer, which come to the same in all of
 them as long as a token is added to the cache and nothing else happens. Here `block.into`, a kernel of
-`kernels/cpu.py` and `block.out_of` take turns instead, layer after layer, and `block.logits` comes last. All
+`fast/cpu.py` and `block.out_of` take turns instead, layer after layer, and `block.logits` comes last. All
 are called by their address, so that this is compiled once for all formats, in a second. What they read is
 found by its address, too, since to take apart the hundreds of arrays of a model would cost as much as is
 saved. Whoever calls holds these arrays.
@@ -12,7 +12,7 @@ A model's weights are int64 `[layers, WEIGHTS]`: the address of every array of a
 there is none. What the cache holds is int64 `[layers, HELD]`: the addresses of K, its scales, V and its
 scales, as the kernel takes them, how many tokens have room, and how many there are with the new one.
 
-Where one token of every head goes (`kernels/closing.py`), int64 `[layers, TABLES]` has addresses of the
+Where one token of every head goes (`fast/closing.py`), int64 `[layers, TABLES]` has addresses of the
 slots' positions and of what they have received, both before the step, after it and, where empty slots then
 close up, after that; and to how many. That happens last, so a step that a format refuses has changed nothing.
 int64 `[layers, rows, 3]` has the first and last position that may go, and the new token's.
@@ -22,7 +22,7 @@ before its attention, has a team of its own, and so have the logits; it shares o
 does rows of weights.
 """
 
-# Compiled into this: kernels/closing.py 712367e3, kernels/lanes.py 5ecc7181, engine/team.py 80a0eb58
+# Compiled into this: fast/closing.py 712367e3, fast/lanes.py 5ecc7181, fast/team.py 80a0eb58
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from numba import carray, njit, typeof, types
 from numba.core.cgutils import if_unlikely, unpack_tuple
 from numba.extending import intrinsic
 
-from ..kernels.closing import NEWEST, SUM, draw_up, leave
-from ..kernels.lanes import FAST
+from .closing import NEWEST, SUM, draw_up, leave
+from .lanes import FAST
 from .team import COUNTERS, SHARE, done, due, joined, opened, taken
 
 WEIGHTS, HELD, TABLES = 25, 6, 7
