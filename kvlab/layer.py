@@ -21,7 +21,7 @@ from .slots import PER_EMPTY
 from .turns import keep_raw, wait
 from .visibility import Visibility
 
-SPARE = 16  # slots whose tokens have left a window and that go together, where nothing is chosen or fetched
+SPARE = 16  # slots behind a window that go together, where steps leave them and nothing is chosen or fetched
 
 
 class Layer(Held):
@@ -286,8 +286,8 @@ class Layer(Held):
 
     def _leave_window(self) -> None:
         """Let go what neither later queries nor those that vote when the prompt has ended can see."""
-        spare = 0 if self.evicts or self.place.on_host else SPARE
-        spare -= self.seen - self.slots if self.open else 0  # as if all pieces had come at once
+        prompt = self.open or self.in_prompt or self.given.query.shape[2] > 1
+        spare = 0 if prompt or self.evicts or self.place.on_host else SPARE
         voters = self.last_queries if self.votes_later else 0
         if gone := self.table.leave_window(self.given.visibility, voters, spare):
             self._let_go(*gone)

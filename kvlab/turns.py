@@ -173,8 +173,11 @@ def _reopens(cache) -> bool:
     keep = layer.keep.policy
     if layer.in_prompt or layer.keep.on_top or keep.turns == "first":
         return False
-    if not keep.evicts:  # what fetches then reads all of the turn's pieces, a last one of one token too
-        return any(one.place.chooses and hasattr(one.place.policy, "fetch") for one in cache.attending)
+    if not keep.evicts:  # a last piece of one token is read as all of the turn, and leaves windows as it does
+        chooses = [one.place.chooses for one in cache.attending]
+        if any(chooses):
+            return hasattr(layer.place.policy, "fetch")
+        return any(one.local is not None for one in cache.attending)
     if keep.rereads:
         raise ValueError(
             f"turns={keep.turns}: {type(keep).__name__} reads a prompt again, and of the turns before this "

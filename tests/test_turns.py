@@ -1,6 +1,7 @@
 """What a prompt is: in pieces it is what it is in one pass, and a later turn is one again."""
 
 import copy
+import random
 from itertools import pairwise
 
 import pytest
@@ -38,7 +39,7 @@ def held(cache):
     device = (
         None if spec and "link" in spec.parameters else stats.device_bytes
     )  # a link's buffers, among them
-    at = [layer.positions.clone() for layer in cache.attending]
+    at = [layer.positions.sort(-1).values for layer in cache.attending]
     return (device, stats.host_bytes, stats.tokens_seen, stats.tokens_held, stats.scored), at
 
 
@@ -188,6 +189,23 @@ def test_later_turns_in_pieces_equal_one_pass(spec):
         assert torch.allclose(other, logits, atol=1e-4)
         for one, two in zip(kept, at, strict=True):
             same(one, two)
+
+
+@pytest.mark.parametrize("name", ["Mistral", "Gemma 3", "Llama 4", "gpt-oss"])
+@pytest.mark.parametrize("spec", ["full", "static", "int4:group=4", "mixed:group=4", "fp8", "h2o:budget=0.4"])
+def test_later_turns_leave_windows_as_in_one_pass(name, spec):
+    """Drawn lengths; a last piece of one token too."""
+    model, draw = kvlab.prepare(family(name)), random.Random(f"{name} {spec}")
+    for _ in range(3):
+        turns = [prompt(draw.randint(3, 40), seed=1), prompt(draw.randint(3, 30), seed=2)]
+        found, new = [], draw.randint(1, 20)
+        for chunk in (None, draw.randint(2, 17), len(turns[1][0]) + new - 1):
+            cache = make(model, spec)
+            so_far = torch.cat([turns[0], said(model, cache, turns[0], None, new=new), turns[1]], 1)
+            found.append((said(model, cache, so_far, chunk).tolist(), held(cache)))
+        for one in found[1:]:
+            assert one[0] == found[0][0]
+            same(one[1], found[0][1])
 
 
 @pytest.mark.parametrize("spec", ["h2o:budget=0.4", "snapkv:budget=0.4,window=4", "lagkv:budget=0.5"])

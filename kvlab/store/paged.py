@@ -90,7 +90,8 @@ class Paged(Growing):
     layers is refused before the first one writes; where a keep evicts, each layer gives blocks back before
     the next one asks. block: tokens per block. format: any format, since a format writes each token by
     itself; a store whose groups run over tokens (per-channel keys) is a buffer of its own and cannot be
-    paged. pool: share one with other caches. Raises ValueError when full.
+    paged. pool: share one with other caches. Raises ValueError when full. A pool that grows keeps what was
+    once in use, which is less where a turn came in pieces and tokens left a window between them.
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16, format: Exact | None = None,
