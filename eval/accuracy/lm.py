@@ -387,6 +387,7 @@ class KVLabLM(TemplateLM):
             if len(continuation) > self.max_length:
                 found = f"continuation {said[:40]!r}... of {len(continuation)} tokens"
                 raise ValueError(f"{found}: expected at most {self.max_length}")
+            context = context or [self.prefix_token_id]  # of spaces alone, which belong to the continuation
             kept = tuple((context + continuation)[-(self.max_length + 1) :][: -len(continuation)])
             gone, end = len(context) - len(kept), self._ends[index]
             if gone:

@@ -150,8 +150,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     _check_width(bits)
     if bits == 8:
         return codes
-    unsigned = (codes + 2 ** (bits - 1)).to(torch.uint8)
-    packed, *others = unsigned.chunk(8 // bits, dim=-1)
+    packed, *others = (codes + 2 ** (bits - 1)).to(torch.uint8).chunk(8 // bits, dim=-1)
     for place, part in enumerate(others, 1):
         packed = packed | (part << (bits * place))
     return packed
@@ -160,11 +159,13 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 def unpack(packed: Tensor, bits: int) -> Tensor:
     """The inverse of `pack`: int8 codes."""
     _check_width(bits)
-    if bits == 8:
-        return packed
-    mask = 2**bits - 1
-    parts = [(packed >> (bits * place)) & mask for place in range(8 // bits)]
-    return torch.cat(parts, dim=-1).to(torch.int8) - 2 ** (bits - 1)
+    return packed if bits == 8 else unsigned(packed, bits).to(torch.int8) - 2 ** (bits - 1)
+
+
+def unsigned(packed: Tensor, bits: int) -> Tensor:
+    """The codes, bits below 8, counted from 0: uint8."""
+    parts = [(packed >> (bits * place)) & (2**bits - 1) for place in range(8 // bits)]
+    return torch.cat(parts, dim=-1)
 
 
 def _check_width(bits: int) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .int import Int, pack, unpack
+from .int import Int, pack, unsigned
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,6 @@ def unpack_planes(packed: Tensor, bits: int) -> Tensor:
     head_dim = _head_dim(packed.shape[-1], bits)
     codes, done = 0, 0
     for plane, width in zip(packed.split(sizes(head_dim, bits), dim=-1), planes(bits), strict=True):
-        plane = unpack(plane, width)[..., :head_dim] + 2 ** (width - 1)
-        codes = codes | (plane.to(torch.uint8) << done)
+        codes = codes | (unsigned(plane, width)[..., :head_dim] << done)
         done += width
     return codes

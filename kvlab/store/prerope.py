@@ -50,16 +50,15 @@ class PreRopeState(GrowingState):
         at = self.places.note(keys, real)
         if self.rotation is not None:
             exact = keys.to(torch.promote_types(keys.dtype, torch.float32))
-            keys = self.rotation.undo(exact, at.expand(keys.shape[:3])).to(keys.dtype)
+            keys = self.rotation.undo(exact, at).to(keys.dtype)
         super().append(keys, values, real)
 
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         keys, values = super().read(device)
         if self.rotation is not None:
-            at = self.places.at.to(device).expand(keys.shape[:3])
             plain = keys.to(torch.promote_types(keys.dtype, torch.float32))
-            turned = self.rotation.move(plain, torch.zeros_like(at), at) * self.rotation.scale
-            keys = within(turned, keys.dtype)
+            turned = self.rotation.turn(plain, *self.rotation.angles(self.places.at.to(device)))
+            keys = within(turned * self.rotation.scale, keys.dtype)
         return keys, values
 
 
