@@ -39,6 +39,11 @@ class Layer(Held):
                 query, *self._pending = (x.to(torch.get_autocast_dtype(device)) for x in numbers)
             with torch.autocast(device, enabled=False):
                 return self.attend(query, visibility, scaling, softcap, sinks)
+        if len(kinds := {x.dtype for x in (query, *self._pending)}) > 1:
+            kinds = ", ".join(sorted(map(str, kinds)))
+            raise ValueError(
+                f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
+            )
         if self.fused is not None and softcap is None and sinks is None:
             out = self._step_at_once(query, visibility, scaling)
             if out is not None:

@@ -6,7 +6,8 @@ import random
 import pytest
 import torch
 from drawn import FORMS
-from tiny import EACH, prompt, tiny
+from families.models import family
+from tiny import EACH, SAME, prompt, tiny
 
 import kvlab
 from kvlab.store import Exact, Float4, Float8, Growing, Int, NonUniform, Planes, Rotated, Smoothed
@@ -166,3 +167,49 @@ def test_padding_may_be_anything():
             kvlab.Stepper(model, kvlab.make_cache(model, "full")).feed(prompt(8, 2))
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("spec", EACH)
+def test_a_bias_in_w_k_is_borne_or_refused(spec):
+    """Biases of 1 to 10,000 in a few channels: in fp32 equal to the model's own cache where the method gives
+    nothing up; else, and in every dtype, numbers or one line."""
+    draw, same = random.Random(spec), spec in SAME.values()
+    for dtype in DTYPES:
+        model = copy.deepcopy(family("Qwen2")).to(dtype)
+        for layer in model.model.layers:
+            bias = layer.self_attn.k_proj.bias.data
+            for channel in draw.sample(range(len(bias)), 3):
+                bias[channel] = draw.choice((1, 30, 700, 10_000)) * draw.choice((-1, 1))
+        ids, step = prompt(14, 2, seed=1), prompt(1, 2, seed=2)
+        with torch.no_grad():
+            plain = model(ids, use_cache=True)
+            after = model(step, past_key_values=plain.past_key_values).logits[:, -1]
+        if not after.isfinite().all():
+            continue  # the model alone has no answer
+        try:
+            stepper = kvlab.Stepper(kvlab.prepare(model), kvlab.make_cache(model, spec))
+            stepper.feed(ids)
+            found = stepper.feed(step, last=True)
+            stepper.cache.stats() if stepper.cache is not None else None
+        except ValueError as refused:
+            assert "\n" not in str(refused)
+            continue
+        assert found.isfinite().all()
+        if same and dtype == torch.float32:  # bf16 rounds a score of 10,000 by 30, in either order of sums
+            off = (found.double() - after.double()).abs().max() / after.double().abs().max()
+            assert off < 1e-3
+
+
+@pytest.mark.parametrize(
+    "spec", ["full", "int8", "h2o:budget=8", "snapkv:budget=8", "topk:budget=0.5", "kivi2"]
+)
+def test_q_k_and_v_of_several_dtypes_are_one_line(spec):
+    for at in range(2):  # in the prompt, or in a later step
+        model = copy.deepcopy(tiny("llama"))
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        with pytest.raises(ValueError, match=r"^layer 1: q, k and v are of torch.bfloat16, torch.float32: "):
+            for step in range(3):
+                if step == at:
+                    given = model.model.layers[1].self_attn.v_proj
+                    given.register_forward_hook(lambda module, args, out: out.bfloat16())
+                stepper.feed(prompt(20 if step == 0 else 1, 2, step))
