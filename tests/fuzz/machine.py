@@ -36,6 +36,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from tiny import VOCABULARY, tiny
+from transformers import DynamicCache, StaticCache
 
 import kvlab
 from kvlab.fast.compiled import compiled, engine_of
@@ -130,6 +131,7 @@ LONGEST, ROWS = 70, 4
 ACTIONS = (
     "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "turn",
     "fork", "reorder", "crop", "reset", "deepcopy", "original", "outlier", "autocast",
+    "guest",
 )  # fmt: skip
 MODELS = {  # three KV heads, two query heads each -> (family, dtype, what differs from SHAPE)
     "fp64": ("llama", torch.float64, {}),  # rounding decides nothing
@@ -506,6 +508,21 @@ class Machine(RuleBasedStateMachine):
         assert found.isfinite().all()
         self.check()
         self.meet("autocast")
+
+    @rule(data=st.data(), own=st.sampled_from((None, DynamicCache, StaticCache)), train=st.booleans())
+    def guest(self, data, own, train):
+        """Without a kvlab cache the model is, bit by bit, one that kvlab has never touched."""
+        family, dtype, changes = self.case.changes
+        ids, found = self.tokens(data, 2, 9), []
+        for model in (self.case.model, tiny(family, "sdpa", dtype, **changes)):
+            room = {"max_cache_len": 12} if own is StaticCache else {}
+            cache = {} if own is None else {"past_key_values": own(config=model.config, **room)}
+            with torch.no_grad():
+                found.append(model.train(train)(ids, use_cache=own is not None, **cache).logits)
+            model.eval()
+        assert torch.equal(*found)
+        self.check()
+        self.meet("guest")
 
     def check(self, logits: list[torch.Tensor] | None = None) -> None:
         cache = self.now.stepper.cache
