@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
@@ -14,6 +15,7 @@ from .attention import Recorded
 from .models import ModelShape
 from .ranks import check_splits, rank_of, ranks_of
 from .slots import Slots
+from .visibility import Visibility
 
 
 def _of(part: str, name: str, what: str) -> property:
@@ -73,6 +75,19 @@ class Held(CacheLayerMixin):
         own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None, "fused": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
+
+    def try_step(self) -> None:
+        """A step in a copy meets what a later one would trip over, but for what it refuses in one line."""
+        if hasattr(self.store, "pool"):  # which copies share
+            return
+        heads = self.shape.heads * self.kv_heads // self.shape.kv_heads
+        how = {"dtype": self.store.dtype or self.model.dtype, "device": self.model.device}
+        query = torch.zeros(len(self.lengths), heads, 1, self.shape.head_dim, **how)
+        values = torch.zeros(len(self.lengths), self.kv_heads, 1, self.shape.value_dim, **how)
+        twin = copy.deepcopy(self)
+        twin.update(query[:, : self.kv_heads], values)
+        with suppress(ValueError):
+            twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
 
     # What transformers calls.
 

@@ -52,6 +52,9 @@ class LatentLayer(Layer):
             self._attention = weakref.ref(attention)
         return True
 
+    def try_step(self) -> None:
+        """What a step attends to comes from the model."""
+
     def attend_expanded(self, given: Recorded) -> Tensor:
         """As `attend`, with K and V of all that `update` returned."""
         latents, self._pending = self._pending, None

@@ -170,6 +170,7 @@ def check_layer(layer, tokens: int) -> None:
     for x, width in zip(read, (layer.shape.head_dim, layer.shape.value_dim), strict=True):
         if x.shape[:3] != shape or x.shape[3] not in (0, width):  # none where they are made anew
             raise ValueError(f"it holds K or V of shape {tuple(x.shape)}")
+    layer.try_step()
 
 
 class Written:
