@@ -16,12 +16,10 @@ BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval")}
 # Arrows that only a function holds open, each with its reason. Nothing else may import inside a function but
 # what is optional or slow to load: packages of others, and the modules in LATE, where the rooms named do.
 EXCEPTIONS = {
-    "kvlab.place": "the words of kvlab.link, and `like`, are words of kvlab.place too; both stand on it",
     "kvlab.methods": "a wrong method is answered before transformers is loaded, which caches need",
     "kvlab": "so `import kvlab` leaves the cache to the first who names it",
 }
 EXCEPTED = {
-    "kvlab.place": {"kvlab.link", "kvlab.measure.machines"},
     "kvlab.methods": {"kvlab.recompute", "kvlab.static_graph", "kvlab.static_graph.engine"},
     "kvlab": {"kvlab.cache", "kvlab.make"},
 }
@@ -124,12 +122,11 @@ def test_modules_import_one_way():
 
 
 def test_functions_close_no_circle():
-    """Neither do imports inside functions, but for the words that kvlab.place passes on."""
+    """Neither do imports inside functions."""
     early, late = imports()
     arrows = {name: set(targets) for name, targets in early.items()}
     for name, target in late:
-        if name != "kvlab.place":
-            arrows.setdefault(name, set()).add(target)
+        arrows.setdefault(name, set()).add(target)
     assert circle(arrows) == []
 
 
@@ -166,7 +163,7 @@ def test_few_imports_hide_in_functions():
             assert room(name) in LATE[target][1], f"{name} imports {target}"
         elif not name.startswith(STARTS):
             hidden[name].add(target)
-    assert hidden == EXCEPTED and EXCEPTED.keys() == EXCEPTIONS.keys() and len(EXCEPTIONS) <= 3
+    assert hidden == EXCEPTED and EXCEPTED.keys() == EXCEPTIONS.keys() and len(EXCEPTIONS) <= 2
 
 
 def test_kvlab_starts_without_transformers():

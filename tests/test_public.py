@@ -11,6 +11,7 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.arithmetic import MACHINES
 from kvlab.keep import H2O, Keep
+from kvlab.measure.machines import like
 
 WRONG = {
     "None": None, "True": True, "-1": -1, "0": 0, "2.5": 2.5, "NaN": float("nan"), "2**62": 2**62,
@@ -74,8 +75,8 @@ CALLS = {  # name -> what gives the call, and a right value for each of its argu
         {"model": copy.deepcopy(tiny("opt")), "strength": 0.5, "ids": None},
     ),
     "store.buffer_of": lambda: (lambda store: kvlab.store.buffer_of(store, H2O()), {"store": None}),
-    "place.like": lambda: (
-        kvlab.place.like,
+    "measure.machines.like": lambda: (
+        like,
         {"machine": next(iter(MACHINES)), "model": model(), "tokens": 16, "batch": 1},
     ),
 }

@@ -17,7 +17,6 @@ from torch.nn.functional import pad
 
 from ..gather import slot_index
 from ..parameters import shown
-from .pipelined import PipelinedState
 from .staging import Staging
 
 RECORDS = 10_000  # transfers remembered; older ones are forgotten
@@ -88,10 +87,6 @@ class Link:
 
     def __deepcopy__(self, memo) -> Link:
         return self
-
-    def start(self, host, layer) -> PipelinedState:
-        """The state of a host whose bytes this link carries."""
-        return PipelinedState(host, layer)
 
     def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
         """Gather rows on the host and carry them to the device.

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from ..parameters import check_kind, shown
-from ..policy import View
-from ..store.growing import Packed
-from .device import Device, DeviceState
+from .device import Device
 from .fetch import Fetch
-from .missed import missed
+from .pipelined import PipelinedState
+from .synchronous import HostState
 from .whole import Whole
 
 
@@ -24,7 +18,7 @@ class Host(Device):
 
     link: what carries the bytes. None: they are copied when they are needed, or, on a CPU model, only
     counted (`HostState`). A `Link`: transfers run on the link's own threads, beside the model
-    (`link/pipelined.py`). `stats()` counts the tensors as host bytes, and every byte fetched or written back
+    (`pipelined.py`). `stats()` counts the tensors as host bytes, and every byte fetched or written back
     as moved. missed: also work out at every step what part of the attention weight was not fetched, which
     reads all keys (`place/missed.py`).
     """
@@ -38,8 +32,8 @@ class Host(Device):
     def __post_init__(self):
         if self.link is not None and not hasattr(self.link, "fetch"):
             raise TypeError(
-                f"link={shown(self.link)}: expected a Link or none; kvlab.place.like(machine, model) makes "
-                "one as fast as a named machine's"
+                f"link={shown(self.link)}: expected a Link or none; kvlab.measure.machines.like(machine, "
+                "model) makes one as fast as a named machine's"
             )
         check_kind("fetch", self.fetch, Fetch | None, "a fetch policy such as TopK()")
         object.__setattr__(self, "fetch", Whole() if self.fetch is None else self.fetch)
@@ -47,116 +41,4 @@ class Host(Device):
             object.__setattr__(self, "link", self.link.paged(self.fetch.page, self.fetch.fault))
 
     def start(self, layer) -> HostState:
-        return HostState(self, layer) if self.link is None else self.link.start(self, layer)
-
-
-class HostState(DeviceState):
-    """A host without a link: what a step needs is copied when it needs it, or, on a CPU, only counted.
-
-    fetch: the state of the fetch policy. fetched_bytes, missed: of the last pass (see `Stats`). The store's
-    tensors are CPU tensors.
-    """
-
-    states = ("fetch",)
-
-    def __init__(self, policy, layer):
-        super().__init__(policy)
-        self.fetch = policy.fetch.start(layer)
-
-    def view(self, layer) -> View:
-        """The layer as the fetch policy sees it."""
-        return View(layer, self.fetch)
-
-    def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
-        layer.store.append(keys.cpu(), values.cpu(), real)
-
-    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
-        layer.moved_bytes += self.bytes_of(layer, layer.rows_held)
-        self.policy.fetch.prefill(self.view(layer), query, keys)
-
-    def end_prefill(self, layer) -> None:
-        self.policy.fetch.end_prefill(self.view(layer))
-
-    def append(self, layer, keys: Tensor) -> None:
-        self.policy.fetch.append(self.view(layer), keys)
-
-    def speculate(self, layer, query) -> None:
-        self.speculated(layer, query)
-
-    def speculated(self, layer, query) -> Tensor | None:
-        """What the fetch policy chooses before the layer's turn, if it does."""
-        fetch = self.policy.fetch
-        if not fetch.speculates or fetch.whole(layer.index):
-            return None
-        with layer.timed("selection"):
-            return fetch.speculate(self.view(layer), query)
-
-    @staticmethod
-    def reads_all(layer, query: Tensor) -> bool:
-        """Whether a pass is no decode step: nothing is chosen for it, and it may teach the fetch policy."""
-        return query.shape[2] > 1 or layer.in_prompt
-
-    def resident_bytes(self, layer) -> int:
-        if not layer.lengths or not (share := self.policy.fetch.resident(self.view(layer))):
-            return 0
-        return round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
-
-    def on_device(self, layer) -> bool:
-        """Whether nothing needs to cross for this pass."""
-        return (layer.later or not layer.in_prompt) and self.policy.fetch.on_device(self.view(layer))
-
-    def select(self, layer, query: Tensor) -> Tensor | None:
-        """What the fetch policy chooses for a decode step; None: everything."""
-        if self.reads_all(layer, query):
-            return None
-        fetch = self.policy.fetch
-        chosen_now = not fetch.whole(layer.index) and not fetch.speculates
-        with layer.timed("selection") if chosen_now else nullcontext():
-            return fetch.select(self.view(layer), query)
-
-    learns = property(lambda self: self.policy.fetch.learns)
-    chooses = property(lambda self: self.policy.fetch.chooses)
-
-    @property
-    def index(self) -> Iterator[Tensor]:
-        """What the fetch policy chooses by."""
-        return self.fetch.tensors()
-
-    def read(self, layer, query: Tensor):
-        slots, newest = self.select(layer, query), query.shape[2]
-        self.fetched_bytes, self.missed = 0, None
-        if self.on_device(layer):
-            return layer.store, None
-        past = [rows - newest for rows in layer.rows_held]
-        layer.moved_bytes += self.bytes_of(layer, [newest] * len(past))  # written back
-        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
-        if self.reads_all(layer, query):
-            return self.extended(layer, query, layer.store), None
-        return (layer.store, None) if slots is None else self.with_newest(layer, slots)
-
-    def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
-        """A pass fetches so many bytes: these slots, or all (None)."""
-        self.fetched_bytes, self.missed = size, None
-        layer.moved_bytes += size
-        if slots is not None and self.policy.missed:
-            self.missed = missed(layer, query, slots)
-
-    def with_newest(self, layer, slots: Tensor):
-        """The chosen slots and the newest one."""
-        slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
-        return layer.store.pick(slots), slots
-
-    def extended(self, layer, query: Tensor, held) -> Packed:
-        """What such a pass attends to, which the fetch policy may learn from."""
-        held = Packed.of_numbers(*held.read(query.device))
-        self.policy.fetch.extend(self.view(layer), query, held.keys[0])
-        return held
-
-    def bytes_of(self, layer, tokens: list[int] | Tensor) -> int:
-        """Bytes of so many tokens of each row in all KV heads, or of the given slots."""
-        count = int((tokens >= 0).sum()) if isinstance(tokens, Tensor) else sum(tokens) * layer.kv_heads
-        return count * self.slot_bytes(layer)
-
-    def slot_bytes(self, layer) -> int:
-        """Bytes of one token's K and V in one head."""
-        return layer.store.bytes_per_slot
+        return HostState(self, layer) if self.link is None else PipelinedState(self, layer)

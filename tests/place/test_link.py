@@ -15,9 +15,9 @@ import kvlab
 from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
 from kvlab.link.base import gather
 from kvlab.link.staging import Staging
-from kvlab.measure.machines import link_named
+from kvlab.measure.machines import like, link_named
 from kvlab.models import ModelShape
-from kvlab.place import Host, Link, ModelledLink, TopK, Whole, like
+from kvlab.place import Host, Link, ModelledLink, TopK, Whole
 from kvlab.store import Growing
 
 PAIRS = [  # the same system with a link and without
@@ -173,7 +173,7 @@ def test_unified_memory_faults_for_what_does_not_fit():
 
 def test_a_link_of_a_named_machine():
     model = tiny("llama", hidden_size=64)
-    link = kvlab.place.like("A6000-PCIe3", model, tokens=64)
+    link = like("A6000-PCIe3", model, tokens=64)
     assert "A6000-PCIe3 carries 16 GB/s" in repr(link) and "a number has 32 bits" in link.about
     here = kvlab.measure.machines.measured_layer_seconds(model, 64)
     there = layer_seconds(MACHINES["A6000-PCIe3"], ModelShape.of(model), 64)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..place.host import HostState
+from .synchronous import HostState
 
 
 class PipelinedState(HostState):

@@ -1,0 +1,126 @@
+"""Synchronous: a host whose tokens are copied when a step needs them, without a link."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from ..policy import View
+from ..store.growing import Packed
+from .device import DeviceState
+from .missed import missed
+
+
+class HostState(DeviceState):
+    """A host without a link: what a step needs is copied when it needs it, or, on a CPU, only counted.
+
+    fetch: the state of the fetch policy. fetched_bytes, missed: of the last pass (see `Stats`). The store's
+    tensors are CPU tensors.
+    """
+
+    states = ("fetch",)
+
+    def __init__(self, policy, layer):
+        super().__init__(policy)
+        self.fetch = policy.fetch.start(layer)
+
+    def view(self, layer) -> View:
+        """The layer as the fetch policy sees it."""
+        return View(layer, self.fetch)
+
+    def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
+        layer.store.append(keys.cpu(), values.cpu(), real)
+
+    def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
+        layer.moved_bytes += self.bytes_of(layer, layer.rows_held)
+        self.policy.fetch.prefill(self.view(layer), query, keys)
+
+    def end_prefill(self, layer) -> None:
+        self.policy.fetch.end_prefill(self.view(layer))
+
+    def append(self, layer, keys: Tensor) -> None:
+        self.policy.fetch.append(self.view(layer), keys)
+
+    def speculate(self, layer, query) -> None:
+        self.speculated(layer, query)
+
+    def speculated(self, layer, query) -> Tensor | None:
+        """What the fetch policy chooses before the layer's turn, if it does."""
+        fetch = self.policy.fetch
+        if not fetch.speculates or fetch.whole(layer.index):
+            return None
+        with layer.timed("selection"):
+            return fetch.speculate(self.view(layer), query)
+
+    @staticmethod
+    def reads_all(layer, query: Tensor) -> bool:
+        """Whether a pass is no decode step: nothing is chosen for it, and it may teach the fetch policy."""
+        return query.shape[2] > 1 or layer.in_prompt
+
+    def resident_bytes(self, layer) -> int:
+        if not layer.lengths or not (share := self.policy.fetch.resident(self.view(layer))):
+            return 0
+        return round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
+
+    def on_device(self, layer) -> bool:
+        """Whether nothing needs to cross for this pass."""
+        return (layer.later or not layer.in_prompt) and self.policy.fetch.on_device(self.view(layer))
+
+    def select(self, layer, query: Tensor) -> Tensor | None:
+        """What the fetch policy chooses for a decode step; None: everything."""
+        if self.reads_all(layer, query):
+            return None
+        fetch = self.policy.fetch
+        chosen_now = not fetch.whole(layer.index) and not fetch.speculates
+        with layer.timed("selection") if chosen_now else nullcontext():
+            return fetch.select(self.view(layer), query)
+
+    learns = property(lambda self: self.policy.fetch.learns)
+    chooses = property(lambda self: self.policy.fetch.chooses)
+
+    @property
+    def index(self) -> Iterator[Tensor]:
+        """What the fetch policy chooses by."""
+        return self.fetch.tensors()
+
+    def read(self, layer, query: Tensor):
+        slots, newest = self.select(layer, query), query.shape[2]
+        self.fetched_bytes, self.missed = 0, None
+        if self.on_device(layer):
+            return layer.store, None
+        past = [rows - newest for rows in layer.rows_held]
+        layer.moved_bytes += self.bytes_of(layer, [newest] * len(past))  # written back
+        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
+        if self.reads_all(layer, query):
+            return self.extended(layer, query, layer.store), None
+        return (layer.store, None) if slots is None else self.with_newest(layer, slots)
+
+    def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
+        """A pass fetches so many bytes: these slots, or all (None)."""
+        self.fetched_bytes, self.missed = size, None
+        layer.moved_bytes += size
+        if slots is not None and self.policy.missed:
+            self.missed = missed(layer, query, slots)
+
+    def with_newest(self, layer, slots: Tensor):
+        """The chosen slots and the newest one."""
+        slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
+        return layer.store.pick(slots), slots
+
+    def extended(self, layer, query: Tensor, held) -> Packed:
+        """What such a pass attends to, which the fetch policy may learn from."""
+        held = Packed.of_numbers(*held.read(query.device))
+        self.policy.fetch.extend(self.view(layer), query, held.keys[0])
+        return held
+
+    def bytes_of(self, layer, tokens: list[int] | Tensor) -> int:
+        """Bytes of so many tokens of each row in all KV heads, or of the given slots."""
+        count = int((tokens >= 0).sum()) if isinstance(tokens, Tensor) else sum(tokens) * layer.kv_heads
+        return count * self.slot_bytes(layer)
+
+    def slot_bytes(self, layer) -> int:
+        """Bytes of one token's K and V in one head."""
+        return layer.store.bytes_per_slot
