@@ -26,7 +26,7 @@ COMPOSED = {
         "keep": H2O(0.4),
         "store": Static(40, Smoothed(Int(4)), Int(4), sinks=3),
     },
-    "h2o in int4": lambda: {"keep": H2O(0.4), "store": Int(4, group=8)},
+    "h2o in int4": lambda: {"keep": H2O(0.4), "store": Int(4, group=4)},
     "h2o in a static buffer": lambda: {"keep": H2O(0.4), "store": Static(40)},
     "sinks in static int8": lambda: {"keep": Sinks(0.4), "store": Static(40, Int(8))},
     "fp8 on the host": lambda: {"store": Growing(Float8("e5m2")), "place": Host()},

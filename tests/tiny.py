@@ -111,9 +111,11 @@ def refused(model, spec: str) -> bool:
     return True
 
 
-def rounds(spec: str) -> bool:
-    """Whether the method's store rounds what it holds."""
-    store = Growing() if name_of(spec) in PROFILED else policies(spec).get("store", Growing())
+def rounds(how: str | dict) -> bool:
+    """Whether the store of a method, or of these policies, rounds what it holds."""
+    if isinstance(how, str):
+        how = {} if name_of(how) in PROFILED else policies(how)
+    store = how.get("store", Growing())
     return type(getattr(store, "format", store)) is not Exact
 
 

@@ -41,6 +41,6 @@ class PyramidKV(SnapKV):
         share = self.share(layer.order, layer.shape.layers)
         means = [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
         return [
-            min(tokens, max(self.window, int(mean * share + 1e-6)))
+            max(1, min(tokens, max(self.window, int(mean * share + 1e-6))))
             for mean, tokens in zip(means, prompts(layer), strict=True)
         ]

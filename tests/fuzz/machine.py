@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import random
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 import torch
-from families.profiles import profiled
 from fuzz import naive
+from fuzz.alone import Alone, Row, bare, positions
+from fuzz.cases import METHODS, NOT_BARE, Case, cases
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -39,187 +41,17 @@ from tiny import VOCABULARY, tiny
 from transformers import DynamicCache, StaticCache
 
 import kvlab
-from kvlab.fast.compiled import compiled, engine_of
-from kvlab.finding import METHODS as NAMED
-from kvlab.finding import PROFILED
-from kvlab.static_graph import PaddedCache, StaticGraphEngine
-from kvlab.visibility import own_positions
+from kvlab.fast.compiled import engine_of
 
-# Every method of kvlab, with parameters that make it do something: its own, or these at these sizes.
-KNOWN = NAMED | PROFILED
-METHODS = {name: one.spec((one.same or "") if one.less is None else one.less) for name, one in KNOWN.items()}
-METHODS |= {
-    "static": "static",
-    "paged": "paged:block=4",
-    "padded": "padded:length=100,chunk=1",
-    "int8": "int8:group=4",
-    "int4": "int4:group=10,sinks=2",
-    "int5": "int5:rotate=true",
-    "int2": "int2:symmetric=false",
-    "kivi2": "kivi2:group=4,recent=6",
-    "kivi4": "kivi4:group=5,recent=3",
-    "fp8": "fp8",
-    "nvfp4": "nvfp4:largest=4over6",
-    "mxfp4": "mxfp4:skip_layers=1",
-    "turboquant": "turboquant:bits=3",
-    "kvquant": "kvquant:bits=2,outliers=0.06",
-    "mixed": "mixed:k=int8,v=turboquant",
-    "pyramidkv": "pyramidkv:budget=0.5,window=3,beta=4",
-    "adakv": "adakv:of=h2o,budget=0.5",
-    "lagkv": "lagkv:budget=0.5,lag=0.3,sinks=2",
-    "expected": "expected:budget=0.5,sinks=2,future=9",
-    "rkv": "rkv:budget=0.5,window=3,every=3",
-    "duo": "duo:heads=0.5",
-    "offload": "offload:link=1e10",
-    "offload+int4": "offload+int4:link=1e10",
-    "offload+h2o": "offload+h2o:budget=0.5,link=1e10",
-    "uvm": "uvm:memory=20,link=1e10",
-    "uvm+h2o": "uvm+h2o:budget=0.5,memory=20",
-    "topk": "topk:budget=0.4,link=1e10",
-    "infinigen": "infinigen:budget=0.5,alpha=2.0,full_layers=1,pool=0.8",
-    "infinigen+int4": "infinigen+int4:budget=0.5,alpha=2.0,full_layers=1",
-    "quest": "quest:budget=0.4,page=3,full_layers=1",
-    "quest+int8": "quest+int8:budget=0.4,page=4,full_layers=0,link=1e10",
-    "shadowkv": "shadowkv:budget=0.3,rank=0.4,chunk=3,recent=1",
-}
-MORE = {  # further settings of a method, and the models they run on, which take turns with the first
-    "full": [("full", "fp32"), ("full", "compiled"), ("full", "window")],
-    "static": [("static", "fp32")],
-    "int8": [("int8", "fp32"), ("int8", "compiled")],
-    "int4": [("int4", "fp32"), ("int4:group=32", "fp32, 96")],
-    "fp8": [("fp8", "fp32")],
-    "sinks": [("sinks:budget=0.4,sinks=2,renumber=true", "fp64"), ("sinks:budget=5", "window")],
-    "h2o": [("h2o:budget=0.5,every=3,renumber=true", "fp64"), ("h2o:budget=5", "window")],
-    "snapkv": [
-        ("snapkv:budget=0.5,window=3,every=3,chunk=2", "fp64"), ("snapkv:budget=5,window=3", "window"),
-    ],
-    "tova": [("tova:budget=0.4,every=3,renumber=true", "fp64")],
-    "pyramidkv": [("pyramidkv:budget=0.5,window=4,every=4", "fp64")],
-    "adakv": [
-        ("adakv:budget=6", "fp64"), ("adakv:of=keydiff,budget=0.5", "fp64"),
-        ("adakv:of=h2o,budget=9,safeguard=0.5", "fp64"),
-    ],
-    "kvzip": [("kvzip:budget=0.5,over=layer", "fp64"), ("kvzip:budget=7,over=head", "fp64")],
-    "keydiff": [("keydiff:budget=0.4,chunk=3,every=2", "fp64")],
-    "keynorm": [("keynorm:budget=7,every=5", "fp64")],
-    "expected": [("expected:budget=0.5,sinks=2,future=9,chunk=2", "fp64")],
-    "random": [("random:budget=7,every=2,seed=3", "fp64")],
-    "duo": [("duo:heads=0.2,every=3", "fp64"), ("duo:heads=0.5", "window")],
-    "kvzap": [("kvzap:every=3", "fp64"), ("kvzap", "window")],
-}  # fmt: skip
-LOSSLESS = {"full", "recompute", "static", "paged", "padded", "offload", "uvm"}
-COARSE = {
-    "int8",
-    "int4",
-    "int5",
-    "int2",
-    "nvfp4",
-    "mxfp4",
-    "turboquant",
-    "kvquant",
-    "mixed",
-    "kivi2",
-    "kivi4",
-    "fp8",
-    "offload+int4",
-    "infinigen+int4",
-    "quest+int8",
-}  # the prompt sees its stored pieces
-NOT_BARE = ("recompute", "padded")  # whose passes are no model's
-SHAPE = {"num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 20}
 LONGEST, ROWS = 70, 4
 ACTIONS = (
     "prompt in pieces", "left padding", "right padding", "copy amid the prompt", "step", "continue", "turn",
-    "fork", "reorder", "crop", "reset", "deepcopy", "original", "outlier", "autocast",
+    "fork", "reorder", "crop", "reset", "deepcopy", "original", "save", "outlier", "autocast",
     "guest",
 )  # fmt: skip
-MODELS = {  # three KV heads, two query heads each -> (family, dtype, what differs from SHAPE)
-    "fp64": ("llama", torch.float64, {}),  # rounding decides nothing
-    "fp32": ("llama", torch.float32, {"head_dim": 32}),  # read by the kernels, and stepped at once
-    "fp32, 96": ("llama", torch.float32, {"head_dim": 96}),
-    "compiled": ("llama", torch.float32, {"head_dim": 32, "num_hidden_layers": 2}),
-    "window": ("mistral", torch.float64, {"sliding_window": 7}),
-    "padded": ("llama", torch.float32, None),  # its engine computes in fp32
-}
 WAYS = ("at once", "compiled")  # what else is counted: steps of a layer in one call, and of the compiled body
 OUTLIERS = (1e-42, 1e-9, -30.0, 447.0, 900.0, -1e4, 7e4, 1e7, -1e30, float("inf"), float("nan"))
 met: Counter = Counter()  # (method, action) -> times
-
-
-@dataclass(frozen=True)
-class Case:
-    """A method at a setting, on a model."""
-
-    method: str
-    spec: str
-    kind: str = "fp64"
-
-    @property
-    def changes(self) -> tuple:
-        """(family, dtype, sizes) of its model."""
-        family, dtype, changes = MODELS[self.kind]
-        if changes is None:
-            return family, dtype, {"num_hidden_layers": 2}
-        return family, dtype, {"hidden_size": 48, **SHAPE, **changes}
-
-    @property
-    def model(self):
-        return _model(self.kind)
-
-    @property
-    def lossless(self) -> bool:
-        return self.method in LOSSLESS
-
-    @property
-    def coarse(self) -> bool:
-        return self.method in COARSE
-
-    @property
-    def tolerance(self) -> float:
-        """In fp32 a number at the border between two codes may fall on either side."""
-        return 0.05 if self.coarse and self.kind != "fp64" else 1e-3
-
-    def fresh(self):
-        if self.method == "padded":
-            return PaddedCache(_engine())
-        return kvlab.make_cache(self.model, profiled(self.spec, self.model))
-
-
-def cases(method: str) -> list[Case]:
-    """A method's settings, the one of METHODS first."""
-    first = Case(method, METHODS[method], "padded" if method == "padded" else "fp64")
-    return [first, *(Case(method, *more) for more in MORE.get(method, []))]
-
-
-@functools.cache
-def _model(kind: str):
-    family, dtype, changes = Case("", "", kind).changes
-    model = tiny(family, dtype=dtype, **changes)
-    if kind == "compiled":
-        model = compiled(copy.deepcopy(model))
-        assert engine_of(model) == "compiled"
-    return model
-
-
-@functools.cache
-def _engine():
-    return StaticGraphEngine(_model("padded"), 100, chunk=1)
-
-
-@dataclass
-class Row:
-    """A row's own text: the pieces of its prompt and the passes after it, as tuples of tokens."""
-
-    pieces: tuple = ()
-    passes: tuple = ()
-
-    @property
-    def prompt(self) -> tuple:
-        return tuple(token for piece in self.pieces for token in piece)
-
-    @property
-    def text(self) -> list[int]:
-        return [token for part in (*self.pieces, *self.passes) for token in part]
 
 
 @dataclass
@@ -228,63 +60,6 @@ class Driven:
 
     stepper: kvlab.Stepper
     rows: list[Row] = field(default_factory=list)
-
-
-class Alone:
-    """What a row gives and holds alone."""
-
-    def __init__(self, case: Case):
-        self.case, self.known = case, {}
-
-    def after(self, row: Row):
-        """(logits `[tokens of the last pass, vocabulary]`, positions by layer and head or None)."""
-        if self.case.lossless:
-            return self._uncached(row), None
-        key = row.pieces, row.passes
-        if key not in self.known:
-            before = self.known.pop((row.pieces, row.passes[:-1]), None) if row.passes else None
-            stepper = before[0] if before is not None else self._prompt(row)
-            logits = before[1] if before is not None else stepper.first
-            for tokens in row.passes[-1:] if before is not None else row.passes:
-                turn, ids = isinstance(tokens, naive.Turn), torch.tensor([tokens])
-                logits = (bare(stepper, self.case.model, ids) if turn else stepper.feed(ids))[0]
-            stepper.cache.stats()
-            if len(self.known) > 12:
-                self.known.clear()
-            self.known[key] = stepper, logits, positions(stepper.cache, 0)
-        return self.known[key][1:]
-
-    def _prompt(self, row: Row) -> kvlab.Stepper:
-        stepper = kvlab.Stepper(self.case.model, self.case.fresh())
-        with stepper.cache.prefill() if self.case.coarse else contextlib.nullcontext():
-            for piece in row.pieces if self.case.coarse else (row.prompt,):
-                stepper.first = stepper.feed(torch.tensor([piece]))[0]
-        return stepper
-
-    def _uncached(self, row: Row):
-        family, dtype, changes = self.case.changes
-        with torch.no_grad():
-            logits = tiny(family, "sdpa", dtype, **changes)(torch.tensor([row.text]), use_cache=False).logits[
-                0
-            ]
-        return logits[-len((row.passes or row.pieces)[-1]) :].float()
-
-
-def bare(stepper: kvlab.Stepper, model, ids: torch.Tensor) -> torch.Tensor:
-    """A pass of somebody who does not say what a prompt is; the stepper learns of it."""
-    mask = torch.cat([stepper.mask, torch.ones_like(ids)], 1)
-    where = own_positions(mask)[:, -ids.shape[1] :].clamp(min=0)
-    with torch.no_grad():
-        out = model(ids, attention_mask=mask, position_ids=where, past_key_values=stepper.cache)
-    stepper.ids, stepper.mask = torch.cat([stepper.ids, ids], 1), mask
-    return out.logits
-
-
-def positions(cache, row: int):
-    """Positions held by layer and KV head, without padding; None where layers hold none."""
-    if not all(hasattr(layer, "positions") for layer in cache.layers):
-        return None
-    return [[[p for p in head if p >= 0] for head in layer.positions[row].tolist()] for layer in cache.layers]
 
 
 class Machine(RuleBasedStateMachine):
@@ -468,6 +243,27 @@ class Machine(RuleBasedStateMachine):
         self.check()
         self.meet("original")
 
+    @rule()
+    def save(self):
+        """Go on with what was saved and loaded: as many bytes, but for the blocks that forks share."""
+        stepper = copy.copy(self.now.stepper)
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                stepper.cache.save(Path(folder) / "cache")
+            except ValueError as error:
+                assert re.search(r"more than K and V|from a method's name$", str(error)), error
+            else:
+                before, stepper.cache = (
+                    stepper.cache.stats(),
+                    kvlab.load_cache(Path(folder) / "cache", self.case.model),
+                )
+                after = stepper.cache.stats()
+                assert self.method == "paged" or before.device_bytes == after.device_bytes
+                assert before.host_bytes == after.host_bytes
+                self.now = Driven(stepper, self.now.rows)
+                self.check()
+        self.meet("save")
+
     def on_a_copy(self, data) -> torch.Tensor | str:
         """The logits of one more token in a copy that is thrown away, or the line that refuses it."""
         stepper = copy.copy(self.now.stepper)
@@ -535,7 +331,8 @@ class Machine(RuleBasedStateMachine):
                 assert off <= self.case.tolerance, f"row {index}: logits are {off:.1g} off"
             if held is not None:
                 assert positions(cache, index) == held, f"row {index}: tokens held"
-                defined = naive.held(self.case.spec, self.case.kind, self.case.model, row)
+                about = self.case.spec, self.case.kind, self.case.model
+                defined = None if self.case.composed else naive.held(*about, row)
                 assert defined is None or held == defined, f"row {index}: tokens held, by definition"
 
 

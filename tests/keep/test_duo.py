@@ -6,7 +6,7 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, SINKS, write
-from keep.fed import check_padding, fed
+from keep.fed import fed
 from reference.driven import Driven, check
 from safetensors.torch import save_file
 from tiny import prompt, tiny
@@ -21,18 +21,6 @@ from kvlab.reference import keep
 def made(tmp_path):
     """made(model) -> the file of a profile whose gates were drawn at random."""
     return lambda model, **about: write(tmp_path / profile.model_digest(model), "duo", model, **about)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "opt", "gpt_neox", "phi"])
-@pytest.mark.parametrize("about", [{}, {"recent": 100}])
-def test_equivalence(family, about, made):
-    """All heads hold everything, or a window that is longer than the text: the full cache."""
-    model = tiny(family)
-    keeps = Duo(made(model, **about), 0 if about else 1)
-    _, wanted = fed(model, None, prompt(20))
-    cache, found = fed(model, keeps, prompt(20))
-    assert torch.allclose(found, wanted, atol=1e-4)
-    assert all(layer.rows_held == [26] for layer in cache.layers)
 
 
 @pytest.mark.parametrize("every", [None, 4])
@@ -62,13 +50,6 @@ def test_definition(sizes, heads, every, made):
         return held_after
 
     check(Driven({"keep": policy}, sizes, passes).run(), start)
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3"])
-@torch.no_grad()
-def test_padding(family, made):
-    model = tiny(family, dtype=torch.float64)
-    check_padding(model, Duo(made(model), 0.5))
 
 
 def test_window(made):
@@ -120,17 +101,6 @@ def test_a_hybrid_counts_the_heads_of_layers_that_attend(tmp_path):
     profile.write(file, "duo", model, {"gates": torch.ones(2, 3)}, **about)
     with pytest.raises(ValueError, match=r"^profile=.*: gates has shape \(2, 3\), expected \(1, 3\)$"):
         kvlab.KVCache(model, keep=Duo(file))
-
-
-def test_forks_and_crops(made):
-    model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=Duo(made(model), 0.5)))
-    stepper.feed(prompt(30))
-    stepper.fork(torch.zeros(3, dtype=torch.long))
-    logits = stepper.feed(prompt(1).expand(3, 1), last=True)
-    assert torch.allclose(logits, logits[:1].expand(3, -1), atol=1e-6)
-    with pytest.raises(ValueError):
-        stepper.cache.crop(-1)
 
 
 def test_bad_input(made, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from families.models import family
 from families.profiles import RECENT, write
-from keep.fed import check_padding, fed
+from keep.fed import fed
 from reference.driven import Driven, check
 from tiny import prompt, tiny
 
@@ -22,17 +22,6 @@ def made(tmp_path):
     """made(model) -> the file of a profile whose linear models were drawn at random: about half of the tokens
     are guessed to score less than its threshold."""
     return lambda model, **about: write(tmp_path / profile.model_digest(model), "kvzap", model, **about)
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_neox", "phi"])
-@pytest.mark.parametrize("given", [{"threshold": 0}, {"recent": 100}])
-def test_equivalence(family, given, made):
-    """Nothing scores too little, or nothing is judged: the full cache."""
-    model = tiny(family)
-    _, wanted = fed(model, None, prompt(20))
-    cache, found = fed(model, KVzap(made(model), **given), prompt(20))
-    assert torch.allclose(found, wanted, atol=1e-4)
-    assert all(layer.rows_held == [26] for layer in cache.layers)
 
 
 @pytest.mark.parametrize("every", [None, 4])
@@ -72,23 +61,6 @@ def test_definition(sizes, head_dim, group, every, made):
     assert RECENT < min(kept) and max(kept) < max(sizes) + sum(passes) and len({*kept}) > 1
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@torch.no_grad()
-def test_padding(family, made):
-    model = tiny(family, dtype=torch.float64)
-    check_padding(model, KVzap(made(model)))
-
-
-def test_a_prompt_in_pieces_is_judged_when_it_has_ended(made):
-    model, ids = tiny("llama"), prompt(30)
-    cache, _ = fed(model, KVzap(made(model)), ids, steps=0)
-    pieces = kvlab.KVCache(model, keep=KVzap(made(model)))
-    kvlab.Stepper(model, pieces).feed(ids, chunk=7)
-    for layer, other in zip(cache.layers, pieces.layers, strict=True):
-        assert torch.equal(layer.positions, other.positions)
-        assert layer.keep.judged == [25]
-
-
 def test_window(made):
     """In a layer with a sliding window, what it still sees is judged."""
     model = tiny("mistral", sliding_window=12)
@@ -124,18 +96,6 @@ def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
         guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)
         wanted = keep.kvzap([*range(30)], guess, 0, policy.threshold, RECENT)
         assert held[held >= 0].tolist() == wanted and len(wanted) < 30
-
-
-def test_forks_and_crops(made):
-    model = tiny("llama")
-    stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=KVzap(made(model))))
-    stepper.feed(prompt(30))
-    stepper.fork(torch.zeros(3, dtype=torch.long))
-    logits = stepper.feed(prompt(1).expand(3, 1), last=True)
-    assert torch.allclose(logits, logits[:1].expand(3, -1), atol=1e-6)
-    assert stepper.cache.layers[0].keep.judged == [26] * 3
-    with pytest.raises(ValueError, match="has evicted tokens"):
-        stepper.cache.crop(-1)
 
 
 def test_bad_input(made, tmp_path):

@@ -2,33 +2,12 @@
 
 import pytest
 import torch
-from tiny import left_padded, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O
 from kvlab.place import Host
 from kvlab.store import Int, Paged, Static
-
-
-@pytest.mark.parametrize("spec", ["d2o:budget=0.4", "snapkv:budget=0.4,window=4,merge=true,chunk=3"])
-def test_merging_is_the_same_twice_and_alone(spec):
-    """Nothing is drawn: two runs are equal bit by bit, and rows of a batch hold what they hold alone."""
-    model, prompts = tiny("llama"), [prompt(30), prompt(13, seed=1)]
-    caches = []
-    for ids, mask in (left_padded(prompts), left_padded(prompts), *((one, None) for one in prompts)):
-        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
-        stepper.feed(ids, mask)
-        for _ in range(5):
-            stepper.feed(prompt(1, seed=3).expand(len(ids), -1))
-        caches.append(stepper.cache)
-    for both, again, *alone in zip(*(cache.layers for cache in caches), strict=True):
-        for one, other in zip(both.store.read("cpu"), again.store.read("cpu"), strict=True):
-            assert torch.equal(one, other)
-        for row, layer in enumerate(alone):
-            there = both.positions[row] >= 0
-            assert torch.equal(both.positions[row][there], layer.positions[0].flatten())
-            for one, other in zip(both.store.read("cpu"), layer.store.read("cpu"), strict=True):
-                assert torch.allclose(one[row][there], other[0].flatten(0, 1), atol=1e-4)
 
 
 def test_no_bytes_but_the_threshold():

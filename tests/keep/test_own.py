@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from fuzz.machine import SHAPE, _model
+from fuzz.cases import SHAPE, _model
 from tiny import prompt, tiny
 
 import kvlab

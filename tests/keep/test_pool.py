@@ -4,33 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tiny import left_padded, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.attention import Recorded, attend
 from kvlab.keep import Pool
 from kvlab.place import Fetch, Host, ModelledLink
-from kvlab.reference import keep
 from kvlab.store import Growing
 from kvlab.visibility import CAUSAL
-
-
-class ByHand:
-    """One head's pool: when and how often each token held was fetched."""
-
-    def __init__(self, capacity, policy):
-        self.capacity, self.policy = capacity, policy
-        self.last, self.fetches = {}, {}
-
-    def step(self, now, new, fetched):
-        for token in [*self.last, *new] if fetched is None else [*fetched, *new]:
-            self.last[token] = now
-            self.fetches[token] = self.fetches.get(token, 0) + 1
-        self.tokens = keep.pool(self.last, self.fetches, self.policy, self.capacity)
-        self.last = {token: self.last[token] for token in self.tokens}
-        self.fetches = {token: self.fetches[token] for token in self.tokens}
 
 
 class Random(Fetch):
@@ -59,32 +40,6 @@ def reads_of(cache) -> dict[int, torch.Tensor]:
     for layer in cache.layers:
         layer.on_read = note
     return found
-
-
-@given(
-    policy=st.sampled_from(["fifo", "lru", "counter"]), capacity=st.integers(2, 14), sizes=st.lists(
-    st.integers(1, 25), min_size=1, max_size=3), steps=st.integers(1, 8), count=st.integers(1, 6),
-    seed=st.integers(0, 99),
-)  # fmt: skip
-def test_victims_are_those_of_the_definition(policy, capacity, sizes, steps, count, seed):
-    model = tiny("llama", num_hidden_layers=2)
-    cache = kvlab.KVCache(model, keep=Pool(capacity, policy), place=Host(Random(count, seed)))
-    read_positions = reads_of(cache)
-    ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
-    stepper = kvlab.Stepper(model, cache)
-    hands = [[[ByHand(capacity, policy) for _ in range(2)] for _ in sizes] for _ in cache.layers]
-    for step in range(steps + 1):
-        stepper.feed(ids, mask) if step == 0 else stepper.feed(prompt(1, rows=len(sizes), seed=step))
-        for layer, rows in zip(cache.layers, hands, strict=True):
-            for row, heads in enumerate(rows):
-                new = range(sizes[row]) if step == 0 else [sizes[row] + step - 1]
-                for head, hand in enumerate(heads):
-                    read = None
-                    if step:
-                        read = [p for p in read_positions[layer.index][row, head].tolist() if p >= 0][:-1]
-                    hand.step(step, new, read)
-                    held = [p for p in layer.positions[row, head].tolist() if p >= 0]
-                    assert held == hand.tokens
 
 
 def test_policies_differ_and_a_full_pool_loses_nothing():

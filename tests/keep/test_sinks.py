@@ -5,24 +5,6 @@ import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.reference import keep
-
-
-@pytest.mark.parametrize("budget, sinks", [(10, 4), (6, 0), (4, 4), (2, 4), (0.25, 3), (0.01, 4)])
-def test_kept_set(budget, sinks):
-    model = tiny("llama")
-    ids, mask = left_padded([prompt(40), prompt(12, seed=1), prompt(3, seed=2)])
-    cache = kvlab.KVCache(model, keep=kvlab.keep.Sinks(budget, sinks))
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids, mask)
-    for step in range(6):
-        for row, tokens in enumerate((40, 12, 3)):
-            expected = keep.sinks(tokens + step, keep.budget(budget, tokens), sinks)
-            for layer in cache.layers:
-                held = layer.positions[row]
-                assert [p for p in held[0].tolist() if p >= 0] == expected
-                assert torch.equal(held[0], held[1])
-        stepper.feed(prompt(1, rows=3, seed=step))
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "many", True, float("nan"), None])

@@ -8,43 +8,14 @@ import torch
 from families.models import family
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FAMILIES, left_padded, prompt, tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.attention import group_importance, recorded
 from kvlab.calibrate.fold import fold, is_folded
 from kvlab.calibrate.skew import skew, skewing_matrices
-from kvlab.models import blocks_of, query_of
-from kvlab.place import Host, InfiniGen, TopK
-from kvlab.place.infinigen import VARIANTS
+from kvlab.place import InfiniGen
 from kvlab.place.topk import most_important
-from kvlab.reference.place import columns, fetched, guess, how_many, topk
-
-
-def recorded_steps(cache) -> dict[int, dict]:
-    """What the last step read, {layer: slots, query, all keys, scaling}, kept up to date."""
-    seen = {}
-
-    def note(layer, held, slots, query):
-        full, _ = layer.store.read(query.device)
-        seen[layer.index] = {"slots": slots, "query": query, "keys": full, "scaling": layer.scaling}
-
-    for layer in cache.layers:
-        layer.on_read = note
-    return seen
-
-
-def chosen(seen, row, head):
-    """Past slots that a head fetched, newest left out."""
-    return {slot for slot in seen["slots"][row, head, :-1].tolist() if slot >= 0}
-
-
-def truly_best(seen, row, head, count, pad):
-    """The `count` past tokens with the largest attention weight (mean over the group), by definition."""
-    query, keys = seen["query"][row, :, 0], seen["keys"][row, head, pad:-1]
-    group = query.shape[0] // seen["keys"].shape[1]
-    best = topk(query[head * group : (head + 1) * group], keys, seen["scaling"], count)
-    return {slot + pad for slot in best}
 
 
 @given(
@@ -63,130 +34,6 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
             assert len(set(chosen)) == len(chosen) == min(count, slots)
             best = sorted(importance[row, head].tolist(), reverse=True)[: len(chosen)]
             assert sorted(importance[row, head, chosen].tolist(), reverse=True) == best
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_topk_fetches_the_largest_weights(family):
-    model = tiny(family)
-    ids, mask = left_padded([prompt(30), prompt(11, seed=1)])
-    cache = kvlab.KVCache(model, place=Host(TopK(0.2)))
-    steps = recorded_steps(cache)
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids, mask)
-    for step in range(3):
-        stepper.feed(prompt(1, rows=2, seed=step))
-        for layer in cache.layers:
-            seen = steps[layer.index]
-            for row, (tokens, pad) in enumerate([(30, 0), (11, 19)]):
-                count = int(0.2 * (tokens + step + 1))
-                for head in range(layer.kv_heads):
-                    assert chosen(seen, row, head) == truly_best(seen, row, head, count, pad)
-                    assert seen["slots"][row, head, -1] == 30 + step  # the newest, always
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_rehearsed_query_is_the_layers_own_when_given_its_true_input(family):
-    """For every layer: LN, W_q, norms, rotary and scale all rebuilt exactly."""
-    model, inputs, rotary = tiny(family), {}, {}
-    blocks = blocks_of(model)
-
-    def note(index):
-        def hook(block, args, kwargs):
-            inputs[index] = args[0] if args else kwargs["hidden_states"]
-            rotary[index] = kwargs.get("position_embeddings")
-
-        return hook
-
-    hooks = [b.register_forward_pre_hook(note(i), with_kwargs=True) for i, b in enumerate(blocks)]
-    try:
-        cache = kvlab.KVCache(model)
-        steps = recorded_steps(cache)
-        stepper = kvlab.Stepper(model, cache)
-        stepper.feed(prompt(12, rows=2))
-        stepper.feed(prompt(1, rows=2, seed=1))
-    finally:
-        for hook in hooks:
-            hook.remove()
-    for index in range(len(cache.layers)):
-        with torch.no_grad():
-            guess = query_of(model, index, inputs[index], rotary[index])
-        assert torch.allclose(guess, steps[index]["query"], atol=1e-5)
-
-
-@pytest.mark.parametrize("family", ["llama", "opt", "gpt2"])
-def test_rehearsal_with_the_true_query_selects_what_the_oracle_selects(family, monkeypatch):
-    """With ratio 1 and the layer's own query, guessed and true scores are the same numbers."""
-    model = tiny(family)
-    cache = kvlab.KVCache(model, place=Host(InfiniGen(0.3, alpha=math.inf, ratio=1.0, full_layers=0)))
-    steps, original_select = recorded_steps(cache), InfiniGen.select
-
-    def rehearse_late(self, layer, query):
-        # the layer's own query, on the past tokens only, as `speculate` would see them
-        table, partial = cache.layers[layer.index].table, layer.state.partial
-        held, seen = table.rows_held, table.lengths
-        table.rows_held, table.lengths = [n - 1 for n in held], [n - 1 for n in seen]
-        partial.filled -= 1
-        self.speculate(layer, lambda: query)
-        table.rows_held, table.lengths = held, seen
-        partial.filled += 1
-        return original_select(self, layer, query)
-
-    monkeypatch.setattr(InfiniGen, "select", rehearse_late)
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(prompt(30, rows=2))
-    for step in range(3):
-        stepper.feed(prompt(1, rows=2, seed=step))
-        for layer in cache.layers:
-            for row in range(2):
-                for head in range(layer.kv_heads):
-                    best = truly_best(steps[layer.index], row, head, int(0.3 * (31 + step)), 0)
-                    assert chosen(steps[layer.index], row, head) == best
-
-
-def test_what_infinigen_fetches_is_what_its_definition_says():
-    """Skew, columns, partial keys, alpha rule and cap recomputed from the raw tensors, one row at a time."""
-    model = tiny("llama")
-    alpha, ratio, budget = 0.5, 0.5, 12
-    ids, mask = left_padded([prompt(30), prompt(17, seed=1)])
-    cache = kvlab.KVCache(model, place=Host(InfiniGen(budget, alpha=alpha, ratio=ratio, full_layers=2)))
-    steps = recorded_steps(cache)
-    prompts, guesses = {}, {}
-    original_prefill, original_speculate = InfiniGen.prefill, InfiniGen.speculate
-
-    def prefill(self, layer, query, keys):
-        prompts[layer.index] = query, keys
-        original_prefill(self, layer, query, keys)
-
-    def speculate(self, layer, query):
-        guesses[layer.index] = query()
-        return original_speculate(self, layer, query)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InfiniGen, "prefill", prefill)
-        patch.setattr(InfiniGen, "speculate", speculate)
-        stepper = kvlab.Stepper(model, cache)
-        stepper.feed(ids, mask)
-        stepper.feed(prompt(1, rows=2, seed=2))
-        stepper.feed(prompt(1, rows=2, seed=3))
-    matrices = skew(model)
-    counts = set()
-    for index in (2, 3):
-        seen = steps[index]
-        query, keys = prompts[index]
-        for row, pad in enumerate((0, 13)):
-            scores = []
-            for head, matrix in enumerate(matrices[index]):
-                q, k = query[row, 2 * head : 2 * head + 2, pad:], keys[row, head, pad:]
-                chosen_columns = columns(q @ matrix, k @ matrix, 4)
-                past, asked = seen["keys"][row, head, pad:-1], guesses[index][row, 2 * head : 2 * head + 2, 0]
-                scores.append([guess(q, past, matrix, chosen_columns, seen["scaling"]) for q in asked])
-            count = how_many([member for group in scores for member in group], alpha, budget)
-            counts.add(count)
-            for head, group in enumerate(scores):
-                expected = {slot + pad for slot in fetched(torch.stack(group), count)}
-                assert chosen(seen, row, head) == expected
-    assert steps[0]["slots"] is None and steps[1]["slots"] is None
-    assert len(counts) > 1  # the rule, not the cap, decided somewhere
 
 
 def test_skewing_keeps_scores_and_gathers_them():
@@ -298,38 +145,6 @@ def strongest_quarter(model, ids):
 def test_only_models_without_rotation_are_folded():
     with pytest.raises(ValueError, match="'llama' cannot be folded, only opt and gpt2"):
         fold(tiny("llama"))
-
-
-def test_the_variants_choose_columns_and_counts_as_they_say():
-    queried, keyed = torch.tensor([[[5.5, 4, 0, 0, 1, 3]]]), torch.tensor([[[0.0, 0, 6, 1, 0, 2]]])
-    column_sets = [set(rule.columns(queried, keyed, 2)[0, 0].tolist()) for rule in VARIANTS.values()]
-    assert column_sets == [{0, 2}, {0, 1}, {0, 1, 2, 5}, {0, 1, 2, 5}]
-    two = torch.cat([queried, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
-    same = torch.cat([keyed, torch.tensor([[[1.0, 2, 0, 0, 0, 0]]])])
-    assert (VARIANTS["official-accuracy"].columns(two, same, 2)[1, 0] < 0).sum() == 2  # a smaller union
-    scores = torch.tensor([[[0.0, -1, -9, -9]], [[0.0, -1, -1, -1]]])
-    assert InfiniGen(alpha=2.0).how_many(scores, [4, 4]) == [2, 4]
-    assert VARIANTS["official-speed"].columns(two, same, 2)[1, 0].tolist() == [0, 1]  # the first row's
-    assert InfiniGen(alpha=2.0, variant="official-speed").how_many(scores, [4, 4]) == [3, 3]
-    scores[1] -= 0.5  # the first row's best is 0: of the second, one is within 1 of it
-    counts = {v: InfiniGen(alpha=1.0, variant=v).how_many(scores, [4, 4]) for v in VARIANTS}
-    assert counts == {
-        "paper": [1, 1], "official-speed": [1, 1],
-        "official-accuracy": [3, 3], "official-accuracy-llama": [1, 1],
-    }  # fmt: skip
-    model, seen = tiny("opt"), {}
-
-    def query(norm=None):
-        seen["norm"] = norm
-        return torch.zeros(1, 4, 1, 8)
-
-    for variant, norm in [("paper", None), ("official-speed", 2), ("official-accuracy-llama", 2)]:
-        cache = kvlab.KVCache(model, place=Host(InfiniGen(5, variant=variant)))
-        kvlab.decode(model, prompt(20), cache, 4)
-        cache.layers[3].place.speculate(cache.layers[3], query)
-        assert seen["norm"] == norm
-    with pytest.raises(ValueError, match="variant='fast': expected one of paper, official-speed"):
-        InfiniGen(variant="fast")
 
 
 def test_group_importance():

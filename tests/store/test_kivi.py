@@ -43,28 +43,6 @@ def test_equals_the_definition(bits, group, recent, seed, first, later, scale):
     assert torch.equal(keys[:, :, end - exact :], x[:, :, end - exact :])
 
 
-@given(
-    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=3), group=st.integers(1, 6),
-    recent=st.integers(0, 9), steps=st.integers(0, 14),
-)  # fmt: skip
-def test_a_left_padded_row_holds_the_bits_of_the_row_alone(sizes, group, recent, steps):
-    generator = torch.Generator().manual_seed(sum(sizes))
-    longest = max(sizes)
-    x = torch.randn(len(sizes), 2, longest + steps, 8, generator=generator)
-    real = torch.arange(longest)[None] >= longest - torch.tensor(sizes)[:, None]
-    together = fresh(2, group, recent, 8)
-    together.append(x[:, :, :longest], x[:, :, :longest] * 2, None if bool(real.all()) else real)
-    for step in range(longest, longest + steps):
-        together.append(x[:, :, step : step + 1], x[:, :, step : step + 1] * 2)
-    for row, size in enumerate(sizes):
-        alone, mine = fresh(2, group, recent, 8), x[row : row + 1, :, longest - size :]
-        alone.append(mine[:, :, :size], mine[:, :, :size] * 2)
-        for step in range(size, size + steps):
-            alone.append(mine[:, :, step : step + 1], mine[:, :, step : step + 1] * 2)
-        for one, both in zip(alone.read(x.device), together.read(x.device), strict=True):
-            assert torch.equal(one[0], both[row, :, longest - size :])
-
-
 def test_what_is_written_is_never_written_again():
     """1,000 appends: the codes, scales and numbers of every written token stay what they were."""
     store, generator = fresh(2, 8, 5, 8), torch.Generator().manual_seed(0)

@@ -4,15 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny import FAMILIES, left_padded, prompt, started, tiny
+from tiny import left_padded, prompt, started, tiny
 
 import kvlab
 from kvlab.keep import H2O
 from kvlab.place import Host
-from kvlab.store import Exact, Growing, Int, NonUniform, PreRope
+from kvlab.store import Growing, Int, NonUniform, PreRope
 from kvlab.store.nonuniform import means
-
-ROTATING = [family for family in FAMILIES if family not in ("opt", "gpt2")]
 
 
 def logits(model, prompts, later=9, **policies):
@@ -20,14 +18,6 @@ def logits(model, prompts, later=9, **policies):
     found = [stepper.feed(*left_padded(prompts))]
     found += [stepper.feed(prompt(1, len(prompts), seed=at)) for at in range(later)]
     return torch.cat(found, 1), stepper
-
-
-@pytest.mark.parametrize("family", ROTATING)
-def test_exact_keys_before_rope_are_the_full_cache(family):
-    """Padded, with grouped heads."""
-    model, prompts = tiny(family), [prompt(19, seed=1), prompt(8, seed=2)]
-    full, _ = logits(model, prompts)
-    assert torch.allclose(full, logits(model, prompts, store=PreRope(Exact()))[0], atol=1e-5)
 
 
 def test_exact_keys_before_rope_in_a_window_and_among_survivors():
@@ -40,19 +30,6 @@ def test_exact_keys_before_rope_in_a_window_and_among_survivors():
     assert torch.allclose(full, ours, atol=1e-5)
     for one, other in zip(stepper.cache.layers, mine.cache.layers, strict=True):
         assert torch.equal(one.slot_positions, other.slot_positions)
-
-
-@torch.no_grad()
-def test_after_a_crop_and_a_fork_positions_go_on():
-    model, found = tiny("llama"), []
-    for store in (Growing(), PreRope()):
-        cache = kvlab.KVCache(model, store=store)
-        model(prompt(12, rows=2), past_key_values=cache)
-        cache.crop(-5)
-        cache.reorder_cache(torch.tensor([1, 0, 1]))
-        steps = [model(prompt(1, 3, seed=at), past_key_values=cache).logits for at in range(4)]
-        found.append(torch.cat(steps, 1))
-    assert torch.allclose(*found, atol=1e-5)
 
 
 def test_what_is_held_is_what_the_projection_gave():

@@ -90,20 +90,6 @@ def test_smoothing_halves_the_error_that_an_outlier_channel_makes():
     assert torch.allclose(none.decode(none.encode(x), x.dtype), Int(4).decode(Int(4).encode(x), x.dtype))
 
 
-def test_padding_and_rows_do_not_move_the_smoothing():
-    x = torch.randn(2, 2, 9, 8, generator=torch.Generator().manual_seed(5))
-    x[0, :, :4] *= 50
-    real = torch.ones(2, 9, dtype=torch.bool)
-    real[0, :4] = False
-    together, alone = started(Growing(Smoothed(Int(4)))), started(Growing(Smoothed(Int(4))))
-    together.append(x, x, real)
-    alone.append(x[:1, :, 4:], x[:1, :, 4:])
-    assert torch.equal(together.keys[0][:1, :, 4:], alone.keys[0])
-    together.select_rows(torch.tensor([1, 0, 0]))
-    factor = together.fixed_keys[0]
-    assert torch.equal(factor[1:2], alone.fixed_keys[0]) and len(factor) == 3
-
-
 @pytest.mark.parametrize("family", ["opt", "gpt2"])
 def test_smoothing_in_the_weights_changes_keys_but_no_logit(family):
     model = copy.deepcopy(tiny(family, dtype=torch.float64))
