@@ -48,7 +48,7 @@ class Alone:
             for tokens in row.passes[-1:] if before is not None else row.passes:
                 turn, ids = isinstance(tokens, naive.Turn), torch.tensor([tokens])
                 logits = (bare(stepper, self.case.model, ids) if turn else stepper.feed(ids))[0]
-            stepper.cache.stats()
+                stepper.cache.stats()  # ends a turn, as `check` does
             if len(self.known) > 12:
                 self.known.clear()
             self.known[key] = stepper, logits, positions(stepper.cache, 0)
