@@ -24,8 +24,8 @@ def test_every_method_says_all_of_itself(name):
     one, known = METHODS[name], json.loads(text("kvlab/bill/flags.json"))["techniques"]
     assert one.summary.endswith(".") and name in plots.STYLE
     assert one.technique in {technique["name"] for technique in known}
-    rooms = ("keep", "store", "place", "models")
-    compared = "".join(text(f"tests/reference/test_{room}.py") for room in rooms)
+    files = ("keeps", "test_keep", "test_store", "test_place", "test_moved", "test_models")
+    compared = "".join(text(f"tests/reference/{file}.py") for file in files)
     assert re.search(rf'"{re.escape(name)}[:,"]', compared), f"{name}: no comparison in tests/reference"
 
 
@@ -44,7 +44,9 @@ def test_what_keeps_or_fetches_has_both_settings(name):
 def test_a_method_that_wants_a_profile_has_its_recipe(name):
     """Tests of all methods go through every one with its defaults, for which it has none."""
     assert (ROOT / f"tests/keep/test_{name}.py").is_file() and (ROOT / f"course/recipes/{name}.py").is_file()
-    assert f"def {name}(" in text("kvlab/reference/keep.py") and name in families.profiles.SETTINGS
+    assert (
+        f"def {name}(" in text("tests/reference/definitions/keep.py") and name in families.profiles.SETTINGS
+    )
 
 
 def test_readme_and_promises_list_every_method():

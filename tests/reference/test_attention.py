@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from reference.definitions.preallocated import Preallocated
 
 import kvlab
 from kvlab.arithmetic import kv_bytes
 from kvlab.models import ModelShape
 from kvlab.reference.attention import attend, causal, flash_decoding, kv_head, part, shares, weights
-from kvlab.reference.preallocated import Preallocated
 from tests.tiny import prompt, tiny
 
 

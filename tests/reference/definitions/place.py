@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from .attention import group_weights
+from kvlab.reference.attention import group_weights
+
 from .keep import rotation
 
 
