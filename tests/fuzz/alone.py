@@ -29,6 +29,12 @@ class Row:
     def text(self) -> list[int]:
         return [token for part in (*self.pieces, *self.passes) for token in part]
 
+    def shorten(self, count: int) -> None:
+        """Take the last `count` tokens off its passes."""
+        while count:
+            *passes, last = self.passes
+            self.passes, count = (*passes, *filter(None, [last[:-count]])), max(0, count - len(last))
+
 
 class Alone:
     """What a row gives and holds alone."""

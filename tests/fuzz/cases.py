@@ -64,6 +64,7 @@ MORE = {  # further settings of a method, and the models they run on, which take
     "h2o": [("h2o:budget=0.5,every=3,renumber=true", "fp64"), ("h2o:budget=5", "window")],
     "snapkv": [
         ("snapkv:budget=0.5,window=3,every=3,chunk=2", "fp64"), ("snapkv:budget=5,window=3", "window"),
+        ("snapkv:budget=0.4,window=4,merge=true,chunk=3", "fp64"),
     ],
     "tova": [("tova:budget=0.4,every=3,renumber=true", "fp64")],
     "pyramidkv": [("pyramidkv:budget=0.5,window=4,every=4", "fp64")],

@@ -4,7 +4,7 @@ Every row of a batch must give the logits, and hold the tokens, that it gives an
 of one row, without padding, fed the row's own text; the prompt in one pass where the store is exact (as
 `tests/reference` compares with the definitions), in the same pieces where it is coarse. Methods that lose
 nothing are held against transformers' own attention, without any cache.
-What is held is compared with `kvlab.reference` where a definition says it of the whole history (`naive.py`).
+What is held is compared with a definition that says it of the whole history, where there is one (`naive.py`).
 
 `python -m fuzz.machine SECONDS` (`make fuzz`) goes on with new seeds for so long.
 """
@@ -27,16 +27,10 @@ import torch
 from fuzz import naive
 from fuzz.alone import Alone, Row, bare, positions
 from fuzz.cases import METHODS, NOT_BARE, Case, cases
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tiny import VOCABULARY, tiny
 from transformers import DynamicCache, StaticCache
 
@@ -210,7 +204,7 @@ class Machine(RuleBasedStateMachine):
             stepper.cache.crop(-count)
             stepper.ids, stepper.mask = stepper.ids[:, :-count], stepper.mask[:, :-count]
             for row in rows:
-                row.passes = _shorter(row.passes, count)
+                row.shorten(count)
             self.check()
         else:
             stepper.cache.crop(0)
@@ -244,6 +238,7 @@ class Machine(RuleBasedStateMachine):
         self.meet("original")
 
     @rule()
+    @precondition(lambda self: self.method not in NOT_BARE)
     def save(self):
         """Go on with what was saved and loaded: as many bytes, but for the blocks that forks share."""
         stepper = copy.copy(self.now.stepper)
@@ -253,10 +248,8 @@ class Machine(RuleBasedStateMachine):
             except ValueError as error:
                 assert re.search(r"more than K and V|from a method's name$", str(error)), error
             else:
-                before, stepper.cache = (
-                    stepper.cache.stats(),
-                    kvlab.load_cache(Path(folder) / "cache", self.case.model),
-                )
+                before = stepper.cache.stats()
+                stepper.cache = kvlab.load_cache(Path(folder) / "cache", self.case.model)
                 after = stepper.cache.stats()
                 assert self.method == "paged" or before.device_bytes == after.device_bytes
                 assert before.host_bytes == after.host_bytes
@@ -336,15 +329,6 @@ class Machine(RuleBasedStateMachine):
                 assert defined is None or held == defined, f"row {index}: tokens held, by definition"
 
 
-def _shorter(passes: tuple, count: int) -> tuple:
-    """Without the last `count` tokens."""
-    while count:
-        last = passes[-1]
-        passes, count = (*passes[:-1], last[:-count]), max(0, count - len(last))
-        passes = passes if passes[-1] else passes[:-1]
-    return passes
-
-
 def run(case: Case, examples: int, steps: int, seed: int | None = None) -> None:
     """So many runs of so many actions; seed None: always the same."""
     wanted = settings(
@@ -355,7 +339,7 @@ def run(case: Case, examples: int, steps: int, seed: int | None = None) -> None:
     factory = lambda: Machine(case)
     if seed is not None:
         factory = seeded(seed)(factory)
-    run_state_machine_as_test(factory, settings=wanted)
+    stateful.run_state_machine_as_test(factory, settings=wanted)
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""What a row holds by `kvlab.reference`, of methods that say it of the whole history.
+"""What a row holds by definition, of methods that say it of the whole history.
 
 `sinks` and `duo` say it by positions alone. Of a prompt every layer's queries, keys and values are known
 without a cache, since compression comes after it. So what it leaves is known, and what later tokens do to it
@@ -9,10 +9,11 @@ import functools
 
 import torch
 from families.profiles import RECENT, SINKS, THRESHOLD, profiled
+from reference.definitions import keep
 
 from kvlab.attention import recorded
 from kvlab.calibrate import profile
-from kvlab.reference import attention, keep
+from kvlab.reference import attention
 from kvlab.spec import parse
 
 
