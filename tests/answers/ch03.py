@@ -40,16 +40,9 @@ WRONG = {
         ("table = {}\nfor what, text in events:\n    table[text].append(what)\nreturn table", "it stops with KeyError"),
         ("page = {}\nout = []\nseen = {}\nfor what, t in events:\n    if what == 'end':\n        continue\n    page.setdefault(t, len(page))\n"
          "    seen[t] = seen.get(t, -1) + 1\n    out.append((page[t], seen[t]))\nreturn out", "there is no slot `block`"),
-        ("table, length, made, out = {}, {}, 0, []\nfor what, t in events:\n    if what == 'end':\n        table[t], length[t] = [], 0\n        continue\n"
-         "    n = length.get(t, 0)\n    if n % block == 0:\n        table.setdefault(t, []).append(made)\n        made += 1\n"
-         "    out.append((table[t][-1], n % block))\n    length[t] = n + 1\nreturn out", "never come back"),
     ],
     "real_slots": [
         ("return [int(s >= window - seen) for s in range(window)]", "True and False"),
-        ("return torch.arange(window) < seen", "right padding"),
-        ("return [s > window - seen for s in range(window)]", "oldest token is masked"),
-        ("return torch.ones(window).bool()", "mask is forgotten"),
-        ("return [s >= window - seen for s in range(1, window + 1)]", "one slot of padding"),
         ("mask = [False] * window\nfor s in range(seen):\n    mask[window - 1 - s] = True\nreturn mask", "IndexError"),
     ],
 }  # fmt: skip

@@ -28,36 +28,17 @@ RIGHT = {
 WRONG = {
     "snapkv": [
         ("return (q[:, -1:] @ k.mT)[:, 0].topk(budget).indices", "window is not whole"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "causal mask is missing"),
-        ("h, t, d = k.shape\nw = (q @ k.mT / d**0.5).masked_fill(torch.ones(t, t).triu(1).bool(), -torch.inf).softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "as in H2O"),
         ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).softmax(-1).sum(1)\nreturn w.topk(budget)", "two tensors here"),
         ("h, t, d = k.shape\nreturn torch.arange(t - budget, t).expand(h, -1).float()", "test 1 of 5"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window + 1).bool(), -torch.inf)\n"
-         "w = w.softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "on top of the budget"),
         ("h, t, d = k.shape\nw = (q[:, -window:] @ k.T / d**0.5).softmax(-1)\nreturn w", "it stops with RuntimeError"),
         ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window + 1).bool(), -torch.inf)\n"
          "w = w.softmax(-1).sum(1)[:, :-window]\n"
          "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1).double()", "not floats"),
         ("q[:, -window:] @ k.mT", "returns nothing"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window).bool(), -torch.inf)\n"
-         "w = w.softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "hides a token from itself"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window + 1).bool(), 0)\n"
-         "w = w.softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1)", "0 is a score like any other"),
     ],
     "add_up": [
-        ("if so_far is None:\n    return received\nreturn torch.cat([so_far, received[..., so_far.shape[-1]:]], -1)", "is lost"),
-        ("return received", "forgotten"),
-        ("if so_far is None:\n    return received\nreturn so_far + received[..., : so_far.shape[-1]]", "new tokens are missing"),
         ("if so_far is None:\n    return received\nreturn so_far + received", "it stops with RuntimeError"),
         ("if so_far is not None:\n    received[..., : so_far.shape[-1]] += so_far\nreturn received", "in place"),
-        ("out = received.clone()\nif so_far is not None:\n    out[..., -so_far.shape[-1] :] += so_far\nreturn out", "the last slots"),
-        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\n"
-         "return out / out.sum(-1, keepdim=True)", "divided by their total"),
         ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nprint(out)", "returns nothing"),
         ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += 2 * so_far\nreturn out", "another total"),
         ("return received + so_far", "it stops with"),

@@ -29,32 +29,11 @@ RIGHT = {
 # And what must be said of it.
 WRONG = {
     "choose": [
-        ("s = (keys @ guess[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "on the host with the tokens"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / q.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "whole head dimension"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.max() - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "one maximum for all"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, int(n))).indices", "rounded the mean down"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(math.ceil(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "number of columns is rounded up"),
         ("c = queries.abs().sum(1).topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\n"
          "k = keys.gather(-1, c)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nreturn s.topk(cap).indices", "cap tokens are always fetched"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(math.ceil(n)).indices", "cap is missing"),
         ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, math.ceil(n)))", "two tensors here"),
-        ("size = queries.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "only the queries choose"),
-        ("size = (queries + keys).sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\n"
-         "return s.topk(min(cap, math.ceil(n))).indices", "with their signs"),
     ],
     "rehearse": [
-        ("return weights[layer - 1] @ norm(inputs[layer - 1], gains[layer])", "W_q belongs to the layer before"),
-        ("return weights[layer] @ norm(inputs[layer], gains[layer])", "not known yet"),
-        ("return weights[layer] @ inputs[layer - 1]", "norm is missing"),
-        ("return weights[layer] @ (inputs[layer - 1] * gains[layer])", "only the gain is there"),
-        ("return norm(inputs[layer - 1], gains[layer]) @ weights[layer]", "transposed"),
-        ("return weights[layer] * norm(inputs[layer - 1], gains[layer])", "element by element"),
         ("return weights[layer + 1] @ norm(inputs[layer - 1], gains[layer])", "it stops with IndexError"),
         ("return -weights[layer] @ norm(inputs[layer - 1], gains[layer])", "sign is turned"),
     ],

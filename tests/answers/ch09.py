@@ -32,31 +32,12 @@ RIGHT = {
 # And what must be said of it.
 WRONG = {
     "quest_step": [
-        ("b = torch.stack([(query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
-         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "only the largest values"),
-        ("b = torch.stack([(p @ query[..., None])[..., 0].amax(1) for p in keys.split(page, 1)], 1)\n"
-         "c = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "chosen by their keys"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1) * m\nreturn (w[:, None] @ values)[:, 0]", "mask before it"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = (s * m).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "minus infinity"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0]\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "not divided by the root"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nreturn s.masked_fill(~m, -torch.inf).softmax(-1)", "those are the weights"),
-        ("s = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "all pages are fetched"),
         ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
          "c = b.topk(count).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "topk is asked for more numbers"),
         ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "attention saw other tokens"),
         ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nw @ values", "returns nothing"),
     ],
     "head_counts": [
-        ("worth = scores.softmax(-1)\nbest = worth.flatten().topk(total).indices\n"
-         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "a softmax inside each head"),
-        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best // scores.shape[1]).tolist()", "minlength=heads"),
-        ("best = scores.flatten().topk(total).indices\nreturn torch.bincount(best % scores.shape[1], minlength=scores.shape[1])", "each token"),
-        ("return [total // len(scores)] * len(scores)", "every head gets the same"),
-        ("return scores.flatten().topk(total).indices", "places of the best"),
-        ("worth = scores / scores.sum(-1, keepdim=True)\nbest = worth.flatten().topk(total).indices\n"
-         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "divided by their head's sum"),
-        ("worth = -scores\nbest = worth.flatten().topk(total).indices\n"
-         "return torch.bincount(best // scores.shape[1], minlength=len(scores))", "the lowest scores"),
         ("best = scores.flatten().topk(total).indices\nreturn [float(n) for n in torch.bincount(best // scores.shape[1], minlength=len(scores))]",
          "not floats"),
     ],

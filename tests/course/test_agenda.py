@@ -44,15 +44,6 @@ def test_the_minutes_of_a_session_add_up_and_end_in_time(start, end, items):
             assert all(abs(part - one.minutes) < 1 for part, one in zip(row.parts, row.sections))
 
 
-def test_the_printed_parts_of_a_row_make_up_its_minutes():
-    rows = re.findall(r"(?m)^\| [\d:]+ \| (\d+) \| \*\*.*?\*\*: (.*?) \|(.*)\|$", agenda.PAGE.read_text())
-    assert len(rows) > 15
-    for minutes, parts, late in rows:
-        printed = [int(part.split()[-1]) for part in parts.split(" · ")]
-        assert sum(printed) == int(minutes), parts
-        assert all(int(saved) in printed for saved in re.findall(r"−(\d+)", late)), late
-
-
 @pytest.mark.parametrize("path", sorted(agenda.NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
 def test_the_cells_are_where_the_learner_finds_them(path):
     """Counted here by another way, in the notebook that learners are handed; the page is read, not made."""
@@ -72,57 +63,6 @@ def test_the_cells_are_where_the_learner_finds_them(path):
                 if [int(first), int(last or first)] != [there[said][0], there[said][-1]]:
                     wrong.append((said, first, last, there[said]))
     assert wrong == []
-
-
-def test_an_agenda_says_which_questions_it_does_not_teach():
-    assert agenda.untaught(agenda.AGENDAS["Half a day"]) == [1, 5, 6, 10]
-    assert agenda.untaught(agenda.AGENDAS["One day"]) == []
-    page = agenda.PAGE.read_text()
-    assert "strike 1, 5, 6 and 10 from the printed sheet" in page and "strike 10 from" in page
-
-
-@pytest.mark.parametrize("name", agenda.AGENDAS)
-def test_an_agenda_whose_chapters_score_methods_prescribes_a_set_up_that_can(name):
-    page = agenda.PAGE.read_text().partition(f"## {name}\n")[2].partition("\n## ")[0]
-    first = agenda.AGENDAS[name][0][2][0]
-    if needing := agenda.scoring(agenda.AGENDAS[name]):
-        assert f"The set-up: chapter {needing[0]}" in page and "`sh start.sh --stick --all`" in page
-        assert (
-            first in (agenda.DOCTOR_ALL, agenda.CHECK_ALL)
-            and "`sh start.sh --all --check` on every machine" in page
-        )
-    else:
-        assert first is agenda.DOCTOR and "--all" not in page
-
-
-def test_one_day_scores_and_the_paper_says_what_that_needs():
-    assert agenda.scoring(agenda.AGENDAS["One day"]) == [8]
-    room = (agenda.PAGE.parent / "room.md").read_text()
-    for words in (
-        "`sh start.sh --all` (Windows",
-        "`sh start.sh --all --check`",
-        "`sh start.sh --stick --all`",
-    ):
-        assert words in room
-
-
-@pytest.mark.parametrize("start, end, items", SESSIONS)
-def test_nobody_sits_longer_than_95_minutes_and_no_chapter_runs_longer_than_61(start, end, items):
-    sat, rests = 0, {pause.what for pause in (agenda.BREAK, agenda.STRETCH, agenda.STAND)}
-    for row in agenda.session(start, items, CHAPTERS, TITLES):
-        sat = 0 if row.what in rests | {"lunch"} else sat + row.minutes
-        assert sat <= 95 and (not row.sections or row.minutes <= 61)
-
-
-def test_a_chapter_with_a_rest_says_what_goes_when_late_where_it_stands():
-    rows = agenda.session("9:00", (agenda.REHEARSAL,), CHAPTERS, TITLES)
-    assert [row.what for row in rows] == ["7. InfiniGen", "all stand up", "7. InfiniGen, continued"]
-    assert [section.heading for section in rows[0].sections][-1] == "How it works"
-    assert [[name for name, _ in row.late] for row in rows] == [
-        [],
-        [],
-        ["What the cache holds", "exercise 3"],
-    ]
 
 
 @pytest.mark.parametrize("start, end, items", SESSIONS)
@@ -163,11 +103,3 @@ def test_the_clock_on_a_small_chapter():
     assert (exercise.exercise, exercise.minutes) == (2, 15 + agenda.REVIEW)
     with pytest.raises(ValueError, match="no section 'What it costs'"):
         agenda.one([title, predict], "What it costs")
-
-
-def test_the_room_has_a_checklist_that_names_the_check_of_a_kit():
-    """In a kit `kvlab` is not on the path: what everybody can type is start.sh."""
-    room = (agenda.PAGE.parent / "room.md").read_text()
-    boxes = room.split("## A week before")[1]
-    assert boxes.count("start.sh --check") >= 3 and "kvlab doctor" not in boxes + agenda.PAGE.read_text()
-    assert "kvlab doctor --workshop" in room and len(re.findall(r"(?m)^- \[ \] ", room)) >= 15
