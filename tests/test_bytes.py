@@ -9,7 +9,6 @@ from every import EVERY, make
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.place import Host
 from kvlab.policy import State
 
 
@@ -48,7 +47,6 @@ def test_a_cache_frees_its_bytes_when_it_is_let_go(spec):
     """Not when Python's collector comes by: it counts objects, and these are few and large."""
     model, ids = tiny("llama"), prompt(20, rows=3)
     kvlab.decode(model, ids, make(model, spec), 3)  # what is made once for a model stays
-    gc.collect()
     gc.disable()
     try:
         cache = make(model, spec)
@@ -102,13 +100,6 @@ def test_room_is_counted_bounded_and_seldom_made(spec):
     assert forked.keys[0].shape[2] == 120 and cache.stats().spare_bytes == 0
 
 
-def test_int4_holds_less_than_a_third_of_fp16():
-    model = tiny("llama", hidden_size=128)  # head dimension 32, as in the workshop model
-    cache = kvlab.make_cache(model, "int4")
-    kvlab.decode(model, prompt(40), cache, 2)
-    assert cache.stats().device_bytes <= 0.33 * 2 * 4 * 2 * 32 * 41 * 2
-
-
 def test_evicted_tokens_leave_memory():
     model = tiny("llama")
     for spec in ("sinks:budget=10", "h2o:budget=10"):
@@ -121,22 +112,6 @@ def test_evicted_tokens_leave_memory():
         assert keys.untyped_storage().nbytes() == keys.nbytes
         assert cache.layers[0].positions.shape == (1, 2, 10)
         assert cache.get_seq_length() == 79
-
-
-def test_moved_bytes():
-    model = tiny("llama")
-    slot = 2 * 8 * 4  # K and V of one head
-    cache = kvlab.KVCache(model, place=Host())
-    trace = kvlab.decode(model, prompt(30, rows=2), cache, 3)
-    per_token = 2 * 2 * 4 * slot  # rows, KV heads, layers
-    assert trace.moved_bytes == [30 * per_token, 31 * per_token, 32 * per_token]  # all, back and forth
-    cache = kvlab.make_cache(model, "topk:budget=7")
-    trace = kvlab.decode(model, prompt(30, rows=2), cache, 3)
-    assert trace.moved_bytes == [30 * per_token, 8 * per_token, 8 * per_token]  # 7 fetched, 1 written
-    assert cache.stats().device_bytes == 0
-    cache = kvlab.make_cache(model, "infinigen:budget=7,alpha=inf")
-    trace = kvlab.decode(model, prompt(30, rows=2), cache, 2)
-    assert trace.moved_bytes[1] == (31 * 2 + 8 * 2) * per_token // 4  # two full layers, two that choose
 
 
 def test_no_step_holds_a_matrix_of_all_weights(monkeypatch):

@@ -4,63 +4,28 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from families import profiles
-from families.profiles import profiled
-from tiny import LOSSY, NEUTRAL, left_padded, prompt, refused, rounds, tiny
+from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, TOVA, Pool, PyramidKV, Sinks, SnapKV
+from kvlab.keep import H2O, Pool, PyramidKV, SnapKV
 from kvlab.place import Host, InfiniGen, ModelledLink, OnDemand, TopK
-from kvlab.store import Growing, Paged
+from kvlab.store import Growing
 
 pytestmark = pytest.mark.uncounted
 
-# A store that rounds is left out: there a chunk attends to the chunks before it as they are stored.
-SPECS = [spec for spec in NEUTRAL + LOSSY if spec != "recompute" and not rounds(spec)]
-SPECS += profiles.NEUTRAL + profiles.LOSSY
-
-
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("family, chunk", [("llama", 9), ("opt", 6)])
-def test_chunks_equal_the_whole(spec, family, chunk):
-    model = tiny(family)
-    if refused(model, spec):
-        return
-    ids, mask = left_padded([prompt(31), prompt(12, seed=1), prompt(25, seed=2)])
-    spec = profiled(spec, model)
-    whole, parts = (kvlab.Stepper(model, kvlab.make_cache(model, spec)) for _ in range(2))
-    assert torch.allclose(
-        parts.feed(ids, mask, last=True, chunk=chunk), whole.feed(ids, mask, last=True), atol=1e-4
-    )
-    for step in range(4):
-        token = prompt(1, rows=3, seed=step)
-        assert torch.allclose(parts.feed(token), whole.feed(token), atol=1e-4)
-    for one, other in zip(parts.cache.layers, whole.cache.layers, strict=True):
-        assert torch.equal(one.positions, other.positions)
-
 
 KEEPS = {
-    "sinks": lambda: {"keep": Sinks(0.4)},
-    "h2o": lambda: {"keep": H2O(0.4)},
     "snapkv": lambda: {"keep": SnapKV(0.4, window=5)},
     "snapkv, a window above the budget": lambda: {"keep": SnapKV(4, window=9)},
     "pyramidkv": lambda: {"keep": PyramidKV(0.4, window=5)},
-    "tova": lambda: {"keep": TOVA(0.4)},
     "pool": lambda: {"keep": Pool(0.6), "place": Host(InfiniGen(0.4, alpha=1.0, full_layers=1))},
     "pool among topk": lambda: {"keep": Pool(0.6, "lru"), "place": Host(TopK(0.4))},
-    "infinigen": lambda: {"place": Host(InfiniGen(0.4, alpha=1.0, full_layers=1))},
     "infinigen over a link": lambda: {
         "keep": SnapKV(0.6, window=4),
         "store": Growing(),
         "place": Host(InfiniGen(0.4, full_layers=1), ModelledLink(1e9)),
     },
     "uvm": lambda: {"keep": H2O(0.4), "place": Host(OnDemand(0.5))},
-    "offload over a link": lambda: {
-        "keep": TOVA(0.4),
-        "store": Growing(),
-        "place": Host(link=ModelledLink(1e9)),
-    },
-    "paged": lambda: {"keep": SnapKV(0.4, window=5), "store": Paged(block=4)},
 }
 CUTS = {1: [31], 2: [17, 14], 7: [3, 4, 5, 6, 4, 5, 4], "last of one": [12, 18, 1], "ones": [28, 1, 1, 1]}
 

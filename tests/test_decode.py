@@ -164,15 +164,6 @@ def test_what_attention_cannot_do_is_refused():
         model(prompt(1, rows=3), past_key_values=cache)
 
 
-def test_without_a_cache_the_prepared_model_equals_transformers():
-    ids, mask = prompt(12, rows=2), torch.ones(2, 12, dtype=torch.long)
-    mask[0, :5] = 0
-    with torch.no_grad():
-        ours = tiny("opt")(ids, attention_mask=mask, use_cache=False).logits
-        theirs = tiny("opt", "sdpa")(ids, attention_mask=mask, use_cache=False).logits
-    assert torch.allclose(ours[mask.bool()], theirs[mask.bool()], atol=1e-5)
-
-
 def test_load_from_a_folder(tmp_path):
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast

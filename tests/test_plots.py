@@ -88,34 +88,9 @@ def test_a_colour_means_the_same_of_a_token_and_of_a_method(name):
     assert plots.style(name)[0] in allowed.get(state, {pictures.STATES[state].colour})
 
 
-def test_what_evicts_has_no_tokens_colour_and_ochre_is_the_yellow_of_the_host():
-    from course.teaching import pictures
-
-    tokens = {state.colour for state in pictures.STATES}
-    assert not tokens & {plots.GREEN, plots.PURPLE, plots.OCHRE}
-    hue = lambda colour: matplotlib.colors.rgb_to_hsv(matplotlib.colors.to_rgb(colour))[0]
-    assert hue(plots.OCHRE) == pytest.approx(hue(pictures.STATES[pictures.HOST].colour), abs=0.01)
-
-
 def test_no_two_methods_look_the_same():
     looks = [(colour, marker) for colour, marker, _ in plots.STYLE.values()]
     assert len(set(looks)) == len(looks)
-
-
-def test_what_is_neither_a_method_nor_a_token_has_no_colour_of_theirs():
-    from course.teaching import pictures
-
-    taken = {colour.upper() for colour, _, _ in plots.STYLE.values()}
-    taken |= {state.colour.upper() for state in pictures.STATES}
-    assert not taken & {colour.upper() for colour, _, _ in plots.OTHERS}
-    machines = {"one": {"HBM": Tier(1e10, 1e11)}, "two": {"DRAM": Tier(1e11, 1e10)}}
-    drawn = [
-        *plots.tiers(machines, {}).axes[0].lines,
-        *plots.to_the_end({"16": [(1, 5.0)], "8": [(1, 6.0)]}, x="rows", y="t/s").axes[0].lines,
-        *plots.splits([[0.5], [1.0]], [0.25, 0.75]).axes[0].patches,
-    ]
-    colours = [one.get_facecolor() if hasattr(one, "get_facecolor") else one.get_color() for one in drawn]
-    assert not taken & {matplotlib.colors.to_hex(colour).upper() for colour in colours}
 
 
 def test_memories_are_drawn_by_size_and_speed():

@@ -8,8 +8,6 @@ import torch
 from families.profiles import SETTINGS as PROFILED
 from families.profiles import profiled
 from transformers import (
-    FalconConfig,
-    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -129,14 +127,6 @@ def tiny(family: str, attention: str = "kvlab", dtype: torch.dtype = torch.float
         return kvlab.prepare(model)
     model.set_attn_implementation(attention)
     return model
-
-
-@functools.cache
-def falcon():
-    """A family that does not use the attention interface."""
-    return FalconForCausalLM(
-        FalconConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2)
-    )
 
 
 def prompt(tokens: int, rows: int = 1, seed: int = 0) -> torch.Tensor:

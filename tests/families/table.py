@@ -21,7 +21,7 @@ from . import profiles
 from .models import REFUSED, VOCABULARY, family, refused
 
 FILE = Path(__file__).parents[2] / "docs" / "families.md"
-PROMPT, STEPS, PADDING = 20, 40, 6
+PROMPT, STEPS, PADDING = 20, 20, 6
 TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
 EXACT = {bits: Skipping(Growing(Int(bits)), [0, -1]) for bits in (4, 8)}  # all of two layers

@@ -7,6 +7,7 @@ import torch
 from families.models import family
 from families.profiles import RECENT, SINKS, write
 from keep.fed import fed
+from reference.definitions import keep
 from reference.driven import Driven, check
 from safetensors.torch import save_file
 from tiny import prompt, tiny
@@ -14,7 +15,6 @@ from tiny import prompt, tiny
 import kvlab
 from kvlab.calibrate import profile
 from kvlab.keep import Duo
-from kvlab.reference import keep
 
 
 @pytest.fixture()

@@ -7,6 +7,7 @@ import torch
 from families.models import family
 from families.profiles import RECENT, write
 from keep.fed import fed
+from reference.definitions import keep
 from reference.driven import Driven, check
 from tiny import prompt, tiny
 
@@ -14,7 +15,6 @@ import kvlab
 from kvlab.calibrate import profile
 from kvlab.keep import KVzap
 from kvlab.models import rotations_of
-from kvlab.reference import keep
 
 
 @pytest.fixture()

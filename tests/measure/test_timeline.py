@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 import pytest
-from tiny import FAMILIES, linked, prompt, tiny
+from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.measure.timeline import record
@@ -86,7 +86,7 @@ def test_compute_spans_follow_each_other_without_gap_or_overlap():
         assert min(s.start for s in part.compute) == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ["qwen3", "opt"])
 def test_timelines_of_every_family_and_of_a_cache_without_a_link(family, tmp_path):
     model = tiny(family)
     cache = kvlab.make_cache(model, "full")

@@ -16,7 +16,6 @@ from kvlab.calibrate.smoothing import fold_smoothing
 from kvlab.models import prepare
 
 BLOCKS = 4
-ON_DISK = {"model": "disk", "lm_head": "disk"}  # all of it
 MIXED = {f"model.layers.{i}": "disk" if i % 2 else "cpu" for i in range(BLOCKS)} | {
     name: "cpu" for name in ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head")
 }

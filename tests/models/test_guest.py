@@ -51,7 +51,13 @@ def looked_at(model) -> None:
     recorded(kvlab.prepare(model), IDS)
 
 
-TOUCHES = [kvlab.prepare, lambda model: kvlab.make_cache(model, "full"), refused, used, broken, looked_at]
+TOUCHES = {
+    "prepared": kvlab.prepare, "made": lambda model: kvlab.make_cache(model, "full"), "refused": refused,
+    "used": used, "broken": broken, "looked at": looked_at,
+}  # fmt: skip
+PAIRS = [  # every way with the first two, the others in turn
+    (name, way) for i, name in enumerate(NAMES) for j, way in enumerate(TOUCHES) if i < 2 or (i + j) % 6 < 2
+]
 
 
 def seeded(run, model):
@@ -98,10 +104,9 @@ def equal(found, expected) -> bool:
     return found == expected if isinstance(expected, str) else torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("touch", TOUCHES, ids=["prepared", "made", "refused", "used", "broken", "looked at"])
-@pytest.mark.parametrize("name", NAMES)
-def test_a_touched_model_computes_what_it_did(name, touch):
-    plain = family(name, attention_dropout=0.5)
+@pytest.mark.parametrize("name, way", PAIRS)
+def test_a_touched_model_computes_what_it_did(name, way):
+    touch, plain = TOUCHES[way], family(name, attention_dropout=0.5)
     for attention in ("sdpa", "eager"):
         plain.set_attn_implementation(attention)
         ours = copy.deepcopy(plain)

@@ -74,9 +74,9 @@ def test_the_chat_template(smollm2):
     assert tokenizer.decode(out[0, ids.shape[1] :]) == "The capital of France is Paris.<|im_end|>"
 
 
-@pytest.mark.parametrize("dtype, near", [("float32", 2e-4), ("bfloat16", 0.02), ("float16", 0.005)])
+@pytest.mark.parametrize("dtype, near", [("float32", 2e-4), ("bfloat16", 0.02)])
 def test_perplexity_of_a_story_of_ours(smollm2, dtype, near):
-    """Through the cache that holds everything, in every dtype that a CPU has."""
+    """Through the cache that holds everything, in fp32 and in bf16."""
     model, tokenizer = smollm2 if dtype == "float32" else kvlab.load("smollm2", device="cpu", dtype=dtype)
     ids = tokenizer(prose()["test"][0]["text"], return_tensors="pt").input_ids[:, :160]
     stepper = kvlab.Stepper(model, kvlab.make_cache(model, "full"))

@@ -4,11 +4,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.definitions import place
 from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.place import Host, InfiniGen, Quest, TopK
-from kvlab.reference import attention, place
+from kvlab.reference import attention
 from kvlab.store import Int
 
 
@@ -24,55 +25,6 @@ def test_no_key_scores_more_than_its_pages_bound(seed, tokens, width):
     query, *keys = torch.randn(tokens + 1, width, generator=torch.Generator().manual_seed(seed))
     bound = place.page_bound(query, torch.stack(keys))
     assert all(float(query @ key) <= bound + 1e-4 for key in keys)
-
-
-@pytest.mark.parametrize("sides", ["left", "right"])
-def test_the_bounds_are_those_of_the_keys(sides):
-    """After a padded prompt in pieces and some steps, page by page, with the last one half full."""
-    model = tiny("llama")
-    ids, mask = left_padded([prompt(31), prompt(12, seed=1)])
-    if sides == "right":
-        ids, mask = ids.flip(1), mask.flip(1)
-    cache = kvlab.make_cache(model, "quest:page=4,full_layers=1")
-    stepper = kvlab.Stepper(model, cache)
-    stepper.feed(ids, mask, chunk=9)
-    for step in range(6):
-        stepper.feed(prompt(1, rows=2, seed=step))
-    assert cache.layers[0].place.fetch.low is None
-    for layer in cache.layers[1:]:
-        keys, _ = layer.store.read(torch.device("cpu"))
-        state = layer.place.fetch
-        for row, length in enumerate((37, 18)):
-            for head in range(2):
-                own = keys[row, head, layer.positions[row, head] >= 0]
-                assert len(own) == length
-                for page, part in enumerate(own.split(4)):
-                    assert torch.equal(state.low[row, head, page], part.amin(0))
-                    assert torch.equal(state.high[row, head, page], part.amax(0))
-
-
-def test_the_centres_are_those_of_the_keys():
-    """The middle of the ends minus and plus the mean distance from it, where one key is far out."""
-    query = torch.tensor([[[[1.0, -1]]]])
-    keys = torch.tensor([[0.0, 1], [0, 1], [0, 3], [8, 3]])
-    assert place.page_estimate(query[0, 0, 0], keys) == pytest.approx(4 + 4 - (2 - 1))
-    assert place.page_bound(query[0, 0, 0], keys) == 8 - 1
-    model = tiny("llama")
-    ids, mask = left_padded([prompt(31), prompt(12, seed=1)])
-    stepper = kvlab.Stepper(model, kvlab.make_cache(model, "quest:page=4,full_layers=1,digest=centre"))
-    stepper.feed(ids, mask, chunk=9)
-    for step in range(6):
-        stepper.feed(prompt(1, rows=2, seed=step))
-    for layer in stepper.cache.layers[1:]:
-        keys, state = layer.store.read(torch.device("cpu"))[0], layer.place.fetch
-        for row in range(2):
-            for head in range(2):
-                own = keys[row, head, layer.positions[row, head] >= 0]
-                for page, part in enumerate(own.split(4)):
-                    middle = (part.amin(0) + part.amax(0)) / 2
-                    spread = (part - middle).abs().mean(0)
-                    assert torch.allclose(state.low[row, head, page], middle - spread, atol=1e-5)
-                    assert torch.allclose(state.high[row, head, page], middle + spread, atol=1e-5)
 
 
 @pytest.mark.parametrize(

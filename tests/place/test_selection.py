@@ -1,4 +1,4 @@
-"""TopK and InfiniGen in whole models against the selections of their definitions."""
+"""Skewing, folding and choosing slots; what TopK and InfiniGen fetch is compared in tests/reference."""
 
 import copy
 import math
@@ -158,6 +158,8 @@ def test_bad_parameters_and_models():
     for parameter, value in [("alpha", 0), ("alpha", "x"), ("ratio", 0), ("ratio", 1.2), ("budget", 0)]:
         with pytest.raises(ValueError, match=f"{parameter}="):
             InfiniGen(**{parameter: value})
+    with pytest.raises(ValueError, match="variant='fast': expected one of paper, official-speed"):
+        InfiniGen(variant="fast")
     from transformers import StableLmConfig, StableLmForCausalLM
 
     other = StableLmForCausalLM(

@@ -8,7 +8,6 @@ import kvlab
 from kvlab.keep import H2O
 from kvlab.models import rotations_of
 from kvlab.place import ShadowKV
-from kvlab.reference import place
 from kvlab.store import Int, Static
 
 
@@ -35,17 +34,6 @@ def test_a_low_rank_of_what_the_projection_gave(family):
             expected = (u[:, :9] * s[:9] @ vh[:9]).float()
             state = layer.place
             assert torch.allclose(state.low[row, 0, there] @ state.basis[row], expected, atol=1e-4)
-
-
-def test_llamas_keys_are_rotated_as_the_definition_does():
-    model, ids = tiny("llama"), prompt(26)
-    cache, _ = stepped(model, "shadowkv:rank=5,chunk=4", ids, 0)
-    full, _ = stepped(model, "full", ids, 0)
-    frequencies = [10000.0 ** (-2 * i / 8) for i in range(4)]
-    for layer, other in zip(cache.layers, full.layers, strict=True):
-        expected = place.low_rank(other.store.read(torch.device("cpu"))[0][0], frequencies, 5)
-        slots = torch.arange(26).expand(1, 2, -1)
-        assert torch.allclose(layer.place.made(layer, slots)[0], expected.float(), atol=1e-4)
 
 
 def test_layers_with_a_window_stay_on_the_device():

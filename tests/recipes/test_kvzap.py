@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from reference.definitions import keep
 from tiny import prompt, tiny
 
 import kvlab
@@ -12,7 +13,6 @@ from course.recipes import kvzap
 from kvlab.calibrate import profile
 from kvlab.keep import KVzip
 from kvlab.keep.kvzap import KVzap
-from kvlab.reference import keep
 
 
 def test_ridge_is_its_definition():

@@ -31,21 +31,21 @@ def test_levels_of_few_channels_are_no_normal_variables():
 
 @pytest.mark.parametrize("bits", [2, 3, 4])
 def test_a_sketch_takes_the_bias_away_and_scatters_more(bits, monkeypatch):
-    """Products with a query, averaged over 600 random projections; one alone errs more than the levels do."""
+    """Products with a query, averaged over 200 random projections; one alone errs more than the levels do."""
     x, head_dim = on_a_sphere(1, 16, seed=bits), 16
     plain, sketched = Codebook(bits), Codebook(bits, sketch=True)
     coarse = levels(head_dim, bits - 1)
     left = (x[..., None] - coarse).abs().amin(-1)  # what one bit fewer leaves over
     queries = torch.randn(50, head_dim, generator=torch.Generator().manual_seed(1))
     found = []
-    for seed in range(600):
+    for seed in range(200):
         monkeypatch.setattr(codebook, "projection", lambda d, where, seed=seed: projection(d, where, seed))
         found.append(sketched.decode(sketched.encode(x), torch.float32).flatten())
     monkeypatch.undo()
     found = torch.stack(found)
     bias = (found.mean(0) - x.flatten()).norm()
     scatter = (found - x.flatten()).norm(dim=1).mean()
-    assert bias < 4 * scatter / 600**0.5 and bias < left.norm() / 3
+    assert bias < 4 * scatter / 200**0.5 and bias < left.norm() / 3
     assert ((found.mean(0) - x.flatten()) @ queries.T).abs().max() < left.norm() * queries.norm(
         dim=1
     ).max() / 3

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 import torch
+from reference.definitions import store as reference
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.reference import store as reference
 from kvlab.store import Float4, Planes
 from kvlab.store.float4 import GRID
 from kvlab.store.int import pack, unpack

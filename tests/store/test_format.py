@@ -7,10 +7,10 @@ import torch
 from drawn import FORMS, numbers
 from hypothesis import given
 from hypothesis import strategies as st
+from reference.definitions import store as reference
 from tiny import tiny
 
 import kvlab
-from kvlab.reference import store as reference
 from kvlab.store import Exact, Float8, Int
 from kvlab.store.int import pack, unpack
 

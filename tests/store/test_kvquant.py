@@ -32,19 +32,6 @@ def test_exact_keys_before_rope_in_a_window_and_among_survivors():
         assert torch.equal(one.slot_positions, other.slot_positions)
 
 
-def test_what_is_held_is_what_the_projection_gave():
-    model, given = tiny("llama"), []
-    hook = model.model.layers[1].self_attn.k_proj.register_forward_hook(lambda *a: given.append(a[2]))
-    try:
-        _, stepper = logits(model, [prompt(19, seed=1), prompt(8, seed=2)], 0, store=PreRope())
-    finally:
-        hook.remove()
-    layer = stepper.cache.layers[1]
-    projected = given[0].unflatten(-1, (layer.kv_heads, -1)).transpose(1, 2)
-    there = layer.positions >= 0
-    assert (layer.store.parts()[0][0] - projected)[there].abs().max() < 1e-5
-
-
 @given(seed=st.integers(0, 99), axis=st.sampled_from(["channel", "token"]), late=st.booleans())
 def test_padding_has_no_say_in_levels_even_of_a_row_that_begins_later(seed, axis, late):
     x = torch.randn(2, 2, 14, 8, generator=torch.Generator().manual_seed(seed))

@@ -94,8 +94,9 @@ def test_whatever_happens_every_head_holds_its_own_tokens(story, form):
         assert storages(store) == count * store.bytes_per_slot + counts
 
 
-@pytest.mark.parametrize("store, token", [(Ragged(), 2 * 8 * 4), (Ragged(Int(4)), 2 * (4 + 2))])
-@pytest.mark.parametrize("keep, grows", [(AdaKV(KeyDiff(0.3)), True), (AdaKV(H2O(0.3)), False)])
+@pytest.mark.parametrize("store, token, keep, grows", [
+    (Ragged(), 2 * 8 * 4, AdaKV(H2O(0.3)), False), (Ragged(Int(4)), 2 * (4 + 2), AdaKV(KeyDiff(0.3)), True),
+])  # fmt: skip
 def test_the_storages_add_up_to_the_heads_counts(store, token, keep, grows):
     """After the prefill, and after 100 steps: nothing is reserved, and nothing that is masked is held."""
     model = tiny("llama", max_position_embeddings=256)
