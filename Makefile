@@ -54,7 +54,7 @@ browser: $(READY) ## install a Chromium for the tests of pages, where there is n
 
 SECONDS := 600
 fuzz: $(READY) ## do to every method whatever people do, for ten minutes (make fuzz SECONDS=3600); then other facts to the page
-	HF_HUB_OFFLINE=1 PYTHONPATH=.:tests $(PY) -m fuzz.machine $(SECONDS)
+	HF_HUB_OFFLINE=1 PYTHONPATH=.:tests $(PY) -m fuzz $(SECONDS)
 	HF_HUB_OFFLINE=1 KVLAB_PAGE_SEED=$$(date +%s) $(PY) -m pytest tests/course/page
 
 test-newest: $(READY) ## run the notebooks with whatever versions are installed, outputs not compared

@@ -6,18 +6,14 @@ of one row, without padding, fed the row's own text; the prompt in one pass wher
 nothing are held against transformers' own attention, without any cache.
 What is held is compared with a definition that says it of the whole history, where there is one (`naive.py`).
 
-`python -m fuzz.machine SECONDS` (`make fuzz`) goes on with new seeds for so long.
+`python -m fuzz SECONDS` (`make fuzz`) goes on with new seeds for so long.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
 import re
-import sys
 import tempfile
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,7 +22,7 @@ from pathlib import Path
 import torch
 from fuzz import naive
 from fuzz.alone import Alone, Row, bare, positions
-from fuzz.cases import METHODS, NOT_BARE, Case, cases
+from fuzz.cases import METHODS, NOT_BARE, Case
 from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import seed as seeded
 from hypothesis import strategies as st
@@ -348,18 +344,3 @@ def table() -> str:
     for method in METHODS:
         lines.append(f"{method:15}" + " ".join(f"{met[method, a]:>{len(a)}}" for a in (*ACTIONS, *WAYS)))
     return "\n".join(lines)
-
-
-def main(seconds: float) -> None:
-    torch.set_num_threads(1)
-    until = time.monotonic() + seconds
-    with contextlib.suppress(KeyboardInterrupt):
-        while time.monotonic() < until:
-            for method in METHODS:
-                if time.monotonic() < until:
-                    run(random.choice(cases(method)), 10, 30, random.randrange(2**32))
-    print(table())
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 600)
