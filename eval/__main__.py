@@ -17,21 +17,22 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from importlib import import_module
 from pathlib import Path
 
 from .accuracy.measurement import Accuracy
 from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
-from .core.measurement import Measurement, option, run
+from .core.measurement import Measurement, option
 from .core.merge import merge
 from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .gpu.plan import Gpu
-from .peers.measurement import Peers
-from .reproduce.measurement import Reproduce
+from .reproduce.command import Reproduce
+from .reproduce.peers import Peers
+from .reproduce.steps import Steps
 from .speed.measurement import Speed
-from .speed.peers import Steps
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
@@ -52,11 +53,6 @@ class Report(Measurement):
 
     def cells(self) -> list:
         return []
-
-    def write(self, store, show, wanted: list) -> None:
-        from . import report
-
-        report.write(store, any_code=self.any_code)
 
 
 @dataclass(kw_only=True)
@@ -80,9 +76,10 @@ class Merge(Measurement):
     def cells(self) -> list:
         return []
 
-    def write(self, store, show, wanted: list) -> None:
+    def run(self, store, show) -> int:
         new, total = merge([address(folder) for folder in self.folders], store, show.line)
         show.line(f"{new} cells came to {self.folder}, which holds {total}; see python -m eval report --out")
+        return 0
 
 
 OUTPUT = (errno.ENOSPC, errno.EIO, errno.EBADF)  # errors of writing, which name no file
@@ -90,6 +87,12 @@ KINDS = (
     Accuracy, Speed, Steps, Attention, Offload, Quant, StaticGraph, Perplexity, Gpu, Peers, Reproduce, Report,
     Merge,
 )  # fmt: skip
+REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
+    Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
+    Offload: ".report.offload", Quant: ".report.quant", StaticGraph: ".report.studies", Gpu: ".gpu.page",
+    Attention: ".reproduce.show", Peers: ".reproduce.show", Steps: ".reproduce.show",
+    Reproduce: ".reproduce.show",
+}  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
@@ -174,9 +177,11 @@ def work(measurements: list[Measurement], command: str) -> int:
     if not isinstance(last, Report | Merge):
         write_json(store.out / RUN, {"command": command})
     try:
-        failed = sum(run(measurement, store, show) for measurement in measurements)
+        failed = sum(measurement.run(store, show) for measurement in measurements)
         with seen_enough():
-            last.write(store, show, [cell for measurement in measurements for cell in measurement.cells()])
+            if type(last) in REPORTERS:
+                wanted = [cell for measurement in measurements for cell in measurement.cells()]
+                import_module(REPORTERS[type(last)], __package__).report(last, store, show, wanted)
             if sys.stdout is not None:
                 sys.stdout.flush()  # now, while an error can be told
     finally:
@@ -194,7 +199,7 @@ def follow(measurements: list[Measurement], store: Store, show: Show) -> int:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
         for one in measurements:
             if getattr(one, "tp", False):
-                run(one, store, show)
+                one.run(store, show)
     leave_together()
     return 0
 

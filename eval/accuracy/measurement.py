@@ -273,11 +273,6 @@ class Accuracy(Pooled):
     def result(self, found: dict) -> str:
         return shown(found["metrics"][0])
 
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        from .. import report
-
-        report.write(store, wanted)
-
 
 def _is_ours(task: str) -> bool:
     """Is a task kvlab's own?"""

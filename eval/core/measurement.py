@@ -140,8 +140,9 @@ class Measurement:
         """Lines about what was asked for and is not among the cells."""
         return []
 
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        """Tables and figures of the stored cells; `wanted`: the cells of the whole command."""
+    def run(self, store, show) -> int:
+        """Make the cells that are missing; returns how many could not be made."""
+        return run(self, store, show)
 
 
 @dataclass(kw_only=True)
@@ -304,7 +305,6 @@ class Study(Measurement):
     """
 
     makers: ClassVar[dict[str, str]]
-    reporter: ClassVar[str]  # "module:function", called with (cells, folder, show)
 
     experiments: tuple[str, ...] = option(
         lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
@@ -330,17 +330,16 @@ class Study(Measurement):
         name = cell.task.removeprefix(self.task(""))
         return import_module(self.makers[name]).EXPERIMENTS[name](self)
 
-    def found(self, store) -> dict[str, dict]:
-        """{experiment: its stored cell} of this configuration, also those that were not asked for now."""
-        cells = {name: store.load(self.cell(name)) for name in self.makers}
-        return {name: cell for name, cell in cells.items() if cell is not None}
-
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        unlike = {}
+    def found(self, store, say) -> dict[str, dict]:
+        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
+        says which were made under other settings."""
+        found, unlike = {}, {}
         for name, cell in ((name, self.cell(name)) for name in self.makers):
-            if (stored := store.stored(cell)) and (reasons := differences(stored["config"], cell.config)):
-                unlike[name] = reasons
+            if stored := store.stored(cell):
+                if reasons := differences(stored["config"], cell.config):
+                    unlike[name] = reasons
+                else:
+                    found[name] = stored
         if unlike:
-            show.line(f"left out, made under other settings: {said(unlike)}")
-        module, _, function = self.reporter.partition(":")
-        getattr(import_module(module), function)(self.found(store), store.out, show)
+            say(f"left out, made under other settings: {said(unlike)}")
+        return found

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvlab.arithmetic import MACHINES
 
+from ..core.digests import ROOT
 from ..core.errors import Problem
 from ..core.files import write_file
 from . import headline, predict, step
@@ -29,6 +30,12 @@ GOALS = (
 PAPER = 20  # rows of InfiniGen's experiment
 SHOWN = ("torch", "triton", "transformers")
 MARKED = re.compile(r"(<!-- gpu: (\w+) -->\n).*?(<!-- end of gpu -->)", re.DOTALL)
+
+
+def report(measurement, store, show, wanted: list) -> None:
+    """Set what GPUs said into docs/gpu.md, where that is asked for."""
+    if measurement.report:
+        show.line(write(ROOT / "docs"))
 
 
 def write(docs: Path) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
-from ..core.digests import ROOT, code_digest, digest
+from ..core.digests import code_digest, digest
 from ..core.errors import Failed, Problem
 from ..core.files import write_json
 from ..core.machine import cores
@@ -162,16 +162,13 @@ class Gpu(Measurement):
         said = f" ({len(found['notes'])} notes)" if found.get("notes") else ""
         return f"{found.get('line', '')}{said}"
 
-    def write(self, store, show, wanted: list[Cell]) -> None:
+    def run(self, store, show) -> int:
         if self.pack is not None:
             for line in pack(self.pack):
                 show.line(line)
-        if self.report:
-            from . import page  # it computes predictions, for which torch is loaded
-
-            show.line(page.write(ROOT / "docs"))
+        failed = super().run(store, show)
         if not self.measures:
-            return
+            return failed
         self._worker.stop()
         units = self.snapshot()["units"]
         if self._left_out:
@@ -185,3 +182,4 @@ class Gpu(Measurement):
         ]
         if wrong:
             raise Failed(f"{len(wrong)} parts hold rows that are not right: {', '.join(wrong)}")
+        return failed

@@ -20,7 +20,12 @@ from .page import draw, render
 from .tables import boards, tabled
 from .terminal import print_tables
 
-__all__ = ["RUN", "write"]
+__all__ = ["RUN", "report", "write"]
+
+
+def report(measurement, store: Store, show, wanted: list) -> None:
+    """Tables, plots and the page of a run."""
+    write(store, wanted, any_code=getattr(measurement, "any_code", False))
 
 
 def write(

@@ -17,8 +17,12 @@ from .studies import write_rows
 UNITS = {"GiB/s": GIB / 1e9}  # in GB/s
 
 
+def report(measurement, store, show, wanted: list) -> None:
+    """Write what is stored, and draw it: `offload-NAME.svg` and `.png` in its folder."""
+    write(measurement.found(store, show.line), store.out, show)
+
+
 def write(cells: dict[str, dict], out: Path, show) -> None:
-    """Write what is stored, and draw it: `offload-NAME.svg` and `.png` in `out`."""
     write_rows(cells, out, "offload", show, line)
     for name, cell in cells.items():
         save(FIGURES[name](cell["rows"]), out / f"offload-{name}")

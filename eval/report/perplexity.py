@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 from matplotlib.figure import Figure
 
@@ -19,8 +18,9 @@ KEPT = ("model", "method", "task", "config", "perplexity", "values", "rows", "by
 NOISE = 0.005  # nats: what costs less is drawn there
 
 
-def write(cells: list[dict], out: Path, show) -> None:
+def report(measurement, store, show, wanted: list) -> None:
     """perplexity.json and perplexity.svg/png from the cells of one run."""
+    cells, out = [cell for cell in map(store.load, wanted) if cell], store.out
     if not cells:
         return
     write_json(out / "perplexity.json", [{name: cell.get(name) for name in KEPT} for cell in cells])

@@ -13,9 +13,10 @@ from .plots import label_above, save
 from .studies import write_rows
 
 
-def write(cells: dict[str, dict], out: Path, show) -> None:
+def report(measurement, store, show, wanted: list) -> None:
     """Write what is stored, and draw it."""
-    rows = write_rows(cells, out, "quant", show, line)
+    out: Path = store.out
+    rows = write_rows(measurement.found(store, show.line), out, "quant", show, line)
     for name, draw in (("bits", bits_figure), ("drift", drift_figure)):
         mine = [row for row in rows if row["experiment"] == name]
         if mine:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..core.files import write_json
+from .table import Table, markdown
 
 ENGINES = {  # columns of the study static-graph: {title: what is shown of a row}
     "ms/token": lambda r: f"{r['ms']:.2f}",
@@ -52,19 +53,15 @@ def write_rows(cells: dict[str, dict], out: Path, name: str, show, line: Callabl
     return rows
 
 
-def write_static_graph(cells: dict[str, dict], out: Path, show) -> None:
+def report(measurement, store, show, wanted: list) -> None:
     """Write OUT/measured.json, {experiment: {threads, rows}}, and print a table for each experiment."""
+    cells = measurement.found(store, show.line)
     measured = {
         name: {"threads": cell["machine"]["threads"], "rows": cell["rows"]} for name, cell in cells.items()
     }
-    write_json(out / "measured.json", measured)
+    write_json(store.out / "measured.json", measured)
     for name, found in measured.items():
-        print(f"\n{name}, {found['threads']} thread\n\n{markdown(found['rows'], COLUMNS[name])}", flush=True)
-
-
-def markdown(rows: dict, columns: dict) -> str:
-    """Markdown: one line for each row, a column for each (title: function of the row)."""
-    lines = ["| | " + " | ".join(columns) + " |", "|---|" + "--:|" * len(columns)]
-    for name, row in rows.items():
-        lines.append(f"| {name} | " + " | ".join(show(row) for show in columns.values()) + " |")
-    return "\n".join(lines)
+        columns = COLUMNS[name]
+        body = [[label, *(text(row) for text in columns.values())] for label, row in found["rows"].items()]
+        title = f"{name}, {found['threads']} thread"
+        print(f"\n{markdown(Table(['', *columns], body, title))}", flush=True)

@@ -1,10 +1,10 @@
-"""Collect: the stored cells of a study as one JSON file, every row with what it stands on."""
+"""Collect: stored cells as one JSON file of rows, each with what it stands on, and as a flat table."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ..core.alike import alike
@@ -15,7 +15,6 @@ from ..report.budgets import curves, drawable
 from ..report.perplexity import against_bits
 from ..report.plots import save
 from ..report.tables import boards, tabled
-from . import flat
 
 SHARED = (  # what many rows have in common, told once
     "model", "protocol", "evict", "shots", "num_fewshot", "limit", "dtype", "batch_size", "metadata",
@@ -25,84 +24,122 @@ ASKED = (  # what rows beside each other were asked alike
     "num_fewshot", "limit", "dtype", "metadata", "gen_kwargs", "chunk", "prompt", "evict", "data_digest",
     "model_digest",
 )  # fmt: skip
+PLACE = ("model", "protocol", "task")
+NAMES = (*PLACE, "method", "budget")  # of the flat table
 
 
 def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple[int, int]:
     """Write the rows of these folders' cells to `file`, and those that it has, whose cells lie elsewhere (see
     `others`); returns how many there are of both. Cells that were made under other settings than the newest
     of their folder are left out."""
-    told, out = [], set()
+    made, out = [], set()
     for folder in folders:
         records = list(Store(folder).records())
         there = tabled(records)
         cells, _ = alike(there)
         out |= {_of_cell(cell) for cell in there} - {_of_cell(cell) for cell in cells}
-        told += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
-        told += [perplexity(cell) for cell in records if "perplexity" in cell]
-    stored = read(file) if told and file.is_file() else []
-    before = others(told, stored, out)
-    if told:
-        write_file(file, text(name, about, in_order(told + before, stored) if before else told))
-    return len(told), len(before)
+        made += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
+        made += [perplexity(cell) for cell in records if "perplexity" in cell]
+    stored = read(file)
+    before = others(made, stored, out)
+    if made:
+        key = lambda row: [place(row), place(row, (*PLACE, "method"))]
+        write_file(file, text(name, about, in_order(made + before, stored, key) if before else made))
+    return len(made), len(before)
 
 
-def in_order(rows: list[dict], stored: list[dict]) -> list[dict]:
-    """Rows in the order of those that are stored: protocol and task by their first row, then method; what is
-    new comes behind."""
-    order: dict[tuple, int] = {}
+def place(row: dict, names: tuple = PLACE) -> tuple:
+    """Where a row stands."""
+    return tuple(str(row.get(name)) for name in names)
+
+
+def in_order(rows: list[dict], stored: list[dict], key: Callable[[dict], list]) -> list[dict]:
+    """Rows in the order in which the parts of their key first stand in the stored ones; what is new comes
+    behind."""
+    order: dict = {}
     for row in stored:
-        for key in (_place(row), (*_place(row), row["method"])):
-            order.setdefault(key, len(order))
-    last = len(order)
-    return sorted(
-        rows, key=lambda row: [order.get(key, last) for key in (_place(row), (*_place(row), row["method"]))]
-    )
+        for part in key(row):
+            order.setdefault(part, len(order))
+    return sorted(rows, key=lambda row: [order.get(part, len(order)) for part in key(row)])
 
 
-def _place(row: dict) -> tuple:
-    return tuple(row.get(key) for key in ("model", "protocol", "task"))
+def with_others(rows: list[dict], of_cell: tuple, file: Path) -> list[dict]:
+    """These rows and the file's of other cells, in the file's order; of_cell: what cells differ in."""
+    made, stored = {place(row, of_cell) for row in rows}, read(file)
+    rows = rows + [row for row in stored if place(row, of_cell) not in made]
+    return in_order(rows, stored, lambda row: [place(row, of_cell)])
+
+
+def write_with_others(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None:
+    """The file of these rows and those of other cells; says how many there are."""
+    if rows:
+        both = with_others(rows, of_cell, file)
+        write_file(file, text(file.stem, about, both))
+        say(f"{len(rows)} rows in {file}{beside(len(both) - len(rows))}")
+
+
+def beside(before: int) -> str:
+    return f", beside {before} of before, whose cells are not here" if before else ""
 
 
 def _of_cell(cell: dict) -> tuple:
     """A cell's model, protocol, task and method, as its row names them."""
     row = {"model": cell["model"], "protocol": cell["config"].get("protocol"), "task": cell["task"]}
-    return (*_place(row), unplaced({"method": cell["method"], "curve": ""})["method"])
+    return (*place(row), unplaced({"method": cell["method"], "curve": ""})["method"])
 
 
-def others(told: list[dict], stored: list[dict], out: Iterable[tuple] = ()) -> list[dict]:
+def others(made: list[dict], stored: list[dict], out: Iterable[tuple] = ()) -> list[dict]:
     """The stored rows that stand beside these: of another method, or another model, protocol or task. Where
     this one was asked in another way now (`ASKED`: other documents, say), or `full`, which rows are compared
     with, answered otherwise, none does. out: (model, protocol, task, method) of cells that lie here and were
     left out, whose rows go as well."""
     how = lambda row: [row.get(key) for key in ASKED]
-    asked = {_place(row): how(row) for row in told}
-    gone = {(*_place(row), row["method"]) for row in told} | set(out)
+    asked = {place(row): how(row) for row in made}
+    gone = {(*place(row), row["method"]) for row in made} | set(out)
     now, before = (
-        {_place(row): row.get("outcomes") for row in rows if row["method"] == "full"}
-        for rows in (told, stored)
+        {place(row): row.get("outcomes") for row in rows if row["method"] == "full"}
+        for rows in (made, stored)
     )
-    moved = {place for place in now if place in before and now[place] != before[place]}
+    moved = {at for at in now if at in before and now[at] != before[at]}
     return [
         row
         for row in stored
-        if (*_place(row), row["method"]) not in gone
-        and _place(row) not in moved
-        and asked.get(_place(row), how(row)) == how(row)
+        if (*place(row), row["method"]) not in gone
+        and place(row) not in moved
+        and asked.get(place(row), how(row)) == how(row)
     ]
 
 
-def show(file: Path, points: bool = False) -> None:
+def show_flat(file: Path, points: bool = False) -> None:
     """A collected study beside its `file` as CSV and Parquet, and as a picture for each protocol: of its
     budgets, or with `points`, where it has one, of its methods."""
-    told, name = read(file), file.stem
-    flat.write(told, file)
-    whole = [row for row in told if "perplexity" in row and row["budget"] is None]
-    if whole and len(whole) == len(told) and len({row["model"] for row in whole}) == 1:
-        save(against_bits(told), file.with_name(f"{name}-bits"), "png")
-    for protocol in dict.fromkeys(row["protocol"] for row in told if "protocol" in row):
-        shown = drawable([row for row in told if row["protocol"] == protocol], points)
+    found, name = read(file), file.stem
+    write_flat(found, file)
+    whole = [row for row in found if "perplexity" in row and row["budget"] is None]
+    if whole and len(whole) == len(found) and len({row["model"] for row in whole}) == 1:
+        save(against_bits(found), file.with_name(f"{name}-bits"), "png")
+    for protocol in dict.fromkeys(row["protocol"] for row in found if "protocol" in row):
+        shown = drawable([row for row in found if row["protocol"] == protocol], points)
         if shown:
             save(curves(shown), file.with_name(f"{name}-{protocol}"), "png")
+
+
+def line(row: dict) -> dict:
+    """A collected row with what counts: names, score, bytes a sequence, McNemar's p against `full`, and
+    whether methods are compared there, which they are not where `full` does not beat guessing. A perplexity
+    has its chunks for n, and neither protocol, standard error, p nor that."""
+    read = "perplexity" in row
+    held = row["bytes"] if read else row
+    score = ("perplexity", row["perplexity"], None, len(row["values"])) if read else ()
+    score = score or (row["metric"], row["value"], row["stderr"], row["n"])
+    found = {name: row.get(name) for name in NAMES} | dict(zip(("metric", "score", "stderr", "n"), score))
+    size = {"bytes_held": held["device_bytes"] + held["host_bytes"], "bytes_moved": held["moved_bytes"]}
+    return found | size | {"p": row.get("p"), "compared": row.get("compared")}
+
+
+def write_flat(found: Iterable[dict], file: Path) -> list[Path]:
+    """A study's rows as CSV and Parquet beside its JSON `file`; returns their paths."""
+    return rows.write([line(row) for row in found], file.with_suffix(""))
 
 
 def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:
@@ -120,26 +157,23 @@ def unplaced(row: dict) -> dict:
 def outcomes(cell: dict) -> str | list:
     """Each document's outcome, in their order: 0 and 1 as one text, else a list."""
     values = cell["values"][cell["metrics"][0]["metric"]]
-    if all(value in (0, 1) for value in values):
-        return "".join(str(int(value)) for value in values)
-    return values
+    return "".join(str(int(v)) for v in values) if all(v in (0, 1) for v in values) else values
 
 
 def perplexity(cell: dict) -> dict:
     """A cell of the measurement perplexity as a row."""
     curve, budget = rows.curve_of(cell["method"])
-    config = cell["config"]
     named = {name: cell[name] for name in ("model", "task", "method")} | {"curve": curve, "budget": budget}
     named |= {name: cell[name] for name in ("perplexity", "values", "rows", "bytes", "scored")}
-    named |= {name: config.get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
+    named |= {name: cell["config"].get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
     return named | rows.provenance(cell, "text")
 
 
-def text(name: str, about: str, told: list[dict]) -> str:
+def text(name: str, about: str, found: list[dict]) -> str:
     """The file: settings that rows share, then one row a line, which names its settings by their place."""
     settings: list[dict] = []
     lines = []
-    for row in told:
+    for row in found:
         mine = {key: row[key] for key in SHARED if row.get(key) is not None}
         if mine not in settings:
             settings.append(mine)
@@ -166,6 +200,8 @@ def rounded(value):
 
 
 def read(file: Path) -> list[dict]:
-    """The rows of a collected file, each with its settings."""
+    """The rows of a collected file, each with its settings; none where there is no file."""
+    if not file.is_file():
+        return []
     stored = json.loads(file.read_text(encoding="utf-8"))
     return [stored["settings"][row["settings"]] | row for row in stored["rows"]]

@@ -1,83 +1,218 @@
-"""Peers: the table of our methods beside those of kvpress, and where their definitions part."""
+"""The measurement `peers`: our methods beside those of kvpress (NVIDIA), on the same token ids, each side in
+a process of its own (`sides.py`). A cell is one pair of a method and a press, on one task, asked one way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from math import sqrt
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
 
-from ..peers.pairs import PAIRS
-from ..report.rows import provenance
+from ..accuracy.cuts import boundary, character, cut_of
+from ..accuracy.protocols import FIRST, INSIDE
+from ..core.digests import ROOT, digest, method_digest
+from ..core.errors import Failed, Problem
+from ..core.measurement import Cell, OnModel, count, option
 
 ABOUT = "Our methods beside those of kvpress 0.5.5, on the same token ids with the same number of tokens held"
-SETS = ("alike", "same_heads", "but_newest")
-NEWEST = "ours always holds the newest token"
-POOLED = "kvpress averages the votes of neighbours, we take the largest"
-DIFFERS = {  # method -> where the definitions part
-    "snapkv": POOLED,
-    "pyramidkv:kernel=1": "where the highest layer would get less than the window, kvpress gives every layer "
-    "the mean; ours holds the window there",
-    "h2o:recent=0": "kvpress divides what a token received by the number of queries that could see it",
-    "keydiff": NEWEST,
-    "keydiff:renumber=true": NEWEST,
-    "keydiff:chunk=8": "kvpress adds up the scores of all heads, which then hold the same whole chunks; our "
-    "heads choose apart",
-    "keydiff:merge=true": f"{NEWEST}; kvpress merges values alone, by norm, we merge keys and values by "
-    "cosine, as D2O",
-    "keynorm": f"{NEWEST}; we round norms, so that equal keys tie",
-    "lagkv:lag=8": "blocks tie where the budget is no multiple of them: ours takes the older, kvpress any; "
-    "what may differ besides was not traced",
-    "expected": NEWEST,
-    "adakv:of=keydiff": NEWEST,
-    "adakv:of=snapkv": POOLED,
-    "kvzip": NEWEST,
-    "kvzip:over=layer": NEWEST,
-    "random": "other random numbers",
-}
+FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+NOT_COMPARED: dict[str, str] = FILE["not_compared"]  # press -> why
+PAIRS = [{name: one.get(name, False if name == "eager" else None) for name in ("method", "press", "eager")}
+         for one in FILE["pairs"]]  # fmt: skip
+DIFFERS = {one["method"]: one["differs"] for one in FILE["pairs"] if "differs" in one}
+RATIO = 0.8  # of the prompt, that kvpress is told to drop; it keeps int(T * (1 - RATIO)) of T tokens
+DATA = Path(__file__).parents[1] / "tasks" / "data"
+THERE = ROOT / ".venv-kvpress" / "bin" / "python"
+TASKS = ("recall", "needle")
+SIDES = ("ours", "theirs")
+AT_ONCE = 5  # pairs that a process does: what is lost when a run is interrupted
 
 
-def rows(cells: Iterable[dict]) -> list[dict]:
-    """The stored cells of `python -m eval peers` as rows, pair by pair."""
-    order = [pair.method for pair in PAIRS]
-    found = [row for row in _rows(cells) if row["method"] in order]
-    return sorted(found, key=lambda r: (r["model"], r["task"], r["protocol"], order.index(r["method"])))
+def written(press: dict | None) -> str:
+    """{class: parameters} as one writes it in Python."""
+    if press is None:
+        return "no press"
+    ((name, given),) = press.items()
+    parts = [written(v) if isinstance(v, dict) else f"{k}={v}" for k, v in given.items()]
+    return f"{name}({', '.join(parts)})"
 
 
-def _rows(cells: Iterable[dict]) -> Iterator[dict]:
-    for cell in cells:
-        kind, _, rest = cell["task"].partition(":")
-        if kind == "peers":
-            task, protocol = rest.split(":")
-            named = {"model": cell["model"], "task": task, "protocol": protocol, "method": cell["method"]}
-            yield named | {"press": cell["press"]} | cell["row"] | provenance(cell, "data")
+def named(press: dict | None) -> set[str]:
+    """The classes that a press is made of."""
+    if press is None:
+        return set()
+    ((name, given),) = press.items()
+    return {name}.union(*(named(value) for value in given.values() if isinstance(value, dict)))
 
 
-def lines(found: list[dict]) -> tuple[list[str], list[list[str]]]:
-    """Head and body of the table of one model: a line for each pair, means over tasks and protocols."""
-    head = [
-        "ours", "kvpress", "held alike", "heads the same", "but for the newest", "log-probabilities apart",
-        "same answer", "right", "prefill, CPU ms", "step, CPU ms", "cache, KB", "peak, MB", "why they differ",
-    ]  # fmt: skip
-    body = []
-    for method in dict.fromkeys(row["method"] for row in found):
-        mine = [row for row in found if row["method"] == method]
-        n = sum(row["n"] for row in mine)
+@dataclass(kw_only=True)
+class Peers(OnModel):
+    """Pairs of a method and a press, on the same token ids, with as many tokens held on both sides."""
 
-        def mean(get, mine=mine, n=n) -> float:
-            return sum(get(row) * row["n"] for row in mine) / n
+    name = home = "peers"
+    about = "our methods beside those of kvpress, on the same tokens (needs make peers)"
+    threads = 1
 
-        def both(name: str, unit: float, digits: int, mean=mean, mine=mine) -> str:
-            if any(row[side][name] is None for row in mine for side in ("ours", "theirs")):
-                return "–"
-            told = (mean(lambda row, side=side: row[side][name]) * unit for side in ("ours", "theirs"))
-            return " / ".join(f"{value:.{digits}f}" for value in told)
+    limit: int | None = option("documents per task (default: all)", type=count)
+    collect: bool = option("bring what is there to docs/results", False, action="store_true")
+    tasks: tuple[str, ...] = option(f"of {', '.join(TASKS)} (default: all)", (), many=True, metavar="TASK")
 
-        right = [mean(lambda row, side=side: row[side]["value"]) for side in ("ours", "theirs")]
-        body.append([
-            f"`{method}`", f"`{mine[0]['press']}`",
-            *(f"{100 * mean(lambda row, name=name: row[name]):.1f} %" for name in SETS),
-            f"{mean(lambda row: row['apart']):.2g}", f"{100 * mean(lambda row: row['same_answer']):.0f} %",
-            " / ".join(f"{100 * value:.0f}" for value in right) + f" ± {100 * sqrt(0.25 / n):.0f}",
-            both("prefill", 1e3, 0), both("step", 1e3, 1), both("bytes", 1e-3, 0), both("peak", 1e-6, 1),
-            DIFFERS.get(method, ""),
-        ])  # fmt: skip
-    return head, body
+    @property
+    def folder(self) -> Path | str:
+        return self.out or Path("results") / self.home
+
+    def check(self) -> None:
+        super().check()
+        for task in self.tasks:
+            if task not in TASKS:
+                raise Problem(f"--tasks {task}: expected one of {', '.join(TASKS)}")
+        if self.device not in (None, "cpu") or self.dtype not in (None, "float32"):
+            raise Problem("peers: both sides run in float32 on the CPU; leave --device and --dtype out")
+        if not self.collect and not THERE.is_file():
+            raise Problem("peers: kvpress has an environment of its own, which is missing; run make peers")
+
+    def cells(self) -> list[Cell]:
+        from kvlab.spec import parse
+
+        if self.collect:
+            return []
+        found = []
+        for task in self.tasks or TASKS:
+            data = digest([DATA / f"{task}.jsonl"])
+            for protocol in (FIRST, INSIDE):
+                for pair in PAIRS:
+                    code = method_digest(parse(pair["method"]))
+                    settings = {"protocol": protocol, "data": data, "pair": pair, "ratio": RATIO}
+                    config = self.configuration(method=code, threads=1, **settings)
+                    found.append(Cell(self.model_name, pair["method"], f"peers:{task}:{protocol}", config))
+        return found
+
+    def label(self, cell: Cell) -> str:
+        _, task, protocol = cell.task.split(":")
+        return f"{cell.method} and {written(cell.config['pair']['press'])} on {task}, {protocol}"
+
+    def result(self, found: dict) -> str:
+        row = found["row"]
+        return f"held alike {row['alike']:.4f}, log-probabilities apart {row['apart']:.2g}"
+
+    def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
+        """Both sides do a few pairs of a task in one process each, one after the other."""
+        from kvlab.models import source_of
+
+        model = str(source_of(self.model))
+        for task in dict.fromkeys(cell.task for cell in cells):
+            mine = [cell for cell in cells if cell.task == task]
+            documents = self.documents(model, *task.split(":")[1:])
+            for start in range(0, len(mine), AT_ONCE):
+                bar.at(task, start / len(mine))
+                yield from self.few(mine[start : start + AT_ONCE], documents, model)
+
+    def few(
+        self, cells: list[Cell], documents: list[dict], model: str
+    ) -> Iterator[tuple[Cell, dict | Failed]]:
+        """These cells, all of one task."""
+        began = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            both = [side(name, cells, documents, model, Path(folder)) for name in SIDES]
+        seconds = (time.perf_counter() - began) / len(cells)
+        for cell, *pair in zip(cells, *both, strict=True):
+            wrong = [f"{s}: {one['error']}" for s, one in zip(SIDES, pair, strict=True) if "error" in one]
+            if wrong:
+                yield cell, Failed("; ".join(wrong))
+                continue
+            row = compared(documents, *(one["documents"] for one in pair))
+            press = written(cell.config["pair"]["press"])
+            yield cell, {"device": "cpu", "seconds": seconds, "press": press, "row": row}
+
+    def documents(self, model, task: str, protocol: str) -> list[dict]:
+        """Token ids of a task's first documents, where each is cut, and how many tokens stay."""
+        from transformers import AutoTokenizer
+
+        tokenizer, found = AutoTokenizer.from_pretrained(model), []
+        for line in (DATA / f"{task}.jsonl").read_text(encoding="utf-8").splitlines()[: self.limit]:
+            row = json.loads(line)
+            ids, cut = tokenizer(row["context"]).input_ids, None
+            if protocol == FIRST:
+                at = character(cut_of(task), task, row["context"], row)
+                cut = boundary(tokenizer, row["context"], ids, at)
+            cut = cut or len(ids) - 1  # the last token is fed through what was compressed
+            choices = [tokenizer(f" {c}", add_special_tokens=False).input_ids for c in row["choices"]]
+            kept = max(1, int(cut * (1 - RATIO)))
+            found.append({"ids": ids, "cut": cut, "choices": choices, "label": row["label"], "kept": kept})
+        return found
+
+
+def side(name: str, cells: list[Cell], documents: list[dict], model: str, folder: Path) -> list[dict]:
+    """What one side says of every cell's documents."""
+    python = str(THERE) if name == "theirs" else sys.executable
+    runs = [cell.config["pair"] | {"file": str(folder / f"{name}{i}")} for i, cell in enumerate(cells)]
+    presses = sorted(set(NOT_COMPARED).union(*(named(pair["press"]) for pair in PAIRS)))
+    job = {"model": model, "documents": documents, "runs": runs, "ratio": RATIO, "presses": presses}
+    file = folder / f"{name}.json"
+    file.write_text(json.dumps(job), encoding="utf-8")
+    given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    given |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}  # what is freed leaves the process
+    command = [python, "-m", "eval.reproduce.sides", name, str(file)]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise Problem(f"peers: {name} ended: {last[0]}")
+    return [json.loads(Path(run["file"]).read_text(encoding="utf-8")) for run in runs]
+
+
+def compared(documents: list[dict], ours: list[dict], theirs: list[dict]) -> dict:
+    """What two sides say of the same documents.
+
+    alike: tokens that both sides hold, as a share of those that either holds, mean over layers and heads;
+    same_heads: share of the heads that hold the same; but_newest: of those where ours holds nothing besides
+    but the newest token. apart: distance of the log-probabilities of the choices, mean. Of either side:
+    `held` tokens a head, CPU seconds of the `prefill` with its compression and of a `step`, `bytes` of the
+    cache when the prompt has ended, `peak` bytes that the process grew by, medians over the documents.
+    """
+    pairs = list(zip(ours, theirs, strict=True))
+    heads = [
+        (set(mine), set(other), d["cut"] - 1)
+        for a, b, d in zip(ours, theirs, documents, strict=True)
+        for layers in zip(a["held"], b["held"], strict=True)
+        for mine, other in zip(*layers, strict=True)
+    ]
+    gaps = [abs(x - y) for a, b in pairs for x, y in zip(a["scores"], b["scores"], strict=True)]
+    best = lambda one: one["scores"].index(max(one["scores"]))
+    found = {
+        "n": len(documents),
+        "tokens": round(mean(d["cut"] for d in documents)),
+        "kept": round(mean(d["kept"] for d in documents), 1),
+        "alike": mean(len(x & y) / len(x | y) for x, y, _ in heads),
+        "same_heads": mean(x == y for x, y, _ in heads),
+        "but_newest": mean(x - y <= {newest} for x, y, newest in heads),
+        "apart": mean(gaps),
+        "most_apart": max(gaps),
+        "same_answer": mean(best(a) == best(b) for a, b in pairs),
+    }
+    for name, some in zip(SIDES, (ours, theirs), strict=True):
+        right = [int(best(one) == d["label"]) for one, d in zip(some, documents, strict=True)]
+        found[name] = {
+            "outcomes": "".join(map(str, right)),
+            "value": mean(right),
+            "held": mean(len(head) for one in some for layer in one["held"] for head in layer),
+            **{key: median(one[key] for one in some) for key in ("prefill", "step", "bytes")},
+            "peak": None if any(one["peak"] is None for one in some) else median(o["peak"] for o in some),
+        }
+    return found
+
+
+def named_rows(cells) -> Iterator[tuple[dict, dict]]:
+    """(stored cell of `python -m eval peers`, its row without what it stands on), pair by pair."""
+    order = [pair["method"] for pair in PAIRS]
+    mine = [cell for cell in cells if cell["task"].startswith("peers:") and cell["method"] in order]
+    for cell in sorted(mine, key=lambda c: (c["model"], c["task"], order.index(c["method"]))):
+        _, task, protocol = cell["task"].split(":")
+        named = {"model": cell["model"], "task": task, "protocol": protocol, "method": cell["method"]}
+        yield cell, named | {"press": cell["press"]} | cell["row"]

@@ -6,23 +6,24 @@ import math
 import re
 from collections.abc import Callable
 
+import pandas
+
 from ..core.digests import ROOT
 from ..core.files import write_file
-from ..report import attention, contexts, steps
+from ..report import contexts, table
 from ..report.perplexity import beyond, bits
 from ..report.tables import HALF
-from . import peers
-from .collect import read
+from . import timed
+from .collect import place, read
 
 DOCUMENTS = tuple(
     ROOT / name
     for name in (
         "README.md",
-        "docs/results.md",
-        "docs/protocols.md",
-        "docs/quantization.md",
-        "docs/toy_and_real.md",
-        "docs/performance.md",
+        *(
+            f"docs/{name}.md"
+            for name in ("results", "protocols", "quantization", "toy_and_real", "performance")
+        ),
     )
 )
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
@@ -40,11 +41,11 @@ def fill(document) -> None:
 def filled(text: str) -> str:
     """A document with its tables as the collected studies say: `<!-- results: NAME ARGUMENT ... -->`."""
 
-    def table(match: re.Match) -> str:
+    def written(match: re.Match) -> str:
         name, *arguments = match[2].split()
         return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
 
-    return MARKED.sub(table, text)
+    return MARKED.sub(written, text)
 
 
 def label(method: str) -> str:
@@ -57,13 +58,45 @@ def label(method: str) -> str:
 
 def study(name: str) -> list[dict]:
     """A study's collected rows; none where it has not been collected."""
-    file = ROOT / "docs" / "results" / f"{name}.json"
-    return read(file) if file.is_file() else []
+    return read(ROOT / "docs" / "results" / f"{name}.json")
 
 
-def markdown(head: list[str], body: list[list[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def grid(cells: list[tuple[str, str, str]], columns) -> pandas.DataFrame:
+    """Lines by columns, of (line, column, text): lines in their order, nothing where there is no text."""
+    found = pandas.DataFrame(cells, columns=["line", "column", "text"])
+    lines, found = found["line"].unique(), found.drop_duplicates(["line", "column"], keep="last")
+    return found.pivot(index="line", columns="column", values="text").reindex(lines, columns=list(columns))
+
+
+def markdown(head: list[str], body: list[list[str]] | pandas.DataFrame, note: str = "") -> str:
+    if isinstance(body, pandas.DataFrame):
+        body = body.fillna("–")
+        head, body = [*head, *body.columns], [[name, *line] for name, *line in body.itertuples()]
+    return table.markdown(table.Table(head, body, note=note))
+
+
+def made(row: dict) -> str:
+    """Where a row was made, and with what."""
+    return f"{row['machine']}, torch {row['torch']}, code {row['code_digest']}."
+
+
+Scores = tuple[pandas.DataFrame, dict[tuple, dict]]
+
+
+def scores(rows: list[dict], by: tuple[str, ...], keys, title: str) -> Scores:
+    """Methods by columns, one for each of the `keys` (values of the fields `by`) that `full` was asked under,
+    and {key: the row of `full`}. title: of a column, of its key's values."""
+    full = {place(row, by): row for row in rows if row["method"] == "full"}
+    there = {key: full[key] for key in keys if key in full}
+    at = {key: title.format(*key) for key in there}
+    cells = [
+        (f"`{label(row['method'])}`", at[key], percent(row)) for row in rows if (key := place(row, by)) in at
+    ]
+    return grid(cells, at.values()), there
+
+
+def guessing(there: dict[tuple, dict]) -> list[str]:
+    return [f"{100 * row['chance']:.1f}" for row in there.values()]
 
 
 def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
@@ -71,26 +104,24 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
         return MISSING
-    at = {(row["protocol"], row["task"], label(row["method"])): row for row in rows}
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
-    there = [(p, t) for p in PROTOCOLS for t in tasks if (p, t, "full") in at]
-    methods = list(dict.fromkeys(label(row["method"]) for row in rows))
-    protocols = list(dict.fromkeys(p for p, _ in there))
-    named = " / ".join(protocols)
-    head = ["method", *(f"{t}, {p}" for p, t in there), f"bytes held, {named}", f"moved per step, {named}"]
-    body = []
-    for method in methods:
-        mine = [at.get((p, t, method)) for p, t in there]
-        if any(mine):
-            each = [sizes([row for row in mine if row and row["protocol"] == p]) for p in protocols]
-            body.append([f"`{method}`", *map(percent, mine), *map(one_by_one, zip(*each, strict=True))])
-    floors = [at[p, t, "full"]["floor"] for p, t in there]
+    by = ("task", "protocol")
+    found, there = scores(rows, by, [(t, p) for p in PROTOCOLS for t in tasks], "{}, {}")
+    shown = [row for row in rows if place(row, by) in there]
+    protocols = list(dict.fromkeys(p for _, p in there))
+    each: dict[tuple, list[dict]] = {}
+    for row in shown:
+        each.setdefault((f"`{label(row['method'])}`", row["protocol"]), []).append(row)
+    held = [[sizes(each.get((method, p), [])) for p in protocols] for method in found.index]
+    for index, head in enumerate(("bytes held", "moved per step")):
+        texts = [one_by_one([one[index] for one in some]) for some in held]
+        found[f"{head}, {' / '.join(protocols)}"] = texts
+    floors = [row["floor"] for row in there.values()]
     if any(floor is not None for floor in floors):
         named = ["–" if floor is None else f"{100 * floor:.1f}" for floor in floors]
-        body.append(["`full`, 0 shots", *named, "", ""])
-    guess = [f"{100 * at[p, t, 'full']['chance']:.1f}" for p, t in there]
-    body.append(["guessing", *guess, "", ""])
-    return "\n\n".join([markdown(head, body), stands_on(rows, there, at)])
+        found.loc["`full`, 0 shots"] = [*named, "", ""]
+    found.loc["guessing"] = [*guessing(there), "", ""]
+    return markdown(["method"], found, stands_on(rows, there, shown))
 
 
 def percent(row: dict | None) -> str:
@@ -102,12 +133,12 @@ def percent(row: dict | None) -> str:
     return f"{100 * row['value']:.1f}{mark} ± {100 * (row['stderr'] or 0):.1f}" + " !" * by_rule(row)
 
 
-def by_rule(row: dict | None) -> bool:
+def by_rule(row: dict) -> bool:
     """Whether a rule, such as a window, held most of what stayed of the prompt."""
-    return row is not None and row["scored"] is not None and row["scored"] < HALF
+    return row["scored"] is not None and row["scored"] < HALF
 
 
-def one_by_one(texts: tuple[str, ...]) -> str:
+def one_by_one(texts: list[str]) -> str:
     """What protocols say, one beside the other, or once where they say the same."""
     return texts[0] if len(set(texts)) == 1 else " / ".join(texts)
 
@@ -126,26 +157,25 @@ def sizes(rows: list[dict]) -> list[str]:
     ]
 
 
-def stands_on(rows: list[dict], there: list[tuple[str, str]], at: dict) -> str:
+def stands_on(rows: list[dict], there: dict[tuple, dict], shown: list[dict]) -> str:
     """One paragraph: what these numbers are of."""
     one = rows[0]
-    counts = dict.fromkeys((t, at[p, t, "full"]["n"]) for p, t in there)
+    counts = dict.fromkeys((task, row["n"]) for (task, _), row in there.items())
     several = len(counts) > len({t for t, _ in counts})  # a task has other documents under another protocol
-    counts = dict.fromkeys(f"{t} {at[p, t, 'full']['n']}" + (f" ({p})" if several else "") for p, t in there)
-    shown = [row for (p, t, _), row in at.items() if (p, t) in there]
+    counts = dict.fromkeys(
+        f"{t} {row['n']}" + (f" ({p})" if several else "") for (t, p), row in there.items()
+    )
     every = lambda key: ", ".join(sorted({row[key] for row in rows}))
     model = [f"{one['model']} (digest {every('model_digest')})", one["dtype"], *shots(shown)]
     said = [f"{', '.join(model)}; documents: {', '.join(counts)}"]
-    low = sorted({t for p, t in there if not at[p, t, "full"]["compared"]})
+    low = sorted({task for (task, _), row in there.items() if not row["compared"]})
     if low:
         said.append(f"full does not beat guessing on {', '.join(low)}, so no method is compared there")
     marks = [f"* differs from `full` ({test(shown)})"]
     if any(map(by_rule, shown)):
         marks.append("! a rule held more slots than the method's score chose")
-    said.append(
-        "; ".join([*marks, f"{every('machine')}, torch {every('torch')}, code {every('code_digest')}"])
-    )
-    return ". ".join(said) + "."
+    said.append("; ".join([*marks, made({key: every(key) for key in ("machine", "torch", "code_digest")})]))
+    return ". ".join(said)
 
 
 def shots(rows: list[dict]) -> list[str]:
@@ -167,37 +197,29 @@ def curves(name: str, task: str, protocol: str) -> str:
     if not rows:
         return MISSING
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
-    body = []
-    for curve in dict.fromkeys(row["curve"] for row in rows):
-        mine = {row["budget"]: row for row in rows if row["curve"] == curve}
-        if None in mine:
-            continue
-        body.append([f"`{curve}`", *(percent(mine.get(budget)) for budget in budgets)])
+    cells = [
+        (f"`{row['curve']}`", f"{100 * row['budget']:g} %", percent(row)) for row in rows if row["budget"]
+    ]
     full = next((row for row in rows if row["method"] == "full"), None)
-    head = [f"`full`: {percent(full)}", *(f"{100 * budget:g} %" for budget in budgets)]
-    return markdown(head, body)
+    return markdown([f"`full`: {percent(full)}"], grid(cells, [f"{100 * budget:g} %" for budget in budgets]))
 
 
 def beside(budget: str, *tasks: str) -> str:
     """The workshop models beside SmolLM2 at one budget, the methods that all have by tasks and protocols."""
     named = {"workshop": study("toy"), "workshop-opt": study("opt"), "SmolLM2": study("passages")}
-    at = {
-        (model, row["protocol"], row["task"], label(row["method"])): row
-        for model, rows in named.items()
-        for row in rows
+    rows = [
+        row | {"model": model}
+        for model, some in named.items()
+        for row in some
         if row["budget"] in (None, float(budget))
-    }
-    there = [(m, p, t) for t in tasks for p in PROTOCOLS for m in named if (m, p, t, "full") in at]
+    ]
+    keys = [(t, p, m) for t in tasks for p in PROTOCOLS for m in named]
+    found, there = scores(rows, ("task", "protocol", "model"), keys, "{}, {}: {}")
     if not there:
         return MISSING
-    body = []
-    for method in dict.fromkeys(key[3] for key in at):
-        mine = [at.get((*column, method)) for column in there]
-        if all(mine):
-            body.append([f"`{method}`", *map(percent, mine)])
-    guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
-    head = ["method", *(f"{task}, {protocol}: {model}" for model, protocol, task in there)]
-    return markdown(head, [*body, ["guessing", *guess]])
+    found = found.dropna()
+    found.loc["guessing"] = guessing(there)
+    return markdown(["method"], found)
 
 
 def perplexity(name: str = "perplexity") -> str:
@@ -205,48 +227,40 @@ def perplexity(name: str = "perplexity") -> str:
     rows = study(name)
     if not rows:
         return MISSING
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    at = {(row["model"], label(row["method"])): row for row in rows}
-    methods = list(dict.fromkeys(label(row["method"]) for row in rows))
-    body = []
-    for method in methods:
-        line = [f"`{method}`"]
-        for model in models:
-            row, full = at.get((model, method)), at.get((model, "full"))
-            if row is None:
-                line += ["–", "–"]
-                continue
-            late = [end(one) for one in (row, full) if one]
-            line += [f"{row['perplexity']:.4g}", f"{late[0] - late[-1]:+.3f} ± {beyond(row, full):.3f}"]
-        body.append(line)
-    head = [
-        "method",
-        *(cell for model in models for cell in (model, f"{model}: nats beyond full, last quarter")),
-    ]
-    one = rows[0]
-    last = (
-        f"{models_of(rows)}; {len(one['values'])} chunks of {one['chunk']} tokens, of which the last "
-        f"{one['chunk'] - one['prompt']} are decoded; {one['machine']}, torch {one['torch']}, "
-        f"code {one['code_digest']}."
-    )
-    return "\n\n".join([markdown(head, body), last])
+    full = {row["model"]: row for row in rows if row["method"] == "full"}
+    cells = []
+    for row in rows:
+        method, model, base = f"`{label(row['method'])}`", row["model"], full[row["model"]]
+        late = f"{end(row) - end(base):+.3f} ± {beyond(row, base):.3f}"
+        cells += [(method, model, f"{row['perplexity']:.4g}"), (method, f"{model}{LATE}", late)]
+    found = grid(cells, [title for model in full for title in (model, f"{model}{LATE}")])
+    return markdown(["method"], found, f"{models_of(rows)}; {chunks(rows[0])} are decoded; {made(rows[0])}")
+
+
+LATE = ": nats beyond full, last quarter"
+
+
+def chunks(row: dict) -> str:
+    """The texts that a perplexity is of."""
+    count = row["limit"] or len(row["values"])
+    last = row["chunk"] - row["prompt"]
+    return f"{count} chunks of {row['chunk']} tokens, of which the last {last}"
 
 
 def models_of(rows: list[dict]) -> str:
-    """Each model of these rows with its digest and the form that its weights ran in."""
-    told = {row["model"]: row for row in rows}
-    return "; ".join(f"{name} (digest {row['model_digest']}), {form(row)}" for name, row in told.items())
-
-
-def form(row: dict) -> str:
-    """What a row's weights ran in: kvlab's own where it was not told."""
-    return row.get("dtype") or "float32"
+    """Each model of these rows with its digest and the form that its weights ran in: kvlab's own where it was
+    not told."""
+    by_model = {row["model"]: row for row in rows}
+    return "; ".join(
+        f"{name} (digest {row['model_digest']}), {row.get('dtype') or 'float32'}"
+        for name, row in by_model.items()
+    )
 
 
 def end(row: dict) -> float:
     """Mean loss in the last quarter of the places."""
     last = row["rows"][-max(1, len(row["rows"]) // 4) :]
-    return sum(place["loss"] for place in last) / len(last)
+    return sum(at["loss"] for at in last) / len(last)
 
 
 def formats(name: str = "formats") -> str:
@@ -258,15 +272,11 @@ def formats(name: str = "formats") -> str:
     body = []
     for row in sorted(rows, key=lambda one: -bits(one, full)):
         lost = math.log(row["perplexity"] / full["perplexity"])
-        told = "" if row is full else f"{lost:+.3f} ± {beyond(row, full):.3f}"
-        body.append([f"`{row['method']}`", f"{bits(row, full):.3g}", f"{row['perplexity']:.4g}", told])
-    last = (
-        f"{row['model']} (digest {row['model_digest']}), {row['dtype']}; {row['limit']} chunks of "
-        f"{row['chunk']} tokens, of which the last {row['chunk'] - row['prompt']} are decoded; "
-        f"{row['machine']}, torch {row['torch']}, code {row['code_digest']}."
-    )
+        more = "" if row is full else f"{lost:+.3f} ± {beyond(row, full):.3f}"
+        body.append([f"`{row['method']}`", f"{bits(row, full):.3g}", f"{row['perplexity']:.4g}", more])
     head = ["format", "bits a number", "perplexity", "nats beyond full"]
-    return "\n\n".join([markdown(head, body), last])
+    row = rows[-1]
+    return markdown(head, body, f"{models_of([row])}; {chunks(row)} are decoded; {made(row)}")
 
 
 def costs(name: str, protocol: str, model: str | None = None) -> str:
@@ -278,11 +288,8 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
-    head = ["model", "method", "bytes held", *contexts.HEADS]
-    one = rows[0]
-    last = f"{models_of(rows)}, {one['task']}; {one['machine']}, torch {one['torch']}"
-    last += f", code {one['code_digest']}."
-    return "\n\n".join([markdown(head, body), last])
+    last = f"{models_of(rows)}, {rows[0]['task']}; {made(rows[0])}"
+    return markdown(["model", "method", "bytes held", *contexts.HEADS], body, last)
 
 
 def reuse(name: str = "reuse") -> str:
@@ -290,23 +297,14 @@ def reuse(name: str = "reuse") -> str:
     rows = study(name)
     if not rows:
         return MISSING
-    at = {(row["model"], row["protocol"], label(row["method"])): row for row in rows}
-    there = [(m, p) for m in dict.fromkeys(key[0] for key in at) for p in ASKED if (m, p, "full") in at]
-    body = []
-    for method in dict.fromkeys(key[2] for key in at):
-        mine = [at.get((*column, method)) for column in there]
-        body.append([f"`{method}`", *map(percent, mine)])
-    guess = [f"{100 * at[*column, 'full']['chance']:.1f}" for column in there]
-    head = ["method", *(f"{model}, {protocol}" for model, protocol in there)]
-    told = {row["model"]: row for row in rows}.values()
-    models = "; ".join(
-        f"{one['model']} (digest {one['model_digest']}), {one['dtype']}, {one['n']} questions" for one in told
-    )
-    last = (
-        f"{models}; {', '.join([*shots(rows), rows[0]['task']])}; * differs from `full` (McNemar, p < 0.05); "
-        f"{rows[0]['machine']}, torch {rows[0]['torch']}, code {rows[0]['code_digest']}."
-    )
-    return "\n\n".join([markdown(head, [*body, ["guessing", *guess]]), last])
+    by_model = {row["model"]: row for row in rows}
+    keys = [(model, protocol) for model in by_model for protocol in ASKED]
+    found, there = scores(rows, ("model", "protocol"), keys, "{}, {}")
+    found.loc["guessing"] = guessing(there)
+    models = "; ".join(f"{models_of([row])}, {row['n']} questions" for row in by_model.values())
+    asked = ", ".join([*shots(rows), rows[0]["task"]])
+    star = "* differs from `full` (McNemar, p < 0.05)"
+    return markdown(["method"], found, f"{models}; {asked}; {star}; {made(rows[0])}")
 
 
 def lengths(name: str = "beyond", band: str = "1024") -> str:
@@ -315,62 +313,30 @@ def lengths(name: str = "beyond", band: str = "1024") -> str:
     rows, wide = study(name), int(band)
     if not rows:
         return MISSING
-    starts = sorted({place["position"] // wide * wide for place in rows[0]["rows"]})
+    starts = sorted({at["position"] // wide * wide for at in rows[0]["rows"]})
     full = next(row for row in rows if row["method"] == "full")
     body = []
     for row in rows:
         line = [f"`{row['method']}`"]
         for start in starts:
-            mine = [place for place in row["rows"] if start <= place["position"] < start + wide]
-            tokens = sum(place["tokens"] for place in mine)
-            line.append(f"{math.exp(sum(place['loss'] * place['tokens'] for place in mine) / tokens):.4g}")
+            mine = [at for at in row["rows"] if start <= at["position"] < start + wide]
+            tokens = sum(at["tokens"] for at in mine)
+            line.append(f"{math.exp(sum(at['loss'] * at['tokens'] for at in mine) / tokens):.4g}")
         share = row["bytes"]["device_bytes"] / full["bytes"]["device_bytes"]
         body.append([*line, f"{100 * share:.0f} %"])
-    last = (
-        f"{models_of([full])}; {len(full['values'])} chunks of "
-        f"{full['chunk']} tokens, of which the first {full['prompt']} are prefilled; {full['machine']}, "
-        f"torch {full['torch']}, code {full['code_digest']}."
-    )
+    of = f"{len(full['values'])} chunks of {full['chunk']} tokens, of which the first {full['prompt']}"
     head = ["method", *(f"{start:,} to {start + wide - 1:,}" for start in starts), "bytes held"]
-    return "\n\n".join([markdown(head, body), last])
+    return markdown(head, body, f"{models_of([full])}; {of} are prefilled; {made(full)}")
 
 
-def pairs(model: str) -> str:
-    """One model's methods beside those of kvpress."""
-    rows = [row for row in study("peers") if row["model"] == model]
-    if not rows:
-        return "Not made yet: `make peers` makes it."
-    head, body = peers.lines(rows)
-    counts = ", ".join(
-        f"{task}, {protocol} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
-        for (task, protocol), row in {(row["task"], row["protocol"]): row for row in rows}.items()
-    )
-    one = rows[0]
-    return "\n\n".join([
-        markdown(head, body),
-        f"{model} (digest {one['model_digest']}), float32, one thread; documents: "
-        f"{counts}; {one['machine']}, torch {one['torch']}, code {one['code_digest']}.",
-    ])  # fmt: skip
+def of(name: str, make: Callable, command: str) -> Callable[..., str]:
+    """What `make` says of the rows of one study; command: what makes them."""
 
+    def told(*arguments: str) -> str:
+        made = make(study(name), *arguments)
+        return table.markdown(made) if made.body else f"Not made yet: `{command}` makes it."
 
-def speed(kind: str, *arguments: str) -> str:
-    """Decode steps beside llama.cpp's and transformers': `times` and `bandwidths` MODEL THREADS, `ratios`
-    THREADS; then the kind of rows, where it is not steps as they are; then what the processor can, where
-    that is not the first of `steps.LEVELS`."""
-    *said, last = arguments
-    level, said = (last, said) if last in steps.LEVELS else (steps.LEVELS[0], arguments)
-    head, body, rows = getattr(steps, kind)(steps.of_level(study("speed"), level), *said)
-    if not rows:
-        return "Not made yet: `make bench PEERS=1` makes it."
-    return "\n\n".join([markdown(head, body), steps.stands_on(rows)])
-
-
-def kernels(simd: str, tokens: str) -> str:
-    """Attention alone over so many tokens, compiled for these instructions: shares of the bandwidth."""
-    head, body, rows = attention.fractions(study("attention"), simd, int(tokens))
-    if not rows:
-        return "Not made yet: `python -m eval attention --collect` makes it."
-    return "\n\n".join([markdown(head, body), attention.stands_on(rows)])
+    return told
 
 
 TABLES: dict[str, Callable[..., str]] = {
@@ -379,10 +345,10 @@ TABLES: dict[str, Callable[..., str]] = {
     "costs": costs,
     "curves": curves,
     "formats": formats,
-    "kernels": kernels,
+    "kernels": of("attention", timed.kernels, "python -m eval attention --collect"),
     "lengths": lengths,
-    "peers": pairs,
+    "peers": of("peers", timed.pairs, "make peers"),
     "perplexity": perplexity,
     "reuse": reuse,
-    "speed": speed,
+    "speed": of("speed", timed.speed, "make bench PEERS=1"),
 }

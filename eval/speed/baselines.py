@@ -29,3 +29,14 @@ def baselines() -> list[str]:
             return False
 
     return [name for name in BASELINES if there(name)]
+
+
+def cache_of(kind: str, config, tokens: int):
+    """A baseline's cache for so many tokens of a model of this configuration."""
+    from transformers import DynamicCache, QuantizedCache, StaticCache
+
+    if kind == "hf-static":
+        return StaticCache(config=config, max_cache_len=tokens)
+    if kind in QUANTIZED:
+        return QuantizedCache(config=config, **QUANTIZED[kind])
+    return DynamicCache(config=config)

@@ -207,11 +207,6 @@ class Speed(Pooled):
     def result(self, found: dict) -> str:
         return f"{found['rows'][0]['decode_ms']:.2f} ms per token"
 
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        from .. import report
-
-        report.write(store, wanted)
-
 
 @cache
 def context_limit(name: str | None) -> int | None:

@@ -29,7 +29,7 @@ from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
 from kvlab.fast.compiled import engine_of
 from kvlab.models import ModelShape
 
-from .baselines import BASELINES, QUANTIZED
+from .baselines import BASELINES, cache_of
 from .models import STEPS, WIDE_CONTEXT, load, prompt, tensor_bytes, weight_bytes
 
 STEPS_RECOMPUTE = 3  # tokens decoded per repeat by `recompute`, where each step costs a prefill
@@ -92,17 +92,8 @@ class Theirs:
         self.model, self.kind = load(options, "sdpa"), options["method"]
         self.engine = "eager"
 
-    def _cache(self, context: int):
-        from transformers import DynamicCache, QuantizedCache, StaticCache
-
-        if self.kind == "hf-static":
-            return StaticCache(config=self.model.config, max_cache_len=context + 1)
-        if self.kind in QUANTIZED:
-            return QuantizedCache(config=self.model.config, **QUANTIZED[self.kind])
-        return DynamicCache(config=self.model.config)
-
     def measure(self, context: int) -> dict:
-        ids, cache = prompt(self.model, context), self._cache(context)
+        ids, cache = prompt(self.model, context), cache_of(self.kind, self.model.config, context + 1)
         ms, _ = timed_generate(self.model, ids, STEPS + 1, past_key_values=cache)
         return {
             "prefill_ms": ms[0],

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..accuracy.taskset import STORIES
-from ..core.digests import ROOT, code_digest, digest, model_digest
+from ..core.digests import code_digest, digest, model_digest
 from ..core.errors import Failed, Problem, describe
 from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
 
 LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
-FILE = ROOT / "docs" / "results" / "attention.json"
 
 
 @dataclass(kw_only=True)
@@ -54,7 +53,6 @@ class Offload(ModelStudy):
 
     name = home = "offload"
     about = "what InfiniGen claims and rests on, measured or simulated (offload.json and figures)"
-    reporter = "eval.report.offload:write"
     threads = 1  # the link's threads have the other cores
     makers = {
         "similarity": "eval.studies.offload.rehearsal",
@@ -86,7 +84,6 @@ class Quant(ModelStudy, OfMethods):
 
     name = home = "quant"
     about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
-    reporter = "eval.report.quant:write"
     makers = dict.fromkeys(("bits", "drift", "text"), "eval.studies.quant")
 
     text: str | None = option(
@@ -113,7 +110,6 @@ class StaticGraph(Study):
     name = "static-graph"
     home = "static_graph"
     about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
-    reporter = "eval.report.studies:write_static_graph"
     parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
     makers = dict.fromkeys(parts, "eval.studies.static_graph")
 
@@ -158,15 +154,6 @@ class Attention(Measurement):
         from . import attention
 
         return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
-
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.attention import write
-        from ..reproduce.document import write_attention
-
-        cells = [cell for cell in map(store.load, self.cells()) if cell]
-        write(cells, store.out)
-        if self.collect:
-            write_attention(cells, FILE, True, show)
 
 
 @dataclass(kw_only=True)
@@ -245,8 +232,3 @@ class Perplexity(OfMethods):
 
     def result(self, found: dict) -> str:
         return f"{found['perplexity']:.2f}"
-
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.perplexity import write
-
-        write([cell for cell in map(store.load, self.cells()) if cell], store.out, show)

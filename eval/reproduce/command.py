@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.digests import ROOT
-from ..core.errors import Failed, Problem
+from ..core.errors import Problem
 from ..core.machine import commit
-from ..core.measurement import Measurement, option, run
+from ..core.measurement import Measurement, option
 from ..core.results import Store
-from .studies import STUDIES
+from .studies import STUDIES, parts
 
 
 @dataclass(kw_only=True)
@@ -42,55 +42,42 @@ class Reproduce(Measurement):
     def cells(self) -> list:
         return []
 
-    def write(self, store, show, wanted: list) -> None:
-        """Make, collect and set into tables, study by study; one that cannot be made is said and passed."""
-        from . import tables
-        from .collect import collect
-        from .collect import show as show_beside
+    @property
+    def in_documents(self) -> bool:
+        """Whether what is collected stands in docs/results, or beside its cells."""
+        return not self.quick and self.out is None
 
+    def file(self, name: str) -> Path:
+        """Where a study is collected."""
+        return (ROOT / "docs" / "results" if self.in_documents else self.folder) / f"{name}.json"
+
+    def run(self, store, show) -> int:
+        """Every study's missing cells; one that cannot be made is said and passed."""
+        if self.collect:
+            return 0
         failed = 0
-        if not self.collect and (commit() or "").endswith("-dirty"):
+        if (commit() or "").endswith("-dirty"):
             show.line(f"this checkout has changes that are not committed: cells made now carry {commit()}")
         for name in self.studies or STUDIES:
-            if not self.collect:
-                try:
-                    failed += self._make(name, show)
-                except Problem as problem:
-                    failed += 1
-                    show.line(f"{name}: {problem}")
-            file = self.home_of(name)
-            folders = sorted(part for part in (self.folder / name).glob("*") if part.is_dir())
-            count, before = collect(name, STUDIES[name].about, folders, file)
-            there = ", those of before are shown again" if file.is_file() else ""
-            beside = f", beside {before} of before, whose cells are not here" if before else ""
-            show.line(
-                f"{name}: {count} rows in {file}{beside}"
-                if count
-                else f"{name}: there are no cells yet{there}"
-            )
-            if file.is_file():
-                show_beside(file, STUDIES[name].points)
-        if not self.quick and self.out is None:
-            for document in tables.DOCUMENTS:
-                tables.fill(document)
+            try:
+                failed += self.make_study(name, show)
+            except Problem as problem:
+                failed += 1
+                show.line(f"{name}: {problem}")
         if failed:
-            raise Failed(f"{failed} cells or studies could not be made; the same command tries them again")
+            show.line(f"{failed} cells or studies could not be made; the same command tries them again")
+        return failed
 
-    def home_of(self, name: str) -> Path:
-        """Where a study is collected: in docs/results, or beside its cells."""
-        own = self.quick or self.out is not None
-        return (self.folder if own else ROOT / "docs" / "results") / f"{name}.json"
-
-    def _make(self, name: str, show) -> int:
+    def make_study(self, name: str, show) -> int:
         """Make a study's missing cells; returns how many could not be made."""
-        failed, parts = 0, STUDIES[name].parts(self.quick, self.rows)
-        if not parts:
+        failed, made = 0, parts(name, self.quick, self.rows)
+        if not made:
             show.line(f"{name}: left out, since it reads files of --rows FOLDER (docs/results.md)")
-        for part, measurement in parts.items():
+        for part, measurement in made.items():
             measurement.out = self.folder / name / part
             show.line(f"{name}, {part}: {measurement.folder}")
             measurement.check()
             store = Store(measurement.folder, show.line)
             store.prepare()
-            failed += run(measurement, store, show)
+            failed += measurement.run(store, show)
         return failed

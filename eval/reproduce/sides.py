@@ -1,14 +1,130 @@
-"""kvpress's side, in its own environment: `python -m eval.peers.theirs JOB`, see `side.py`."""
+"""What both sides do with a document: prefill, compress, feed the question, score the answers.
+
+Either side is a process of its own, told by a file what to do: `python -m eval.reproduce.sides SIDE JOB`. At
+its top this module needs nothing but torch: kvpress's side runs in its own environment.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import sys
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
 
 import torch
 
-from .side import serve
+STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def serve(load: Callable[[dict], Callable[[dict], object]], job: Path) -> None:
+    """Read a job's file, and write one for each of its runs.
+
+    A job has `documents`, each with `ids`, `cut` (tokens that are compressed), `choices` (token ids each) and
+    `kept` (tokens that stay); `runs`, each with a `file`; and what `load` needs, which returns what makes a
+    run's side: `prefill(ids, kept) -> cache`, `step(cache, token, place) -> logits [vocabulary]`,
+    `size(cache) -> bytes`, `copy(cache)`, and `held(cache, ids, kept)`: the positions of the prompt that are
+    held, by layer and head.
+    """
+    job = json.loads(job.read_text(encoding="utf-8"))
+    torch.set_num_threads(1)
+    start = load(job)
+    for run in job["runs"]:
+        try:
+            side = start(run)
+            answered(side, job["documents"][0])  # what is compiled or allocated once is not timed
+            found = {"documents": [answered(side, document) for document in job["documents"]]}
+        except Exception as error:
+            found = {"error": f"{type(error).__name__}: {error}"}
+        file = Path(run["file"])
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(found), encoding="utf-8")
+        part.rename(file)
+
+
+@torch.inference_mode()
+def answered(side, document: dict) -> dict:
+    """One document through one side: log-probability of every choice, what stayed, CPU seconds, bytes."""
+    ids, cut = document["ids"], document["cut"]
+    prompt, count = torch.tensor([ids[:cut]]), document["kept"]
+    before = watch()
+    began = time.process_time()
+    cache = side.prefill(prompt, count)
+    seconds, steps, size = time.process_time() - began, [], side.size(cache)
+    for place in range(cut, len(ids)):
+        began = time.process_time()
+        logits = side.step(cache, ids[place], place)
+        steps.append(time.process_time() - began)
+    peak = peak_since(before)
+    first, scores = logits.float().log_softmax(-1), []
+    for choice in document["choices"]:
+        score, mine = first[choice[0]].item(), side.copy(cache) if len(choice) > 1 else None
+        for index in range(1, len(choice)):
+            logits = side.step(mine, choice[index - 1], len(ids) + index - 1)
+            score += logits.float().log_softmax(-1)[choice[index]].item()
+        scores.append(score)
+    held = side.held(cache, prompt, count)
+    return {
+        "scores": scores, "held": held, "bytes": size, "prefill": seconds, "step": median(steps), "peak": peak
+    }  # fmt: skip
+
+
+def watch() -> int | None:
+    """Bytes that the process holds now, from where its peak is watched; None where no file says it."""
+    try:
+        FORGET.write_text("5")
+        return memory("VmRSS")
+    except OSError:
+        return None
+
+
+def peak_since(before: int | None) -> int | None:
+    """Bytes that the process held at most since `watch`, beyond what it held then."""
+    return None if before is None else max(0, memory("VmHWM") - before)
+
+
+def memory(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
+class Ours:
+    """A method on a loaded model. method: without its budget, unless it has none."""
+
+    def __init__(self, model, method: str):
+        self.model, self.method = model, method
+
+    def prefill(self, ids: torch.Tensor, kept: int):
+        import kvlab
+
+        method = self.method
+        if method != "full":
+            method += f"{',' if ':' in method else ':'}budget={kept}"
+        cache = kvlab.make_cache(self.model, method)
+        stepper = kvlab.Stepper(self.model, cache)
+        stepper.feed(ids, last=True)
+        cache.hold()
+        return stepper
+
+    def step(self, stepper, token: int, place: int) -> torch.Tensor:
+        return stepper.feed(torch.tensor([[token]]), last=True)[0]
+
+    def held(self, stepper, ids: torch.Tensor, kept: int) -> list[list[list[int]]]:
+        return [
+            [sorted(at for at in head if 0 <= at < ids.shape[1]) for head in layer.positions[0].tolist()]
+            for layer in stepper.cache.layers
+        ]
+
+    def size(self, stepper) -> int:
+        return stepper.cache.stats().device_bytes
+
+    def copy(self, stepper):
+        return copy.deepcopy(stepper, {id(self.model): self.model})
 
 
 class Theirs:
@@ -100,7 +216,14 @@ class Noted:
         return [sorted(head) for head in same.int().argmax(-1).tolist()]
 
 
-def load(job: dict):
+def ours(job: dict) -> Callable[[dict], Ours]:
+    import kvlab
+
+    model, _ = kvlab.load(job["model"], device="cpu", dtype="float32")
+    return lambda run: Ours(model, run["method"])
+
+
+def theirs(job: dict) -> Callable[[dict], Theirs]:
     import kvpress
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -108,7 +231,7 @@ def load(job: dict):
     logging.disable_progress_bar()
     unknown = sorted(set(kvpress.__all__) - set(job["presses"]))
     if unknown:
-        raise SystemExit(f"kvpress has presses that eval/peers/pairs.py does not name: {', '.join(unknown)}")
+        raise SystemExit(f"kvpress has presses that peers.toml does not name: {', '.join(unknown)}")
     model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(job["model"])
     tokenizer.chat_template = None  # KVzip loads it by the model's name, and would drop a template's prefix
@@ -126,4 +249,4 @@ def load(job: dict):
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve({"ours": ours, "theirs": theirs}[sys.argv[1]], Path(sys.argv[2]))

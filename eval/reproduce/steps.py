@@ -1,7 +1,7 @@
 """The measurement `steps`: steps and prompts beside llama.cpp's and transformers'; a cell is of one model.
 
-A cell's task is `steps:TOKENS`; `steps:WHAT:TOKENS` where it is of narrow weights (`weights=int8`), a batch
-(`batch=2`), another number of layers (`layers=4`), or of whole prompts (`prompt`).
+A cell's task is `steps:TOKENS`; `steps:weights=int8:TOKENS` of narrow weights, `steps:prompt:TOKENS` of whole
+prompts.
 """
 
 from __future__ import annotations
@@ -9,30 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ..core.digests import ROOT, code_digest, model_digest
+from ..core.digests import code_digest, model_digest
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, Measurement, count, option
 
-FILE = ROOT / "docs" / "results" / "speed.json"
+ABOUT = (
+    "Decode steps and prompts of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in "
+    "one process"
+)
 ROUNDS = 8
 CONTEXTS = dict.fromkeys(("workshop", "smollm2"), (256, 2048, 8192, 16384))
-GROWING = {"batch": (2, 4, 8), "layers": (2, 4, 16)}  # of the workshop model, at the first of its contexts
 NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32
 PROMPTS = {"workshop": (2048,), "smollm2": (2048, 8192)}  # tokens
 STEPS = 8  # of a row in a round, at most
 MINUTES = {  # of all cells of a model on two quiet cores with llama.cpp, about: estimated, not measured
-    "workshop": {"steps": 4, "batches and layers": 1, "narrow weights": 1, "prompt": 1},
+    "workshop": {"steps": 4, "narrow weights": 1, "prompt": 1},
     "smollm2": {"steps": 22, "narrow weights": 4, "prompt": 14},
 }
 
 
 @dataclass(kw_only=True)
 class Steps(Measurement):
-    """All rows of a cell are timed in turn, in this process (see `eval/speed/steps.py`)."""
+    """All rows of a cell are timed in turn, in this process (see `turns.py`)."""
 
     name = home = "steps"
     about = "a decode step beside llama.cpp's and transformers', one and two threads (docs/performance.md)"
-    maker = "eval.speed.steps"
 
     models: tuple[str, ...] = option(
         f"Llama models (default: {' '.join(CONTEXTS)})", tuple(CONTEXTS), many=True, metavar="MODEL"
@@ -71,23 +72,16 @@ class Steps(Measurement):
         """The cells of these options, to be measured or to be collected."""
         from .llama import there
 
-        code, beside = code_digest(), there()
-        found = []
+        code, beside, found = code_digest(), there(), []
         for model in self.models:
             config = {"model": model_digest(named(model)), "code": code, "method": None}
             config |= {"rounds": self.rounds, "llama.cpp": beside}  # once it is built, it is measured
-            contexts = self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])
-            tasks = [f"steps:{context}" for context in contexts]
-            if model == "workshop" and not self.contexts:
-                tasks += [f"steps:{what}={n}:{contexts[0]}" for what, sizes in GROWING.items() for n in sizes]
-            tasks += [
-                f"steps:weights={kind}:{context}"
-                for context in self.contexts or NARROW_CONTEXTS
-                for kind in NARROW
+            tasks = {"": self.contexts or CONTEXTS.get(model, CONTEXTS["smollm2"])}
+            tasks |= {f"weights={kind}:": self.contexts or NARROW_CONTEXTS for kind in NARROW}
+            tasks["prompt:"] = self.contexts or PROMPTS.get(model, PROMPTS["workshop"])
+            found += [
+                Cell(model, "", f"steps:{what}{n}", config) for what, some in tasks.items() for n in some
             ]
-            prompts = self.contexts or PROMPTS.get(model, PROMPTS["workshop"])
-            tasks += [f"steps:prompt:{context}" for context in prompts]
-            found += [Cell(model, "", task, config) for task in tasks]
         return found
 
     def notes(self) -> list[str]:
@@ -97,7 +91,9 @@ class Steps(Measurement):
             return []
         found = []
         if not self.contexts and self.rounds == ROUNDS:
-            found += [estimate(model) for model in self.models if model in MINUTES]
+            for model, parts in ((model, MINUTES[model]) for model in self.models if model in MINUTES):
+                said = ", ".join(f"{what} {minutes}" for what, minutes in parts.items())
+                found.append(f"{model}: about {sum(parts.values())} minutes on two quiet cores ({said})")
         if not there():
             found.append(
                 f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"
@@ -109,32 +105,20 @@ class Steps(Measurement):
         yield from super().made(cells, bar)
 
     def make(self, cell: Cell) -> dict:
-        from . import prompts, steps
+        from . import turns
 
-        _, *shape, context = cell.task.split(":")
-        model, context = named(cell.model), int(context)
-        if shape == ["prompt"]:
-            return prompts.measure(model, context, self._at)
-        how = dict(each.split("=") for each in shape)
-        how = {what: int(size) if size.isdecimal() else size for what, size in how.items()}
-        return steps.measure(model, context, self.rounds, self._at, **how)
+        shape, context = shape_of(cell.task), int(cell.task.rpartition(":")[2])
+        weights = next((each.partition("=")[2] for each in shape if "=" in each), "fp32")
+        return turns.measure(named(cell.model), context, self.rounds, self._at, weights, "prompt" in shape)
 
     def label(self, cell: Cell) -> str:
-        _, *shape, context = cell.task.split(":")
-        return ", ".join([f"steps of {cell.model} at {context} tokens", *shape])
+        context = cell.task.rpartition(":")[2]
+        return ", ".join([f"steps of {cell.model} at {context} tokens", *shape_of(cell.task)])
 
-    def write(self, store, show, wanted: list[Cell]) -> None:
-        from ..report.steps import draw, lines, of_level
-        from ..reproduce.collect import read
-        from ..reproduce.document import write_steps
 
-        cells = [cell for cell in map(store.load, self.asked()) if cell]
-        for line in lines(cells):
-            show.line(line)
-        if self.collect:
-            write_steps(cells, FILE, True, show)
-            if FILE.is_file():
-                draw(of_level(read(FILE)), FILE.parent)
+def shape_of(task: str) -> list[str]:
+    """What sets a cell apart from steps as they are."""
+    return task.split(":")[1:-1]
 
 
 def named(model: str) -> str | None:
@@ -142,7 +126,10 @@ def named(model: str) -> str | None:
     return None if model == "workshop" else model
 
 
-def estimate(model: str) -> str:
-    """A line: how long the cells of a model take."""
-    parts = ", ".join(f"{what} {minutes}" for what, minutes in MINUTES[model].items())
-    return f"{model}: about {sum(MINUTES[model].values())} minutes on two quiet cores ({parts})"
+def named_rows(cells) -> Iterator[tuple[dict, dict]]:
+    """(stored cell, one of its rows without what the cell stands on)."""
+    tokens = lambda cell: int(cell["task"].rpartition(":")[2])
+    for cell in sorted(cells, key=lambda cell: (cell["model"] != "workshop", tokens(cell))):
+        about = {name: cell["about"].get(name) for name in ("simd", "compiled", "batch", "layers")}
+        for row in cell["rows"]:
+            yield cell, {"model": cell["model"], "shape": shape_of(cell["task"])} | about | row
