@@ -10,13 +10,14 @@ import nbformat
 
 from . import __doc__ as what
 from . import answers, editions, quiz, run, text
+from .harness import COMMAND
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m course", description=what, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=COMMAND, description=what, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("text", help="print a notebook as plain text")

@@ -14,8 +14,6 @@ import random
 import torch
 
 import kvlab
-from eval.core.digests import model_digest
-from eval.tasks.corpus import prose
 from kvlab import attention
 from kvlab.arithmetic import count_flops, kv_bytes_per_token
 from kvlab.bill import data as bill_data
@@ -24,6 +22,7 @@ from kvlab.measure.studies import read, similarity
 from kvlab.models import ModelShape, calibration_ids
 from kvlab.models.fetching import PACKAGES
 
+from .harness import harness
 from .teaching import lease, lesson
 from .teaching.smollm2 import STORED, drawn
 
@@ -158,7 +157,7 @@ def _needles():
         "Lima",
     ]
     for n in range(NEEDLES):
-        story = prose(rng, 60)
+        story = harness("tasks.corpus").prose(rng, 60)
         story.insert(rng.randrange(10, 50), f"The secret meeting of clause 17 takes place in {names[n]}.")
         yield (
             " ".join(story),
@@ -326,7 +325,11 @@ def measure(names: list[str]) -> None:
     model, tokenizer = kvlab.load("smollm2")
     kept = json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
     package = f"{PACKAGES['smollm2'].name} {PACKAGES['smollm2'].version}"
-    model_is = {"model": "SmolLM2-135M-Instruct", "package": package, "digest": model_digest("smollm2")}
+    model_is = {
+        "model": "SmolLM2-135M-Instruct",
+        "package": package,
+        "digest": harness("core.digests").model_digest("smollm2"),
+    }
     same = all(kept.get(key) == value for key, value in model_is.items())
     studies = kept.get("studies", {}) if same else {}
     for name in names or STUDIES:

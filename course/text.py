@@ -37,13 +37,17 @@ SETUP = """\
 # Runs everywhere: does nothing where kvlab is installed, else installs it (KVLAB_SOURCE: folder or address).
 import importlib.util
 import os
+import sys
 import warnings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a network
 warnings.filterwarnings("ignore", message="IProgress not found")  # nor widgets
 if importlib.util.find_spec("kvlab") is None:
     source = os.environ.get("KVLAB_SOURCE", "..")
-    %pip install -q {source}"""
+    %pip install -q {source}
+if importlib.util.find_spec("course") is None:  # installed: kvlab_course, and kvlab_eval for eval
+    for name in ("course", "eval"):
+        sys.modules[name] = importlib.import_module(f"kvlab_{name}")"""
 FENCE = re.compile(r"```\{(code|setup|slide)\}\s*(.*)")
 SEVERAL = ("words", "choice", "wrong")  # what a slide may say more than once
 

@@ -8,3 +8,6 @@
 core/ makes and stores the cells of every measurement; accuracy/, speed/, studies/ and peers/ make numbers,
 report/ shows what is stored, tasks/ holds the local tasks of lm-eval.
 """
+
+PACKAGE = __name__  # eval in a checkout, kvlab_eval where kvlab is installed
+PROGRAM = "python -m eval" if PACKAGE == "eval" else "kvlab eval"  # how people call it there

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
+from . import PROGRAM
 from .accuracy.measurement import Accuracy
 from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
@@ -48,7 +49,7 @@ class Report(Measurement):
     def check(self) -> None:
         if not Store(self.folder).files.names():
             raise Problem(
-                f"--out {self.folder}: there are no results in this folder; run python -m eval all first"
+                f"--out {self.folder}: there are no results in this folder; run {PROGRAM} all first"
             )
 
     def cells(self) -> list:
@@ -78,7 +79,7 @@ class Merge(Measurement):
 
     def run(self, store, show) -> int:
         new, total = merge([address(folder) for folder in self.folders], store, show.line)
-        show.line(f"{new} cells came to {self.folder}, which holds {total}; see python -m eval report --out")
+        show.line(f"{new} cells came to {self.folder}, which holds {total}; see {PROGRAM} report --out")
         return 0
 
 
@@ -103,12 +104,12 @@ class Parser(argparse.ArgumentParser):
     """Errors are one line."""
 
     def error(self, message: str):
-        raise Problem(f"{message} (see python -m eval --help)")
+        raise Problem(f"{message} (see {PROGRAM} --help)")
 
 
 def parser() -> Parser:
     """A sub-command for each measurement, an option for each of its fields; everything has a default."""
-    made = Parser(prog="python -m eval", description="Accuracy, agreement and speed of KV-cache methods.")
+    made = Parser(prog=PROGRAM, description="Accuracy, agreement and speed of KV-cache methods.")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser(LM_EVAL, help="lm-eval's own command line, which knows --model kvlab", add_help=False)
     for name, (about, kinds) in COMMANDS.items():
@@ -245,7 +246,7 @@ def main(words: list[str] | None = None) -> int:
                 return lm_eval(given[1:])
             measurements = chosen(words)
             out = measurements[-1].folder
-            return work(measurements, shlex.join(["python", "-m", "eval", *given]))
+            return work(measurements, f"{PROGRAM} {shlex.join(given)}".strip())
     except (ValueError, Failed) as error:
         if "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0":
             return 2  # the first process says it for all
@@ -310,15 +311,14 @@ def terminable() -> Iterator[None]:
 
 
 def working_directory_last() -> None:
-    """`python -m` looks into the working directory first, where a `kvlab` of somebody else's may be; a user's
-    own modules are found there still."""
+    """A user's own modules are found in the working directory, behind all others: `python -m` looks into it
+    first, a command that is installed not at all."""
     try:
         here = os.getcwd()
     except OSError:
         raise Problem("the working directory is gone; change to another one") from None
-    places = [place for place in sys.path if place not in ("", here)]
-    if here != str(ROOT) and len(places) < len(sys.path):
-        sys.path[:] = [*places, here]
+    if here != str(ROOT):
+        sys.path[:] = [*(place for place in sys.path if place not in ("", here)), here]
 
 
 if __name__ == "__main__":

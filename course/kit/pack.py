@@ -44,7 +44,7 @@ CPU = "https://download.pytorch.org/whl/cpu"
 LEFT_OUT = (*ON_REQUEST, "numba")
 BESIDE = "gguf"
 SCORES = re.compile(r"^from eval\.(?:accuracy|core|report)\b", re.M)  # a notebook that needs lm-eval
-BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "LICENSE")
+BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "setup.py", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
 LITTER = shutil.ignore_patterns("__pycache__", "*.pyc", ".ipynb_checkpoints")
 READ = re.compile(r"\]\(\.\./((?:kvlab|eval|docs)/[^)#]+)")  # a link out of notebooks/
@@ -56,6 +56,7 @@ FIRST_CELL = """\
 import glob
 import importlib.util
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a network
 if importlib.util.find_spec("kvlab") is None:
@@ -67,13 +68,16 @@ if importlib.util.find_spec("kvlab") is None:
                    f"On Colab: upload setup/{{wheel}} and run this cell again.")
     source = next(filter(None, found))
     %pip install -q "{{source}}"
+for name in ("course", "eval"):  # their names in the project
+    sys.modules[name] = importlib.import_module(f"kvlab_{{name}}")
 from course.teaching import kit
 
 kit.belongs("{version}"{needs})"""
 CLASSROOM = (  # here, and in a kit, whose wheel holds no quiz
     "python -m course answers class.csv",
-    ".venv/bin/python -m course answers class.csv --quiz classroom/quiz.md",
+    ".venv/bin/python -m kvlab_course answers class.csv --quiz classroom/quiz.md",
 )
+COMMANDS = (("python -m eval", "kvlab eval"), ("python -m course", "python -m kvlab_course"))  # with a wheel
 GUIDES = ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md")
 REWORDED = (
     CLASSROOM,
@@ -241,6 +245,8 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
                 cell.source = READ.sub(r"](../source/\1", cell.source).replace(
                     "](page.html)", "](../page.html)"
                 )
+                for here, there in COMMANDS:
+                    cell.source = cell.source.replace(here, there)
             elif cell.source == SETUP:
                 cell.source = FIRST_CELL.format(version=version, needs=needs)
         nbformat.write(made, folder / name)

@@ -3,7 +3,7 @@
     python setup/start.py              set up (once, minutes), then open JupyterLab
     python setup/start.py --set-up     set up only
     python setup/start.py --check      set up, then check the machine and the stick
-    python setup/start.py --shell      a command line in which `kvlab` and `python -m eval` are there
+    python setup/start.py --shell      a command line in which `kvlab` is there, `kvlab eval` too
     python setup/start.py --stick      download what this kind of machine needs into setup/wheels, to carry it
     python setup/start.py --all        also what chapter 8 scores with: lm-eval, 140 MB more
     python setup/start.py --cuda       set up with the CUDA build of PyTorch (Linux, several GB)

@@ -17,14 +17,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from eval.tasks import corpus, words
 from kvlab.calibrate.skew import skew
 from kvlab.methods import METHODS
 from kvlab.models import WORKSHOP, load
 
+from ..harness import harness
 from .assemble import assemble
 from .recipes import tables
 
+corpus, words = harness("tasks.corpus"), harness("tasks.words")
 HERE = Path(__file__).resolve().parent
 BUILT = HERE.parents[1] / "notebooks" / "page.html"  # chapters link to it; git ignores it
 WORKER = (

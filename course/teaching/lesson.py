@@ -8,13 +8,15 @@ import statistics
 
 import torch
 
-from eval.tasks.corpus import prose, recall
 from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
 from kvlab.fast.compiled import engine_of
 from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 
+from ..harness import harness
+
+corpus = harness("tasks.corpus")
 PROMPT = "The brown dog slept by the"  # six tokens, the same in every chapter
 
 
@@ -36,7 +38,7 @@ def versions() -> None:
 def document(seed: int = 11, facts: int = 8, filler: int = 12):
     """A `corpus.Document`: facts among sentences of prose, and a question about one of the facts."""
     rng = random.Random(seed)
-    return recall(rng, facts=facts, filler=prose(rng, filler))
+    return corpus.recall(rng, facts=facts, filler=corpus.prose(rng, filler))
 
 
 def ask(model, tokenizer, method: str, document, *, known: bool = True) -> str:
@@ -60,7 +62,7 @@ def answered(model, tokenizer, methods, asked) -> dict[str, tuple[int, int]]:
 
     asked: (context, question, answer) each. As `ask`, for many methods: all of them take one prefill.
     """
-    from eval.accuracy.prefill import shared
+    shared = harness("accuracy.prefill").shared
 
     right = {method: [0, 0] for method in methods}
     for context, question, answer in asked:
@@ -128,7 +130,7 @@ def print_costs(rows: list[dict]) -> None:
 def print_seconds(model, tokenizer, methods, *, tokens: int = 256, steps: int = 12) -> None:
     """Median milliseconds per token of each method after a prompt of `tokens`, with the engine's name. For a
     cell whose output is not compared: it is this machine's, and noisy."""
-    ids = tokenizer(" ".join(prose(random.Random(7), 60)), return_tensors="pt").input_ids[:, :tokens]
+    ids = tokenizer(" ".join(corpus.prose(random.Random(7), 60)), return_tensors="pt").input_ids[:, :tokens]
     for method in methods:
         cache = make_cache(model, method)
         engine = "its static graph" if hasattr(cache, "forward") else f"{engine_of(model)} engine"

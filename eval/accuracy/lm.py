@@ -44,6 +44,7 @@ import kvlab
 from kvlab.devices import entry_of
 from kvlab.spec import Spec, parse
 
+from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
 from ..core.errors import Problem
 from .batching import PREFILLED, Meter
@@ -262,7 +263,7 @@ class KVLabLM(TemplateLM):
         kept = getattr(cache_hook.dbdict, "filename", None)
         if kept is not None and not (self.identity and self.identity in kept):
             raise ValueError(
-                f"use_cache={kept}: its answers may be another method's; use `python -m eval lm-eval run`, "
+                f"use_cache={kept}: its answers may be another method's; use `{PROGRAM} lm-eval run`, "
                 f"which keeps those of each apart, or name a file with {self.identity or 'nothing'} in it"
             )
         super().set_cache_hook(cache_hook)

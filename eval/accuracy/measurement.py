@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .. import PACKAGE
 from ..cluster.options import Pooled, pieces
 from ..core import workers
 from ..core.errors import Failed, Problem
@@ -28,7 +29,7 @@ class Accuracy(Pooled):
 
     name = "accuracy"
     about = "lm-eval tasks and agreement with the full cache, then the report"
-    maker = "eval.accuracy.make"
+    maker = f"{PACKAGE}.accuracy.make"
 
     tasks: tuple[str, ...] = option(
         "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"

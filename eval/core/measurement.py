@@ -300,8 +300,8 @@ def record(cell: Cell, found: dict, threads: int | None) -> dict:
 class Study(Measurement):
     """A measurement of named experiments, one cell each, made in this process.
 
-    `makers`: {experiment: the module whose EXPERIMENTS holds it}; an experiment takes the study and returns
-    what its cell is to hold.
+    `makers`: {experiment: the module beside the study's whose EXPERIMENTS holds it}; an experiment takes the
+    study and returns what its cell is to hold.
     """
 
     makers: ClassVar[dict[str, str]]
@@ -328,7 +328,8 @@ class Study(Measurement):
 
     def make(self, cell: Cell) -> dict:
         name = cell.task.removeprefix(self.task(""))
-        return import_module(self.makers[name]).EXPERIMENTS[name](self)
+        room = type(self).__module__.rpartition(".")[0]
+        return import_module(self.makers[name], room).EXPERIMENTS[name](self)
 
     def found(self, store, say) -> dict[str, dict]:
         """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line

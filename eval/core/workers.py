@@ -2,7 +2,7 @@
 
 A pool has one method, `run(maker, options, jobs, report)`. It asks `jobs(workers)` for the list of jobs, once
 it knows how many workers there are, and yields an `Outcome` for every job as it is finished. `Local` is the
-pool of this machine, `eval.cluster.pool.OnRay` the other one.
+pool of this machine, `cluster.pool.OnRay` the other one.
 
 A worker is started through forkserver with torch, transformers, lm-eval and kvlab already imported,
 so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
@@ -25,10 +25,11 @@ from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import wait
 
+from .. import PACKAGE
 from .digests import ROOT
 from .errors import Failed, describe
 
-PRELOAD = ["eval.core.preload"]
+PRELOAD = [f"{PACKAGE}.core.preload"]
 
 
 @dataclass(frozen=True)

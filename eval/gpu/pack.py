@@ -20,13 +20,13 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from ..core.digests import ROOT
+from ..core.digests import HARNESS, ROOT
 from ..core.errors import Problem, one_line
 from ..core.machine import commit, cores
 from . import precompile
 
 LIMIT = 50e6  # bytes
-OURS = ("kvlab", "eval")
+OURS = {"kvlab": ROOT / "kvlab", "eval": HARNESS}
 NEEDED = (  # what eval and kvlab import, and what that needs
     "transformers", "huggingface_hub", "filelock", "tqdm", "packaging", "rich", "markdown-it-py", "mdurl",
     "pygments", "tokenizers", "safetensors", "psutil", "regex", "pyyaml",
@@ -70,10 +70,10 @@ def ours(site: Path) -> None:
     version = metadata.version("kvlab")
     name = f"kvlab-{version}"
     with zipfile.ZipFile(site / f"{name}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
-        for package in OURS:
-            for file in sorted((ROOT / package).rglob("*")):
+        for package, folder in OURS.items():
+            for file in sorted(folder.rglob("*")):
                 if file.is_file() and not {"__pycache__", "checkpoint", "checkpoint-opt"} & {*file.parts}:
-                    wheel.write(file, file.relative_to(ROOT).as_posix())
+                    wheel.write(file, f"{package}/{file.relative_to(folder).as_posix()}")
         about = f"Metadata-Version: 2.1\nName: kvlab\nVersion: {version}\n"
         wheel.writestr(f"{name}.dist-info/METADATA", about)
         wheel.writestr(f"{name}.dist-info/RECORD", "")

@@ -84,7 +84,7 @@ class Gpu(Measurement):
         """The units of the chosen stages, best first."""
         stages = [stage for stage in STAGES if stage in (self.stages or STAGES)]
         size = "dry" if self.dry else "real"
-        found = [unit for stage in stages for unit in import_module(MODULES[stage]).units(size)]
+        found = [unit for stage in stages for unit in import_module(MODULES[stage], __package__).units(size)]
         return sorted(found, key=lambda unit: unit.rank)
 
     def cells(self) -> list[Cell]:

@@ -15,6 +15,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from .. import PACKAGE
 from ..core.workers import ours_first
 
 CAPABILITY = 90  # of an H100
@@ -90,7 +91,7 @@ def calls(capability: tuple[int, int] = divmod(CAPABILITY, 10)) -> list:
 
 def together(folder: Path, capability: int, parts: int, seconds: float) -> bool:
     """Let so many processes share the work out, at most for so many seconds; whether all came to an end."""
-    words = [sys.executable, "-m", "eval.gpu.precompile", str(folder), str(capability)]
+    words = [sys.executable, "-m", f"{PACKAGE}.gpu.precompile", str(folder), str(capability)]
     silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
     with ours_first():
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

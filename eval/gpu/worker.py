@@ -21,8 +21,8 @@ from ..core.workers import ours_first
 
 START = 180.0  # seconds in which a process must have imported everything
 MODULES = {  # stage -> its module
-    "step": "eval.gpu.step", "attention": "eval.gpu.flash", "link": "eval.gpu.link",
-    "headline": "eval.gpu.headline", "right": "eval.gpu.right",
+    "step": ".step", "attention": ".flash", "link": ".link",
+    "headline": ".headline", "right": ".right",
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def measured(bench, unit) -> tuple[str, object, bool]:
     """("done", what its stage found) or ("failed", (line, traceback)), and whether the device is spoiled."""
     bench.said = []
     try:
-        found = import_module(MODULES[unit.stage]).measure(bench, **unit.given)
+        found = import_module(MODULES[unit.stage], __package__).measure(bench, **unit.given)
         answer = "done", found | {"notes": bench.said}
     except Exception as error:
         answer = "failed", describe(error)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 
+from .. import PACKAGE
 from ..accuracy.cuts import boundary, character, cut_of
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT, digest, method_digest
@@ -159,7 +160,7 @@ def side(name: str, cells: list[Cell], documents: list[dict], model: str, folder
     file.write_text(json.dumps(job), encoding="utf-8")
     given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     given |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}  # what is freed leaves the process
-    command = [python, "-m", "eval.reproduce.sides", name, str(file)]
+    command = [python, "-m", f"{PACKAGE}.reproduce.sides", name, str(file)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]

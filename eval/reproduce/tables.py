@@ -242,7 +242,7 @@ LATE = ": nats beyond full, last quarter"
 
 def chunks(row: dict) -> str:
     """The texts that a perplexity is of."""
-    count = row["limit"] or len(row["values"])
+    count = row.get("limit") or len(row["values"])
     last = row["chunk"] - row["prompt"]
     return f"{count} chunks of {row['chunk']} tokens, of which the last {last}"
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from .. import PACKAGE
 from ..cluster.options import Pooled
 from ..core import workers
 from ..core.alike import SPEED
@@ -29,7 +30,7 @@ class Speed(Pooled):
 
     name = "speed"
     about = "prefill and decode times beside transformers' own caches, then the report"
-    maker = "eval.speed.timing"
+    maker = f"{PACKAGE}.speed.timing"
 
     suite: str = option(
         "the model itself, 1k to 16k tokens on a wider random-weight Llama, or decode attention alone",
@@ -138,7 +139,7 @@ class Speed(Pooled):
         def report(job, done: float, total: float) -> None:
             bar.at(f"{context_of(job[0])} tokens", done)
 
-        for done in pool.run("eval.speed.apart", self, lambda workers: jobs, report):
+        for done in pool.run(f"{PACKAGE}.speed.apart", self, lambda workers: jobs, report):
             if isinstance(done.found, Failed):
                 yield done.job[0], done.found
                 continue

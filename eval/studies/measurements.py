@@ -55,15 +55,15 @@ class Offload(ModelStudy):
     about = "what InfiniGen claims and rests on, measured or simulated (offload.json and figures)"
     threads = 1  # the link's threads have the other cores
     makers = {
-        "similarity": "eval.studies.offload.rehearsal",
-        "recall": "eval.studies.offload.rehearsal",
-        "sensitivity": "eval.studies.offload.quality",
-        "latency": "eval.studies.offload.simulated",
-        "breakdown": "eval.studies.offload.simulated",
-        "link": "eval.studies.offload.walltime",
-        "pool": "eval.studies.offload.quality",
-        "bandwidth": "eval.studies.offload.simulated",
-        "accuracy": "eval.studies.offload.quality",
+        "similarity": ".offload.rehearsal",
+        "recall": ".offload.rehearsal",
+        "sensitivity": ".offload.quality",
+        "latency": ".offload.simulated",
+        "breakdown": ".offload.simulated",
+        "link": ".offload.walltime",
+        "pool": ".offload.quality",
+        "bandwidth": ".offload.simulated",
+        "accuracy": ".offload.quality",
     }
 
     @property
@@ -84,7 +84,7 @@ class Quant(ModelStudy, OfMethods):
 
     name = home = "quant"
     about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
-    makers = dict.fromkeys(("bits", "drift", "text"), "eval.studies.quant")
+    makers = dict.fromkeys(("bits", "drift", "text"), ".quant")
 
     text: str | None = option(
         "file that the experiment text reads (default: the local prose)", metavar="FILE"
@@ -111,7 +111,7 @@ class StaticGraph(Study):
     home = "static_graph"
     about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
     parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
-    makers = dict.fromkeys(parts, "eval.studies.static_graph")
+    makers = dict.fromkeys(parts, ".static_graph")
 
     threads: int = option("of torch (default: 1)", 1, type=count)
 
@@ -132,7 +132,6 @@ class Attention(Measurement):
 
     name = "attention"
     about = "decode attention alone, on random K and V (attention.json)"
-    maker = "eval.studies.attention"
     threads = 1
 
     limit: int | None = option("the shortest length and few repeats only", type=count)
@@ -164,7 +163,6 @@ class Perplexity(OfMethods):
     about = (
         "perplexity against position, each token predicted through the cache (perplexity.json and a figure)"
     )
-    maker = "eval.studies.perplexity"
 
     text: Path | None = option("file of text (default: kvlab's own stories)", type=Path)  # noqa: RUF009
     chunk: int = option("tokens of a chunk (default: 2048)", 2048, type=count)

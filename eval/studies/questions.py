@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 import kvlab
-from eval.tasks import corpus
 from kvlab.decode import Stepper
 from kvlab.spec import Spec
 
 from ..accuracy.batching import pad_left
 from ..accuracy.prefill import shared
 from ..accuracy.taskset import stories
+from ..tasks import corpus
 
 FACTS, FILLER = 12, 24  # facts in a document, sentences of prose between them
 ROWS = 25  # rows at a time

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval.tasks.words import ANIMALS, COLOURS, NAMES, PLACES, THINGS
+from .words import ANIMALS, COLOURS, NAMES, PLACES, THINGS
 
 TASK_SEED, VALID_SEED = 1_000_000, 2_000_000
 

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from eval.tasks import corpus, words
 from kvlab.models import EMBEDDED
+
+from . import corpus, words
 
 DATA = Path(__file__).resolve().parent / "data"
 CHECKPOINT = EMBEDDED["workshop"]

@@ -11,8 +11,8 @@ from itertools import pairwise
 import datasets
 from transformers import AutoTokenizer
 
-from eval.tasks import corpus
-from eval.tasks.words import NAMES
+from . import corpus
+from .words import NAMES
 
 SEED = 4_000_000  # apart from the seeds of training and of the other tasks
 VALUES, QUERIES, DISTRACTORS, HOPS = 4, 4, 7, 4

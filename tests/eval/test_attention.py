@@ -5,7 +5,7 @@ import json
 import torch
 
 from eval.__main__ import main
-from eval.reproduce import tables
+from eval.reproduce import show, tables
 from eval.reproduce.collect import read
 from eval.studies import attention, measurements
 
@@ -18,7 +18,8 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(attention, "SHAPES", {"one": (8, 1, HEAD), "groups": (2, 3, HEAD)})
     monkeypatch.setattr(attention, "DECODED", "one")
     monkeypatch.setattr(attention, "SWEPT", 64)
-    monkeypatch.setattr(measurements, "FILE", tmp_path / "stored.json")
+    (tmp_path / "stored").mkdir()
+    monkeypatch.setattr(show, "RESULTS", tmp_path / "stored")
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     words = ["attention", "--limit", "1", "--out", str(tmp_path), "--collect"]
     assert main(words) == 0
@@ -31,12 +32,12 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     assert "decode attention" in capsys.readouterr().out
     monkeypatch.setattr(attention, "simd", lambda: "another processor's")
     assert main(words) == 0  # whose rows stand beside
-    stored = read(tmp_path / "stored.json")
+    stored = read(tmp_path / "stored" / "attention.json")
     assert [row["simd"] for row in stored] == [rows[0]["simd"]] * 5 + ["another processor's"] * 5
     monkeypatch.setattr(tables, "study", lambda name: stored)
-    shown = tables.kernels(rows[0]["simd"], "64")
+    shown = tables.TABLES["kernels"](rows[0]["simd"], "64")
     assert "(over sdpa) | one | groups |" in shown and "\n| `int8` | " in shown and "decode" not in shown
-    assert tables.kernels("AVX-1024", "64").startswith("Not made yet")
+    assert tables.TABLES["kernels"]("AVX-1024", "64").startswith("Not made yet")
 
 
 def test_it_is_one_threads_whatever_torch_has(monkeypatch, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eval.core.digests import MAKES, ROOT, code_digest, method_digest
+from eval.core.digests import HARNESS, MAKES, ROOT, code_digest, method_digest
 from eval.core.errors import Problem
 from kvlab.spec import parse
 
@@ -25,7 +25,7 @@ class Mine(Sinks):
 def copied(tmp_path_factory) -> Path:
     """The code that makes numbers, in another folder."""
     root = tmp_path_factory.mktemp("project")
-    for room in MAKES:
+    for room in ("kvlab", *(f"eval/{room}" for room in MAKES)):
         shutil.copytree(
             ROOT / room, root / room, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
         )
@@ -34,7 +34,7 @@ def copied(tmp_path_factory) -> Path:
 
 def of(root: Path) -> str:
     code_digest.cache_clear()
-    return code_digest(root)
+    return code_digest(root / HARNESS.name)
 
 
 @pytest.mark.parametrize(

@@ -291,9 +291,9 @@ def test_the_working_directory_is_looked_at_last(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [str(tmp_path), "/a", "", "/b"])
     working_directory_last()
     assert sys.path == ["/a", "/b", str(tmp_path)]
-    monkeypatch.setattr(sys, "path", ["/a", "/b"])
+    monkeypatch.setattr(sys, "path", ["/a", "/b"])  # of a command that is installed
     working_directory_last()
-    assert sys.path == ["/a", "/b"]
+    assert sys.path == ["/a", "/b", str(tmp_path)]
 
 
 def test_no_home_and_a_working_directory_full_of_our_names(quick, tmp_path):

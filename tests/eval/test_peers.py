@@ -12,13 +12,9 @@ import pytest
 import torch
 
 from eval.__main__ import main
-from eval.peers import measurement
-from eval.peers.measurement import Peers, compared
-from eval.peers.ours import Ours
-from eval.peers.pairs import NOT_COMPARED, PAIRS, Pair, named
-from eval.peers.side import answered
-from eval.peers.theirs import Theirs
 from eval.reproduce import peers
+from eval.reproduce.peers import NOT_COMPARED, PAIRS, Peers, compared, named, written
+from eval.reproduce.sides import Ours, Theirs, answered
 from kvlab.models import source_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,16 +22,16 @@ DOCUMENT = {"ids": list(range(3, 43)), "cut": 36, "choices": [[5], [6, 7]], "lab
 
 
 def test_every_press_is_compared_or_has_a_reason():
-    compared_ones = set().union(*(named(pair.press) for pair in PAIRS))
+    compared_ones = set().union(*(named(pair["press"]) for pair in PAIRS))
     assert not compared_ones & NOT_COMPARED.keys() and all(NOT_COMPARED.values())
-    assert peers.DIFFERS.keys() <= {pair.method for pair in PAIRS}
+    assert peers.DIFFERS.keys() <= {pair["method"] for pair in PAIRS}
     told = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     assert [name for name in NOT_COMPARED if f"`{name}`" not in told] == []
 
 
 def test_a_press_is_written_as_one_writes_it():
     press = {"AdaKVPress": {"press": {"SnapKVPress": {"window_size": 16}}}}
-    assert Pair("adakv", press).told == "AdaKVPress(SnapKVPress(window_size=16))"
+    assert written(press) == "AdaKVPress(SnapKVPress(window_size=16))"
     assert named(press) == {"AdaKVPress", "SnapKVPress"}
 
 
@@ -137,7 +133,7 @@ def test_a_side_is_a_process_that_files_tell_what_to_do(folder, tmp_path):
     ]
     job = tmp_path / "job.json"
     job.write_text(json.dumps({"model": str(folder), "documents": [DOCUMENT], "runs": runs}))
-    subprocess.run([sys.executable, "-m", "eval.peers.ours", str(job)], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "eval.reproduce.sides", "ours", str(job)], cwd=ROOT, check=True)
     good, bad = (json.loads(Path(run["file"]).read_text()) for run in runs)
     assert [len(head) for layer in good["documents"][0]["held"] for head in layer] == [12] * 6
     assert "kernel" in bad["error"]
@@ -165,7 +161,7 @@ def test_documents_are_cut_where_the_protocol_says(protocol):
     ],
 )
 def test_bad_input_is_one_line(words, said, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(measurement, "THERE", tmp_path / "python")
+    monkeypatch.setattr(peers, "THERE", tmp_path / "python")
     assert main(["peers", *words, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
@@ -175,11 +171,11 @@ def test_the_tables_name_every_pair_and_no_other():
     text = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
     shown = re.findall(r"<!-- results: peers (\S+) -->\n(.*?)<!-- end", text, re.DOTALL)
     named_in = {model: re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE) for model, table in shown}
-    assert named_in["workshop"] == [pair.method for pair in PAIRS]
+    assert named_in["workshop"] == [pair["method"] for pair in PAIRS]
     assert all(set(names) <= set(named_in["workshop"]) for names in named_in.values())
 
 
-@pytest.mark.skipif(not measurement.THERE.is_file(), reason="make peers builds kvpress's environment")
+@pytest.mark.skipif(not peers.THERE.is_file(), reason="make peers builds kvpress's environment")
 def test_kvpress_itself_holds_what_we_hold():
     """Two pairs whose definitions are one, and one that differs by the newest token."""
     asked = Peers(limit=1, tasks=("recall",))

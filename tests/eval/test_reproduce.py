@@ -7,8 +7,8 @@ import pytest
 
 from eval.__main__ import main
 from eval.accuracy.measurement import Accuracy
-from eval.reproduce import collect, document, studies
-from eval.reproduce.measurement import Reproduce
+from eval.reproduce import collect, studies
+from eval.reproduce.command import Reproduce
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse
 
@@ -34,8 +34,10 @@ def tiny(monkeypatch):
         },
         "perplexity": lambda quick, rows: {"workshop": Perplexity(**read)},
     }
-    few = {name: studies.Study("for a test", make) for name, make in parts.items()}
-    monkeypatch.setattr("eval.reproduce.measurement.STUDIES", few)
+    few = {key: {"about": "for a test"} for key in parts}
+    monkeypatch.setattr("eval.reproduce.command.parts", lambda name, *asked: parts[name](*asked))
+    for module in ("command", "show"):
+        monkeypatch.setattr(f"eval.reproduce.{module}.STUDIES", few)
     return few
 
 
@@ -111,10 +113,10 @@ def test_rows_that_were_asked_otherwise_go():
 def test_timed_rows_of_other_cells_stay(tmp_path):
     file, cell = tmp_path / "speed.json", ("model", "context")
     old = [{"model": "a", "context": n, "ms": ms} for n, ms in ((256, 1), (256, 2), (2048, 3))]
-    assert document.with_others(old, cell, file) == old
+    assert collect.with_others(old, cell, file) == old
     file.write_text(collect.text("speed", "about", old), encoding="utf-8")
     new = {"model": "a", "context": 256, "ms": 4}
-    told = document.with_others([new], cell, file)
+    told = collect.with_others([new], cell, file)
     file.write_text(collect.text("speed", "about", told), encoding="utf-8")
     assert [(row["context"], row["ms"]) for row in collect.read(file)] == [(256, 4), (2048, 3)]
 
@@ -125,8 +127,8 @@ def test_changes_that_are_not_committed_are_said_in_one_line_and_refuse_nothing(
 ):
     """Where cells are made, that is: --collect makes none."""
     made = []
-    monkeypatch.setattr("eval.reproduce.measurement.commit", lambda: commit)
-    monkeypatch.setattr(Reproduce, "_make", lambda self, name, show: made.append(name) or 0)
+    monkeypatch.setattr("eval.reproduce.command.commit", lambda: commit)
+    monkeypatch.setattr(Reproduce, "make_study", lambda self, name, show: made.append(name) or 0)
     words = ["reproduce", "--out", str(tmp_path), "--studies", "perplexity", "toy"]
     assert main(words) == 0 and made == ["perplexity", "toy"]
     said = [line for line in capsys.readouterr().err.splitlines() if "not committed" in line]
@@ -172,9 +174,9 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
         "workshop-opt-duo.safetensors",
     ):
         (tmp_path / name).touch()
-    for study in studies.STUDIES.values():
-        parts = study.parts(quick, tmp_path)
-        assert parts and study.about
+    for name, study in studies.STUDIES.items():
+        parts = studies.parts(name, quick, tmp_path)
+        assert parts and study["about"]
         for measurement in parts.values():
             assert "full" in {parse(method).name for method in measurement.methods}
             assert measurement.limit is not None or not quick

@@ -7,12 +7,9 @@ import json
 import pytest
 import torch
 
-import kvlab
 from eval.__main__ import main
 from eval.core.results import FIELDS
-from eval.report import steps as report
-from eval.reproduce import collect, document, tables
-from eval.speed import llama, peers, prompts, steps
+from eval.reproduce import collect, llama, show, steps, tables, timed, turns
 
 COARSE = {"f32": 2e-3, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.5}  # flash attention keeps K and V in fp16
 built = pytest.mark.skipif(not llama.there(), reason="llama.cpp is not built in .llama")
@@ -42,10 +39,10 @@ def llama_folder(tmp_path_factory):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(steps, "read_bandwidth", lambda seconds: 1e10)
-    monkeypatch.setattr(steps, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
-    monkeypatch.setattr(steps, "OURS", ("full", "int8", "h2o:budget=0.2"))
-    monkeypatch.setattr(prompts, "ROUNDS", 2)
+    monkeypatch.setattr(turns, "read_bandwidth", lambda seconds: 1e10)
+    monkeypatch.setattr(turns, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
+    monkeypatch.setattr(turns, "OURS", ("full", "int8", "h2o:budget=0.2"))
+    monkeypatch.setattr(turns, "PROMPT_ROUNDS", 2)
 
 
 def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch, capsys):
@@ -58,12 +55,12 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     (tmp_path / "out" / "cells" / "another.json").write_text(
         json.dumps({name: {} for name in FIELDS} | {"model": "m", "method": "full", "task": "recall"})
     )
-    monkeypatch.setattr(peers, "FILE", tmp_path / "speed.json")
+    monkeypatch.setattr(show, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")
     assert made and all(row["context"] == 40 for row in rows)  # of what is asked for alone
-    asked = peers.Steps(models=(str(llama_folder),), contexts=("40",), rounds=2)
+    asked = steps.Steps(models=(str(llama_folder),), contexts=("40",), rounds=2)
     before = [cell.config for cell in asked.cells()]
     with monkeypatch.context() as built:
         built.setattr(llama, "there", lambda: True)
@@ -79,7 +76,7 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     for row in rows:
         if "prompt" in row["shape"]:
             assert row["steps"] == 2 and "fraction" not in row and row["context"] == 40
-    rows = [row for row in rows if "prompt" not in row["shape"]]
+    all_rows, rows = rows, [row for row in rows if "prompt" not in row["shape"]]
     full = [row for row in rows if row["weights"] == "fp32"]
     full = [row for row in full if row["method"] in ("full", "hf-dynamic", "hf-static")]
     assert all(row["off"] < 1e-5 for row in full) and all(
@@ -87,28 +84,28 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     )
     for row in rows:
         assert row["cpu_ms_low"] <= row["cpu_ms"] <= row["cpu_ms_high"]
-        assert row["steps"] == 2 * steps.TIMED and row["context"] == 40
+        assert row["steps"] == 2 * turns.TIMED and row["context"] == 40
         assert row["fraction"] == pytest.approx(row["gbps"] / 10, rel=1e-4)
     per_token = 2 * 2 * 2 * 32 * 4
     assert {row["bytes"] for row in rows if row["method"] == "hf-dynamic"} == {40 * per_token}
-    head, body, _ = report.times(rows, str(llama_folder), "1")
-    assert head[1:] == ["40 tokens"] and len(body) == 3 + 6
-    _, body, used = report.times(rows, str(llama_folder), "1", "weights")
-    assert len(body) == 2 * len(steps.NARROW) and "weights in bf16 (" in report.stands_on(used)
+    table = timed.speed(all_rows, "times", str(llama_folder), "1", rows[0]["simd"])
+    assert list(table.head[1:]) == ["40 tokens"] and len(table.body) == 3 + 6
+    table = timed.speed(all_rows, "times", str(llama_folder), "1", "weights", rows[0]["simd"])
+    assert len(table.body) == 2 * len(turns.NARROW) and "weights in bf16 (" in table.note
 
 
 def test_what_a_run_measures_and_how_long(monkeypatch):
-    monkeypatch.setattr(peers, "named", str)  # SmolLM2 may not have been fetched here
-    monkeypatch.setattr(peers, "model_digest", str)
-    asked = peers.Steps()
+    monkeypatch.setattr(steps, "named", str)  # SmolLM2 may not have been fetched here
+    monkeypatch.setattr(steps, "model_digest", str)
+    asked = steps.Steps()
     tasks = {(cell.model, cell.task) for cell in asked.cells()}
-    assert len(tasks) == len(asked.cells()) == 4 + 6 + 4 + 1 + 4 + 4 + 2
+    assert len(tasks) == len(asked.cells()) == 4 + 4 + 1 + 4 + 4 + 2
     assert {("workshop", "steps:weights=bf16:256"), ("smollm2", "steps:prompt:8192")} <= tasks
     monkeypatch.setattr(llama, "there", lambda: True)
     assert [line.partition(" minutes")[0] for line in asked.notes()] == [
-        f"{model}: about {sum(parts.values())}" for model, parts in peers.MINUTES.items()
+        f"{model}: about {sum(parts.values())}" for model, parts in steps.MINUTES.items()
     ]
-    assert not peers.Steps(rounds=1).notes() and not peers.Steps(collect=True).notes()
+    assert not steps.Steps(rounds=1).notes() and not steps.Steps(collect=True).notes()
 
 
 def test_too_many_steps_are_refused(tmp_path, capsys):
@@ -131,84 +128,52 @@ def row(method: str, cpu: float, wall: float, engine: str = "llama.cpp", threads
     return {"model": "m", "context": 9, "engine": engine, "method": method, "threads": threads} | times
 
 
+ABOUT = {
+    "shape": [], "machine": "m", "torch": "2", "weights": "fp32", "weight_bytes": 1, "bandwidth_gbps": 1.0,
+    "made": "2026-11-25", "code_digest": "c", "simd": "AVX512",
+}  # fmt: skip
+
+
 def test_the_faster_way_to_attend_counts():
     rows = [row("f32, flash off", 2.0, 3.0), row("f32, flash on", 4.0, 1.0)]
     rows += [row("f32, flash off", 2.0, 3.0, threads=2), row("f32, flash on", 4.0, 1.0, threads=2)]
     rows += [row("full", 3.0, 2.0, "kvlab, compiled"), row("full", 3.0, 2.0, "kvlab, compiled", 2)]
-    assert report.times(rows, "m", "1")[1][0] == ["llama.cpp: f32", "2.00 (2.00–2.00)"]
-    assert report.times(rows, "m", "2")[1][0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
-    assert report.ratios(rows, "1")[1][0][1:] == ["1.50"] and report.ratios(rows, "2")[1][0][1:] == ["2.00"]
-    assert report.ratios(rows, "1")[1][1][1:] == ["–"]  # nothing was measured of it
+    rows = [ABOUT | one for one in rows]
+    shown = lambda *words: timed.speed(rows, *words).body
+    assert shown("times", "m", "1")[0] == ["llama.cpp: f32", "2.00 (2.00–2.00)"]
+    assert shown("times", "m", "2")[0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
+    assert shown("ratios", "1")[0][1:] == ["1.50"] and shown("ratios", "2")[0][1:] == ["2.00"]
+    assert shown("ratios", "1")[1][1:] == ["–"]  # nothing was measured of it
 
 
 def test_processors_that_can_less_have_tables_of_their_own(tmp_path, monkeypatch):
-    about = {"shape": [], "machine": "m", "torch": "2", "weights": "fp32", "weight_bytes": 1}
-    about |= {"bandwidth_gbps": 1.0, "made": "2026-11-25", "code_digest": "c"}
+    about = ABOUT
     stored = [
         row("full", ms, ms, "us") | about | {"simd": simd} for simd, ms in (("AVX512", 1.0), ("AVX2", 2.0))
     ]
     monkeypatch.setattr(tables, "study", lambda name: stored)
-    first, other = tables.speed("times", "m", "1"), tables.speed("times", "m", "1", "AVX2")
+    shown = tables.TABLES["speed"]
+    first, other = shown("times", "m", "1"), shown("times", "m", "1", "AVX2")
     assert "| us: full | 1.00 (" in first and "m, AVX512, " in first
     assert "| us: full | 2.00 (" in other and "m, AVX2, " in other
     file = tmp_path / "speed.json"
     file.write_text(collect.text("speed", "about", stored))
     new = [row("full", 3.0, 3.0, "us") | about | {"simd": simd} for simd in ("AVX", "AVX512")]
-    told = document.with_others(new, ("model", "shape", "context", "simd"), file)
+    told = collect.with_others(new, ("model", "shape", "context", "simd"), file)
     # measuring on one machine takes nothing of another's, and moves nothing
     assert [(one["simd"], one["cpu_ms"]) for one in told] == [("AVX512", 3.0), ("AVX2", 2.0), ("AVX", 3.0)]
 
 
-def test_what_a_step_grows_with(tmp_path):
-    def measured(cpu, wall=1.0, threads=1, context=256, batch=1, layers=8, shape=()):
-        more = {"model": "workshop", "context": context, "batch": batch, "layers": layers, "shape": [*shape]}
-        return row("full", cpu, wall, "kvlab, compiled", threads) | more
-
-    rows = [measured(3.0), measured(9.0, 4.0, 2), measured(5.0, context=2048)]
-    rows += [measured(4.0, batch=2, shape=["batch=2"]), measured(7.0, 6.0, 2, batch=2, shape=["batch=2"])]
-    rows += [measured(6.0, layers=16, shape=["layers=16"])]
-    expected = {
-        "context": [(256, 3.0), (2048, 5.0)], "batch": [(1, 3.0), (2, 4.0)], "layers": [(8, 3.0), (16, 6.0)],
-        "threads": [(1, 1.0), (2, 4.0)],
-    }  # fmt: skip
-    for what, points in expected.items():
-        assert report.growth(rows, what) == {"kvlab, compiled: full": points}
-    assert report.times(rows, "workshop", "1")[1] == [
-        ["kvlab, compiled: full", "3.00 (3.00–3.00)", "5.00 (5.00–5.00)"]
-    ], "tables are of one row and the model's own layers"
-    assert len({str(report.look(name)) for name in report.DRAWN}) == len(report.DRAWN)
-    report.draw(rows[:1], tmp_path)
-    assert not [*tmp_path.iterdir()]
-    report.draw(rows, tmp_path)
-    assert (tmp_path / "speed.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("batch, layers", [(3, None), (1, 3)])
-def test_a_padded_batch_and_another_number_of_layers(batch, layers, llama_folder, quick):
-    bench = steps.Bench(str(llama_folder), 64, batch, layers)
-    rows = bench.rows()
-    assert {row.method for row in rows} == set(steps.FEW) and len(rows) == 5
-    assert bench.shape.layers == (layers or 2)
-    ids, logits = torch.arange(1, 9)[None], []
-    right = bench.theirs(ids).logits[0, -1]
-    for row in rows:
-        off = (row.logits(ids) - right).abs().max() / right.abs().max()
-        assert off < (0.05 if row.method == "int8" else 1e-5)
-        torch.manual_seed(3)
-        run = row.empty(44)
-        row.fill(run, 40)
-        run.step()
-        logits.append(run.step()[:, -1])
-    assert logits[0].shape[0] == batch and all(len(each) == batch for each in logits)
-    cache = kvlab.make_cache(bench.ours["eager"], "full")
-    steps.fill_cache(cache, bench.shape, 40, bench.padding(40))
-    assert cache.lengths == [40 - steps.PADDING * i for i in range(batch)]
-    bench.close()
+def test_rows_of_batches_and_layers_stand_in_no_table():
+    """Those that are stored, of 2026-11-25."""
+    one = ABOUT | row("full", 3.0, 3.0, "us")
+    other = one | {"shape": ["batch=2"], "cpu_ms": 9.0}
+    assert timed.speed([one, other], "times", "m", "1").body == [["us: full", "3.00 (3.00–3.00)"]]
 
 
 @built
 def test_llama_computes_the_same_model(llama_folder, quick):
-    bench = steps.Bench(str(llama_folder), 64)
+    bench = turns.Bench(str(llama_folder), 64)
     ids = torch.randint(0, 101, (1, 24), generator=torch.Generator().manual_seed(1))
     right = bench.theirs(ids).logits[0, -1]
     rows = [row for row in bench.rows() if row.engine == "llama.cpp"]
@@ -226,7 +191,7 @@ def test_llama_computes_the_same_model(llama_folder, quick):
 def test_llama_with_narrow_weights(weights, tmp_path):
     """Nearly the same logits, of fewer bytes; both say how their weights are held."""
     folder = saved(tmp_path, intermediate_size=64, tie_word_embeddings=True)
-    bench = steps.Bench(str(folder), 64, weights=weights)
+    bench = turns.Bench(str(folder), 64, weights=weights)
     rows = bench.rows()
     assert [row.engine for row in rows[-3:]] == [f"kvlab, compiled, {weights} weights"] * 3
     theirs = llama.OF_WEIGHTS[weights]
@@ -246,11 +211,11 @@ def test_llama_with_narrow_weights(weights, tmp_path):
 
 @built
 def test_a_prompt_of_several_chunks(tmp_path):
-    bench = steps.Bench(str(saved(tmp_path)), 2 * llama.CHUNK)
-    ids = steps.ids_of(bench, llama.CHUNK + 9)
+    bench = turns.Bench(str(saved(tmp_path)), 2 * llama.CHUNK)
+    ids = bench.ids(llama.CHUNK + 9)
     right = bench.theirs(ids).logits[0, -1]
     row = bench.of_llama("f32", False)
-    prompts.turn(row, ids, 1)
+    turns.fed(row, 1, ids)
     assert row.run.context.position == llama.CHUNK + 9
     off = row.run.context.logits(101) - right
     assert off.abs().max() < 1e-4 * right.abs().max()
@@ -260,19 +225,19 @@ def test_a_prompt_of_several_chunks(tmp_path):
 
 def test_a_type_that_cannot_hold_a_model(llama_folder, tmp_path):
     """104 weights in a row are no whole blocks."""
-    model = steps.loaded(str(llama_folder), 64)
+    model = turns.loaded(str(llama_folder), 64)
     assert llama.holds(model, "bf16") and not llama.holds(model, "q8_0")
     pytest.importorskip("gguf")
     with pytest.raises(ValueError, match="q8_0 holds rows of a multiple of 32"):
         llama.write(model, tmp_path / "model.gguf", "q8_0")
-    assert steps.Bench(str(llama_folder), 64, weights="int8").llama is None
+    assert turns.Bench(str(llama_folder), 64, weights="int8").llama is None
 
 
 @built
 def test_a_filled_cache_is_attended_to_whole(llama_folder):
     """Two chunks that hold the same tokens are as one, with every weight halved: the same logits; a third
     that holds others is not."""
-    bench = steps.Bench(str(llama_folder), 64)
+    bench = turns.Bench(str(llama_folder), 64)
     found = []
     for tokens in (llama.CHUNK, 2 * llama.CHUNK):
         context = llama.Context(bench.llama, "f32", False, tokens + 8, 1)

@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from eval.report.statistics import differs, mcnemar
-from eval.reproduce import collect, flat, tables
+from eval.reproduce import collect, tables
 from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,11 +48,11 @@ def test_mcnemar_compares_within_a_protocol_only(file):
 @pytest.mark.parametrize("file", STUDIED, ids=lambda file: file.stem)
 def test_the_flat_table_and_the_pictures_are_of_the_rows(file, tmp_path):
     collected = collect.read(file)
-    made = flat.write(collected, tmp_path / file.name)
+    made = collect.write_flat(collected, tmp_path / file.name)
     assert made[0].read_bytes() == file.with_suffix(".csv").read_bytes()
     packed = pyarrow.parquet.read_table(file.with_suffix(".parquet")).to_pylist()
-    assert packed == [flat.line(row) for row in collected]
-    if STUDIES[file.stem].points:
+    assert packed == [collect.line(row) for row in collected]
+    if STUDIES[file.stem].get("points"):
         protocols = {row["protocol"] for row in collected}
         assert all(file.with_name(f"{file.stem}-{protocol}.png").is_file() for protocol in protocols)
 

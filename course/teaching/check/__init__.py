@@ -11,6 +11,7 @@ from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED
 
 _key = key.read()
 for _file, _text in _key["checks"].items():
+    _text = _text.replace("from course.", f"from {__package__.partition('.')[0]}.")  # installed: kvlab_course
     exec(compile(_text, _file, "exec"), {"__name__": _file})
 globals().update(EXERCISES)
 HELP, QUESTIONS = _key["help"], _key["questions"]
