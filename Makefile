@@ -115,7 +115,7 @@ test-ray: $(RAY)/.ready ## start Ray clusters and kill their parts: the tests ma
 	HF_HUB_OFFLINE=1 $(RAY)/bin/python -m pytest tests/eval/test_results.py tests/eval/cluster -k "s3 or schema"
 
 cluster-demo: $(RAY)/.ready ## a small sweep on a Ray cluster of two nodes, one of which is killed while it works
-	HF_HUB_OFFLINE=1 PYTHONPATH=. $(RAY)/bin/python deploy/demo.py --out results/cluster-demo -- \
+	HF_HUB_OFFLINE=1 PYTHONPATH=. $(RAY)/bin/python docs/deploy/demo.py --out results/cluster-demo -- \
 	  --limit 4 --tasks recall chain agreement --methods full int8 h2o:budget=0.3
 
 $(RAY)/.ready: requirements-ray.txt | $(READY)

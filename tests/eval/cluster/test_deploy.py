@@ -32,7 +32,7 @@ def entered(entrypoint: str, address: str) -> list[str]:
 
 
 def test_the_manifests_say_what_the_options_are():
-    kube = yaml.safe_load((ROOT / "deploy" / "kuberay-job.yaml").read_text())
+    kube = yaml.safe_load((ROOT / "docs" / "deploy" / "kuberay-job.yaml").read_text())
     words = entered(kube["spec"]["entrypoint"], "10.0.0.1:6379")
     assert words[:3] == ["python", "-m", "eval"]
     (sweep,) = chosen(words[3:])
@@ -40,7 +40,7 @@ def test_the_manifests_say_what_the_options_are():
     workers = kube["spec"]["rayClusterSpec"]["workerGroupSpecs"]
     limits = workers[0]["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert int(limits["nvidia.com/gpu"]) == sweep.gpus_per_actor
-    made = yaml.safe_load((ROOT / "deploy" / "cluster.yaml").read_text())
+    made = yaml.safe_load((ROOT / "docs" / "deploy" / "cluster.yaml").read_text())
     assert {"cluster_name", "provider", "setup_commands"} <= set(made)
 
 
@@ -51,4 +51,4 @@ RAY = getattr(importlib.util.find_spec("ray"), "origin", None)  # None also for 
 def test_the_cluster_file_fits_rays_schema():
     jsonschema = pytest.importorskip("jsonschema")
     schema = json.loads((Path(RAY).parent / "autoscaler" / "ray-schema.json").read_text())
-    jsonschema.validate(yaml.safe_load((ROOT / "deploy" / "cluster.yaml").read_text()), schema)
+    jsonschema.validate(yaml.safe_load((ROOT / "docs" / "deploy" / "cluster.yaml").read_text()), schema)

@@ -47,8 +47,8 @@ def environment(**more: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def demo():
-    """The module deploy/demo.py."""
-    spec = importlib.util.spec_from_file_location("cluster_demo", ROOT / "deploy" / "demo.py")
+    """The module docs/deploy/demo.py."""
+    spec = importlib.util.spec_from_file_location("cluster_demo", ROOT / "docs" / "deploy" / "demo.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -324,7 +324,7 @@ def test_a_head_that_is_killed_ends_the_run_and_the_same_command_resumes(
 def test_a_node_that_is_killed_loses_nothing(sweep, local, tmp_path):
     """`make cluster-demo` in small: a cluster of two nodes, one of which is killed while it works."""
     done = subprocess.run(
-        [sys.executable, "deploy/demo.py", "--out", str(tmp_path), "--", *sweep[1:]], cwd=ROOT,
+        [sys.executable, "docs/deploy/demo.py", "--out", str(tmp_path), "--", *sweep[1:]], cwd=ROOT,
         env=environment(), text=True, capture_output=True, timeout=LONG,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
