@@ -1,6 +1,6 @@
 """A sweep on a Ray cluster of two nodes on this machine; one node is killed while a job runs there.
 
-    python docs/deploy/demo.py --out results/cluster-demo -- --limit 4 --tasks recall chain --methods full int8
+    python docs/deploy/demo.py --out results/cluster-demo -- --limit 4 --tasks recall --methods full int8
 
 What follows `--` goes to `python -m eval accuracy`. The first node's only CPU is taken until the second one
 is dead, so the first job begins on the second one. As soon as the log of a process there says that a job has
