@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 
 from . import PROGRAM
-from .accuracy.measurement import Accuracy
+from .accuracy.accuracy import Accuracy
 from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
@@ -33,7 +33,7 @@ from .gpu.plan import Gpu
 from .reproduce.command import Reproduce
 from .reproduce.peers import Peers
 from .reproduce.steps import Steps
-from .speed.measurement import Speed
+from .speed.speed import Speed
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 
 
@@ -90,9 +90,9 @@ KINDS = (
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
-    Offload: ".report.offload", Quant: ".report.quant", StaticGraph: ".report.studies", Gpu: ".gpu.page",
-    Attention: ".reproduce.show", Peers: ".reproduce.show", Steps: ".reproduce.show",
-    Reproduce: ".reproduce.show",
+    Offload: ".report.offload", Quant: ".report.quant", StaticGraph: ".report.engines", Gpu: ".gpu.page",
+    Attention: ".reproduce.documents", Peers: ".reproduce.documents", Steps: ".reproduce.documents",
+    Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
 COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {

@@ -47,13 +47,13 @@ from kvlab.spec import Spec, parse
 from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
 from ..core.errors import Problem
+from .arguments import SAMPLING, generation
 from .batching import PREFILLED, Meter
+from .boundaries import boundary, character, cut_of
 from .choosing import choice
-from .cuts import boundary, character, cut_of
 from .protocols import FIRST, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
 from .scoring import Scorer
-from .told import SAMPLING, generation
 from .writing import generate
 
 BATCH = 64  # rows decoded together

@@ -27,7 +27,7 @@ from lm_eval.utils import setup_logging, simple_parse_args_string
 from kvlab.models import source_of
 
 from ..core.errors import Problem
-from . import cuts, extras, own, told
+from . import boundaries, extras, settings, yamls
 from .lm import KVLabLM, identity
 from .protocols import INSIDE, MANY, REUSE
 from .taskset import FOLDER, local_names
@@ -70,8 +70,8 @@ def _prepare(arguments) -> None:
         tasks = [one for name in ([tasks] if isinstance(tasks, str) else tasks) for one in name.split(",")]
         KVLabLM.untils_of_tasks, KVLabLM.shots_of_tasks = _of_yaml(tasks, theirs, given.get("num_fewshot"))
         ours, others = _asked(tasks)
-        metadata = told.lengths(tasks, _dictionary(given.get("metadata")))
-        told.check(ours, others, metadata)
+        metadata = settings.lengths(tasks, _dictionary(given.get("metadata")))
+        settings.check(ours, others, metadata)
         filled["metadata"] = _tokenizer(given, ours) | metadata
         if given.get("model") == NAME:
             filled |= _of_our_model(given)
@@ -91,7 +91,7 @@ def _given(arguments) -> dict:
         raise Problem(f"--config {file}: expected lines such as tasks: [recall]") from error
     known = [field.name for field in fields(EvaluatorConfig)]
     if strange := [str(name) for name in found if name not in known]:
-        raise Problem(f"--config {file}: unknown {strange[0]!r}{own.nearest(strange[0], known)}")
+        raise Problem(f"--config {file}: unknown {strange[0]!r}{yamls.nearest(strange[0], known)}")
     return found | words
 
 
@@ -104,7 +104,7 @@ def _of_our_model(given: dict) -> dict:
             raise Problem(f"--model_args {name}={about[name]}: lm-eval has an option for it: --{name}")
     filled = {"model_args": {"protocol": INSIDE, **about}}
     if said := given.get("gen_kwargs"):
-        filled["gen_kwargs"] = told.generation(_dictionary(said), "--gen_kwargs")
+        filled["gen_kwargs"] = settings.generation(_dictionary(said), "--gen_kwargs")
     if given.get("batch_size") is None:
         filled["batch_size"] = "auto"
     if given.get("device") is None:
@@ -128,17 +128,17 @@ def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
     members and a pattern's are not looked at: they are refused when they are reached."""
     if about.get("protocol", INSIDE) == INSIDE:
         return
-    if until := about.get(cuts.FIELD):
-        if has := [task for task in tasks if cuts.known(task)]:
-            raise Problem(f"{cuts.FIELD}={until}: the cut of task {has[0]} is known; ask it by itself")
+    if until := about.get(boundaries.FIELD):
+        if has := [task for task in tasks if boundaries.known(task)]:
+            raise Problem(f"{boundaries.FIELD}={until}: the cut of task {has[0]} is known; ask it by itself")
         return
-    files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
-    found = [own.read(file, f"--tasks {file}") for file in files]
-    named = {own.name_of(one) for one in found if "group" not in one}
-    strangers = {name for name in (*tasks, *named) if not own.is_file(name) and not cuts.known(name)}
+    files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
+    found = [yamls.read(file, f"--tasks {file}") for file in files]
+    named = {yamls.name_of(one) for one in found if "group" not in one}
+    strangers = {name for name in (*tasks, *named) if not yamls.is_file(name) and not boundaries.known(name)}
     for name in sorted(strangers - KVLabLM.untils_of_tasks.keys()):
         if name in named or name in TaskManager(include_path=folders).all_subtasks:
-            cuts.cut_of(name)
+            boundaries.cut_of(name)
 
 
 def _tokenizer(given: dict, ours: list[str]) -> dict:
@@ -146,7 +146,7 @@ def _tokenizer(given: dict, ours: list[str]) -> dict:
     about = _dictionary(given.get("model_args"))
     model = about.get("pretrained") or about.get("model")
     found = about.get("tokenizer") or (source_of(model) if given.get("model") == NAME else model)
-    needles = [name for name in ours if name.startswith(told.MADE)]
+    needles = [name for name in ours if name.startswith(settings.MADE)]
     if needles and not found and "tokenizer" not in _dictionary(given.get("metadata")):
         raise Problem(f"--tasks {needles[0]}: name a tokenizer with --metadata tokenizer=FOLDER")
     return {"tokenizer": str(found)} if found else {}
@@ -170,20 +170,20 @@ def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[d
     these folders. Raises Problem for files that are wanted and cannot be used."""
     if len(tasks) == 1 and Path(tasks[0]).is_dir():
         tasks = [f"{tasks[0]}/*.yaml"]
-    files = [file for name in tasks if own.is_file(name) for file in glob.glob(name)]
-    found = [own.read(file, f"--tasks {file}") for file in files]
+    files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
+    found = [yamls.read(file, f"--tasks {file}") for file in files]
     index = TaskManager(include_path=folders, include_defaults=False).task_index if folders else {}
     for name in tasks:
         wanted = fnmatch.filter(index, name)
-        if not wanted and not own.is_file(name):
-            own.check_absent(name, folders)
+        if not wanted and not yamls.is_file(name):
+            yamls.check_absent(name, folders)
         entries = [index[one] for one in wanted if index[one].yaml_path is not None]
-        found += [own.read(entry.yaml_path, f"task {entry.name}: {entry.yaml_path}") for entry in entries]
-    untils = {own.name_of(one): told.cut(own.name_of(one), one.get("metadata")) for one in found}
+        found += [yamls.read(entry.yaml_path, f"task {entry.name}: {entry.yaml_path}") for entry in entries]
+    untils = {yamls.name_of(one): settings.cut(yamls.name_of(one), one.get("metadata")) for one in found}
     for name, entry in index.items():  # groups and tags have members that were not named
         about = (entry.cfg or {}).get("metadata")
-        untils.setdefault(name, about.get(cuts.FIELD) if isinstance(about, dict) else None)
-    examples = {own.name_of(one): shots or one.get("num_fewshot") or 0 for one in found}
+        untils.setdefault(name, about.get(boundaries.FIELD) if isinstance(about, dict) else None)
+    examples = {yamls.name_of(one): shots or one.get("num_fewshot") or 0 for one in found}
     for name, entry in index.items():
         examples.setdefault(name, shots or (entry.cfg or {}).get("num_fewshot") or 0)
     return {name: until for name, until in untils.items() if until is not None}, {None: shots or 0} | examples

@@ -25,7 +25,7 @@ import numpy as np
 
 from ..core.digests import digest
 from ..core.errors import Problem, describe
-from . import cuts, data, extras, own, told
+from . import boundaries, data, extras, settings, yamls
 from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"
@@ -59,7 +59,7 @@ def _manager(built_in: bool, sources: Sources = NONE):
     from lm_eval.tasks import TaskManager
 
     about = json.loads(sources.metadata) or None
-    theirs = [*sources.include, *(str(own.alone(file)) for _, file in sources.named)]
+    theirs = [*sources.include, *(str(yamls.alone(file)) for _, file in sources.named)]
     if built_in:
         return TaskManager(include_path=theirs or None, metadata=about)
     return TaskManager(include_path=[str(FOLDER), *theirs], include_defaults=False, metadata=about)
@@ -73,7 +73,7 @@ def _manager_of(name: str, sources: Sources):
 
 def from_file(path: str) -> tuple[str, str]:
     """(task, file) of a YAML file that is named as a task. Raises Problem for one that holds none."""
-    return own.name_of(own.read(path, f"--tasks {path}")), str(Path(path).resolve())
+    return yamls.name_of(yamls.read(path, f"--tasks {path}")), str(Path(path).resolve())
 
 
 @cache
@@ -81,12 +81,12 @@ def _on_rows(name: str, file: str, sources: Sources) -> Path:
     """A folder with a YAML that lets a task read its rows from a file, and its shots, unless the task has
     shots of its own."""
     entry = _manager_of(name, sources).task_index[name]
-    if entry.yaml_path is None or "class" in own.read(entry.yaml_path, f"task {name}"):
+    if entry.yaml_path is None or "class" in yamls.read(entry.yaml_path, f"task {name}"):
         raise Problem(f"--data {name}: this task is written in Python and reads its own data")
     folder = Path(tempfile.mkdtemp(prefix="kvlab-task-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     rows = str(Path(file).resolve())
-    fixed = (own.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
+    fixed = (yamls.read(entry.yaml_path, f"task {name}").get("fewshot_config") or {}).get("samples")
     text = f"""include: {json.dumps(str(entry.yaml_path))}
 task: {json.dumps(name)}
 dataset_path: json
@@ -112,7 +112,7 @@ def defaults(protocol: str) -> list[str]:
     """What is scored where no task is named."""
     if protocol == INSIDE:
         return [*LOCAL, AGREEMENT]
-    return [name for name in LOCAL if cuts.known(name)] if protocol == FIRST else list(SHARED)
+    return [name for name in LOCAL if boundaries.known(name)] if protocol == FIRST else list(SHARED)
 
 
 def check(names: list[str], sources: Sources = NONE) -> list[str]:
@@ -127,7 +127,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
             checked.append(name)
             continue
         if name not in local.all_tasks and name not in (known := _manager(True, sources).all_tasks):
-            own.check_absent(name, sources.include)
+            yamls.check_absent(name, sources.include)
             near = difflib.get_close_matches(name, [AGREEMENT, *local.all_tasks, *known], 4, 0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local_names())}")
@@ -137,7 +137,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
         raise Problem(f"--data {strangers[0]}=...: this task is not among --tasks")
     for name in checked:
         if (entry := local.task_index.get(name)) is not None:
-            told.cut(name, (entry.cfg or {}).get("metadata"))
+            settings.cut(name, (entry.cfg or {}).get("metadata"))
     for name in set(checked) - set(names):
         _check_rows(name, sources)
     return list(dict.fromkeys(checked))
@@ -148,7 +148,7 @@ def _check_rows(name: str, sources: Sources) -> None:
     file = dict(sources.data).get(name)
     entry = _manager_of(name, sources).task_index.get(name) if file is not None else None
     if entry is not None and entry.yaml_path is not None:
-        about = own.read(entry.yaml_path, f"task {name}")
+        about = yamls.read(entry.yaml_path, f"task {name}")
         on = lambda rows: load(name, replace(sources, data=((name, rows),)))[name]
         data.check(f"--data {name}={file}", file, about, on)
 
@@ -210,7 +210,7 @@ def prepared(name: str, num_fewshot: int | None, seed: int, sources: Sources = N
     elif shots is None:
         task.set_config(key="num_fewshot", value=0)
     if writing and task.get_config("output_type") == "generate_until":
-        options = told.generation(arguments(writing), "--gen-kwargs")
+        options = settings.generation(arguments(writing), "--gen-kwargs")
         task.set_config(key="generation_kwargs", value=options, update=True)
     task.set_fewshot_seed(seed=seed)
     return task
@@ -250,7 +250,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return [STORIES]
     rows = [Path(file) for task, file in sources.data if task == name]
     if name in local_names():
-        if name.startswith(told.MADE):
+        if name.startswith(settings.MADE):
             written = ("needles.py", "corpus.py", "words.py")
             return [FOLDER / f"{name}.yaml", *(FOLDER / file for file in written), *rows]
         data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
@@ -263,7 +263,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
     named = load(name, sources)[name].config.dataset_kwargs or {}
     theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
     known = {one.resolve() for one in beside}
-    return [*beside, *(one for one in own.stands_on(file) if one not in known), *(rows or theirs)]
+    return [*beside, *(one for one in yamls.stands_on(file) if one not in known), *(rows or theirs)]
 
 
 @cache

@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Callable
 
-from .alike import SPEED
+from .comparable import SPEED
 
 NAME = ".index.json"
 KEPT = (

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
-from .alike import differences, said
+from .comparable import differences, said
 from .digests import code_digest, method_digest, model_digest
 from .errors import Failed, Problem, describe
 from .files import address

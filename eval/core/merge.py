@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from .alike import differences, said
+from .comparable import differences, said
 from .errors import Problem
 from .results import Store
 

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
-from .alike import SPEED, differences
 from .cells import FIELDS, parsed, written
+from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
 from .files import Folder, Remote, folder_at, write_json
 from .index import Index

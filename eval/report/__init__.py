@@ -10,12 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..core.alike import alike
+from ..core.comparable import alike
 from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
 from ..core.results import RUN, Store
 from ..core.show import Verbatim
-from . import rows
+from . import records
 from .page import draw, render
 from .tables import boards, tabled
 from .terminal import print_tables
@@ -54,8 +54,8 @@ def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bo
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))
-    told = rows.rows(found)
-    files = rows.write(told, store.out / "accuracy") if told else []
+    told = records.rows(found)
+    files = records.write(told, store.out / "accuracy") if told else []
     console = console or Verbatim()
     for board in found:
         print_tables(board, console)

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib
 from matplotlib.figure import Figure
 
-from ..accuracy.measurement import Accuracy
+from ..accuracy.accuracy import Accuracy
 from ..accuracy.taskset import AGREEMENT
 from ..core.measurement import run
 from ..core.results import Store

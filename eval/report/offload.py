@@ -12,7 +12,7 @@ from kvlab.spec import name_of
 
 from ..studies.offload.simulated import AS_RUN, GIB, LINKS, OVERLAPPED, PARTS
 from .plots import save
-from .studies import write_rows
+from .table import write_rows
 
 UNITS = {"GiB/s": GIB / 1e9}  # in GB/s
 

@@ -10,7 +10,7 @@ from kvlab import plots
 
 from ..studies.quant import LAST
 from .plots import label_above, save
-from .studies import write_rows
+from .table import write_rows
 
 
 def report(measurement, store, show, wanted: list) -> None:

@@ -1,13 +1,15 @@
-"""A table as data, which measurements yield, and the ways to print one: Markdown, and in the terminal."""
+"""A table as data, and the ways to print one: Markdown, the terminal; a file of rows, line by line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich import box
 from rich.table import Table as Drawn
 
+from ..core.files import write_json
 from ..core.show import Verbatim
 
 
@@ -39,3 +41,16 @@ def printed(table: Table) -> None:
     console.print(drawn)
     if table.note:
         console.print(table.note)
+
+
+def write_rows(cells: dict[str, dict], out: Path, name: str, show, line: Callable[[dict], str]) -> list[dict]:
+    """Write OUT/NAME.json, the rows of {experiment: cell}, and OUT/NAME-machine.json; show every row as a
+    line. Returns the rows."""
+    rows = [row for cell in cells.values() for row in cell["rows"]]
+    write_json(out / f"{name}.json", rows)
+    for experiment, cell in cells.items():
+        write_json(out / f"{name}-machine.json", cell["machine"])
+        show.line(f"{experiment}:")
+        for text in (*map(line, cell["rows"]), *(f"  {note}" for note in cell.get("notes", ()))):
+            show.line(text)
+    return rows

@@ -14,7 +14,7 @@ from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
 from ..accuracy.taskset import AGREEMENT, LOCAL
-from ..core.alike import SPEED
+from ..core.comparable import SPEED
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
 from . import contexts

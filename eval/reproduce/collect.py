@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..core.alike import alike
+from ..core.comparable import alike
 from ..core.files import finite, write_file
 from ..core.results import Store
-from ..report import rows
+from ..report import records
 from ..report.budgets import curves, drawable
 from ..report.perplexity import against_bits
 from ..report.plots import save
@@ -139,12 +139,12 @@ def line(row: dict) -> dict:
 
 def write_flat(found: Iterable[dict], file: Path) -> list[Path]:
     """A study's rows as CSV and Parquet beside its JSON `file`; returns their paths."""
-    return rows.write([line(row) for row in found], file.with_suffix(""))
+    return records.write([line(row) for row in found], file.with_suffix(""))
 
 
 def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:
     """(cell, its row) in the order of the tables."""
-    found = rows.rows(boards(cells)) if cells else []
+    found = records.rows(boards(cells)) if cells else []
     known = {(c["model"], c["method"], c["task"]): c for c in cells}
     return [(known[row["model"], row["method"], row["task"]], row) for row in found]
 
@@ -162,11 +162,11 @@ def outcomes(cell: dict) -> str | list:
 
 def perplexity(cell: dict) -> dict:
     """A cell of the measurement perplexity as a row."""
-    curve, budget = rows.curve_of(cell["method"])
+    curve, budget = records.curve_of(cell["method"])
     named = {name: cell[name] for name in ("model", "task", "method")} | {"curve": curve, "budget": budget}
     named |= {name: cell[name] for name in ("perplexity", "values", "rows", "bytes", "scored")}
     named |= {name: cell["config"].get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
-    return named | rows.provenance(cell, "text")
+    return named | records.provenance(cell, "text")
 
 
 def text(name: str, about: str, found: list[dict]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from .. import PACKAGE
-from ..accuracy.cuts import boundary, character, cut_of
+from ..accuracy.boundaries import boundary, character, cut_of
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT, digest, method_digest
 from ..core.errors import Failed, Problem

@@ -6,7 +6,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from ..accuracy.measurement import Accuracy
+from ..accuracy.accuracy import Accuracy
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.errors import Problem
 from ..core.measurement import Measurement

@@ -131,7 +131,7 @@ class Attention(Measurement):
     length."""
 
     name = "attention"
-    about = "decode attention alone, on random K and V (attention.json)"
+    about = "decode attention alone, on random K and V (kernels.json)"
     threads = 1
 
     limit: int | None = option("the shortest length and few repeats only", type=count)
@@ -141,7 +141,7 @@ class Attention(Measurement):
     )  # fmt: skip
 
     def cells(self) -> list[Cell]:
-        from .attention import simd
+        from .kernels import simd
 
         lengths, repeats = (LENGTHS[:1], 3) if self.limit else (LENGTHS, 15)
         config = {"code": code_digest(), "repeats": repeats, "threads": 1, "simd": simd()}
@@ -150,9 +150,9 @@ class Attention(Measurement):
         ]
 
     def make(self, cell: Cell) -> dict:
-        from . import attention
+        from . import kernels
 
-        return {"rows": attention.measure(cell.config["tokens"], cell.config["repeats"])}
+        return {"rows": kernels.measure(cell.config["tokens"], cell.config["repeats"])}
 
 
 @dataclass(kw_only=True)

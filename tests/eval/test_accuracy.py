@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 import kvlab
 from eval.__main__ import main
 from eval.accuracy import KVLabLM
-from eval.accuracy.make import jackknife
-from eval.accuracy.measurement import Accuracy
+from eval.accuracy.accuracy import Accuracy
+from eval.accuracy.worker import jackknife
 from kvlab.fast.compiled import Body, engine_of
 
 PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from eval.accuracy.cuts import boundary
+from eval.accuracy.boundaries import boundary
 from eval.core.errors import Problem
 
 TEXTS = [

@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 import kvlab
 from eval.accuracy import KVLabLM
 from eval.accuracy.batching import TAIL
-from eval.accuracy.cuts import character, cut_of
+from eval.accuracy.boundaries import character, cut_of
 from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
 
 CHOICES = (" Ada", " in the old shed", " in the boat")

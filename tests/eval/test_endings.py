@@ -24,9 +24,9 @@ from eval.core.results import Store
 from eval.core.show import Show
 from eval.report import offload
 from eval.speed import models
-from eval.studies import attention, quant, static_graph
+from eval.studies import kernels, quant, static_graph
 from eval.studies.offload import simulated
-from eval.studies.offload.rows import row
+from eval.studies.offload.published import row
 from kvlab import scratch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,15 +56,15 @@ def python(*words: str, cwd: Path, **environment) -> subprocess.CompletedProcess
 @pytest.fixture
 def small(monkeypatch):
     """Studies whose experiments are made in no time, and one context for speed."""
-    from eval.speed import measurement
+    from eval.speed import speed
 
-    monkeypatch.setitem(measurement.CONTEXTS, "model", (32, 1024))
-    monkeypatch.setattr(measurement, "REPEATS", 1)
-    monkeypatch.setattr(measurement, "baselines", lambda: ["hf-dynamic"])
+    monkeypatch.setitem(speed.CONTEXTS, "model", (32, 1024))
+    monkeypatch.setattr(speed, "REPEATS", 1)
+    monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic"])
     kernel = {"shape": "8 heads of 32", "tokens": 2048, "kernel": "k", "bits": 8.0, "bytes": 8}
     kernel |= {"ms": 1.0, "ms_low": 1.0, "ms_high": 1.0}
     kernel |= {"fraction_of_bandwidth": 0.5, "speedup": 2.0, "bandwidth_gbps": 9.0}
-    monkeypatch.setattr(attention, "measure", lambda tokens, repeats: [kernel])
+    monkeypatch.setattr(kernels, "measure", lambda tokens, repeats: [kernel])
     bits = {"experiment": "bits", "method": "full", "unit": "", "tokens": 8}
     values = {"accuracy": 90.0, "perplexity": 20.0, "bits per value": 32.0}
     rows = [bits | {"metric": metric, "value": value} for metric, value in values.items()]

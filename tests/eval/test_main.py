@@ -18,7 +18,7 @@ from huggingface_hub.errors import EntryNotFoundError
 from lm_eval.tasks import TaskManager
 
 from eval.__main__ import chosen, main, split
-from eval.accuracy import agreement, make, taskset
+from eval.accuracy import agreement, taskset, worker
 from eval.core.errors import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,7 +173,7 @@ def test_default_folders():
 
 
 def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
-    true_score, asked = make.score, []
+    true_score, asked = worker.score, []
 
     def score(lm, task, *rest, **how):
         asked.append((lm.method, task.task_name))
@@ -181,7 +181,7 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         return true_score(lm, task, *rest, **how)
 
-    monkeypatch.setattr(make, "score", score)
+    monkeypatch.setattr(worker, "score", score)
     assert main(["accuracy", *base]) == 130
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert line.startswith("interrupted: 2 finished cells are kept")
@@ -189,7 +189,7 @@ def test_a_run_resumes_and_repeats_nothing(base, tmp_path, monkeypatch, capsys):
     assert len(before) == 2
     asked.clear()
     monkeypatch.setattr(
-        make, "score", lambda *args, **how: asked.append(args[1].task_name) or true_score(*args, **how)
+        worker, "score", lambda *args, **how: asked.append(args[1].task_name) or true_score(*args, **how)
     )
     assert main(["accuracy", *base]) == 0
     assert asked == ["recall", "recall"]

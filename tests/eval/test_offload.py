@@ -15,7 +15,7 @@ from eval.report import offload as figures
 from eval.studies import questions
 from eval.studies.measurements import Offload
 from eval.studies.offload import rehearsal, simulated, walltime
-from eval.studies.offload.rows import row as row_of
+from eval.studies.offload.published import row as row_of
 from kvlab.arithmetic import SHAPES, kv_bytes
 from kvlab.measure import studies
 from kvlab.models import calibration_ids

@@ -10,7 +10,7 @@ import pytest
 from lm_eval._cli.harness import HarnessCLI
 
 from eval.__main__ import chosen, main
-from eval.accuracy import KVLabLM, cuts, own, passthrough, taskset, told
+from eval.accuracy import KVLabLM, boundaries, passthrough, settings, taskset, yamls
 from eval.core.errors import Problem
 from eval.tasks import needles
 
@@ -253,7 +253,7 @@ def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys
 
 def test_a_group_member_whose_cut_is_no_text_is_one_line():
     with pytest.raises(Problem, match=r"context_until of task t: expected the text .* got 5"):
-        cuts.cut_of("t", 5)
+        boundaries.cut_of("t", 5)
     with pytest.raises(ValueError, match="context_until='': expected the text"):
         KVLabLM(context_until="")
     with pytest.raises(ValueError, match="add protocol=context-first"):
@@ -302,7 +302,7 @@ def test_a_group_in_a_named_file_finds_its_members_beside_it(here):
 def test_a_python_task_needs_no_keys_of_ours(here):
     (here / "code.py").write_text("class Mine:\n    pass\n")
     (here / "code.yaml").write_text("task: mine\nclass: !function code.Mine\nanything: 1\n")
-    assert own.name_of(own.read("code.yaml", "--tasks")) == "mine"
+    assert yamls.name_of(yamls.read("code.yaml", "--tasks")) == "mine"
 
 
 @pytest.mark.parametrize(("package", "extra", "task"), [
@@ -320,10 +320,10 @@ def test_a_missing_package_names_our_extra(here, capsys, monkeypatch, package, e
 
 
 def test_what_needles_are_told():
-    assert set(told.NAMES) == {*inspect.signature(needles.dataset).parameters} - {"kind", "told"}
-    told.check(["needles_single"], [], {"lengths": [256], "tokenizer": "x"})
-    told.check(["recall"], [], {"foo": 1})
-    told.check(["needles_single"], ["mine"], {"max_seq_lengths": [512]})
+    assert set(settings.NAMES) == {*inspect.signature(needles.dataset).parameters} - {"kind", "told"}
+    settings.check(["needles_single"], [], {"lengths": [256], "tokenizer": "x"})
+    settings.check(["recall"], [], {"foo": 1})
+    settings.check(["needles_single"], ["mine"], {"max_seq_lengths": [512]})
     for others, name, said in (
         ([], "foo", "expected one of lengths, documents, tokenizer$"),
         ([], "max_seq_lengths", r"did you mean lengths\?$"),
@@ -331,7 +331,7 @@ def test_what_needles_are_told():
         (["mine"], "lenghts", r"did you mean lengths\?$"),
     ):
         with pytest.raises(Problem, match=said):
-            told.check(["recall", "needles_single"], others, {name: [256]})
+            settings.check(["recall", "needles_single"], others, {name: [256]})
 
 
 def test_what_rulers_tasks_are_told():
@@ -339,10 +339,10 @@ def test_what_rulers_tasks_are_told():
 
     names = "max_seq_lengths, tokenizer, pretrained, model"
     assert names.split(", ")[1:] == [*common_utils.TOKENIZER_ARG_KEYS]
-    told.check(["recall"], ["niah_single_1"], {"max_seq_lengths": [512], "pretrained": "x", "model": "y"})
-    told.check(["needles_single"], ["ruler_vt"], {"max_seq_lengths": [512], "lengths": [512]})
-    told.check([], ["longbench_qasper"], {"max_seq_length": [512]})
-    told.check([], ["niah_single_1", "mine"], {"colour": "red"})
+    settings.check(["recall"], ["niah_single_1"], {"max_seq_lengths": [512], "pretrained": "x", "model": "y"})
+    settings.check(["needles_single"], ["ruler_vt"], {"max_seq_lengths": [512], "lengths": [512]})
+    settings.check([], ["longbench_qasper"], {"max_seq_length": [512]})
+    settings.check([], ["niah_single_1", "mine"], {"colour": "red"})
     for ours, others, name, said in (
         ([], ["niah_single_1"], "max_seq_length", r"tasks do .* did you mean max_seq_lengths\?$"),
         ([], ["ruler"], "colour", f"expected one of {names}$"),
@@ -350,7 +350,7 @@ def test_what_rulers_tasks_are_told():
         ([], ["niah_single_1", "mine"], "max_seq_length", r"did you mean max_seq_lengths\?$"),
     ):
         with pytest.raises(Problem, match=said):
-            told.check(ours, others, {name: [256]})
+            settings.check(ours, others, {name: [256]})
 
 
 @pytest.mark.parametrize("task", ["niah_single_1", "ruler"])
@@ -388,4 +388,4 @@ def test_what_is_no_length_of_rulers_is_one_line(here, capsys, command, said):
 
 
 def test_lengths_of_another_task_are_its_own():
-    assert told.lengths(["mine"], {"max_seq_lengths": 512}) == {"max_seq_lengths": 512}
+    assert settings.lengths(["mine"], {"max_seq_lengths": 512}) == {"max_seq_lengths": 512}

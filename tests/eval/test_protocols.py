@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM, cuts, taskset
+from eval.accuracy import KVLabLM, boundaries, taskset
 from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY, ONCE, PROTOCOLS, REUSE
 from eval.accuracy.reuse import Sets, reusing
 from eval.accuracy.scoring import Scorer
@@ -55,7 +55,7 @@ def test_under_full_every_protocol_says_the_same(loaded, asked, method):
             assert found[1] == expected[1], protocol
 
 
-@pytest.mark.parametrize("task", [task for task in taskset.local_names() if cuts.known(task)])
+@pytest.mark.parametrize("task", [task for task in taskset.local_names() if boundaries.known(task)])
 def test_under_full_it_is_so_for_every_local_task(loaded, folder, task):
     told = {"tokenizer": str(folder), "lengths": [600], "documents": 2}
     made = taskset.prepared(task, None, 1234, taskset.Sources(metadata=json.dumps(told)))

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eval.__main__ import main
-from eval.accuracy.measurement import Accuracy
+from eval.accuracy.accuracy import Accuracy
 from eval.reproduce import collect, studies
 from eval.reproduce.command import Reproduce
 from eval.studies.measurements import Perplexity

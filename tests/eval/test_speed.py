@@ -12,14 +12,14 @@ from eval.__main__ import main
 from eval.core import workers
 from eval.core.errors import Failed
 from eval.report.tables import COLUMNS
-from eval.speed import baselines, measurement, models, timing
+from eval.speed import baselines, models, speed, timing
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    monkeypatch.setitem(measurement.CONTEXTS, "model", (32, 48))
-    monkeypatch.setattr(measurement, "REPEATS", 2)
-    monkeypatch.setattr(measurement, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
+    monkeypatch.setitem(speed.CONTEXTS, "model", (32, 48))
+    monkeypatch.setattr(speed, "REPEATS", 2)
+    monkeypatch.setattr(speed, "baselines", lambda: ["hf-dynamic", "hf-static", "hf-quantized"])
 
 
 def test_a_run_from_the_command_line(folder, tmp_path, capsys):
@@ -28,7 +28,7 @@ def test_a_run_from_the_command_line(folder, tmp_path, capsys):
     methods = ["full", "recompute", "topk:budget=0.5"]
     assert main([*words, "--methods", *methods]) == 0
     rows = json.loads((out / "speed.json").read_text())
-    assert {row["method"] for row in rows} == {*methods, *measurement.baselines()}
+    assert {row["method"] for row in rows} == {*methods, *speed.baselines()}
     assert len(rows) == 2 * 6
     for row in rows:
         assert {"model", "method", "context", *(column.key for column in COLUMNS)} <= set(row)

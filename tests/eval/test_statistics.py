@@ -13,14 +13,14 @@ from scipy.stats import binomtest
 
 import kvlab
 from eval import report
-from eval.accuracy import make
-from eval.accuracy.make import chance
-from eval.accuracy.measurement import Accuracy
+from eval.accuracy import worker
+from eval.accuracy.accuracy import Accuracy
+from eval.accuracy.worker import chance
 from eval.core import numbers
 from eval.core.machine import machine, versions
 from eval.core.numbers import shown
 from eval.core.results import Store
-from eval.report import budgets, rows, statistics, tables
+from eval.report import budgets, records, statistics, tables
 
 
 @pytest.mark.parametrize("lost, won", [(0, 0), (6, 0), (5, 0), (12, 3), (4, 4), (1, 9)])
@@ -78,14 +78,14 @@ def test_a_share_of_answers_stands_before_a_perplexity(monkeypatch):
         "higher_is_better": {"lambada": {"perplexity": False, "acc": True}},
         "samples": {"lambada": items},
     }
-    monkeypatch.setattr(make, "evaluate", lambda *told, **how: found)
+    monkeypatch.setattr(worker, "evaluate", lambda *told, **how: found)
     config = SimpleNamespace(metadata=None)
     aggregate = {"perplexity": lambda some: math.exp(-mean(some)), "acc": mean}
     task = SimpleNamespace(
         task_name="lambada", OUTPUT_TYPE="loglikelihood", config=config, aggregation=lambda: aggregate
     )
     meter = SimpleNamespace(means=dict, scored=None)
-    told = make.score(SimpleNamespace(meter=meter, prefills=dict), task, None)
+    told = worker.score(SimpleNamespace(meter=meter, prefills=dict), task, None)
     assert [one["metric"] for one in told["metrics"]] == ["acc", "perplexity"]
 
 
@@ -108,8 +108,8 @@ def test_budgets_are_for_methods_that_have_one_and_name_none():
         "full", "h2o:budget=0.1", "h2o:budget=0.4", "h2o:budget=0.3",
         "sinks:sinks=2,budget=0.1", "sinks:sinks=2,budget=0.4",
     ]  # fmt: skip
-    assert rows.curve_of("sinks:sinks=2,budget=0.1") == ("sinks:sinks=2", 0.1)
-    assert rows.curve_of("h2o") == ("h2o", 0.2) and rows.curve_of("full") == ("full", None)
+    assert records.curve_of("sinks:sinks=2,budget=0.1") == ("sinks:sinks=2", 0.1)
+    assert records.curve_of("h2o") == ("h2o", 0.2) and records.curve_of("full") == ("full", None)
 
 
 def cell(method, right, count=40, task="recall", **more):
@@ -200,11 +200,11 @@ def test_cells_of_two_protocols_are_never_compared(tmp_path):
 
 
 def test_one_budget_is_drawn_where_it_is_asked_for():
-    found = rows.rows(
+    found = records.rows(
         tables.boards([cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
     )
     assert not budgets.drawable(found) and len(budgets.drawable(found, points=True)) == 3
-    alone = rows.rows(tables.boards([cell("full", 38)]))
+    alone = records.rows(tables.boards([cell("full", 38)]))
     assert not budgets.drawable(alone, points=True)
     left = budgets.curves(found).axes[0]
     xs = [float(one.lines[0].get_xdata()[0]) for one in left.containers]

@@ -9,7 +9,7 @@ import torch
 
 from eval.__main__ import main
 from eval.core.results import FIELDS
-from eval.reproduce import collect, llama, show, steps, tables, timed, turns
+from eval.reproduce import collect, documents, llama, steps, tables, timed, turns
 
 COARSE = {"f32": 2e-3, "f16": 2e-3, "q8_0": 0.05, "q4_0": 0.5}  # flash attention keeps K and V in fp16
 built = pytest.mark.skipif(not llama.there(), reason="llama.cpp is not built in .llama")
@@ -55,7 +55,7 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
     (tmp_path / "out" / "cells" / "another.json").write_text(
         json.dumps({name: {} for name in FIELDS} | {"model": "m", "method": "full", "task": "recall"})
     )
-    monkeypatch.setattr(show, "RESULTS", tmp_path)
+    monkeypatch.setattr(documents, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")

@@ -13,7 +13,7 @@ from kvlab.models import ModelShape
 from ...accuracy import agreement
 from ...accuracy.taskset import stories
 from ..questions import ROWS, answered, held_out, perplexity, questions
-from .rows import MEASURED, MODELLED, row
+from .published import MEASURED, MODELLED, row
 from .walltime import steps
 
 DOCUMENTS = 100

@@ -9,7 +9,7 @@ from kvlab.measure.studies import found, read
 from kvlab.measure.studies import similarity as similarities
 from kvlab.models import calibration_ids
 
-from .rows import MEASURED, row
+from .published import MEASURED, row
 
 # Lee et al. 2024: mean cosine of a block's input with the input, attention output and feed-forward output
 # of the block before, OPT-6.7B and Llama-2-7B.

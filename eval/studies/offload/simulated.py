@@ -15,7 +15,7 @@ from kvlab.measure import simulate
 from kvlab.measure.machines import like, measured_layer_seconds
 from kvlab.models import ModelShape
 
-from .rows import MEASURED, MODELLED, SIMULATED, row
+from .published import MEASURED, MODELLED, SIMULATED, row
 
 SPEEDUPS = {  # OPT-13B, batch 8: times faster than FlexGen
     "offload+int4": {512: 1.28, 1024: 1.46, 1536: 1.56, 2048: 1.61},

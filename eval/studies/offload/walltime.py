@@ -19,7 +19,7 @@ from kvlab.spec import parse
 
 from ...core.errors import Problem
 from ...speed import models
-from .rows import MEASURED, MODELLED, SIMULATED, row
+from .published import MEASURED, MODELLED, SIMULATED, row
 
 IDEAL, INFINIGEN = "full", "infinigen:budget=0.1"
 LINKED = ("uvm", "offload", "offload+int4", "offload+h2o", "topk:budget=0.1", INFINIGEN)

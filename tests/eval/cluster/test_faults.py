@@ -26,7 +26,7 @@ import psutil
 import pytest
 
 from eval.__main__ import main
-from eval.core.alike import SPEED
+from eval.core.comparable import SPEED
 from eval.core.results import Store
 
 ROOT = Path(__file__).resolve().parents[3]

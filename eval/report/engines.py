@@ -1,9 +1,6 @@
-"""Studies for the eye: what a file of rows is, and the tables of `static-graph`."""
+"""The study `static-graph` for the eye: measured.json, and a table for each experiment."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 
 from ..core.files import write_json
 from .table import Table, markdown
@@ -38,19 +35,6 @@ COLUMNS = {
     },
     "engines-2048": ENGINES,
 }
-
-
-def write_rows(cells: dict[str, dict], out: Path, name: str, show, line: Callable[[dict], str]) -> list[dict]:
-    """Write OUT/NAME.json, the rows of {experiment: cell}, and OUT/NAME-machine.json; show every row as a
-    line. Returns the rows."""
-    rows = [row for cell in cells.values() for row in cell["rows"]]
-    write_json(out / f"{name}.json", rows)
-    for experiment, cell in cells.items():
-        write_json(out / f"{name}-machine.json", cell["machine"])
-        show.line(f"{experiment}:")
-        for text in (*map(line, cell["rows"]), *(f"  {note}" for note in cell.get("notes", ()))):
-            show.line(text)
-    return rows
 
 
 def report(measurement, store, show, wanted: list) -> None:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from eval import report
-from eval.core.alike import alike, differences
+from eval.core.comparable import alike, differences
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
 from eval.core.results import Store

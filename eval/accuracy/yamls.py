@@ -20,7 +20,7 @@ from pathlib import Path
 import yaml
 
 from ..core.errors import Problem, describe, one_line
-from .cuts import FIELD
+from .boundaries import FIELD
 
 ENDINGS = (".yaml", ".yml")
 BESIDE = {"tag", "group", "task_list", "include", "class"}  # what lm-eval itself takes out of a task's YAML

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..core.digests import ROOT
 from ..core.files import write_json
-from ..report.rows import provenance
+from ..report.records import provenance
 from ..report.table import printed
 from . import peers, steps, tables, timed
 from .collect import beside, collect, show_flat, write_with_others

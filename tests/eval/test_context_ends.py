@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 
 import kvlab
 from eval.accuracy import KVLabLM
-from eval.accuracy.cuts import CUTS, REFUSED, boundary, character, cut_of, known
+from eval.accuracy.boundaries import CUTS, REFUSED, boundary, character, cut_of, known
 from eval.core.errors import Problem
 from kvlab import scratch
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from ..core.errors import Problem
-from . import cuts
-from .own import nearest
+from . import boundaries
+from .yamls import nearest
 
 MADE = "needles_"  # how the names of local tasks begin whose rows are made for a length and a tokenizer
 NAMES = ("lengths", "documents", "tokenizer")  # what these are told
@@ -18,7 +18,7 @@ HEARD = {  # tasks whose rows are made as they are told: how their names begin, 
     "RULER's tasks": (RULER, (LENGTHS, "tokenizer", "pretrained", "model")),
 }
 
-ANYWHERE = (cuts.FIELD, "chance")  # what is read of every task
+ANYWHERE = (boundaries.FIELD, "chance")  # what is read of every task
 LIMITS = (
     "max_gen_toks",
     "max_new_tokens",
@@ -92,7 +92,9 @@ def cut(task: str, metadata) -> str | None:
     """The text before which a task's YAML says to cut; Problem for a name that is nearly the right one."""
     about = metadata if isinstance(metadata, dict) else {}
     for name in about:
-        if name != cuts.FIELD and nearest(cuts.FIELD, [str(name)], 0.8):
-            raise Problem(f"task {task}: {name} under metadata: in its YAML; did you mean {cuts.FIELD}?")
-    until = about.get(cuts.FIELD)
-    return until if until is None else cuts.text(task, until)
+        if name != boundaries.FIELD and nearest(boundaries.FIELD, [str(name)], 0.8):
+            raise Problem(
+                f"task {task}: {name} under metadata: in its YAML; did you mean {boundaries.FIELD}?"
+            )
+    until = about.get(boundaries.FIELD)
+    return until if until is None else boundaries.text(task, until)

@@ -15,7 +15,7 @@ from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
-from . import cuts, data, own, taskset, told
+from . import boundaries, data, settings, taskset, yamls
 from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
@@ -29,7 +29,7 @@ class Accuracy(Pooled):
 
     name = "accuracy"
     about = "lm-eval tasks and agreement with the full cache, then the report"
-    maker = f"{PACKAGE}.accuracy.make"
+    maker = f"{PACKAGE}.accuracy.worker"
 
     tasks: tuple[str, ...] = option(
         "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"
@@ -96,7 +96,9 @@ class Accuracy(Pooled):
                 reuse.check(spec)
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
-        if self.context_until is not None and (has := [task for task in self.tasks if cuts.known(task)]):
+        if self.context_until is not None and (
+            has := [task for task in self.tasks if boundaries.known(task)]
+        ):
             raise Problem(
                 f"--context-until {self.context_until!r}: the cut of task {has[0]} is known; ask it by itself"
             )
@@ -106,19 +108,19 @@ class Accuracy(Pooled):
                     raise Problem(
                         f"task {task}: its stories have no question, so --protocol {INSIDE} is its only"
                     )
-                cuts.cut_of(task, self.until(task))
+                boundaries.cut_of(task, self.until(task))
 
     def _check_told(self) -> None:
         """Problem for what the tasks are told and none of them reads."""
         self._check_names(self.tasks)  # members of groups among them
-        unread = [name for name in self.metadata_arguments if name not in told.ANYWHERE]
+        unread = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
         made = lambda task: (
-            task.startswith(told.MADE) or (not _is_ours(task) and taskset.is_made(task, self.sources))
+            task.startswith(settings.MADE) or (not _is_ours(task) and taskset.is_made(task, self.sources))
         )
         if unread and not any(map(made, self.tasks)):
             raise Problem(
                 f"--metadata {unread[0]}: none of the tasks reads it; expected one that makes its rows, as "
-                f"{told.MADE}* and RULER's do"
+                f"{settings.MADE}* and RULER's do"
             )
         if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
             raise Problem(
@@ -129,11 +131,11 @@ class Accuracy(Pooled):
     def _check_names(self, tasks: Collection[str]) -> None:
         """Problem for a name in --metadata that none of these tasks knows."""
         others = [task for task in tasks if not _is_ours(task)]
-        names = [name for name in self.metadata_arguments if name not in told.ANYWHERE]
-        told.check([task for task in tasks if _is_ours(task)], others, names)
+        names = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
+        settings.check([task for task in tasks if _is_ours(task)], others, names)
 
     def notes(self) -> list[str]:
-        made = ", ".join(task for task in self.tasks if task.startswith(told.RULER))
+        made = ", ".join(task for task in self.tasks if task.startswith(settings.RULER))
         wait = f"{made}: RULER writes 500 documents of a length before the first is asked, half a minute"
         return [*super().notes(), wait] if made else super().notes()
 
@@ -141,7 +143,7 @@ class Accuracy(Pooled):
         """The text before which a task's prompts are cut, where its user says so."""
         if self.context_until is not None:
             return self.context_until
-        return taskset.metadata(task, self.sources).get(cuts.FIELD)
+        return taskset.metadata(task, self.sources).get(boundaries.FIELD)
 
     def _check_options(self) -> None:
         """Problem for options that cannot be; a YAML file among the tasks becomes its task. Tasks that make
@@ -162,7 +164,7 @@ class Accuracy(Pooled):
         if self.include_path and not Path(self.include_path).is_dir():
             raise Problem(f"--include-path {self.include_path}: there is no such folder")
         for task in self.tasks:
-            if own.is_file(task):
+            if yamls.is_file(task):
                 named.append(taskset.from_file(task))
                 task = named[-1][0]
             tasks.append(task)
@@ -174,11 +176,11 @@ class Accuracy(Pooled):
             data.rows(f"--data {pair}", file)
             rows.append((task, file))
         self._check_names(tasks)  # before any of them makes its rows
-        metadata = told.lengths(tasks, self.metadata_arguments)
+        metadata = settings.lengths(tasks, self.metadata_arguments)
         about = json.dumps({"tokenizer": str(source_of(self.model))} | metadata, sort_keys=True)
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
-        told.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
+        settings.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
         if self.context_until == "":
             raise Problem("--context-until '': expected the text before which prompts are cut, got none")
         if self.context_until is not None and self.protocol == INSIDE:

@@ -5,21 +5,21 @@ import json
 import torch
 
 from eval.__main__ import main
-from eval.reproduce import show, tables
+from eval.reproduce import documents, tables
 from eval.reproduce.collect import read
-from eval.studies import attention, measurements
+from eval.studies import kernels, measurements
 
 HEAD = 32
 
 
 def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(measurements, "LENGTHS", (64,))
-    monkeypatch.setattr(attention, "FORMATS", {"int8": attention.FORMATS["int8"]})
-    monkeypatch.setattr(attention, "SHAPES", {"one": (8, 1, HEAD), "groups": (2, 3, HEAD)})
-    monkeypatch.setattr(attention, "DECODED", "one")
-    monkeypatch.setattr(attention, "SWEPT", 64)
+    monkeypatch.setattr(kernels, "FORMATS", {"int8": kernels.FORMATS["int8"]})
+    monkeypatch.setattr(kernels, "SHAPES", {"one": (8, 1, HEAD), "groups": (2, 3, HEAD)})
+    monkeypatch.setattr(kernels, "DECODED", "one")
+    monkeypatch.setattr(kernels, "SWEPT", 64)
     (tmp_path / "stored").mkdir()
-    monkeypatch.setattr(show, "RESULTS", tmp_path / "stored")
+    monkeypatch.setattr(documents, "RESULTS", tmp_path / "stored")
     monkeypatch.setattr(tables, "DOCUMENTS", ())
     words = ["attention", "--limit", "1", "--out", str(tmp_path), "--collect"]
     assert main(words) == 0
@@ -30,7 +30,7 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     assert rows[1]["bits"] == 8 + 16 / HEAD
     assert all(row["ms"] > 0 and row["tokens"] == 64 for row in rows)
     assert "decode attention" in capsys.readouterr().out
-    monkeypatch.setattr(attention, "simd", lambda: "another processor's")
+    monkeypatch.setattr(kernels, "simd", lambda: "another processor's")
     assert main(words) == 0  # whose rows stand beside
     stored = read(tmp_path / "stored" / "attention.json")
     assert [row["simd"] for row in stored] == [rows[0]["simd"]] * 5 + ["another processor's"] * 5
@@ -44,7 +44,7 @@ def test_it_is_one_threads_whatever_torch_has(monkeypatch, tmp_path):
     """CPU time is that of all threads together: with a second one what waits would count."""
     had, threads = torch.get_num_threads(), []
     monkeypatch.setattr(
-        attention, "measure", lambda tokens, repeats: threads.append(torch.get_num_threads()) or []
+        kernels, "measure", lambda tokens, repeats: threads.append(torch.get_num_threads()) or []
     )
     torch.set_num_threads(2)
     try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvlab.spec import parse
 
-from ..core.alike import SPEED
+from ..core.comparable import SPEED
 from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
 from .tables import Board

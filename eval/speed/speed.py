@@ -10,7 +10,7 @@ from functools import cache
 from .. import PACKAGE
 from ..cluster.options import Pooled
 from ..core import workers
-from ..core.alike import SPEED
+from ..core.comparable import SPEED
 from ..core.errors import Failed, Problem
 from ..core.machine import cores
 from ..core.measurement import Cell, natural, option
@@ -139,7 +139,7 @@ class Speed(Pooled):
         def report(job, done: float, total: float) -> None:
             bar.at(f"{context_of(job[0])} tokens", done)
 
-        for done in pool.run(f"{PACKAGE}.speed.apart", self, lambda workers: jobs, report):
+        for done in pool.run(f"{PACKAGE}.speed.on_ray", self, lambda workers: jobs, report):
             if isinstance(done.found, Failed):
                 yield done.job[0], done.found
                 continue
