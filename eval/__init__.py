@@ -5,8 +5,9 @@
     python -m eval speed --suite wide           1k to 16k tokens on a wider random-weight model
     python -m eval report --out results/demo    tables, plots and the page again from what is stored
 
-core/ makes and stores the cells of every measurement; accuracy/, speed/ and studies/ make numbers, report/ shows
-what is stored, reproduce/ makes the tables of this project's documents, tasks/ holds the local tasks of lm-eval.
+core/ makes and stores the cells of every measurement; accuracy/, speed/ and studies/ make numbers, report/
+shows what is stored, reproduce/ makes the tables of this project's documents, tasks/ holds the local tasks of
+lm-eval.
 """
 
 PACKAGE = __name__  # eval in a checkout, kvlab_eval where kvlab is installed
