@@ -24,17 +24,13 @@ model is scored in eval mode, and then given back as it was.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property, partial
 from typing import ClassVar
 
-import torch
-from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
@@ -46,17 +42,16 @@ from kvlab.spec import Spec, parse
 
 from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
-from ..core.errors import Problem
-from .arguments import SAMPLING, generation
+from .arguments import BATCH, evaluating, rows_at_once, with_parameters, without_cuda
 from .batching import PREFILLED, Meter
-from .boundaries import boundary, character, cut_of
 from .choosing import choice
 from .protocols import FIRST, INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
 from .scoring import Scorer
+from .settings import SAMPLING, generation
+from .texts import Texts
 from .writing import generate
 
-BATCH = 64  # rows decoded together
 # lm-eval would fork this process, with its model and its threads, for every standard error of a perplexity; a
 # child that was told to end at a bad moment is waited for without end.
 os.environ.setdefault("DISABLE_MULTIPROC", "1")
@@ -80,39 +75,8 @@ def identity(
     return hashlib.sha256(repr((spec.text, *code, *map(str, how), cuts)).encode()).hexdigest()[:12]
 
 
-def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
-    """A method whose further parameters came as arguments of their own, since lm-eval splits at commas."""
-    extra = ",".join(f"{name}={value}" for name, value in parameters.items())
-    return f"{method}{',' if ':' in str(method) else ':'}{extra}" if extra else method
-
-
-def rows_at_once(batch_size) -> int:
-    """lm-eval's batch size as a number: "auto" is as many as usual."""
-    return BATCH if str(batch_size).startswith("auto") else int(batch_size)
-
-
-def without_cuda(device: str | None) -> str | None:
-    """The CPU in the place of a CUDA device that is not there, with a note."""
-    if str(device).startswith("cuda") and not torch.cuda.is_available():
-        print(f"kvlab: device {device} is not there; the model runs on the CPU", file=sys.stderr)
-        return "cpu"
-    return device
-
-
-@contextlib.contextmanager
-def evaluating(model) -> Iterator[None]:
-    """The model in eval mode; then each of its modules is as it was."""
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
-
-
 @register_model("kvlab")
-class KVLabLM(TemplateLM):
+class KVLabLM(Texts):
     """lm-eval model `kvlab`.
 
     pretrained: folder, hub id, a loaded model (with `tokenizer`), or None for the workshop model.
@@ -268,113 +232,12 @@ class KVLabLM(TemplateLM):
             )
         super().set_cache_hook(cache_hook)
 
-    @property
-    def eot_token_id(self) -> int:
-        """The end token. Raises Problem where the tokenizer has none."""
-        if self.tokenizer.eos_token_id is None:
-            raise Problem("eos_token=None: text is written until an end token, and this tokenizer has none")
-        return self.tokenizer.eos_token_id
-
-    @property
-    def prefix_token_id(self) -> int:
-        """What stands before a text without a context: the beginning token, else the end token. Raises
-        Problem where the tokenizer has neither."""
-        if self._first is None:
-            raise Problem(
-                "bos_token=None, eos_token=None: one of them stands before a text without a context, and "
-                "this tokenizer has neither"
-            )
-        return self._first
-
-    @property
-    def _first(self) -> int | None:
-        bos = self.tokenizer.bos_token_id
-        return self.tokenizer.eos_token_id if bos is None else bos
-
-    @property
-    def tokenizer_name(self) -> str:
-        return self.tokenizer.name_or_path.replace("/", "__")
-
-    def chat_template(self, chat_template: bool | str = False) -> str:
-        """The tokenizer's chat template, for lm-eval's records."""
-        return (self.tokenizer.chat_template or "") if chat_template else ""
-
-    def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
-        """The turns in the tokenizer's chat template. Raises Problem where it has none."""
-        if not self.tokenizer.chat_template:
-            raise Problem("apply_chat_template: this model's tokenizer has no chat template")
-        return self.tokenizer.apply_chat_template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-
-    @cached_property
-    def _head(self) -> str:
-        """What the chat template puts before a prompt of one turn; nothing where there is no template."""
-        said = ""
-        if self.tokenizer.chat_template:
-            with contextlib.suppress(Exception):  # one that wants other turns says so where it is applied
-                said = self.apply_chat_template([{"role": "user", "content": "PROMPT"}])
-        return said.partition("PROMPT")[0]
-
-    def tok_encode(self, string, add_special_tokens=None, **_) -> list[int]:
-        """Token ids; the tokenizer's special tokens are added unless the text begins with them."""
-        if add_special_tokens is not None:
-            return self.tokenizer.encode(string, add_special_tokens=add_special_tokens)
-        if string not in self._encoded:
-            begins = self._first is not None and string.startswith(self.tokenizer.decode(self._first))
-            options = {"add_special_tokens": False} if begins else {}
-            self._encoded[string] = self.tokenizer.encode(string, **options)
-        return self._encoded[string]
-
-    def _cut(self, requests) -> list[int | None]:
-        """The character at which the context of every prompt ends; None where nothing is cut. Raises Problem
-        where nobody says it."""
-        if self.protocol == INSIDE:
-            return [None] * len(requests)
-        ends = []
-        for request in requests:
-            task, text = request.task_name, request.args[0]
-            mine = self.untils.get(task) if self.context_until is None else self.context_until
-            cut, shots = cut_of(task, mine), self.shots.get(task, self.shots.get(None))
-            ends.append(character(cut, task, text, request.doc, self._head, shots) if text else 0)
-        return ends
-
-    def _context(self, text: str, ids: list[int], gone: int, end: int) -> int:
-        """Tokens of a prompt that are its context, which ends at this character, when the first `gone` of
-        `ids` have been cut off. Raises Problem where nothing is left of it."""
-        ends = boundary(self.tokenizer, text, ids, end)
-        if gone and ends <= gone:
-            raise Problem(
-                f"a prompt of {len(ids)} tokens loses its first {gone}, and with them its whole context: the "
-                f"model takes {self.max_length} (max_length)"
-            )
-        return min(max(1, ends - gone), len(ids) - gone - 1)
-
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
         """As lm-eval's, without its bar where `on_progress` is told instead."""
         self._ends = self._cut(requests)
         answers = super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
         self._warn()
         return answers
-
-    def _warn(self) -> None:
-        """Tell whoever runs lm-eval's own command what was cut off; of ours the table says it."""
-        if self._shortened and self.on_progress is None:
-            count, most = len(self._shortened), self.max_length
-            many = "prompt is" if count == 1 else "prompts are"
-            lost = "loses its" if count == 1 else "lose their"
-            print(f"kvlab: {count} {many} longer than {most} tokens and {lost} beginning", file=sys.stderr)
-        if self._spanned:
-            text, said = self._spanned[0]
-            count = "1 answer has" if len(self._spanned) == 1 else f"{len(self._spanned)} answers have"
-            told = f"{said!r} after {text[-40:]!r}"
-            print(
-                f"kvlab: {count} no token apart from the context's, so no score (-inf): {told}",
-                file=sys.stderr,
-            )
 
     def _loglikelihood_tokens(self, requests, disable_tqdm=False, **_) -> list[tuple[float, bool]]:
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of

@@ -30,10 +30,11 @@ from .batching import (
     picked,
     steps_at_once,
     until_rows_end,
-)
+)  # fmt: skip
 from .clock import Clock
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
+from .windows import windows
 
 
 class Scorer:
@@ -71,7 +72,7 @@ class Scorer:
         token = shape.layers * (shape.heads + 2 * shape.kv_heads) * shape.head_dim * self.model.dtype.itemsize
         return min(TOKENS_LONG, max(TOKENS, RECORDED // token))
 
-    def _each(self, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, score: Callable) -> dict:
+    def each(self, caches: dict, ids: Tensor, mask: Tensor | None, last: bool, score: Callable) -> dict:
         """{method: score(name, stepper, logits)} after the prefill of one batch."""
         found = {}
         for name, stepper, logits in shared(self.model, caches, ids, mask, last, self.clock):
@@ -128,7 +129,7 @@ class Scorer:
                 stepper.cache.hold()
             return score(name, stepper, self._end(name, stepper, prompts, known) if tail else logits)
 
-        return self._each(caches, ids, mask, True, go_on)
+        return self.each(caches, ids, mask, True, go_on)
 
     def _on_contexts(self, caches: dict, prompts: list, cuts: list[int], score: Callable, known: int) -> dict:
         """Compress each context once, ask every question of a fork."""
@@ -160,7 +161,7 @@ class Scorer:
                 stepper.feed(question, attention_mask=real, last=True)
             return score(name, stepper, self._end(name, stepper, prompts, known))
 
-        return self._each(caches, ids, mask, True, go_on)
+        return self.each(caches, ids, mask, True, go_on)
 
     def _hold_of_others(self, caches: dict, prompts: list, cuts: list[int]) -> None:
         """Note which tokens of the contexts stay when these prompts are compressed whole."""
@@ -169,7 +170,7 @@ class Scorer:
             ids, mask = self._padded(prompts, choosing, contexts=0)
             contexts = torch.tensor(cuts)
             read = lambda name, stepper, logits: self.reusing[name][1].read(stepper.cache, contexts)
-            self._each(choosing, ids, mask, True, read)
+            self.each(choosing, ids, mask, True, read)
 
     def _padded(
         self, prompts: list[Sequence[int]], caches: dict, contexts: int = 1
@@ -350,60 +351,5 @@ class Scorer:
 
     @torch.inference_mode()
     def windows(self, rows: list[tuple[list[int], list[int]]], prefilled: float = 1.0) -> dict[str, list]:
-        """Score known text: (inputs, targets), the targets belonging to the last inputs.
-
-        The first `prefilled` of the inputs are prefilled and scored from the prefill, the others are
-        decoded one by one (1.0: one pass, nothing decoded; `recompute` stores nothing and is always
-        scored so). An answer is (log-likelihood, is it greedy).
-        """
-        answers: dict[str, list] = {name: [None] * len(rows) for name in self.caches}
-        most = LOGITS / self.vocabulary / max(len(inputs) for inputs, _ in rows)
-        batch = max(1, min(self.batch_size, int(most)))
-        for part in pack(list(enumerate(rows)), lambda item: len(item[1][0]), batch, tokens=TOKENS_LONG):
-            texts = [row for _, row in part]
-            lasting = {name: cache for name, cache in self.caches.items() if not cache.recompute}
-            passing = {name: cache for name, cache in self.caches.items() if cache.recompute}
-            found = self._window(lasting, texts, prefilled) | {name: [] for name in passing}
-            few = max(1, TOKENS // len(texts[0][0]))  # rows at a time, where nothing is decoded
-            for start in range(0, len(texts) if passing else 0, few):
-                for name, scores in self._window(passing, texts[start : start + few], 1.0).items():
-                    found[name] += scores
-            for name, scores in found.items():
-                if name in self.errors:
-                    continue
-                for (index, _), score in zip(part, scores, strict=True):
-                    answers[name][index] = score
-            self.advance(len(part))
-        return {name: answers[name] for name in self.caches}
-
-    def _window(self, caches: dict, rows: list, prefilled: float) -> dict[str, list[tuple[float, bool]]]:
-        full = [[-1] * (len(inputs) - len(targets)) + list(targets) for inputs, targets in rows]
-        cut = [max(1, int(prefilled * len(inputs))) for inputs, _ in rows]
-        ids, mask = pad_left([row[0][:c] for row, c in zip(rows, cut, strict=True)], 0, self.device)
-        first, _ = pad_left([t[:c] for t, c in zip(full, cut, strict=True)], -1, self.device)
-        inputs = pad_right([row[0][c:] for row, c in zip(rows, cut, strict=True)], 0, "cpu")
-        targets = pad_right([t[c:] for t, c in zip(full, cut, strict=True)], -1, "cpu")
-        left = torch.tensor([len(t) - c for t, c in zip(full, cut, strict=True)])
-        known: list = [None, None]  # logits of the shared prefill, and what was picked from them
-
-        def score(name: str, stepper: Stepper, logits: Tensor) -> list:
-            if known[0] is not logits:
-                known[:] = logits, picked(logits, first)
-            total, greedy = known[1][0].sum(1).cpu(), known[1][1].all(1).cpu()
-            active = torch.arange(len(rows))
-            if inputs.shape[1] and self.at_once(stepper, torch.tensor(cut), inputs.shape[1]):
-                for start, on, found in self.known(name, stepper, inputs, left):
-                    chosen, hit = picked(found.cpu(), targets[on, start : start + found.shape[1]])
-                    total[on] += chosen.sum(1)
-                    greedy[on] &= hit.all(1)
-                active = active[:0]
-            for step in range(inputs.shape[1] if len(active) else 0):
-                kept = self.thin(stepper, left[active] > step, torch.tensor(cut)[active] + step)
-                active = active if kept is None else active[kept]
-                logits = self.step(name, stepper, inputs[active, step]).cpu()
-                chosen, hit = picked(logits, targets[active, step])
-                total[active] += chosen
-                greedy[active] &= hit
-            return list(zip(total.tolist(), greedy.tolist(), strict=True))
-
-        return self._each(caches, ids, mask, False, score)
+        """Score known text, see `windows.windows`."""
+        return windows(self, rows, prefilled)

@@ -20,7 +20,7 @@ from kvlab.fast.compiled import engine_of
 from kvlab.models import source_of
 
 from ..accuracy import KVLabLM, taskset
-from ..accuracy.lm import BATCH
+from ..accuracy.arguments import BATCH
 from ..core.machine import commit, machine, versions
 
 METHODS = ("full", "int8", "int4", "h2o", "snapkv", "topk", "kvzip")

@@ -158,7 +158,7 @@ def test_the_pages_of_the_classroom_are_there_and_name_only_what_a_kit_has(kits)
             assert str(Path(name).parent / link) in inside, (name, link)
         if "classroom" in name:
             commands = re.findall(r"python -m [\w.]+(?: \w+)?|build/\S+", text)
-            assert set(commands) <= {"python -m course answers"}, (name, commands)
+            assert set(commands) <= {"python -m kvlab_course answers"}, (name, commands)
     assert pack.CLASSROOM[1] in pages["kvlab-instructor/classroom/quiz.md"]
 
 

@@ -1,0 +1,44 @@
+"""What lm-eval hands to a model, read; and a model that is scored in eval mode."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import torch
+
+from kvlab.spec import Spec
+
+BATCH = 64  # rows decoded together
+
+
+def with_parameters(method: str | Spec, parameters: dict) -> str | Spec:
+    """A method whose further parameters came as arguments of their own, since lm-eval splits at commas."""
+    extra = ",".join(f"{name}={value}" for name, value in parameters.items())
+    return f"{method}{',' if ':' in str(method) else ':'}{extra}" if extra else method
+
+
+def rows_at_once(batch_size) -> int:
+    """lm-eval's batch size as a number: "auto" is as many as usual."""
+    return BATCH if str(batch_size).startswith("auto") else int(batch_size)
+
+
+def without_cuda(device: str | None) -> str | None:
+    """The CPU in the place of a CUDA device that is not there, with a note."""
+    if str(device).startswith("cuda") and not torch.cuda.is_available():
+        print(f"kvlab: device {device} is not there; the model runs on the CPU", file=sys.stderr)
+        return "cpu"
+    return device
+
+
+@contextlib.contextmanager
+def evaluating(model) -> Iterator[None]:
+    """The model in eval mode; then each of its modules is as it was."""
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in before:
+            module.training = training
