@@ -108,7 +108,7 @@ class Accuracy(Pooled):
                     raise Problem(
                         f"task {task}: its stories have no question, so --protocol {INSIDE} is its only"
                     )
-                boundaries.cut_of(task, self.until(task))
+                boundaries.rule_of(task, self.until(task))
 
     def _check_told(self) -> None:
         """Problem for what the tasks are told and none of them reads."""

@@ -23,7 +23,7 @@ SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)`]*\s+(?=\S)")  # between two sente
 
 
 @dataclass(frozen=True)
-class Cut:
+class Rule:
     """One row of the table.
 
     find: (prompt, document) -> the character before which the prompt is cut, None where there is none. why:
@@ -98,7 +98,7 @@ def gap(text: str, document: dict) -> int | None:
     return text.rfind(sign) + behind if sign in text else None
 
 
-FACTS = Cut('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
+FACTS = Rule('before "\\nQuestion:"', "the facts are the context", before(r"\nQuestion:"))
 EXAMPLES = "before the tested item", "the stem is the query"
 PASSAGE = "after the passage", "earlier turns belong to the question"
 MAGIC = before(
@@ -110,51 +110,51 @@ GIVEN = (  # begins every item of lm-eval's mmlu_llama and of its translations
     "Given the following question and four candidate answers (A, B, C and D), choose the best answer.\n"
     "Question: "
 )
-CUTS = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
+RULES = {  # a regular expression for the whole name of a task -> its cut; the first that fits counts
     r"(recall|needle|chain)(_em|_many)?|needles_\w+": FACTS,
-    r"piqa": Cut(*EXAMPLES, item("goal", lead="Question: "), shots=True),
-    r"arc_(easy|challenge)": Cut(*EXAMPLES, item("question", lead="Question: "), shots=True),
-    r"openbookqa": Cut(*EXAMPLES, item("question_stem"), shots=True),
-    r"copa": Cut(*EXAMPLES, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
-    r"hellaswag": Cut(
+    r"piqa": Rule(*EXAMPLES, item("goal", lead="Question: "), shots=True),
+    r"arc_(easy|challenge)": Rule(*EXAMPLES, item("question", lead="Question: "), shots=True),
+    r"openbookqa": Rule(*EXAMPLES, item("question_stem"), shots=True),
+    r"copa": Rule(*EXAMPLES, item("premise", change=lambda text: text.strip()[:-1]), shots=True),
+    r"hellaswag": Rule(
         "before the tested item", "every ending hangs on the last words", item("query"), shots=True
     ),
-    r"winogrande": Cut(
+    r"winogrande": Rule(
         "before the tested item", "its two choices are two contexts with one continuation",
         gap, shots=True,
     ),
-    r"rte|sglue_rte": Cut(
+    r"rte|sglue_rte": Rule(
         "after the first sentence", "a premise, then a hypothesis", before(r"\nQuestion:")
     ),
-    r"boolq": Cut("after the passage", "a natural passage and question", after("passage")),
-    r"lambada(_openai|_standard)?(_mt_\w+)?": Cut(
+    r"boolq": Rule("after the passage", "a natural passage and question", after("passage")),
+    r"lambada(_openai|_standard)?(_mt_\w+)?": Rule(
         "before the last sentence", "guessable from the passage, not from the sentence", last_sentence
     ),
-    r"squadv2": Cut(*PASSAGE, after("context")),
-    r"drop": Cut(*PASSAGE, after("passage")),
-    r"race": Cut(*PASSAGE, after("article")),
-    r"coqa": Cut(*PASSAGE, after("story")),
-    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe)": Cut(
+    r"squadv2": Rule(*PASSAGE, after("context")),
+    r"drop": Rule(*PASSAGE, after("passage")),
+    r"race": Rule(*PASSAGE, after("article")),
+    r"coqa": Rule(*PASSAGE, after("story")),
+    r"niah_(single|multikey)_\d|niah_multi(value|query)|ruler_(vt|cwe|fwe)": Rule(
         "before the question", "what begins the answer stays behind the cut", MAGIC
     ),
-    r"ruler_qa_.*": Cut(
+    r"ruler_qa_.*": Rule(
         "before the question", "what begins the answer stays behind the cut", before(r"(?<=\n\n)Question: ")
     ),
     r"longbench_(narrativeqa|qasper|multifieldqa|hotpotqa|2wikimqa|musique|dureader|qmsum|passage_retrieval).*":
-        Cut("before the question", "the fixed instruction belongs to the context", LONG),
-    r"longbench_(gov_report|multi_news|vcsum|passage_count).*": Cut(
+        Rule("before the question", "the fixed instruction belongs to the context", LONG),
+    r"longbench_(gov_report|multi_news|vcsum|passage_count).*": Rule(
         "after the text", "a control: what is asked is always the same", after("context")
     ),
-    r"longbench_(trec|triviaqa|samsum|lsht).*": Cut(
+    r"longbench_(trec|triviaqa|samsum|lsht).*": Rule(
         "after the examples", "the context is the examples", after("context")
     ),
-    r"gsm8k.*": Cut("before the problem's last sentence, else the shots", "as KVzip does", last_question),
-    r"mmlu_(\w\w_)?llama_.*": Cut(
+    r"gsm8k.*": Rule("before the problem's last sentence, else the shots", "as KVzip does", last_question),
+    r"mmlu_(\w\w_)?llama_.*": Rule(
         "after the shots", "all rows share them", item("question", "input_question", lead=GIVEN), shots=True
     ),
-    r"mmlu_.*continuation": Cut("after the shots", "all rows share them", item("question", lead="Question: "),
-                                shots=True),
-    r"mmlu(_(?!pro|cot|flan).*)?": Cut(
+    r"mmlu_.*continuation": Rule("after the shots", "all rows share them", item("question",
+                                 lead="Question: "), shots=True),
+    r"mmlu(_(?!pro|cot|flan).*)?": Rule(
         "after the shots", "all rows share them", item("question"), shots=True
     ),
 }  # fmt: skip
@@ -175,16 +175,16 @@ def text(task: str, until) -> str:
     return until
 
 
-def cut_of(task: str, until: str | None = None) -> Cut:
+def rule_of(task: str, until: str | None = None) -> Rule:
     """A task's cut; `until`: the text that a user cuts before. Raises Problem where there is none."""
     if until is not None:
         found = before(re.escape(text(task, until)))
         shell = r" (with a backslash; a shell writes a line break as $'\n')" if r"\n" in until else ""
-        return Cut(f"before {until!r}{shell}", "as its user says", found)
+        return Rule(f"before {until!r}{shell}", "as its user says", found)
     for pattern, why in REFUSED.items():
         if re.fullmatch(pattern, task):
             raise Problem(f"task {task}: there is no context to compress before a question: {why}")
-    for pattern, cut in CUTS.items():
+    for pattern, cut in RULES.items():
         if re.fullmatch(pattern, task):
             return cut
     raise Problem(
@@ -197,11 +197,11 @@ def cut_of(task: str, until: str | None = None) -> Cut:
 def known(task: str) -> bool:
     """Is it a task of the table?"""
     fits = lambda table: any(re.fullmatch(pattern, task) for pattern in table)
-    return fits(CUTS) and not fits(REFUSED)
+    return fits(RULES) and not fits(REFUSED)
 
 
 def character(
-    cut: Cut, task: str, text: str, document: dict, head: str = "", shots: int | None = None
+    cut: Rule, task: str, text: str, document: dict, head: str = "", shots: int | None = None
 ) -> int:
     """The character before which a prompt is cut; `head`: what a chat template puts before any prompt; shots:
     how many examples the prompt has, None: nobody says, so whatever stands before the item is taken for some.

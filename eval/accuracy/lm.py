@@ -88,7 +88,7 @@ class KVLabLM(Texts):
     eager one's.
     protocol: question-inside, context-first, many-questions or reuse. evict: once or every-step, what a keep
     does after the prompt (default: every-step under question-inside, else once). context_until: the text
-    before which a prompt is cut (default: by its task, see `cuts.py`).
+    before which a prompt is cut (default: by its task, see `boundaries.py`).
     """
 
     untils_of_tasks: ClassVar[dict[str, str]] = {}  # task -> the text before which its own YAML says to cut

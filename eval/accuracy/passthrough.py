@@ -138,7 +138,7 @@ def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
     strangers = {name for name in (*tasks, *named) if not yamls.is_file(name) and not boundaries.known(name)}
     for name in sorted(strangers - KVLabLM.untils_of_tasks.keys()):
         if name in named or name in TaskManager(include_path=folders).all_subtasks:
-            boundaries.cut_of(name)
+            boundaries.rule_of(name)
 
 
 def _tokenizer(given: dict, ours: list[str]) -> dict:
@@ -179,7 +179,9 @@ def _of_yaml(tasks: list[str], folders: list[str], shots: int | None) -> tuple[d
             yamls.check_absent(name, folders)
         entries = [index[one] for one in wanted if index[one].yaml_path is not None]
         found += [yamls.read(entry.yaml_path, f"task {entry.name}: {entry.yaml_path}") for entry in entries]
-    untils = {yamls.name_of(one): settings.cut(yamls.name_of(one), one.get("metadata")) for one in found}
+    untils = {
+        yamls.name_of(one): settings.context_until(yamls.name_of(one), one.get("metadata")) for one in found
+    }
     for name, entry in index.items():  # groups and tags have members that were not named
         about = (entry.cfg or {}).get("metadata")
         untils.setdefault(name, about.get(boundaries.FIELD) if isinstance(about, dict) else None)

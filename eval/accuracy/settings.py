@@ -88,7 +88,7 @@ def generation(said: Mapping, option: str) -> dict:
     return {LIMITS[0] if name in LIMITS else name: value for name, value in said.items()}
 
 
-def cut(task: str, metadata) -> str | None:
+def context_until(task: str, metadata) -> str | None:
     """The text before which a task's YAML says to cut; Problem for a name that is nearly the right one."""
     about = metadata if isinstance(metadata, dict) else {}
     for name in about:

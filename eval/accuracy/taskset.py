@@ -137,7 +137,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
         raise Problem(f"--data {strangers[0]}=...: this task is not among --tasks")
     for name in checked:
         if (entry := local.task_index.get(name)) is not None:
-            settings.cut(name, (entry.cfg or {}).get("metadata"))
+            settings.context_until(name, (entry.cfg or {}).get("metadata"))
     for name in set(checked) - set(names):
         _check_rows(name, sources)
     return list(dict.fromkeys(checked))

@@ -9,7 +9,7 @@ from functools import cached_property
 from lm_eval.api.model import TemplateLM
 
 from ..core.errors import Problem
-from .boundaries import boundary, character, cut_of
+from .boundaries import boundary, character, rule_of
 from .protocols import INSIDE
 
 
@@ -86,7 +86,7 @@ class Texts(TemplateLM):
         for request in requests:
             task, text = request.task_name, request.args[0]
             mine = self.untils.get(task) if self.context_until is None else self.context_until
-            cut, shots = cut_of(task, mine), self.shots.get(task, self.shots.get(None))
+            cut, shots = rule_of(task, mine), self.shots.get(task, self.shots.get(None))
             ends.append(character(cut, task, text, request.doc, self._head, shots) if text else 0)
         return ends
 

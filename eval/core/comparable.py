@@ -33,7 +33,7 @@ def table_of(task: str) -> str:
     return "speed" if task.startswith(SPEED) else "accuracy"
 
 
-def alike(
+def comparable(
     cells: list[dict], wanted: Iterable = (), any_code: bool = False
 ) -> tuple[list[dict], dict[str, str]]:
     """(the cells that may stand in tables, {model: a line about its others}), of cells that are not studies'.

@@ -110,7 +110,7 @@ class Store:
         """What every readable cell says, without its values, in the order of the file names."""
         return list(self.index.summaries().values())
 
-    def whole(self, summaries: Iterable[dict]) -> list[dict]:
+    def with_values(self, summaries: Iterable[dict]) -> list[dict]:
         """The cells that these summaries are of, with what the summaries say besides."""
         names = ((one, self.name(one["model"], one["method"], one["task"])) for one in summaries)
         return [one | cell for one, name in names if (cell := self.read(name)) is not None]

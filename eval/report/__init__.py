@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..core.comparable import alike
+from ..core.comparable import comparable
 from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
 from ..core.results import RUN, Store
@@ -46,11 +46,11 @@ def write(
 
 
 def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bool) -> list[Path]:
-    cells, left_out = alike(tabled(store.summaries()), wanted, any_code)
+    cells, left_out = comparable(tabled(store.summaries()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)
-    found = boards(store.whole(cells), left_out)
+    found = boards(store.with_values(cells), left_out)
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ..core.comparable import alike
+from ..core.comparable import comparable
 from ..core.files import finite, write_file
 from ..core.results import Store
 from ..report import records
@@ -36,7 +36,7 @@ def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple
     for folder in folders:
         records = list(Store(folder).records())
         there = tabled(records)
-        cells, _ = alike(there)
+        cells, _ = comparable(there)
         out |= {_of_cell(cell) for cell in there} - {_of_cell(cell) for cell in cells}
         made += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
         made += [perplexity(cell) for cell in records if "perplexity" in cell]

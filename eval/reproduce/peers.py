@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from .. import PACKAGE
-from ..accuracy.boundaries import boundary, character, cut_of
+from ..accuracy.boundaries import boundary, character, rule_of
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT, digest, method_digest
 from ..core.errors import Failed, Problem
@@ -141,7 +141,7 @@ class Peers(OnModel):
             row = json.loads(line)
             ids, cut = tokenizer(row["context"]).input_ids, None
             if protocol == FIRST:
-                at = character(cut_of(task), task, row["context"], row)
+                at = character(rule_of(task), task, row["context"], row)
                 cut = boundary(tokenizer, row["context"], ids, at)
             cut = cut or len(ids) - 1  # the last token is fed through what was compressed
             choices = [tokenizer(f" {c}", add_special_tokens=False).input_ids for c in row["choices"]]

@@ -87,7 +87,7 @@ class Row:
         self.cpu.setdefault(threads, []).append(1e3 * cpu)
         self.wall.setdefault(threads, []).append(1e3 * wall)
 
-    def told(self, threads: int, context: int, off: float, bandwidth: float) -> dict:
+    def stored(self, threads: int, context: int, off: float, bandwidth: float) -> dict:
         """The row as it is stored."""
         found = {"engine": self.engine, "method": self.method, "context": context, "threads": threads}
         found["weights"], found["weight_bytes"] = self.weights
@@ -143,7 +143,7 @@ class LlamaRun(Run):
     """The same of llama.cpp."""
 
     def __init__(self, model: llama.Model, shape: ModelShape, kind: str, flash: bool, tokens: int):
-        self.context = llama.Context(model, kind, flash, tokens, max(tried()))
+        self.context = llama.Context(model, kind, flash, tokens, max(thread_counts()))
         values = 2 * shape.layers * shape.kv_heads * shape.head_dim
         self.held, self.per_token, self.vocabulary = 0, values * llama.BITS[kind] / 8, shape.vocabulary
 
@@ -170,7 +170,7 @@ class LlamaRun(Run):
         self.context.close()
 
 
-def tried() -> tuple[int, ...]:
+def thread_counts() -> tuple[int, ...]:
     """Numbers of threads with which everything is timed."""
     return (1, 2) if cores() > 1 else (1,)
 
@@ -250,7 +250,7 @@ def measure(
     name: str | None, context: int, rounds: int, at: Callable, weights: str = "fp32", prompt: bool = False
 ) -> dict:
     """What the cell of a model at a context holds. at(what, part): how far it is."""
-    before, threads = torch.get_num_threads(), tried()
+    before, threads = torch.get_num_threads(), thread_counts()
     bench, read = Bench(name, context, weights), {}
     try:
         for count in threads:
@@ -277,7 +277,7 @@ def measure(
                     if number < 2 or sum(row.wall[count]) < 1e3 * longest:
                         turn(row, count)
         found = [
-            row.told(count, context, one, read[count])
+            row.stored(count, context, one, read[count])
             for count in threads
             for row, one in zip(rows, off, strict=True)
         ]

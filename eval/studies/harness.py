@@ -81,7 +81,7 @@ def compare(
             "documents_per_second": speed,
             "over_hflm": {who: speed[who] / speed[best] for who in ways if ways[who]},
             "apart": {
-                who: apart(answers[who], answers[best])
+                who: difference(answers[who], answers[best])
                 for who, way in ways.items()
                 if way and way[0] == "full"
             },
@@ -103,10 +103,10 @@ def counted(model) -> Iterator[list[int]]:
         hook.remove()
 
 
-def apart(mine, theirs) -> float:
+def difference(mine, theirs) -> float:
     """The largest difference of two nested lists; texts and truth values count as 1 where unequal."""
     if isinstance(mine, list | tuple):
-        return max((apart(one, other) for one, other in zip(mine, theirs, strict=True)), default=0.0)
+        return max((difference(one, other) for one, other in zip(mine, theirs, strict=True)), default=0.0)
     if isinstance(mine, float):
         return abs(mine - theirs)
     return float(mine != theirs)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from eval import report
-from eval.core.comparable import alike, differences
+from eval.core.comparable import comparable, differences
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
 from eval.core.results import Store
@@ -61,9 +61,9 @@ def test_a_cell_made_otherwise_is_left_out(key, value, said, tmp_path):
 
 def test_what_is_wanted_now_comes_before_what_is_newest():
     cells = [cell("full"), cell("int4"), cell("int8", made="2026-02-02", limit=8)]
-    kept, lines = alike(cells)
+    kept, lines = comparable(cells)
     assert names(kept) == {"int8 on recall"} and "full on recall, int4 on recall (limit 4" in lines["m"]
-    kept, lines = alike(cells, [Cell("m", "int4", "recall", CONFIG)])
+    kept, lines = comparable(cells, [Cell("m", "int4", "recall", CONFIG)])
     assert (
         names(kept) == {"full on recall", "int4 on recall"}
         and "int8 on recall (limit 8, not 4)" in lines["m"]
@@ -73,26 +73,26 @@ def test_what_is_wanted_now_comes_before_what_is_newest():
 def test_methods_of_ones_own_and_other_tasks_stand_together():
     cells = [cell(), cell("mine.Keep"), cell("full", "chain")]
     cells[1]["config"]["method"], cells[2]["config"]["task"] = "123", "eee"
-    assert alike(cells) == (cells, {})
+    assert comparable(cells) == (cells, {})
 
 
 def test_speed_stands_beside_accuracy_of_the_same_model_only():
     accuracy = [cell(), cell("int4")]
     speed = [cell(task="speed:model:256", repeats=2, code="its own"), cell(task="speed:model:512", repeats=1)]
     speed[1]["made"] = "2025"
-    kept, lines = alike(accuracy + speed)
+    kept, lines = comparable(accuracy + speed)
     assert names(kept) == {"full on recall", "int4 on recall", "full on speed:model:256"}
     assert "full on speed:model:512 (code ccc, not its own, repeats 1, not 2)" in lines["m"]
     other = cell(task="speed:model:256", repeats=2, model="bbb", made="2025")
-    kept, lines = alike([*accuracy, other])
+    kept, lines = comparable([*accuracy, other])
     assert names(kept) == {"full on recall", "int4 on recall"} and "(model bbb, not aaa)" in lines["m"]
     other["model"] = "another"  # a board of its own
-    assert names(alike([*accuracy, other])[0]) == {*names(accuracy), "full on speed:model:256"}
+    assert names(comparable([*accuracy, other])[0]) == {*names(accuracy), "full on speed:model:256"}
 
 
 def test_many_cells_are_one_line():
     old = [cell(method, code="old") for method in ("full", "int8", "int4", "fp8")]
-    _, lines = alike([*old, cell("h2o", made="2026-02-02")])
+    _, lines = comparable([*old, cell("h2o", made="2026-02-02")])
     assert lines["m"].endswith("full on recall, int8 on recall and 2 more (code old, not ccc)")
 
 

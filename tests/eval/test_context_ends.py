@@ -11,7 +11,7 @@ from lm_eval.api.instance import Instance
 
 import kvlab
 from eval.accuracy import KVLabLM
-from eval.accuracy.boundaries import CUTS, REFUSED, boundary, character, cut_of, known
+from eval.accuracy.boundaries import REFUSED, RULES, boundary, character, known, rule_of
 from eval.core.errors import Problem
 from kvlab import scratch
 
@@ -21,14 +21,14 @@ SMOLLM2 = scratch.folder("models") / "smollm2"  # as it is before a test moves t
 
 def printed(task: str) -> str:
     text, document = EXAMPLES[task]
-    at = character(cut_of(task), task, text, document)
+    at = character(rule_of(task), task, text, document)
     return f"{task}: {text[:at]}|{text[at:]}".replace("\n", "\\n")
 
 
 def test_every_row_has_a_stored_example():
     stored = PAGE.read_text(encoding="utf-8").partition("```text\n")[2].partition("```")[0]
     assert stored.splitlines() == [printed(task) for task in EXAMPLES]
-    for pattern in CUTS:
+    for pattern in RULES:
         assert any(re.fullmatch(pattern, task) for task in EXAMPLES), pattern
     assert all("|" in line and line.split(": ", 1)[1][0] != "|" for line in stored.splitlines())
 
@@ -38,7 +38,7 @@ def test_every_row_has_a_stored_example():
 )
 def test_where_nothing_is_to_be_cut_the_task_is_refused(task):
     with pytest.raises(Problem, match="no context to compress"):
-        cut_of(task)
+        rule_of(task)
     assert not known(task) and any(re.fullmatch(pattern, task) for pattern in REFUSED)
 
 
@@ -46,7 +46,7 @@ def test_where_nothing_is_to_be_cut_the_task_is_refused(task):
     ("lead", "before"), [("Question: ", 9), ("Q: ", 9), ("Solve.\nProblem: ", 16), ("", 9)]
 )
 def test_a_problem_of_one_sentence_is_cut_before_its_item(lead, before):
-    document, cut = {"question": "What is 2 + 3?"}, cut_of("gsm8k_cot_llama")
+    document, cut = {"question": "What is 2 + 3?"}, rule_of("gsm8k_cot_llama")
     text = f"Shots.\n\n\n{lead}What is 2 + 3?\nA:"
     assert character(cut, "gsm8k_cot_llama", text, document) == before
     with pytest.raises(Problem, match="not found in the prompt"):  # no shots: nothing is before it
@@ -54,7 +54,7 @@ def test_a_problem_of_one_sentence_is_cut_before_its_item(lead, before):
 
 
 def test_a_sentence_that_begins_with_its_gap_is_cut_before_the_choice():
-    document, cut = {"sentence": "_ was too big for it."}, cut_of("winogrande")
+    document, cut = {"sentence": "_ was too big for it."}, rule_of("winogrande")
     assert character(cut, "winogrande", "Ann had it.\n\nThe cup", document) == 13
     with pytest.raises(Problem):
         character(cut, "winogrande", "The cup", document)
@@ -68,34 +68,34 @@ def test_an_unknown_task_is_refused_until_its_user_says_where():
     with pytest.raises(
         Problem, match=r"--context-until TEXT \(.*=TEXT\), or as context_until under metadata: in its YAML"
     ):
-        cut_of("my_task")
-    assert character(cut_of("my_task", "ASK"), "my_task", "a ASK b ASK c", {}) == 8
+        rule_of("my_task")
+    assert character(rule_of("my_task", "ASK"), "my_task", "a ASK b ASK c", {}) == 8
     with pytest.raises(Problem, match="not found in the prompt"):
-        character(cut_of("my_task", "ASK"), "my_task", "a b c", {})
+        character(rule_of("my_task", "ASK"), "my_task", "a b c", {})
     with pytest.raises(Problem, match=r"a shell writes a line break as \$'\\n'"):
-        character(cut_of("my_task", r"\nASK"), "my_task", "a\nASK b", {})
+        character(rule_of("my_task", r"\nASK"), "my_task", "a\nASK b", {})
     with pytest.raises(Problem, match="got none"):
-        cut_of("my_task", "")
+        rule_of("my_task", "")
 
 
 @pytest.mark.parametrize("task", ["piqa", "copa", "hellaswag", "mmlu_anatomy", "mmlu_anatomy_continuation"])
 def test_zero_shots_are_refused_where_the_shots_are_the_context(task):
     text, document = EXAMPLES[task]
-    alone = text[character(cut_of(task), task, text, document) :]
+    alone = text[character(rule_of(task), task, text, document) :]
     with pytest.raises(Problem, match="--num-fewshot"):
-        character(cut_of(task), task, alone, document)
+        character(rule_of(task), task, alone, document)
     described = f"The following are questions.\n\n{alone}"  # which is no example either
     for shots in (0, 1):
         if shots:
-            character(cut_of(task), task, described, document, shots=shots)
+            character(rule_of(task), task, described, document, shots=shots)
         else:
             with pytest.raises(Problem, match="--num-fewshot"):
-                character(cut_of(task), task, described, document, shots=shots)
+                character(rule_of(task), task, described, document, shots=shots)
 
 
 def test_a_hypothesis_that_says_the_premise_again_is_not_the_context():
     text = "Premise A.\nQuestion: He said Premise A. True or False?\nAnswer:"
-    assert character(cut_of("rte"), "rte", text, {"sentence1": "Premise A."}) == len("Premise A.")
+    assert character(rule_of("rte"), "rte", text, {"sentence1": "Premise A."}) == len("Premise A.")
 
 
 @pytest.mark.parametrize("at", range(0, 60, 7))
@@ -115,7 +115,7 @@ def halves(tokenizer) -> list[tuple[str, str]]:
     for task, turns in CHATS:
         text, document = chat(tokenizer, task, turns)
         ids = tokenizer(text).input_ids
-        count = boundary(tokenizer, text, ids, character(cut_of(task), task, text, document))
+        count = boundary(tokenizer, text, ids, character(rule_of(task), task, text, document))
         found.append((tokenizer.decode(ids[:count]), tokenizer.decode(ids[count:])))
     return found
 
@@ -128,7 +128,7 @@ def test_a_prompt_in_a_template_is_cut_where_it_would_be_without_one():
     assert [line.replace("\n", "\\n") for line in lines] == stored
     for (task, turns), (context, question) in zip(CHATS, found, strict=True):
         text, document = EXAMPLES[task]
-        asked = text[character(cut_of(task), task, text, document) :]
+        asked = text[character(rule_of(task), task, text, document) :]
         assert question.strip() == f"{asked.strip()}<|im_end|>\n<|im_start|>assistant", task
         assert context.count("<|im_start|>") == len(turns) + 1
 

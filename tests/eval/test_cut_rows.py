@@ -14,7 +14,7 @@ from lm_eval.api.instance import Instance
 import kvlab
 from eval.accuracy import KVLabLM
 from eval.accuracy.batching import TAIL
-from eval.accuracy.boundaries import character, cut_of
+from eval.accuracy.boundaries import character, rule_of
 from eval.accuracy.protocols import FIRST, INSIDE, MANY, PROTOCOLS, REUSE
 
 CHOICES = (" Ada", " in the old shed", " in the boat")
@@ -30,7 +30,7 @@ def double(folder):
 def prompts(task: str) -> tuple[str, list[tuple[str, dict]]]:
     """(the context, [(prompt, document)]) of a row: its example, and another question on the same context."""
     text, document = EXAMPLES[task]
-    context = text[: character(cut_of(task), task, text, document)]
+    context = text[: character(rule_of(task), task, text, document)]
     tail, other = OTHERS[task]
     return context, [(text, document), (context + tail, other)]
 
@@ -60,7 +60,7 @@ def test_every_row_has_another_question_on_its_context():
     assert OTHERS.keys() == EXAMPLES.keys()
     for task in EXAMPLES:
         context, ((text, _), (other, document)) = prompts(task)
-        assert character(cut_of(task), task, other, document) == len(context), task
+        assert character(rule_of(task), task, other, document) == len(context), task
         assert other != text and context.strip(), task
 
 

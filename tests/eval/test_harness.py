@@ -3,13 +3,13 @@
 import json
 
 from eval.accuracy import taskset
-from eval.studies.harness import apart, compare
+from eval.studies.harness import compare, difference
 
 
 def test_how_far_answers_are_apart():
-    assert apart([(1.0, True), (2.0, False)], [(1.0, True), (2.5, False)]) == 0.5
-    assert apart(["a", "b"], ["a", "c"]) == 1.0 and apart([], []) == 0.0
-    assert apart((-1.0, True), (-1.0, False)) == 1.0
+    assert difference([(1.0, True), (2.0, False)], [(1.0, True), (2.5, False)]) == 0.5
+    assert difference(["a", "b"], ["a", "c"]) == 1.0 and difference([], []) == 0.0
+    assert difference((-1.0, True), (-1.0, False)) == 1.0
 
 
 def test_a_row_for_each_task(folder):

@@ -15,7 +15,7 @@ from eval.__main__ import main
 from eval.accuracy import KVLabLM, taskset
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
-from eval.report import rows as report
+from eval.report import records as report
 
 TASK = """task: my_fact
 dataset_path: json

@@ -253,7 +253,7 @@ def test_a_bad_file_in_a_folder_is_named_where_it_is_wanted(here, folder, capsys
 
 def test_a_group_member_whose_cut_is_no_text_is_one_line():
     with pytest.raises(Problem, match=r"context_until of task t: expected the text .* got 5"):
-        boundaries.cut_of("t", 5)
+        boundaries.rule_of("t", 5)
     with pytest.raises(ValueError, match="context_until='': expected the text"):
         KVLabLM(context_until="")
     with pytest.raises(ValueError, match="add protocol=context-first"):
