@@ -2,7 +2,7 @@
 
 `question-inside` compresses the whole prompt, so a method may look at the question when it chooses. Under the
 others the context alone is compressed (`boundaries.py` says where it ends), a fraction of budget is of the
-context, and question and answer follow at their true positions, held on top: they evict nothing of the context.
+context, and question and answer follow at their true positions, held on top: they evict nothing of it.
 """
 
 from __future__ import annotations

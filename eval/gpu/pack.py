@@ -26,7 +26,6 @@ from ..core.machine import commit, cores
 from . import precompile
 
 LIMIT = 50e6  # bytes
-OURS = {"kvlab": ROOT / "kvlab", "eval": HARNESS}
 NEEDED = (  # what eval and kvlab import, and what that needs
     "transformers", "huggingface_hub", "filelock", "tqdm", "packaging", "rich", "markdown-it-py", "mdurl",
     "pygments", "tokenizers", "safetensors", "psutil", "regex", "pyyaml",
@@ -70,7 +69,7 @@ def ours(site: Path) -> None:
     version = metadata.version("kvlab")
     name = f"kvlab-{version}"
     with zipfile.ZipFile(site / f"{name}-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
-        for package, folder in OURS.items():
+        for package, folder in (("kvlab", ROOT / "kvlab"), ("eval", HARNESS)):
             for file in sorted(folder.rglob("*")):
                 if file.is_file() and not {"__pycache__", "checkpoint", "checkpoint-opt"} & {*file.parts}:
                     wheel.write(file, f"{package}/{file.relative_to(folder).as_posix()}")

@@ -16,6 +16,7 @@ from kvlab.arithmetic import MACHINES
 from ..core.digests import ROOT
 from ..core.errors import Problem
 from ..core.files import write_file
+from ..core.table import Table, markdown
 from . import headline, predict, step
 
 GOALS = (
@@ -62,12 +63,6 @@ def filled(text: str, machines: dict[str, dict]) -> str:
     return MARKED.sub(lambda mark: f"{mark[1]}{makers[mark[2]](machines)}{mark[3]}", text)
 
 
-def markdown(heads: list[str], rows: Iterable[list], left: int = 1) -> str:
-    """A table; the first `left` columns are words."""
-    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * left + "--:|" * (len(heads) - left)]
-    return "\n".join(lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]) + "\n"
-
-
 def rows_of(machine: dict, stage: str) -> list[dict]:
     """All rows of a stage."""
     units = machine["units"].items()
@@ -84,7 +79,8 @@ def number(value) -> str:
 def table(rows: list[dict], columns: str) -> str:
     """Rows as a table with these keys."""
     heads = columns.split()
-    return markdown(heads, [[number(row.get(head)) for head in heads] for row in rows]) if rows else ""
+    body = [[number(row.get(head)) for head in heads] for row in rows]
+    return markdown(Table(heads, body)) + "\n" if rows else ""
 
 
 # Goals.
@@ -93,8 +89,8 @@ def table(rows: list[dict], columns: str) -> str:
 def goals(machines: dict[str, dict]) -> str:
     """Every goal beside what each machine reached."""
     reached = [reached_by(found) for found in machines.values()] or [["not measured"] * len(GOALS)]
-    rows = zip(GOALS, predictions(), *reached, strict=True)
-    return markdown(["goal", "predicted", *(machines or ["measured"])], map(list, rows), 3)
+    rows = list(zip(GOALS, predictions(), *reached, strict=True))
+    return markdown(Table(["goal", "predicted", *(machines or ["measured"])], rows, words=3)) + "\n"
 
 
 def predictions() -> list[str]:

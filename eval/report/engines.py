@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..core.files import write_json
-from .table import Table, markdown
+from ..core.table import Table, markdown
 
 ENGINES = {  # columns of the study static-graph: {title: what is shown of a row}
     "ms/token": lambda r: f"{r['ms']:.2f}",

@@ -1,9 +1,8 @@
-"""A table as data, and the ways to print one: Markdown, the terminal; a file of rows, line by line."""
+"""What is printed: a table, and a file of rows, line by line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from rich import box
@@ -11,24 +10,7 @@ from rich.table import Table as Drawn
 
 from ..core.files import write_json
 from ..core.show import Verbatim
-
-
-@dataclass(frozen=True)
-class Table:
-    """head: a title for every column. body: lines of texts. title: stands above. note: stands below. words:
-    how many columns, from the left, hold words; the others hold numbers."""
-
-    head: Sequence[str]
-    body: Sequence[Sequence[str]]
-    title: str = ""
-    note: str = ""
-    words: int = 1
-
-
-def markdown(table: Table) -> str:
-    rule = ["---"] * table.words + ["--:"] * (len(table.head) - table.words)
-    lines = "\n".join(f"| {' | '.join(line)} |" for line in (table.head, rule, *table.body))
-    return "\n\n".join(filter(None, (table.title, lines, table.note)))
+from ..core.table import Table
 
 
 def printed(table: Table) -> None:

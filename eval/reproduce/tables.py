@@ -8,9 +8,10 @@ from collections.abc import Callable
 
 import pandas
 
+from ..core import table
 from ..core.digests import ROOT
 from ..core.files import write_file
-from ..report import contexts, table
+from ..report import contexts
 from ..report.perplexity import beyond, bits
 from ..report.tables import HALF
 from . import timed

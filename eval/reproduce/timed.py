@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import sqrt
 
-from ..report.table import Table
+from ..core.table import Table
 from .peers import DIFFERS
 
 AGAINST = {  # kind of rows -> whose time is divided by whose

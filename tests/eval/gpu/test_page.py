@@ -67,7 +67,7 @@ def test_the_page_says_what_was_reached_and_shows_every_table():
     assert "### two: Card" in text and text.count("2 of 3 comparisons are right") == 2
     for line in ("- link:overlap: it took too long", "- for want of time: right:methods 1"):
         assert text.count(line) == 2
-    heads = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|---")]
+    heads = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ---")]
     assert len(heads) == 2 + 2 * 4
     assert "| static | eager | Llama-3-8B | 8,192 | 1 | 16 | 10.2 | 1 | 99 | – | – | – | 0.85 |" in text
     assert page.filled(text, {}) == page.filled(EMPTY, {}), "what stood there goes"
