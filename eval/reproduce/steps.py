@@ -22,10 +22,6 @@ CONTEXTS = dict.fromkeys(("workshop", "smollm2"), (256, 2048, 8192, 16384))
 NARROW, NARROW_CONTEXTS = ("bf16", "int8"), (256, 2048)  # weights beside fp32
 PROMPTS = {"workshop": (2048,), "smollm2": (2048, 8192)}  # tokens
 STEPS = 8  # of a row in a round, at most
-MINUTES = {  # of all cells of a model on two quiet cores with llama.cpp, about: estimated, not measured
-    "workshop": {"steps": 4, "narrow weights": 1, "prompt": 1},
-    "smollm2": {"steps": 22, "narrow weights": 4, "prompt": 14},
-}
 
 
 @dataclass(kw_only=True)
@@ -87,18 +83,9 @@ class Steps(Measurement):
     def notes(self) -> list[str]:
         from .llama import LIBRARY, there
 
-        if self.collect:
+        if self.collect or there():
             return []
-        found = []
-        if not self.contexts and self.rounds == ROUNDS:
-            for model, parts in ((model, MINUTES[model]) for model in self.models if model in MINUTES):
-                said = ", ".join(f"{what} {minutes}" for what, minutes in parts.items())
-                found.append(f"{model}: about {sum(parts.values())} minutes on two quiet cores ({said})")
-        if not there():
-            found.append(
-                f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"
-            )
-        return found
+        return [f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"]
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
         self._at = bar.at
