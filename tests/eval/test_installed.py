@@ -1,0 +1,64 @@
+"""Installed, the harness is kvlab_eval and answers to `kvlab eval`, whatever a user's own packages are called."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eval.core.digests import ROOT, code_digest
+
+TEXT = shutil.ignore_patterns("__pycache__", "checkpoint", "checkpoint-opt", "data")
+SCRIPT = """
+import sys
+from kvlab.cli import main
+from kvlab_eval.core.digests import code_digest
+from kvlab_course.harness import COMMAND, harness
+
+print(code_digest(), COMMAND, harness("tasks.words").__name__)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The three packages as a wheel names them."""
+    site = tmp_path_factory.mktemp("site")
+    for name, there in (("kvlab", "kvlab"), ("eval", "kvlab_eval"), ("course", "kvlab_course")):
+        shutil.copytree(ROOT / name, site / there, ignore=TEXT)
+    return site
+
+
+def command(installed: Path, here: Path, *words: str) -> subprocess.CompletedProcess:
+    """`kvlab WORDS` in a folder with packages of a user's own."""
+    for name in ("eval", "course"):
+        (here / name).mkdir(exist_ok=True)
+        (here / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')")
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    run = [sys.executable, "-P", "-c", SCRIPT, *words]
+    return subprocess.run(run, cwd=here, env=environment, capture_output=True, text=True)
+
+
+def test_kvlab_eval_is_the_harness(installed, tmp_path):
+    done = command(installed, tmp_path, "eval", "--help")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == f"{code_digest()} python -m kvlab_course kvlab_eval.tasks.words"
+    assert "usage: kvlab eval" in done.stdout and "perplexity" in done.stdout
+
+
+def test_what_is_wrong_is_one_line_that_names_the_command(installed, tmp_path):
+    done = command(installed, tmp_path, "eval", "report", "--out", "nowhere")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: --out nowhere: there are no results in this folder; run kvlab eval all first\n"
+    )
+
+
+def test_in_a_checkout_both_commands_are_one(tmp_path):
+    run = [sys.executable, "-m", "kvlab.cli", "eval", "--help"]
+    done = subprocess.run(
+        run, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "usage: python -m eval" in done.stdout
