@@ -1,4 +1,4 @@
-"""Installed, the harness is kvlab_eval and answers to `kvlab eval`, whatever a user's own packages are called."""
+"""Installed, the harness is kvlab_eval and answers to `kvlab eval`, whatever packages a user has."""
 
 import os
 import shutil
