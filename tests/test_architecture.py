@@ -40,7 +40,7 @@ LATE = {  # module -> (why, who imports it)
 BY_NAME = {  # modules that import others by strings which only a run knows
     "kvlab.cli", "kvlab.finding", "eval.__main__", "eval.core.measurement", "eval.core.workers",
     "eval.cluster.actor", "eval.gpu.plan", "eval.gpu.worker", "eval.reproduce.llama", "course.harness",
-    "course.site",
+    "course.site", "eval.tasks.needles",
 }  # fmt: skip
 STARTS = ("kvlab.cli", "kvlab.doctor", "eval.", "course.")  # command lines that answer before torch is loaded
 

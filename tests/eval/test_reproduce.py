@@ -36,7 +36,7 @@ def tiny(monkeypatch):
     }
     few = {key: {"about": "for a test"} for key in parts}
     monkeypatch.setattr("eval.reproduce.command.parts", lambda name, *asked: parts[name](*asked))
-    for module in ("command", "show"):
+    for module in ("command", "documents"):
         monkeypatch.setattr(f"eval.reproduce.{module}.STUDIES", few)
     return few
 
