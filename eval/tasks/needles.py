@@ -13,9 +13,7 @@ from pathlib import Path
 import datasets
 from transformers import AutoTokenizer
 
-ROOM = (
-    f"{Path(__file__).resolve().parents[1].name}.tasks"  # lm-eval loads this file by its path
-)
+ROOM = f"{Path(__file__).resolve().parents[1].name}.tasks"  # lm-eval loads this file by its path
 corpus, NAMES = import_module(f"{ROOM}.corpus"), import_module(f"{ROOM}.words").NAMES
 SEED = 4_000_000  # apart from the seeds of training and of the other tasks
 VALUES, QUERIES, DISTRACTORS, HOPS = 4, 4, 7, 4
