@@ -1,15 +1,65 @@
-"""Faster: the one seam to speed. Compiled code lives in `kvlab/fast/`; nobody else asks for it."""
+"""Faster: the one seam to speed. What is compiled lives in `kvlab/fast/`, and this file alone asks for it.
+
+Where that folder is not there, or numba is not, the answer is None, and everything goes by the plain code.
+"""
 
 from __future__ import annotations
 
 from functools import cache
 
+from torch import Tensor
+
 
 @cache
 def lodger():
-    """`kvlab.fast`, or None where it is not there: then every pass takes the five steps of `layer.py`."""
+    """`kvlab.fast`, or None."""
     try:
         from . import fast
     except ImportError:
         return None
     return fast
+
+
+def step(layer, given) -> Tensor | None:
+    """What a later pass of a layer attends to `[batch, heads, 1, head_dim]`, where somebody has taken it as a
+    whole: has written the new token, and told the layer what was `taken` and what went. given: `Recorded`.
+    None: nothing has changed."""
+    fast = lodger()
+    return None if fast is None else fast.step(layer, given)
+
+
+def attention(query: Tensor, held, scaling: float, allowed: Tensor | None, observes: bool):
+    """(Output, what tokens received or None) as `attention.attend` has them, of one query over what is held
+    (a store or a `Packed`), read as it is stored; None where nobody can."""
+    fast = lodger()
+    if fast is None or not fast.fits(held, query, observes):
+        return None
+    received = query.new_empty(len(query), held.keys[0].shape[1], held.length) if observes else None
+    return fast.attend_packed(query, held, scaling, allowed, received), received
+
+
+def compiled(model, weights: str = "fp32"):
+    """See `fast.compiled.compiled`. ValueError where there is no compiled engine."""
+    if lodger() is None:
+        raise ValueError("engine='compiled': kvlab.fast is not there; expected 'eager'")
+    from .fast.compiled import compiled
+
+    return compiled(model, weights)
+
+
+def engine_of(model, rows: int = 1) -> str:
+    """By which engine a model decodes, "eager" or "compiled", and more: see `fast.compiled.engine_of`."""
+    if lodger() is None:
+        return "eager"
+    from .fast.compiled import engine_of
+
+    return engine_of(model, rows)
+
+
+def gather():
+    """What reads rows of pinned host memory from a GPU (`fast/zero_copy.py`); None without Triton."""
+    try:
+        from .fast.zero_copy import gather
+    except ImportError:
+        return None
+    return gather

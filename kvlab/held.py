@@ -67,12 +67,11 @@ class Held(CacheLayerMixin):
         self.later = False  # whether what is open is no first prompt, but a later turn
         self.raw, self.waits = None, False  # what pieces were given, and whether it waits to be written
         self.is_initialized = self._busy = False
-        self.fused = None  # how the next step goes in one call (`kernels.Fused`), where it can
 
     def __deepcopy__(self, memo) -> Held:
         """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
-        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None, "fused": None}
+        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 
@@ -117,7 +116,6 @@ class Held(CacheLayerMixin):
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes a copy of the old row `beam_idx[i]`; any number of rows (a fork) is allowed."""
-        self.fused = None
         if self.lengths:
             self.place.flush(self)
             for part in (self.keep, self.store, self.place, self.table):
@@ -132,7 +130,6 @@ class Held(CacheLayerMixin):
         if left == 0:
             self.reset()
             return
-        self.fused = None
         self.place.flush(self)
         for part in (self.store, self.place, self.table):
             part.crop(left)

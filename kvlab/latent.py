@@ -91,8 +91,8 @@ class LatentLayer(Layer):
     def late_votes(self) -> Tensor:
         return self.keep.last.received
 
-    def _ended(self) -> None:
-        super()._ended()
+    def ended(self) -> None:
+        super().ended()
         self._expanded = None
 
     def attend(self, query, visibility: Visibility, *others) -> Tensor:

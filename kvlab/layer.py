@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
+from . import faster
 from .attention import Recorded, observed
-from .faster import lodger
 from .held import Held
 from .merging import merge
 from .models import renumbered, rotations_of
 from .policy import View
 from .ranks import added
 from .reread import attend_again
-from .slots import PER_EMPTY
 from .turns import keep_raw, wait
 from .visibility import Visibility
 
@@ -44,10 +43,6 @@ class Layer(Held):
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
-        if self.fused is not None and softcap is None and sinks is None:
-            out = self._step_at_once(query, visibility, scaling)
-            if out is not None:
-                return out
         given = Recorded(query, *self._pending, visibility, scaling, softcap, sinks)
         self._pending = None
         if not visibility.known:
@@ -64,6 +59,11 @@ class Layer(Held):
             self.fill(given, received)
             keep_raw(self, given)
             return out
+        self._busy = True
+        out = faster.step(self, given)
+        self._busy = False
+        if out is not None:
+            return out
         self.append(given)
         self.place.append(self, given.keys)
         with self.timed("attention"):
@@ -71,63 +71,11 @@ class Layer(Held):
             self.end_pass(received)
         return out
 
-    def _step_at_once(self, query: Tensor, visibility: Visibility, scaling: float) -> Tensor | None:
-        """A decode step that one call of a kernel appends and attends (see `Fused`), with what the keep does
-        besides; None where this is no such step."""
-        looked_at = self.on_read is not None or self.timeline is not None or self.hears is not None
-        if looked_at or query.shape[2] != 1 or visibility.rule is not None or not visibility.known:
-            return None
-        if visibility.real(len(self.lengths), 1, self.seen)[0] is not None:
-            return None
-        self._busy = True
-        received = self.unfilled(self.slots + 1) if self.observes else None
-        there = self.table.there(1)
-        out = self.fused.call(self.store, query, *self._pending, scaling, there, received)
-        if out is not None:
-            self._pending = None
-            self.added(scaling)
-            if not self.settled:
-                self.given = Recorded(query, None, None, visibility, scaling)
-                self.end_pass(received)
-        self._busy = False
-        return out
-
-    @property
-    def goes_by(self) -> str | None:
-        """What compiled code has to know of a decode step that sees all that is held: "" where it adds a
-        token and nothing goes, what `Keep.goes_by` says where one token of every head goes; None: it does
-        more, or somebody looks."""
-        looked_at = self.on_read is not None or self.timeline is not None or self.hears is not None
-        if self.fused is None or looked_at or not self.fused.has_room(self.store):
-            return None
-        if self.settled:
-            return "" if self.table.there(0) is None else None
-        keep, longest = self.keep.policy, self.keep.longest
-        if self.in_prompt or self.local is not None or keep.merge or keep.chunk_length > 1:
-            return None
-        if len(set(longest)) > 1 or not keep.one_goes(View(self, self.keep), coming=1):
-            return None
-        way = vars(type(keep)).get("goes_by") if self.fused.may_close_up(self.store, longest[0]) else None
-        sums, shape = getattr(self.keep, "received", None), (len(self.lengths), self.kv_heads, self.slots)
-        if way == "sum" and (sums.dtype, sums.shape) != (torch.float32, shape):
-            return None  # sums of one's own, of a kind that compiled code does not know
-        return way
-
-    def added(self, scaling: float) -> None:
-        """A kernel has appended one token to every row of the store, and attended."""
-        self.table.advance()
+    def taken(self, scaling: float, left: Tensor | None = None) -> None:
+        """Somebody faster has written one token of every row to the store, and attended; left: positions of
+        what is held now `[batch, kv_heads, slots]`, where one token of every head went as well."""
+        self.table.advance(left)
         self.moved_bytes = 0
-        if self.given.scaling != scaling:
-            self.given = replace(self.given, scaling=scaling)
-
-    def one_gone(self, scaling: float, positions: Tensor, sums: Tensor | None) -> None:
-        """Compiled code has appended one token to every row, attended, and let one of every head go: what is
-        left sits at these positions `[batch, kv_heads, slots]`, and has received so much (None: nobody
-        counts)."""
-        self.table.changed(positions)
-        self.store.filled, self.moved_bytes = self.slots, 0
-        if sums is not None:
-            self.keep.received = sums
         if self.given.scaling != scaling:
             self.given = replace(self.given, scaling=scaling)
 
@@ -146,7 +94,7 @@ class Layer(Held):
 
     def append(self, given: Recorded) -> None:
         """A pass begins: its K and V join what is held. ValueError for those that do not fit."""
-        self.given, self.moved_bytes, self.is_initialized, self.fused = given, 0, True, None
+        self.given, self.moved_bytes, self.is_initialized = given, 0, True
         batch, heads, tokens, width = given.keys.shape
         if self.lengths and batch != len(self.lengths):
             raise ValueError(f"batch of {batch} rows, but the cache holds {len(self.lengths)}: use reset()")
@@ -174,11 +122,11 @@ class Layer(Held):
             self.on_read(self, held, self.fetched, query)
         allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
         renumber = self.evicts and self.keep.policy.renumber
-        plain = given.softcap is None and given.sinks is None and not renumber
-        fast = lodger() if plain else None
-        if fast is not None and fast.fits(held, query, observes):
-            received = self.unfilled(held.length) if observes else None
-            out = fast.attend_packed(query, held, given.scaling, allowed, received)
+        plain, found = given.softcap is None and given.sinks is None and not renumber, None
+        if plain:
+            found = faster.attention(query, held, given.scaling, allowed, observes)
+        if found is not None:
+            out, received = found
             if observes and asked is not None:
                 received.masked_fill_(~self.counted(asked)[..., None], 0.0)
         else:
@@ -193,10 +141,6 @@ class Layer(Held):
             received = full.scatter_add_(2, self.fetched.clamp(min=0), received.masked_fill(~there, 0.0))
         return out, received
 
-    def unfilled(self, slots: int) -> Tensor:
-        """Room for what a step's kernel says that so many slots received."""
-        return torch.empty(len(self.lengths), self.kv_heads, slots)
-
     def counted(self, asked: Tensor | None) -> Tensor:
         """Which of a step's queries the keep observes, `[batch, queries]`; asked: see `Slots.visible`."""
         if asked is None:
@@ -205,17 +149,22 @@ class Layer(Held):
 
     def end_pass(self, received: Tensor | None) -> None:
         """The pass has attended: the keep observes and, where the prompt has ended, decides."""
+        self.observe(received)
+        if not self.held_back:
+            self._evict()
+        elif self.local is not None:
+            self._leave_window()
+        self.ended()
+
+    def observe(self, received: Tensor | None) -> None:
+        """The keep is told of the pass that has attended, `received` `[batch, kv_heads, slots]` where it asks
+        for that."""
         if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
             self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
             self.keep.policy.observe(View(self, self.keep), received.detach())
         elif self.votes_later:
             self.note_queries()
-        if not self.held_back:
-            self._evict()
-        elif self.local is not None:
-            self._leave_window()
-        self._ended()
 
     def end_prefill(self) -> None:
         """The prompt has ended, after any number of passes: what was held back happens now."""
@@ -223,21 +172,13 @@ class Layer(Held):
             self._busy = True
             self.place.end_prefill(self)
             self._evict()
-            self._ended()
+            self.ended()
 
-    def _ended(self) -> None:
+    def ended(self) -> None:
         """Of what was given its numbers stay, and as long as the prompt is open what a vote needs."""
         given, self._busy, self.fetched = self.given, False, None
-        self._fuse()
         votes = (given.visibility, given.sinks) if self.held_back else (None, None)
         self.given = Recorded(None, None, None, votes[0], given.scaling, given.softcap, votes[1])
-
-    def _fuse(self) -> None:
-        """See how the next steps can go in one call, if they can, after a pass that did not."""
-        plain = self.local is None and not (self.evicts and self.keep.policy.renumber)
-        fast = lodger()
-        if fast and self.fused is None and plain and not (self.in_prompt or self.place.on_host):
-            self.fused = None if self.given.query is None else fast.Fused.of(self.store, self.given.query)
 
     def _evict(self) -> None:
         """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
@@ -252,31 +193,16 @@ class Layer(Held):
                 keep.observe(view, None)
         if self.local is not None:
             self._leave_window()
-        slots = keep.chosen(view) if evicts and not self._one_goes(view) else None
+        slots = keep.chosen(view) if evicts else None
         if slots is not None:
             if self.in_prompt:
                 self.scored = scored(slots, keep.by_rule(view), self.ranks)
             if keep.merge:
                 merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
-            self._let_go(slots, self.keep.longest)
+            self.let_go(slots, self.keep.longest)
         self.in_prompt = False
-        if self.settled and self.store.in_place:
+        if self.settled:
             self.store.tight = False
-
-    def _one_goes(self, view: View) -> bool:
-        """Where one token of every head goes and a kernel attends, its slot becomes empty, and slots close up
-        only now and then. False, and nothing has changed, where it is otherwise."""
-        self._fuse()
-        if self.fused is None or self.keep.policy.merge or self.slots < PER_EMPTY:
-            return False
-        keep = self.keep.policy
-        if not keep.one_goes(view):
-            return False
-        gone = self.fused.lowest(keep.scored(view), self.slot_positions)
-        keep.forget(self.keep)
-        if (slots := self.table.empty(gone)) is not None:
-            self._let_go(slots, self.keep.longest)
-        return True
 
     def note_queries(self) -> None:
         """The pass's last queries are held until the prompt has ended."""
@@ -295,17 +221,14 @@ class Layer(Held):
         spare = 0 if prompt or self.evicts or self.place.on_host else SPARE
         voters = self.last_queries if self.votes_later else 0
         if gone := self.table.leave_window(self.given.visibility, voters, spare):
-            self._let_go(*gone)
+            self.let_go(*gone)
 
-    def _let_go(self, slots: Tensor, limits: list[int]) -> None:
+    def let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
-        self._fuse()
         self.place.flush(self)
         self.table.keep(slots, limits, self.keep.policy.newest_stays)
         self.keep.keep_slots(slots)
-        if self.fused is None or not self.fused.close_up(self.store, slots):
-            self.fused = None
-            self.store.keep_slots(slots)
+        self.store.keep_slots(slots)
         self.place.keep_slots(slots)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cache import KVCache
+from .faster import compiled
 from .finding import put, role_of
 from .measure.machines import link_named
 from .models import loading
@@ -37,8 +38,6 @@ def load(
     where = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
     model, tokenizer = loading.load(name_or_path, dtype=dtype, **where)
     if engine == "compiled":
-        from .fast.compiled import compiled
-
         compiled(model, weights)
     return model, tokenizer
 

@@ -204,10 +204,7 @@ class State:
         return with_room(chosen, x.shape[2], x.is_pinned()) if self.keeps_room else chosen
 
     def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
-        if self.filled is None or not self.keeps_room:
-            return gather_slots(x, slots)
-        x[:, :, : slots.shape[2]] = gather_slots(x, slots)
-        return x
+        return gather_slots(x, slots)
 
     def _states(self) -> Iterator[State]:
         return (state for state in (getattr(self, name) for name in self.states) if state is not None)

@@ -8,8 +8,6 @@ from torch import Tensor
 from .gather import gather_slots
 from .visibility import Visibility
 
-PER_EMPTY = 64  # of so many slots one may stay empty where tokens go one by one
-
 
 class Slots:
     """Positions and counts of what a layer holds; its store holds the numbers in the same slots.
@@ -50,27 +48,19 @@ class Slots:
         self.seen += tokens
         self.count += tokens
 
-    def advance(self) -> None:
-        """One more token in every row, each in its next slot."""
-        if self.moved is not None:
-            new = torch.tensor(self.lengths, dtype=torch.int32, device=self.moved.device).view(-1, 1, 1)
-            self.moved = torch.cat([self.moved, new.expand(-1, self.moved.shape[1], -1)], dim=2)
-        self.lengths, self.rows_held = ([n + 1 for n in some] for some in (self.lengths, self.rows_held))
+    def advance(self, left: Tensor | None = None) -> None:
+        """One more token in every row, each in its next slot; left: positions of what is held then, where one
+        token of every head went at once."""
+        if left is not None:
+            self.moved, self.count = left, left.shape[2]
+        else:
+            if self.moved is not None:
+                new = torch.tensor(self.lengths, dtype=torch.int32, device=self.moved.device).view(-1, 1, 1)
+                self.moved = torch.cat([self.moved, new.expand(-1, self.moved.shape[1], -1)], dim=2)
+            self.rows_held = [held + 1 for held in self.rows_held]
+            self.count += 1
+        self.lengths = [seen + 1 for seen in self.lengths]
         self.seen += 1
-        self.count += 1
-
-    def changed(self, positions: Tensor) -> None:
-        """One more token in every row, and one of every head has gone: `positions` are what is left."""
-        self.moved, self.count = positions, positions.shape[2]
-        self.lengths = [n + 1 for n in self.lengths]
-        self.seen += 1
-
-    def there(self, new: int) -> Tensor | None:
-        """In which slots a token is, bool `[batch, 1 or kv_heads, slots + new]`, `new` more tokens in every
-        row included; None: in all."""
-        if self.moved is None or min(self.rows_held) == self.count:
-            return None
-        return torch.nn.functional.pad(self.moved >= 0, (0, new), value=True)
 
     def _append_positions(self, batch: int, real: Tensor | None, tokens: int) -> None:
         if self.moved is None:  # until now, slot j held token j
@@ -95,21 +85,10 @@ class Slots:
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
-    def empty(self, slots: Tensor) -> Tensor | None:
-        """One token of every head goes, that in slot `slots` `[batch, kv_heads]`, which stays, empty.
-
-        With more than one empty slot in `PER_EMPTY`, returns the slots to gather, as `keep` takes them.
-        """
-        if self.moved is None or self.moved.shape[1] < self.kv_heads:
-            self.moved = self.positions.clone()
-        self.moved.scatter_(2, slots[..., None], -1)
+    def empty(self, slots: Tensor) -> None:
+        """One token of every head goes, that in slot `slots` `[batch, kv_heads]`, which stays, empty."""
+        self.moved = self.positions.clone().scatter_(2, slots[..., None], -1)
         self.rows_held = [held - 1 for held in self.rows_held]
-        longest = max(self.rows_held)
-        if (self.count - longest) * PER_EMPTY <= self.count:
-            return None
-        there = self.moved >= 0
-        order = there.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
-        return order.masked_fill(~there.gather(-1, order), -1)
 
     def leave_window(self, visibility: Visibility, last: int, spare: int):
         """Forget tokens that neither later queries nor the `last` ones see.

@@ -64,7 +64,7 @@ def begin(cache, body, args, kwargs) -> None:
         cache.open, cache.pieces = True, 1
         for layer in layers:
             layer.in_prompt = layer.later = layer.prefilling = True
-            layer.fused = layer.keep.shares = None
+            layer.keep.shares = None
 
 
 def end(cache) -> None:

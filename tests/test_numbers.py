@@ -71,7 +71,6 @@ def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, mo
             stepper = kvlab.Stepper(model, cache)
             stepper.feed(prompt(9))
             stepper.feed(prompt(1))
-            assert cache.layers[0].fused is not None  # the kernel's turn
             hook = model.model.layers[0].self_attn.v_proj.register_forward_hook(
                 lambda module, args, out, size=size: out.index_fill(-1, torch.tensor([33]), size)
             )

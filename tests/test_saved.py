@@ -16,7 +16,7 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.fast.compiled import compiled
+from kvlab.faster import compiled
 from kvlab.finding import PROFILED
 from kvlab.saved import contents_digest, model_digest
 

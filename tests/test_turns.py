@@ -11,7 +11,7 @@ from families.models import family
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.fast.compiled import compiled, engine_of
+from kvlab.faster import compiled, engine_of
 
 pytestmark = pytest.mark.uncounted
 

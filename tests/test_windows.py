@@ -13,13 +13,13 @@ WINDOW = 7
 @pytest.fixture
 def gathered(monkeypatch):
     """Every gathering of a store, as the number of slots that stayed."""
-    found, let_go = [], Layer._let_go
+    found, let_go = [], Layer.let_go
 
     def noted(layer, slots, limits):
         found.append(slots.shape[2])
         let_go(layer, slots, limits)
 
-    monkeypatch.setattr(Layer, "_let_go", noted)
+    monkeypatch.setattr(Layer, "let_go", noted)
     return found
 
 

@@ -10,7 +10,7 @@ import torch
 
 from kvlab.arithmetic import count_flops
 from kvlab.decode import Stepper, decode
-from kvlab.fast.compiled import engine_of
+from kvlab.faster import engine_of
 from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 

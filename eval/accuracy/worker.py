@@ -15,7 +15,7 @@ from lm_eval.evaluator import evaluate
 
 import kvlab
 from kvlab.decode import Stepper
-from kvlab.fast.compiled import engine_of
+from kvlab.faster import engine_of
 from kvlab.ranks import added, ranks_of
 
 from ..core.errors import Failed, Problem, describe, no_room

@@ -36,7 +36,7 @@ import torch
 import kvlab
 from kvlab.arithmetic import read_bandwidth
 from kvlab.attention import Recorded
-from kvlab.fast.compiled import compiled, engine_of
+from kvlab.faster import compiled, engine_of
 from kvlab.models import ModelShape, source_of
 from kvlab.visibility import CAUSAL
 

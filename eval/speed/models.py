@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import kvlab
-from kvlab.fast.compiled import compiled
+from kvlab.faster import compiled
 from kvlab.models import source_of
 
 STEPS = 16  # tokens decoded per repeat

@@ -26,7 +26,7 @@ import torch
 
 import kvlab
 from kvlab.arithmetic import kv_bytes_per_token, read_bandwidth
-from kvlab.fast.compiled import engine_of
+from kvlab.faster import engine_of
 from kvlab.models import ModelShape
 
 from .baselines import BASELINES, cache_of

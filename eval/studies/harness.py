@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
 import kvlab
-from kvlab.fast.compiled import engine_of
+from kvlab.faster import engine_of
 from kvlab.models import source_of
 
 from ..accuracy import KVLabLM, taskset

@@ -1,13 +1,15 @@
 """Fast: all that is compiled: decode attention that reads K and V as they are stored, and whole steps.
 
-`attend.py` decides and calls a kernel, `fused.py` does it for a whole step of a layer; `cpu.py`, `wide.py`
-and `turning.py` are compiled by numba (their innermost loops stand in `lanes.py`), `gpu.py` and `gpu_kivi.py`
-are Triton (imported where they are used). `compiled.py` puts a compiled step in the place of a model's
-forward: of a Llama-shaped model the arithmetic in `block.py`, of any other the model's own, compiled by torch
-(`traced.py`). The cache, every method of it, prompts and padding are the same with and without.
+`step.py` takes a layer's decode step by one call of a kernel (`fused.py`), `attend.py` decides and calls one
+for attention alone; `cpu.py`, `wide.py` and `turning.py` are compiled by numba (their innermost loops stand
+in `lanes.py`), `gpu.py` and `gpu_kivi.py` are Triton (imported where they are used). `compiled.py` puts a
+compiled step in the place of a model's forward: of a Llama-shaped model the arithmetic in `block.py`, of any
+other the model's own, compiled by torch (`traced.py`). What this has to know of keeps, stores and formats
+stands in `known.py`, by their class.
 """
 
 from .attend import attend_packed, fits, reference
 from .fused import Fused
+from .step import made, step
 
-__all__ = ["Fused", "attend_packed", "fits", "reference"]
+__all__ = ["Fused", "attend_packed", "fits", "made", "reference", "step"]

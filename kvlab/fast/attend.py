@@ -18,6 +18,7 @@ from ..attention import attend
 from ..store.exact import Exact
 from ..store.float8 import Float8
 from ..store.int import Int
+from .known import coded, in_blocks, knows, readable, turned
 
 ALL = np.zeros((1, 1, 0), np.bool_)  # no mask: every token is allowed
 UNOBSERVED = np.empty((0, 0, 0), np.float32), np.empty((0, 0), np.float32)  # nobody asks what tokens received
@@ -47,8 +48,7 @@ def fits(store, query: Tensor, observed: bool = False) -> bool:
         return False
     if on_gpu(query):
         return not observed and _fits_gpu(store, query)
-    blocks = store.in_blocks and store.written > 0
-    if not (store.kernel_ready or blocks) or query.device.type != "cpu" or query.requires_grad:
+    if not readable(store) or query.device.type != "cpu" or query.requires_grad:
         return False
     if query.shape[3] % 32 or query.dtype != (kept_as(store) or torch.float32):
         return False
@@ -73,9 +73,8 @@ def attend_packed(
     batch, count = query.shape[0], store.length
     mask = ALL if allowed is None else allowed[:, :, 0].expand(batch, -1, -1).contiguous().numpy()
     kernel, held = prepared(store, query.shape)
-    turned = store.format.turn(query)
-    out = run(kernel, turned, scaling, nothing(held), held, mask, count, received)
-    return store.value_format.turn_back(out)
+    out = run(kernel, turned(store.format, query), scaling, nothing(held), held, mask, count, received)
+    return turned(store.value_format, out, back=True)
 
 
 def prepared(store, query_shape: tuple[int, ...]):
@@ -149,15 +148,15 @@ def nothing(held) -> tuple[np.ndarray, np.ndarray]:
 
 def kept_as(store) -> torch.dtype | None:
     """The dtype of numbers that are kept as they are; None for codes."""
-    return store.keys[0].dtype if type(store.format.coded) is Exact else None
+    return store.keys[0].dtype if type(coded(store.format)) is Exact else None
 
 
 def layout(store, head_dim: int) -> tuple[int, int, int] | None:
     """(kind, head_dim, group) of the kernel that is compiled for this store alone, or None."""
-    if store.in_blocks:
+    if in_blocks(store):
         return None
-    keys = _layout_of(store.format.coded, store.keys, head_dim)
-    return keys if keys == _layout_of(store.value_format.coded, store.values, head_dim) else None
+    keys = _layout_of(coded(store.format), store.keys, head_dim)
+    return keys if keys == _layout_of(coded(store.value_format), store.values, head_dim) else None
 
 
 def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int, int] | None:
@@ -167,7 +166,7 @@ def _layout_of(form, parts: tuple[Tensor, ...], head_dim: int) -> tuple[int, int
         return known if known is None else (known, head_dim, head_dim)
     if kind == (Float8, 1) and form.scales is None:
         return {"e4m3": 2, "e5m2": 3}[form.format], head_dim, head_dim
-    if kind != (Int, 2) or form.bits not in (4, 8) or not form.kernel_ready:
+    if kind != (Int, 2) or form.bits not in (4, 8) or not knows(form):
         return None
     codes, scales = parts
     groups = scales.shape[3]
@@ -193,8 +192,7 @@ def on_gpu(query: Tensor) -> bool:
 
 
 def _fits_gpu(store, query: Tensor) -> bool:
-    blocks = store.in_blocks and store.written > 0
-    if not (store.kernel_ready or blocks) or not _triton():
+    if not readable(store) or not _triton():
         return False
     if any(part.device != query.device for part in store.keys) or not _trusted.get(_case(store, query), True):
         return False
@@ -202,12 +200,12 @@ def _fits_gpu(store, query: Tensor) -> bool:
 
     if query.dtype not in gpu.TYPES:
         return False
-    if blocks:
+    if in_blocks(store):
         from . import gpu_kivi
 
         return store.window[0].dtype == query.dtype and gpu_kivi.supports(store, query.shape[3])
-    form = store.format.coded
-    return _kind(form) == _kind(store.value_format.coded) and gpu.supports(form, query.shape[3])
+    form = coded(store.format)
+    return _kind(form) == _kind(coded(store.value_format)) and gpu.supports(form, query.shape[3])
 
 
 def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) -> Tensor:
@@ -216,13 +214,13 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
     from . import gpu
 
     def kernel() -> Tensor:
-        if store.in_blocks:
+        if in_blocks(store):
             from . import gpu_kivi
 
             return gpu_kivi.attend(query, store, scaling, allowed)
-        turned = store.format.turn(query)
-        out = gpu.attend(turned, *store.parts(), store.format.coded, scaling, allowed)
-        return store.value_format.turn_back(out)
+        asked, form = turned(store.format, query), coded(store.format)
+        out = gpu.attend(asked, *store.parts(), form, scaling, allowed)
+        return turned(store.value_format, out, back=True)
 
     case = _case(store, query)
     if case in _trusted:
@@ -240,8 +238,8 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
 
 
 def _case(store, query: Tensor) -> tuple:
-    kind = _kind(store.format.coded)
-    if store.in_blocks:
+    kind = _kind(coded(store.format))
+    if in_blocks(store):
         kind = "Kivi", store.format.bits, store.group
     return query.device, query.dtype, kind, query.shape[3]
 

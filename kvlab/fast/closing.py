@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numba import njit
-from torch import Tensor
 
-SUM, NEWEST, PLACE = 1, 2, 3  # `Keep.goes_by` as a number
+from .known import PLACE, SUM
+
 FIXED = np.int32(0x7F7FFFFF)  # the key of the largest fp32: what a rule holds, which goes if nothing else can
 TOGETHER = 16  # keys
 NOTHING = np.int32(0x7FFFFFFF)  # the key of a slot that is empty, or holds the newest token
@@ -107,34 +106,3 @@ def draw_up(left, left_sums, positions, sums, k, k_scales, v, v_scales):
 def _move(part, at, to):
     for j in range(part.shape[1]):
         part[to, j] = part[at, j]
-
-
-@njit(nogil=True, cache=True)
-def in_order(slots):
-    """Whether slots int64 `[batch, kv_heads, n]` (-1: nothing) can be moved one after another, the first one
-    first, without one that is still to be moved being overwritten: in ascending order they can."""
-    for b in range(slots.shape[0]):
-        for h in range(slots.shape[1]):
-            for i in range(slots.shape[2]):
-                if -1 < slots[b, h, i] < i:
-                    return False
-    return True
-
-
-@njit(nogil=True, cache=True)
-def close_up(x, slots):
-    """What lies in `slots` `[batch, kv_heads, n]`, which are `in_order`, moves into the first n slots of x
-    `[batch, kv_heads, capacity, bytes]`; where a slot is -1, what lay there stays."""
-    for b in range(slots.shape[0]):
-        for h in range(slots.shape[1]):
-            for i in range(slots.shape[2]):
-                at = slots[b, h, i]
-                if at > i:
-                    for j in range(x.shape[3]):
-                        x[b, h, i, j] = x[b, h, at, j]
-
-
-def bytes_of(x: Tensor) -> np.ndarray:
-    """The bytes of a tensor `[batch, kv_heads, capacity, width]`, as wide words as its slots allow."""
-    width = x.shape[3] * x.element_size()
-    return x.view(torch.int64 if width % 8 == 0 else torch.uint8).numpy()

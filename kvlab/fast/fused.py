@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..store.growing import LEAST_ROOM
 from ..store.rotated import Rotated
 from .attend import ALL, fits, kept_as, prepared, run, writes
+from .known import target, vacant
 
 
 class Fused:
     """The step of a layer whose K and V lie on the CPU in one buffer, where every query sees all that is
     held: the kernel appends, attends and, where the keep observes, says what every token received.
 
-    Made when such a layer has come through a pass, and good as long as its buffers are these and have a free
-    slot: what else a step could ask has been asked. heads: query heads.
+    Good as long as its buffers are these and have a free slot: what else a step could ask has been asked.
+    heads: query heads.
     """
 
     def __init__(self, store, heads: int, head_dim: int):
@@ -24,25 +24,19 @@ class Fused:
         self.new = (batch, kv_heads, 1, head_dim)
         self.dtype = kept_as(store) or torch.float32
         self.kernel, self.held = prepared(store, self.asked)
-        self.buffers = store.target
+        self.buffer = target(store)[0]
         self.turns = any(isinstance(form, Rotated) for form in (store.format, store.value_format))
-        self.rows = None  # the bytes of the buffers, once something goes
 
     @classmethod
     def of(cls, store, query: Tensor) -> Fused | None:
         """For a store and queries like this one; None where no kernel fits, or writes into its buffers."""
-        forms = store.format, store.value_format
-        known = all(form.coded is form or isinstance(form, Rotated) for form in forms)
-        if not (known and store.in_place and query.device.type == "cpu"):
-            return None
-        one = query[:, :, -1:].detach()
-        if not (fits(store, one) and writes(store, query.shape[3])):
+        if target(store) is None or not (fits(store, query.detach()) and writes(store, query.shape[3])):
             return None
         return cls(store, query.shape[1], query.shape[3])
 
     def has_room(self, store) -> bool:
         """Whether the store's buffers are those that it was made for, with a free slot."""
-        return store.target is self.buffers and store.vacant > 0
+        return target(store)[0] is self.buffer and vacant(store) > 0
 
     def call(
         self, store, query: Tensor, keys: Tensor, values: Tensor, scaling: float,
@@ -74,39 +68,6 @@ class Fused:
             return None
         store.filled += 1
         return turned(store.value_format, out, back=True) if self.turns else out
-
-    def may_close_up(self, store, count: int) -> bool:
-        """Whether so many tokens may lie in these buffers when slots have closed up; no: they are others, or
-        shorter ones are due."""
-        spare = self.held[0].shape[2] - count
-        return store.keys is self.buffers and (store.keeps_room or spare <= max(LEAST_ROOM, count // 8))
-
-    def close_up(self, store, slots: Tensor) -> bool:
-        """As `store.keep_slots`, within the buffers; False, and nothing has changed, where they are others,
-        or so much would be left empty that shorter ones are due."""
-        from . import closing
-
-        count = slots.shape[2]
-        if not self.may_close_up(store, count):
-            return False
-        moved = slots.contiguous().numpy()
-        if not closing.in_order(moved):
-            return False
-        if self.rows is None:
-            self.rows = [closing.bytes_of(part) for part in (*store.keys, *store.values)]
-        for part in self.rows:
-            closing.close_up(part, moved)
-        store.filled = count
-        return True
-
-    def lowest(self, score: Tensor, positions: Tensor) -> Tensor:
-        """The slot of every head that goes, `[batch, kv_heads]`: that with the lowest score `[batch,
-        kv_heads, slots]`, the last of them if it is a tie, of those that hold a token but the newest one."""
-        from . import closing
-
-        gone = torch.empty(score.shape[:2], dtype=torch.int64)
-        closing.lowest(score.numpy(), positions.numpy(), gone.numpy())
-        return gone
 
 
 def _bits(x: Tensor) -> Tensor:

@@ -5,23 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..policy import View
-from ..slots import PER_EMPTY
-from .closing import NEWEST, PLACE, SUM
+from .known import NEWEST, SUM, may_go
 from .layers import TABLES
-
-GOES_BY = {"": 0, "sum": SUM, "newest": NEWEST, "place": PLACE}
+from .step import PER_EMPTY
 
 
 class Going:
     """What goes in a step, in all of these layers in the same way: `told` is what `layers.py` is told of it.
 
-    way: as `Layer.goes_by` says it. Slots are read where the layers have them, and what comes of them is
+    how: as `step.way` says it. Slots are read where the layers have them, and what comes of them is
     written to tensors of its own.
     """
 
-    def __init__(self, held, way: str, heads: int):
-        self.how = how = GOES_BY[way]
+    def __init__(self, held, how: int, heads: int):
+        self.how = how
         rows, kv_heads = len(held[0].lengths), held[0].kv_heads
         tables, rules = np.zeros((len(held), TABLES), np.int64), np.zeros((len(held), rows, 3), np.int64)
         self.layers = [self._of(layer, rules[index]) for index, layer in enumerate(held if how else ())]
@@ -39,7 +36,7 @@ class Going:
         slots, left = layer.slots + 1, layer.keep.longest[0]
         closes = (slots - left) * PER_EMPTY > slots
         shape = len(layer.lengths), layer.kv_heads
-        rules[:, 0], rules[:, 1] = layer.keep.policy.may_go(View(layer, layer.keep))
+        rules[:, 0], rules[:, 1] = may_go(layer)
         rules[:, 2] = layer.lengths
         before = layer.slot_positions.contiguous(), layer.keep.received.contiguous() if self.how == SUM else 0
         room = lambda n: (
@@ -50,14 +47,15 @@ class Going:
 
     def done(self, index: int, layer, scaling: float) -> None:
         """The step has been made: the layer learns of it."""
-        if not self.how:
-            layer.store.filled += 1
-            layer.added(scaling)
-            return
-        *_, positions, sums, closed_positions, closed_sums, left = self.layers[index]
-        if left:
-            positions, sums = closed_positions, closed_sums
-        layer.one_gone(scaling, positions, sums if self.how == SUM else None)
+        left = None
+        if self.how:
+            *_, left, sums, closed, closed_sums, count = self.layers[index]
+            if count:
+                left, sums = closed, closed_sums
+            if self.how == SUM:
+                layer.keep.received = sums
+        layer.taken(scaling, left)
+        layer.store.filled = layer.slots
 
 
 def _address(x) -> int:

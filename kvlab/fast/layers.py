@@ -22,7 +22,7 @@ before its attention, has a team of its own, and so have the logits; it shares o
 does rows of weights.
 """
 
-# Compiled into this: fast/closing.py 712367e3, fast/lanes.py 5ecc7181, fast/team.py 80a0eb58
+# Compiled into this: fast/closing.py 277aae4a, fast/lanes.py 5ecc7181, fast/team.py 80a0eb58
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from numba import carray, njit, typeof, types
 from numba.core.cgutils import if_unlikely, unpack_tuple
 from numba.extending import intrinsic
 
-from .closing import NEWEST, SUM, draw_up, leave
+from .closing import draw_up, leave
+from .known import NEWEST, SUM
 from .lanes import FAST
 from .team import COUNTERS, SHARE, done, due, joined, opened, taken
 

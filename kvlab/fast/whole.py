@@ -23,6 +23,7 @@ from .layers import (
     kinds_of_out_of,
     layers,
 )
+from .step import made, way
 from .team import together
 
 
@@ -53,7 +54,7 @@ class Whole:
         """The input of the layers, x `[rows, hidden]`, is spoilt; said `[rows, vocabulary]` become the
         logits. False where another way must be taken, since a layer does more, or a format refuses the
         token."""
-        ways = {layer.goes_by for layer in cache.layers} if self.alike else {None}
+        ways = {way(layer) for layer in cache.layers} if self.alike else {None}
         if len(ways) > 1 or None in ways:
             return False
         told, rows = self._told(cache), len(x)
@@ -94,15 +95,16 @@ class Told:
     those of `cpu.py`. It keeps no buffer alive."""
 
     def __init__(self, whole: Whole, held):
-        self.fused, self.code = [weakref.ref(layer.fused) for layer in held], None
+        fused = list(map(made, held))
+        self.fused, self.code = list(map(weakref.ref, fused)), None
         known = {
-            (layout(layer.store, whole.head_dim), layer.fused.asked, layer.fused.dtype, layer.fused.turns)
-            for layer in held
+            (layout(layer.store, whole.head_dim), one.asked, one.dtype, one.turns)
+            for layer, one in zip(held, fused, strict=True)
         }
         (of_kernel, asked, dtype, turns), *others = known
         if others or of_kernel is None or dtype != torch.float32 or turns:
             return
-        arrays, self.rows = [layer.fused.held for layer in held], asked[0]
+        arrays, self.rows = [one.held for one in fused], asked[0]
         self.held = np.zeros((len(arrays), HELD), np.int64)
         self.held[:, :4] = [[part.ctypes.data for part in parts] for parts in arrays]
         self.held[:, 4] = [parts[0].shape[2] for parts in arrays]
@@ -113,7 +115,7 @@ class Told:
 
     def still(self, held) -> bool:
         """Whether it is of the buffers of these layers."""
-        return all(mine() is layer.fused for mine, layer in zip(self.fused, held, strict=True))
+        return all(mine() is made(layer) for mine, layer in zip(self.fused, held, strict=True))
 
 
 def _flat(given: tuple) -> list[np.ndarray]:

@@ -34,6 +34,7 @@ from ..store.codebook import levels as levels_of
 from ..store.float4 import Float4
 from ..store.int import Int
 from .cpu import BLOCK, FLOOR, SPLIT, _eight, _half, _round_up, _soften, at_once, merge
+from .known import coded, in_blocks, knows
 from .lanes import E4M3, F32, FAST, LANES, _value, add_up, dots
 
 Side = tuple[int, int, int, int, int]
@@ -338,10 +339,10 @@ def _add_up(heads, total, s, scores, rows, steps, size):
 
 def layout(store, head_dim: int) -> tuple[Side, Side] | None:
     """What the kernel is told of this store (see above), or None where it cannot read it."""
-    form, other = store.format.coded, store.value_format.coded
+    form, other = coded(store.format), coded(store.value_format)
     if head_dim % 32:  # whole words in every plane
         return None
-    if store.in_blocks:
+    if in_blocks(store):
         written, short = store.written, (store.recent - store.prompt) % store.group
         if not written or store.recents[1].shape[3] != head_dim:
             return None
@@ -354,10 +355,10 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
     if isinstance(form, Float4):
         known, group = BLOCKS[form.format]
         bits = 4
-    elif isinstance(form, Int) and form.kernel_ready:
+    elif isinstance(form, Int) and knows(form):
         known = bits = form.bits
         group = form.scales.group or head_dim
-    elif isinstance(form, Codebook) and form.kernel_ready:
+    elif isinstance(form, Codebook) and knows(form):
         known, bits, group = LEVELS + form.bits, form.bits, head_dim
     else:
         return None
@@ -368,7 +369,7 @@ def _side(form, parts: tuple[Tensor, ...], head_dim: int) -> Side | None:
 
 def writes(store) -> bool:
     """Whether the kernel can write a token as this store's formats do."""
-    forms = store.format.coded, store.value_format.coded
+    forms = coded(store.format), coded(store.value_format)
     return all(getattr(form, "largest", 6) == 6 and not isinstance(form, Codebook) for form in forms)
 
 
@@ -376,18 +377,18 @@ def prepared(store, head_dim: int):
     """(The kernel, told of this store; the arrays that hold codes and scales of K and of V)."""
     batch, kv_heads = store.keys[0].shape[:2]
     (keys, *scales), (values, *value_scales) = store.keys, store.values
-    if store.in_blocks:
+    if in_blocks(store):
         scales, window = store.blocks, [side.numpy() for side in store.recents]
     else:
         window = [np.empty((batch, kv_heads, 0, head_dim), np.float32)] * 2
     none = torch.empty(batch, kv_heads, 0, 0)
-    forms = store.format.coded, store.value_format.coded
+    forms = coded(store.format), coded(store.value_format)
     levels = (
         levels_of(head_dim, form.bits).expand(batch, kv_heads, 1, -1) if isinstance(form, Codebook) else none
         for form in forms
     )
     pairs = zip((scales, value_scales), levels, strict=True)
-    zeros = (_bytes(side[1] if store.in_blocks else level) for side, level in pairs)
+    zeros = (_bytes(side[1] if in_blocks(store) else level) for side, level in pairs)
     held = _words(keys), _bytes(scales[0]), _words(values), _bytes(value_scales[0])
     return partial(_kernel, layout(store, head_dim), *zeros, *window), held
 

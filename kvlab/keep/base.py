@@ -56,10 +56,6 @@ class Keep(Policy):
     newest_stays = True  # False: `choose` may let the newest token go
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
-    # How a decode step finds the token that goes, for compiled code to know: the one with the smallest "sum"
-    # of what it has received (`state.received`), with the least from the "newest" query, mean of all heads,
-    # or the first by its "place". It holds for the class that says so: one made from it may score otherwise.
-    goes_by = None
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
 
@@ -163,22 +159,6 @@ class Keep(Policy):
         """What `choose` returns."""
         slots = self.choose(layer)
         return slots if type(self).choose is Keep.choose else checked.slots(self, layer, slots)
-
-    def may_go(self, layer) -> tuple[int, list[int]]:
-        """The first and, of each row, the last position of a token that a step may let go once it has come,
-        where the keep says what it `goes_by`; `layer.lengths` are those before."""
-        return 0, list(layer.lengths)
-
-    def one_goes(self, layer, coming: int = 0) -> bool:
-        """Whether `choose` would let one token of every head go, in a later pass, when so many more tokens
-        have come: that with the lowest score (`scored`) but for the newest one."""
-        state = layer.state
-        if layer.in_prompt or self.prompt_only or self.every or state.shares is not None:
-            return False
-        if type(self).choose is not Keep.choose:
-            return False
-        over = (held + coming - most for held, most in zip(layer.rows_held, state.longest, strict=True))
-        return all(tokens == 1 for tokens in over)
 
     def forget(self, state) -> None:
         """It has been chosen: what is needed for one choice alone may go."""

@@ -39,7 +39,6 @@ class H2O(Keep):
     recent: float = 0.5
 
     observes = True
-    goes_by = "sum"
     per_slot = ("received",)
 
     def __post_init__(self):
@@ -53,13 +52,9 @@ class H2O(Keep):
         layer.state.received = received
 
     def by_rule(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        before = [newest - 1 for newest in self.may_go(layer)[1]]
-        return positions > by_row(before, positions)
-
-    def may_go(self, layer) -> tuple[int, list[int]]:
-        pairs = zip(layer.lengths, layer.state.limits, strict=True)
-        return 0, [newest - max(1, int(limit * self.recent)) for newest, limit in pairs]
+        recent = [max(1, int(limit * self.recent)) for limit in layer.state.limits]
+        first = [seen - count for seen, count in zip(layer.lengths, recent, strict=True)]
+        return layer.slot_positions >= by_row(first, layer.slot_positions)
 
     def score(self, layer) -> Tensor:
         return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)

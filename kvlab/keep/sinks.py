@@ -27,17 +27,12 @@ class Sinks(Keep):
 
     sinks: int = 4
 
-    goes_by = "place"
-
     def __post_init__(self):
         super().__post_init__()
         check_whole("sinks", self.sinks, 0)
 
     def by_rule(self, layer) -> Tensor:
         return layer.slot_positions >= 0  # a place in the text is all it goes by
-
-    def may_go(self, layer) -> tuple[int, list[int]]:
-        return self.sinks, list(layer.lengths)
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

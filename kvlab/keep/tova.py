@@ -24,7 +24,6 @@ class TOVA(Keep):
 
     observes = True
     last_queries = 1
-    goes_by = "newest"
     per_slot = ("weights",)
 
     def observe(self, layer, received: Tensor) -> None:

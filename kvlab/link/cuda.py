@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import statistics
 
 import torch
 from torch import Tensor
 
 from ..devices import device_of
+from ..faster import gather
 from .base import Link, Parcel, Transfer
 from .staging import Staging
 
@@ -36,7 +36,8 @@ class CudaLink(Link):
             raise ValueError(f"device={str(device)!r}: a CudaLink needs a CUDA device")
         self.staging = Staging(pinned=True)
         self._inward, self._outward = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-        self.trial = Trial(HOST, DEVICE) if importlib.util.find_spec("triton") else Trial(HOST)
+        self._rows = gather()
+        self.trial = Trial(HOST, DEVICE) if self._rows else Trial(HOST)
 
     def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
         if not all(part.is_pinned() for part in parts):
@@ -57,11 +58,9 @@ class CudaLink(Link):
         return transfer
 
     def _gather(self, parts: tuple[Tensor, ...], slots: Tensor | None, ready) -> tuple[Tensor, ...]:
-        from ..fast.zero_copy import gather
-
         with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
             self._inward.wait_event(ready)
-            arrived = gather(parts, slots, self.device)
+            arrived = self._rows(parts, slots, self.device)
             event = torch.cuda.Event()
             event.record()
         event.synchronize()

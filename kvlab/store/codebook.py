@@ -45,10 +45,6 @@ class Codebook(Exact):
         check_bool("sketch", self.sketch)
 
     @property
-    def kernel_ready(self) -> bool:
-        return not self.sketch
-
-    @property
     def width(self) -> int:
         """Bits of a code."""
         return self.bits - self.sketch

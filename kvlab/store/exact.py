@@ -26,11 +26,6 @@ class Exact(Policy):
     over_heads = False  # True: all KV heads of a layer share numbers, which are decided together
     fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
 
-    @property
-    def kernel_ready(self) -> bool:
-        """Whether kernels know the parts: numbers, or codes and an fp16 scale per token and group."""
-        return type(self) is Exact
-
     def check(self, head_dim: int) -> None:
         """ValueError for parameters that do not fit the model's head dimension."""
 
@@ -61,19 +56,6 @@ class Exact(Policy):
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
         """Parts, of all tokens or some, in any order -> numbers `[batch, kv_heads, tokens, head_dim]`."""
         return parts[0] if parts[0].dtype == dtype else parts[0].to(dtype)
-
-    @property
-    def coded(self) -> Exact:
-        """The format that a kernel reads the parts by; they are then in the basis of `turn`."""
-        return self
-
-    def turn(self, x: Tensor) -> Tensor:
-        """Vectors `[..., head_dim]` in the basis that the parts are in: a query, for a kernel."""
-        return x
-
-    def turn_back(self, x: Tensor) -> Tensor:
-        """The inverse of `turn`: a kernel's output."""
-        return x
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
         """True bits for each number of one row's K or V, scales and all: those of the tensors that `write`

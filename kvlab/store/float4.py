@@ -50,10 +50,6 @@ class Float4(Exact):
         """Channels that share a scale."""
         return BLOCKS[self.format]
 
-    @property
-    def kernel_ready(self) -> bool:
-        return True
-
     def check(self, head_dim: int) -> None:
         if head_dim % 2:
             raise ValueError(f"{self.format}: head dimension {head_dim} does not fill whole bytes")

@@ -46,10 +46,6 @@ class Float8(Exact):
         return torch.finfo(self.TYPES[self.format]).max
 
     @property
-    def kernel_ready(self) -> bool:
-        return self.scales is None  # the bits are all there is
-
-    @property
     def over_heads(self) -> bool:
         return self.scales is not None and self.scales.axis == "tensor"
 

@@ -12,7 +12,6 @@ from ..gather import gather_slots, with_room
 from ..late import Late
 from ..parameters import FEW, check_kind, check_whole
 from ..policy import Policy, State
-from ..slots import PER_EMPTY
 from .exact import Exact, Parts
 from .exact_sinks import ExactSinks
 
@@ -26,7 +25,7 @@ class Growing(Policy):
     The prompt fills its buffer; a later token is written into the next free slot. Where none is free, all
     that is held is copied into a buffer with room for an eighth more (16 slots at least): a long text is
     copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. As long as a
-    keep lets tokens go at every step, there is room for the token that comes and one slot in 64, at most.
+    keep lets tokens go, there is room for the tokens that come alone, and what stays moves up in its buffer.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
     (default: as K). sinks: so many first tokens of every row are held in full precision besides.
@@ -89,7 +88,6 @@ class GrowingState(State):
     shared = ("late", "beyond")
     max_length = -1  # tokens that it can ever hold: no limit
     filled = 0
-    in_place = True  # whether a kernel may write the next token into slot `filled`
     in_blocks = False  # whether K's codes share their numbers in blocks of tokens, as KIVI's do
 
     def __init__(self, policy: Growing):
@@ -113,17 +111,6 @@ class GrowingState(State):
         return self.replaced + int(self.beyond or 0)
 
     @property
-    def target(self) -> Parts | None:
-        """The buffers of K into which a kernel may write the next token, at `filled`: others, once they are
-        replaced."""
-        return self.keys
-
-    @property
-    def vacant(self) -> int:
-        """Tokens that a kernel may write there."""
-        return self.keys[0].shape[2] - self.filled
-
-    @property
     def spare_bytes(self) -> int:
         """Bytes of the slots that are reserved for tokens to come, beyond what the policy names."""
         if self.keys is None or self.filled == self.keys[0].shape[2]:
@@ -135,11 +122,6 @@ class GrowingState(State):
     def bytes_per_slot(self) -> int:
         """Bytes of one token's K and V in one head, scales included."""
         return sum(part.shape[-1] * part.element_size() for part in (*self.keys, *self.values))
-
-    @property
-    def kernel_ready(self) -> bool:
-        """Whether kernels may read `keys` and `values` instead of what `read` returns."""
-        return self.exact is None and self.format.kernel_ready and self.value_format.kernel_ready
 
     def append(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
         """Add tokens: `[batch, kv_heads, tokens, head_dim]` each; real `[batch, tokens]`: which of them are
@@ -192,8 +174,7 @@ class GrowingState(State):
         """Make room for so many more."""
         end = self.filled + tokens
         if end > self.keys[0].shape[2]:
-            empty = end // PER_EMPTY if self.in_place else 0  # slots that tokens leave one by one
-            self._lengthen(end + (empty if self.tight else max(LEAST_ROOM, end // 8)))
+            self._lengthen(end if self.tight else end + max(LEAST_ROOM, end // 8))
 
     def _lengthen(self, capacity: int) -> None:
         """Copy what is held into buffers of so many slots; pinned where these are, so that a GPU can read
@@ -218,6 +199,16 @@ class GrowingState(State):
     def keep_slots(self, slots: Tensor) -> None:
         super().keep_slots(slots)
         self.tight = True
+
+    def stays(self, count: int, room: int) -> bool:
+        """Whether so many tokens stay in a buffer of so many slots when others have gone."""
+        return self.keeps_room or (self.tight and room - count <= max(LEAST_ROOM, count // 8))
+
+    def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
+        if not self.stays(slots.shape[2], x.shape[2]):
+            return gather_slots(x, slots)
+        x[:, :, : slots.shape[2]] = gather_slots(x, slots)
+        return x
 
     def contents(self) -> dict:
         found = super().contents()
@@ -259,17 +250,10 @@ class Packed:
     fixed_keys: Parts = ()
     fixed_values: Parts = ()
 
-    in_blocks = False  # see `GrowingState`
-
     @classmethod
     def of_numbers(cls, keys: Tensor, values: Tensor) -> Packed:
         """K and V that have been read."""
         return cls((keys,), (values,), Exact(), Exact(), keys.dtype)
-
-    @property
-    def kernel_ready(self) -> bool:
-        """Whether kernels may read keys and values instead of what `read` returns."""
-        return self.format.kernel_ready and self.value_format.kernel_ready
 
     @property
     def length(self) -> int:

@@ -56,10 +56,6 @@ class Int(Exact):
         return 2 ** (self.bits - 1) - 1
 
     @property
-    def kernel_ready(self) -> bool:
-        return self.symmetric and not self.scales.fixed and self.scales.dtype == torch.float16
-
-    @property
     def over_heads(self) -> bool:
         return self.scales.axis == "tensor"
 

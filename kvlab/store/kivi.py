@@ -80,7 +80,6 @@ class KiviState(GrowingState):
 
     per_slot = ("recents", "recents_real")  # what is written is for good: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
-    kernel_ready = False
     in_blocks = True
 
     def __init__(self, policy: Kivi, values: Int):
@@ -97,15 +96,6 @@ class KiviState(GrowingState):
     def window(self) -> Parts | None:
         """K and V of the recent tokens."""
         return self.recents and tuple(side[:, :, : self.filled] for side in self.recents)
-
-    @property
-    def target(self) -> Parts | None:
-        return self.recents
-
-    @property
-    def vacant(self) -> int:
-        """Tokens that find room before the next block is written."""
-        return min(self.recents[0].shape[2], self.recent + self.group - 1) - self.filled
 
     @property
     def spare_bytes(self) -> int:

@@ -115,7 +115,6 @@ class PagedState(GrowingState):
 
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("rows", "table", *GrowingState.per_row)
-    kernel_ready = in_place = False
 
     def __init__(self, policy: Paged, layer):
         super().__init__(policy)

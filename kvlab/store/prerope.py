@@ -40,7 +40,6 @@ class PreRopeState(GrowingState):
 
     states = (*GrowingState.states, "places")
     shared = (*GrowingState.shared, "rotation")
-    kernel_ready = in_place = False
 
     def __init__(self, policy: Growing, rotation):
         super().__init__(policy)

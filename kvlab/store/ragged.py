@@ -40,7 +40,6 @@ class RaggedState(GrowingState):
     """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
 
     states = ("left", *GrowingState.states)
-    kernel_ready = in_place = False
 
     def __init__(self, policy: Ragged):
         super().__init__(policy)

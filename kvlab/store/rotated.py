@@ -40,14 +40,6 @@ class Rotated(Exact):
     def fixed_parts(self) -> int:
         return self.format.fixed_parts
 
-    @property
-    def kernel_ready(self) -> bool:
-        return self.format.kernel_ready
-
-    @property
-    def coded(self) -> Exact:
-        return self.format
-
     def check(self, head_dim: int) -> None:
         self.format.check(head_dim)
         if head_dim % 2:

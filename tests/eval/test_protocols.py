@@ -228,7 +228,7 @@ def test_reuse_holds_what_another_question_chose(loaded, asked):
             stepper.feed(torch.tensor([context]))
             for layer in stepper.cache.attending:  # what was not held is let go by hand
                 stay = sets.stay[layer.index]
-                layer._let_go(stay, (stay >= 0).sum(-1).amax(-1).tolist())
+                layer.let_go(stay, (stay >= 0).sum(-1).amax(-1).tolist())
                 layer.table.newest = False  # among them the newest token, maybe
             answer = tokenizer(mine + choice).input_ids[len(prompt) :]
             logits = stepper.feed(torch.tensor([prompt[len(context) :]]), last=True)

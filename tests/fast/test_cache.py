@@ -15,6 +15,7 @@ import kvlab.fast
 from kvlab.arithmetic import count_flops
 from kvlab.fast import Fused
 from kvlab.fast.__main__ import compile_for
+from kvlab.fast.known import coded, knows
 from kvlab.keep import H2O, TOVA, Sinks
 from kvlab.models import ModelShape
 from kvlab.place import Host, InfiniGen, Link, TopK
@@ -126,7 +127,7 @@ def test_what_kernels_cannot_do_goes_without(name, calls):
 def test_every_format_is_read_by_a_kernel_or_goes_without(form, calls, monkeypatch):
     """One that says nothing of kernels decodes first, and so does one that promises more than they know."""
     found = decoded(llama(), {"store": form}, [prompt(23)])
-    assert form.kernel_ready or not calls
+    assert knows(coded(form)) or not calls
     if not calls:
         return
     without_kernels(monkeypatch)

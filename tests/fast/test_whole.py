@@ -13,6 +13,7 @@ from tiny import VOCABULARY, left_padded, prompt
 import kvlab
 from kvlab import arithmetic
 from kvlab.fast import cpu, layers, team
+from kvlab.fast.step import made
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 METHODS = ("full", "int8", "int4:group=4", "fp8", "fp8:format=e5m2", "static")
@@ -241,7 +242,7 @@ def test_it_keeps_no_buffer_alive(model, went):
     for count in (9, 1, 1):
         stepper.feed(prompt(count), last=True)
     assert went[-1]
-    gone = [weakref.ref(layer.fused) for layer in cache.layers], weakref.ref(cache)
+    gone = [weakref.ref(made(layer)) for layer in cache.layers], weakref.ref(cache)
     cache.reset()
     gc.collect()
     assert all(one() is None for one in gone[0])

@@ -141,8 +141,6 @@ def test_sums_of_ones_own_kind_stay_out_of_compiled_code():
     from kvlab.keep import H2O
 
     class Halves(H2O):
-        goes_by = "sum"
-
         def observe(self, layer, received):
             super().observe(layer, received)
             layer.state.received = layer.state.received.double()

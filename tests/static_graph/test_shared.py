@@ -14,7 +14,7 @@ import torch
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.fast.compiled import compiled
+from kvlab.faster import compiled
 from kvlab.static_graph import GraphSpec, StaticGraphEngine, export
 from kvlab.static_graph.export import KILLED, UNFINISHED, model_digest
 

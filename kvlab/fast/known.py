@@ -1,0 +1,109 @@
+"""Known: what compiled code has to know of keeps, stores and formats, by their class.
+
+A class that is made from one of these may do otherwise, so it is not known: it goes by the plain code.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..keep import H2O, TOVA, Sinks
+from ..keep.base import Keep
+from ..store.codebook import Codebook
+from ..store.exact import Exact
+from ..store.float4 import Float4
+from ..store.float8 import Float8
+from ..store.growing import GrowingState, Packed
+from ..store.int import Int
+from ..store.kivi import KiviState
+from ..store.planes import Planes
+from ..store.rotated import Rotated
+from ..store.static import StaticState
+
+
+def _symmetric(form) -> bool:
+    """Whether integers have an fp16 scale per token and group, and nothing else."""
+    return form.symmetric and not form.scales.fixed and form.scales.dtype == torch.float16
+
+
+FORMATS = {  # class -> whether kernels know what this one writes
+    Exact: lambda form: True,
+    Int: _symmetric,
+    Planes: _symmetric,
+    Float8: lambda form: form.scales is None,  # the bits are all there is
+    Float4: lambda form: True,
+    Codebook: lambda form: not form.sketch,
+}
+SUM, NEWEST, PLACE = 1, 2, 3
+GOES_BY = {  # class -> how the token that goes at a step is found: the one with the smallest sum of what it
+    H2O: SUM,  # has received (`state.received`), with the least from the newest query, mean of all heads,
+    TOVA: NEWEST,  # or the first by its place
+    Sinks: PLACE,
+}
+
+
+def coded(form):
+    """The format whose codes a store holds: a rotated one's are those of the format inside."""
+    return form.format if type(form) is Rotated else form
+
+
+def knows(form) -> bool:
+    """Whether kernels know what a format writes."""
+    return type(form) in FORMATS and FORMATS[type(form)](form)
+
+
+def turned(form, x, back: bool = False):
+    """Vectors `[..., head_dim]` in the basis of the codes, or back from it."""
+    if type(form) is not Rotated:
+        return x
+    return form.turn_back(x) if back else form.turn(x)
+
+
+def in_blocks(store) -> bool:
+    """Whether K's codes share their numbers in blocks of tokens, and some are written."""
+    return type(store) is KiviState and store.written > 0
+
+
+def readable(store) -> bool:
+    """Whether kernels know what a store, or a part of one, holds."""
+    if type(store) is KiviState:
+        return store.written > 0
+    if type(store) not in (GrowingState, StaticState, Packed) or getattr(store, "exact", None) is not None:
+        return False
+    forms = coded(store.format), coded(store.value_format)
+    return all(map(knows, forms))
+
+
+def target(store) -> tuple | None:
+    """The buffers into which a kernel may write the next token, of K the first one; None: there are none."""
+    if type(store) is KiviState:
+        return store.recents
+    return store.keys if type(store) in (GrowingState, StaticState) else None
+
+
+def vacant(store) -> int:
+    """Tokens that a kernel may write there: of KIVI, before the next block is written."""
+    room = target(store)[0].shape[2]
+    return (min(room, store.recent + store.group - 1) if type(store) is KiviState else room) - store.filled
+
+
+def one_goes(layer, coming: int = 0) -> bool:
+    """Whether the keep lets one token of every head go, when so many more tokens have come: that with the
+    lowest score but for the newest one."""
+    keep, state = layer.keep.policy, layer.keep
+    if layer.in_prompt or layer.local is not None or keep.merge or keep.prompt_only or keep.every:
+        return False
+    if state.shares is not None or type(keep).choose is not Keep.choose:
+        return False
+    over = (held + coming - most for held, most in zip(layer.rows_held, state.longest, strict=True))
+    return all(tokens == 1 for tokens in over)
+
+
+def may_go(layer) -> tuple[int, list[int]]:
+    """The first and, of each row, the last position of a token that a step may let go once it has come, by a
+    keep that `GOES_BY` names; `layer.lengths` are those before."""
+    keep = layer.keep.policy
+    if type(keep) is H2O:
+        pairs = zip(layer.lengths, layer.keep.limits, strict=True)
+        return 0, [newest - max(1, int(limit * keep.recent)) for newest, limit in pairs]
+    return (keep.sinks if type(keep) is Sinks else 0), list(layer.lengths)
