@@ -202,7 +202,7 @@ class Layer(Held):
             self.let_go(slots, self.keep.longest)
         self.in_prompt = False
         if self.settled:
-            self.store.tight = False
+            self.store.settle()
 
     def note_queries(self) -> None:
         """The pass's last queries are held until the prompt has ended."""

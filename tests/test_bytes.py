@@ -109,7 +109,7 @@ def test_evicted_tokens_leave_memory():
         assert len(set(trace.device_bytes[1:])) == 1  # constant
         keys, _ = cache.layers[0].store.read(torch.device("cpu"))
         assert keys.shape == (1, 2, 10, 8)
-        assert keys.untyped_storage().nbytes() == keys.nbytes
+        assert keys.untyped_storage().nbytes() == keys.nbytes // 10 * 11  # with room for the token that comes
         assert cache.layers[0].positions.shape == (1, 2, 10)
         assert cache.get_seq_length() == 79
 

@@ -200,6 +200,10 @@ class GrowingState(State):
         super().keep_slots(slots)
         self.tight = True
 
+    def settle(self) -> None:
+        """Nothing goes any more: room is made for a text that grows."""
+        self.tight = False
+
     def stays(self, count: int, room: int) -> bool:
         """Whether so many tokens stay in a buffer of so many slots when others have gone."""
         return self.keeps_room or (self.tight and room - count <= max(LEAST_ROOM, count // 8))

@@ -45,6 +45,9 @@ class RaggedState(GrowingState):
         super().__init__(policy)
         self.left, self.tight = Left(policy), True
 
+    def settle(self) -> None:
+        """What heads hold is all that is reserved, also then."""
+
     @property
     def length(self) -> int:
         return self.left.longest + super().length
