@@ -30,7 +30,7 @@ function slotBits(bits, kind, held) {
     if (typeof found === "string") throw new Error(found);
     return found[0] + found[1] / held;
   }
-  if (kind.window) throw new Error("blocks of keys cannot lose single tokens to a sliding window");
+  if (kind.window) throw new Error("kivi: keys are written in blocks of tokens, so a sliding window cannot let single ones go; use int2 or int4");
   const written = Math.max(0, held - bits.recent), perBlock = 32 * Math.ceil(written / bits.group);
   return ["key", "value"].reduce((sum, side) => {
     if (!written) return sum + 16 * kind[side];

@@ -12,10 +12,9 @@ from types import SimpleNamespace
 
 from ..arithmetic import causal_pairs, experts_read
 from ..keep import KeepAll
-from ..parameters import check_within, resolve_budget
-from ..place import Device, InfiniGen, OnDemand, Quest, ShadowKV, TopK
+from ..place import Device, Fetch
 from ..spec import Spec, parse
-from ..store import Kivi, Paged, Static, buffer_of
+from ..store import buffer_of
 
 
 @dataclass(frozen=True)
@@ -64,9 +63,7 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
         return _padded(spec, model, tokens)
     keep, store, place = made["keep"], made["store"], made["place"]
     store.suits(keep, place)
-    kinds, fetch = model["kinds"], getattr(place, "fetch", None)
-    if isinstance(fetch, Quest):
-        check_within("page", fetch.page, model["context"])
+    kinds, fetch, context = model["kinds"], getattr(place, "fetch", Fetch()), model["context"]
     total = {"device": 0.0, "host": 0.0, "moved": 0.0, "read": 0.0, "operations": 0.0}
     largest, order, known, last = 0.0, 0, {}, {}
     attending = sum(kinds[letter]["heads"] > 0 for letter in model["layers"])
@@ -79,19 +76,52 @@ def account(spec: Spec, made: dict, model: dict, tokens: int) -> Account:
             total["operations"] += last[kind["shares"]]["operations"]
         if not kind["heads"]:
             continue
-        limit = _limit(keep, kind, tokens, order, attending)
-        whole = fetches_whole(fetch, order)
-        mine = store.of(order, attending)
-        key = letter, limit, whole, mine
+        limit, mine = _limit(keep, kind, tokens, order, attending), store.of(order, attending)
+        first = getattr(fetch, "full_layers", 0)
+        key = letter, limit, min(order, first + 1), mine  # layers that cost the same
         if key not in known:
-            known[key] = _layer(kind, limit, whole, mine, place, tokens, model["context"])
+            mine.check(kind["key"], kind["value"], kind["window"])
+            known[key] = place.cost(Use(kind, limit, tokens, order, mine, context))
         part = last[letter] = known[key]
         for name in total:
             total[name] += part[name]
         largest, order = max(largest, part["staged"]), order + 1
     total["device"] += largest
-    most = isinstance(fetch, TopK) and type(fetch) not in (TopK, Quest)
-    return Account(**total, pages=isinstance(fetch, OnDemand), most=most)
+    return Account(**total, pages=fetch.stays, most=fetch.at_most)
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a place is asked about: a layer of a model (`describe`) with so many of `tokens` tokens held in a
+    store. order: among the layers that attend. stated: the context that the model states (None: none)."""
+
+    kind: dict
+    held: float
+    tokens: int
+    order: int
+    store: object
+    stated: int | None
+
+    @property
+    def context(self) -> int:
+        """Tokens for which a buffer of one's own size has room."""
+        return self.stated or self.tokens
+
+    @property
+    def reads(self) -> float:
+        """Tokens whose K and V a query reads."""
+        return min(self.held, self.kind["reads"] or self.held)
+
+    @property
+    def index(self) -> float:
+        """Bytes of the model's own index keys."""
+        return self.held * self.kind["index"] * 2
+
+    def size(self, slots: float) -> float:
+        """Bytes of so many slots."""
+        shape = self.kind["heads"], max(self.held, 1)
+        bits = sum(self.kind[x] * self.store.bits_per_value((*shape, self.kind[x])) for x in ("key", "value"))
+        return slots * self.kind["heads"] * bits / 8
 
 
 def bytes_per_token(model: dict, token: int) -> float:
@@ -116,94 +146,6 @@ def _limit(keep, kind: dict, tokens: int, order: int, layers: int) -> float:
     shape = SimpleNamespace(layers=layers, **sizes)
     layer = SimpleNamespace(lengths=[tokens], local=kind["window"], order=order, shape=shape)
     return min(keep.limits(layer)[0], seen(kind, tokens))
-
-
-def _layer(
-    kind, held: float, whole: bool, store, place, tokens: int, context: int | None
-) -> dict[str, float]:
-    """One layer that holds `held` of `tokens` tokens; staged: bytes that a host sends it in a step."""
-    store.format.check(kind["key"])
-    if not isinstance(store, Kivi):  # which makes its groups of values fit
-        store.values.check(kind["value"])
-    elif kind["window"]:
-        raise ValueError("blocks of keys cannot lose single tokens to a sliding window")
-
-    def size(slots: float) -> float:
-        shape = kind["heads"], max(held, 1)
-        bits = sum(kind[side] * store.bits_per_value((*shape, kind[side])) for side in ("key", "value"))
-        return slots * kind["heads"] * bits / 8
-
-    index = held * kind["index"] * 2
-    read = size(min(held, kind["reads"] or held))
-    if place.on_host and kind["latent"]:
-        raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
-    if isinstance(place, ShadowKV) and not kind["window"]:
-        return _shadow(kind, held, place)
-    if place.on_host and not isinstance(place, ShadowKV):
-        fetch, attended, partial = place.fetch, held, 0.0
-        if not whole:
-            budget = resolve_budget(fetch.budget, min(tokens, kind["window"] or tokens))
-            attended = held if budget is None else min(budget, held)
-            if isinstance(fetch, Quest):
-                attended = held if budget is None else smallest_pages(fetch, budget, held, tokens)
-                partial = -(-tokens // fetch.page) * kind["heads"] * 2 * kind["key"] * 2
-            if isinstance(fetch, InfiniGen):
-                partial = held * kind["heads"] * max(1, round(fetch.ratio * kind["key"])) * 2
-        staged, read = size(attended), size(attended) + partial
-        moved = staged + size(1)  # the new token goes back
-        return {
-            "device": partial + index, "host": size(held), "moved": moved, "read": read + index,
-            "operations": 2 * kind["scores"] * attended, "staged": staged,
-        }  # fmt: skip
-    slots = held
-    if isinstance(store, Static):
-        slots = store.capacity or context or tokens
-        if held > slots:
-            raise ValueError(f"{held} tokens do not fit into a buffer of length={slots}")
-    elif isinstance(store, Paged):
-        slots = -(-held // store.pool.block) * store.pool.block
-    operations = 2 * kind["scores"] * min(held, kind["reads"] or held) + 2 * kind["index_scores"] * held
-    return {
-        "device": size(slots) + index, "host": 0.0, "moved": 0.0, "read": read + index,
-        "operations": operations, "staged": 0.0,
-    }  # fmt: skip
-
-
-def _shadow(kind, held: int, place: ShadowKV) -> dict[str, float]:
-    """One layer under ShadowKV, as if all its tokens were the prompt's."""
-    heads, key, value = kind["heads"], kind["key"], kind["value"]
-    rank, chunks = place.columns(heads * key), max(0, held // place.chunk - place.recent)
-    offered = (chunks - place.outlying(chunks)) * place.chunk
-    budget = resolve_budget(place.budget, held)
-    made = offered if budget is None else min(max(1, budget // place.chunk) * place.chunk, offered)
-    exact = (held - offered) * heads * (key + value) * 2
-    landmarks, basis, row = chunks * heads * key * 2, rank * heads * key * 2, heads * value * 2
-    staged = made * row
-    return {
-        "device": held * rank * 2 + basis + landmarks + exact, "host": held * row, "moved": staged + row,
-        "read": landmarks + basis + made * heads * rank * 2 + staged + exact,
-        "operations": 2 * kind["scores"] * (made + held - offered) + 2 * made * heads * rank * key,
-        "staged": staged,
-    }  # fmt: skip
-
-
-def fetches_whole(fetch, order: int) -> bool:
-    """Whether a step needs all of the layer: nobody guesses for the first one."""
-    return not isinstance(fetch, TopK) or fetch.whole(order) or (fetch.speculates and order == 0)
-
-
-def smallest_pages(fetch: Quest, budget: int, held: int, tokens: int) -> int:
-    """Tokens that a step fetches at least, if the last `held` of `tokens` are on the host: smallest pages.
-
-    The first page may have lost tokens to a window; the last one is not full, and its newest token is on the
-    device already.
-    """
-    page, first = fetch.page, tokens - held
-    there, count = tokens // page - first // page + 1, fetch.pages(budget)
-    if count >= there:
-        return held
-    ends = page - first % page, tokens % page
-    return sum(ends) + (count - 2) * page
 
 
 def _padded(spec: Spec, model: dict, tokens: int) -> Account:

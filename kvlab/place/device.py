@@ -18,6 +18,15 @@ class Device(Policy):
     def start(self, layer) -> DeviceState:
         return DeviceState(self)
 
+    def cost(self, use) -> dict[str, float]:
+        """What a layer costs (see `bill.account.Use`): bytes on the device and on the host, moved and read in
+        a step, operations of its attention, and `staged`, moved bytes that the device holds too."""
+        operations = 2 * use.kind["scores"] * use.reads + 2 * use.kind["index_scores"] * use.held
+        return {
+            "device": use.size(use.store.reserved(use.held, use.context)) + use.index, "host": 0.0,
+            "moved": 0.0, "read": use.size(use.reads) + use.index, "operations": operations, "staged": 0.0,
+        }  # fmt: skip
+
 
 class DeviceState(State):
     """What a place does for one layer; a host overrides what it does otherwise."""

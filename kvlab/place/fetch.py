@@ -17,6 +17,8 @@ class Fetch(Policy):
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
     learns = chooses = True  # see `DeviceState`
+    stays = False  # whether what is on the host stays on the device as long as it fits there
+    at_most = False  # whether what a step fetches hangs on the text, so that a bill says what it may be
     speculates = False  # True: `speculate` chooses, before the layer's turn
     page = None  # bytes, where only whole pages cross the link ...
     fault = 0.0  # ... and seconds that each of them costs besides
@@ -39,6 +41,10 @@ class Fetch(Policy):
         """Choose before the layer's turn, by a guessed query (see `DeviceState.speculate`): what `select`
         would return, or None to wait for it."""
         return None
+
+    def cost(self, use) -> tuple[float, float]:
+        """(Tokens that a step fetches, bytes of what it chooses by) of a layer, see `bill.account.Use`."""
+        return use.held, 0.0
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         """Called once after the prompt, or its first pass (see `extend`): query and keys `[batch, heads or

@@ -40,5 +40,17 @@ class Host(Device):
         if self.link is not None and self.fetch.page is not None:
             object.__setattr__(self, "link", self.link.paged(self.fetch.page, self.fetch.fault))
 
+    def cost(self, use) -> dict[str, float]:
+        if use.kind["latent"]:
+            raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
+        fetched, partial = self.fetch.cost(use)
+        staged = use.size(fetched)
+        return {
+            "device": partial + use.index, "host": use.size(use.held),
+            "moved": staged + use.size(1),  # the new token goes back
+            "read": use.size(min(fetched, use.reads)) + partial + use.index,
+            "operations": 2 * use.kind["scores"] * fetched, "staged": staged,
+        }  # fmt: skip
+
     def start(self, layer) -> HostState:
         return HostState(self, layer) if self.link is None else PipelinedState(self, layer)

@@ -95,7 +95,7 @@ class InfiniGen(TopK):
     calibration: tuple | None = None
     variant: str = "paper"
 
-    speculates = True
+    speculates = at_most = True
 
     def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
                  calibration: Tensor | None = None, variant: str = "paper"):  # fmt: skip
@@ -108,6 +108,10 @@ class InfiniGen(TopK):
         check_number("alpha", alpha, lambda x: x > 0, "a positive number (inf: no threshold)")
         check_number("ratio", ratio, lambda x: 0 < x <= 1, "a part of the head dimension in (0, 1]")
         check_one_of("variant", variant, VARIANTS)
+
+    def chosen_cost(self, use, budget: float) -> tuple[float, float]:
+        columns = max(1, round(self.ratio * use.kind["key"]))
+        return min(budget, use.held), use.held * use.kind["heads"] * columns * 2
 
     def start(self, layer) -> State:
         if self.whole(layer.index):

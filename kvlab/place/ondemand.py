@@ -29,7 +29,7 @@ class OnDemand(Fetch):
     page: int = 65536
     fault: float = 2e-6
 
-    chooses = False
+    stays, chooses = True, False
 
     def __post_init__(self):
         finite = lambda x: 0 <= x < math.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,6 +48,21 @@ class Quest(TopK):
         super().__post_init__()
         check_one_of("digest", self.digest, ("bounds", "centre"))
         check_whole("page", self.page, 1)
+
+    def cost(self, use) -> tuple[float, float]:
+        check_within("page", self.page, use.stated)
+        return super().cost(use)
+
+    def chosen_cost(self, use, budget: float) -> tuple[float, float]:
+        """The smallest pages. The first one may have lost tokens to a window; the last one is not full, and
+        its newest token is on the device already."""
+        page, first = self.page, use.tokens - use.held
+        bounds = -(-use.tokens // page) * use.kind["heads"] * 2 * use.kind["key"] * 2
+        there = use.tokens // page - first // page + 1
+        count = there if budget == math.inf else self.pages(budget)
+        if count >= there:
+            return use.held, bounds
+        return page - first % page + use.tokens % page + (count - 2) * page, bounds
 
     def start(self, layer) -> State:
         check_within("page", self.page, layer.shape.context)

@@ -82,6 +82,25 @@ class ShadowKV(Device):
         rotation = rotations_of(layer.model)[layer.order]
         return ShadowState(self, rotation) if layer.local is None else DeviceState(Device())
 
+    def cost(self, use) -> dict[str, float]:
+        """As if all tokens of the layer were the prompt's."""
+        if use.kind["window"] or use.kind["latent"]:
+            return super().cost(use)
+        held, heads, key, value = use.held, *(use.kind[name] for name in ("heads", "key", "value"))
+        rank, chunks = self.columns(heads * key), max(0, held // self.chunk - self.recent)
+        offered = (chunks - self.outlying(chunks)) * self.chunk
+        budget = resolve_budget(self.budget, held)
+        made = offered if budget is None else min(max(1, budget // self.chunk) * self.chunk, offered)
+        exact = (held - offered) * heads * (key + value) * 2
+        landmarks, basis, row = chunks * heads * key * 2, rank * heads * key * 2, heads * value * 2
+        staged = made * row
+        return {
+            "device": held * rank * 2 + basis + landmarks + exact, "host": held * row, "moved": staged + row,
+            "read": landmarks + basis + made * heads * rank * 2 + staged + exact,
+            "operations": 2 * use.kind["scores"] * (made + held - offered) + 2 * made * heads * rank * key,
+            "staged": staged,
+        }  # fmt: skip
+
     def columns(self, width: int) -> int:
         """Numbers that a token's keys are cut to. ValueError for more than there are."""
         if self.rank > width:

@@ -3,6 +3,7 @@ arXiv 2106.06899)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,17 @@ class TopK(Fetch):
 
     def whole(self, index: int) -> bool:
         return index < self.full_layers
+
+    def cost(self, use) -> tuple[float, float]:
+        if self.whole(use.order) or (self.speculates and use.order == 0):  # nobody guesses for the first one
+            return super().cost(use)
+        window = use.kind["window"]
+        budget = resolve_budget(self.budget, min(use.tokens, window or use.tokens))
+        return self.chosen_cost(use, math.inf if budget is None else budget)
+
+    def chosen_cost(self, use, budget: float) -> tuple[float, float]:
+        """`cost` where a step chooses so many tokens at most."""
+        return min(budget, use.held), 0.0
 
     def caps(self, layer, appended: int) -> list[int]:
         """Most tokens each row may fetch at this step, `appended` of whose new tokens (0 or 1) the layer

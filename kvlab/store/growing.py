@@ -45,13 +45,21 @@ class Growing(Policy):
         check_whole("sinks", self.sinks, 0, most=FEW)
 
     def start(self, layer) -> GrowingState:
-        self.format.check(layer.shape.head_dim)
-        self.values.check(layer.shape.value_dim)
+        self.check(layer.shape.head_dim, layer.shape.value_dim, layer.local)
         return GrowingState(self)
 
     def of(self, order: int, layers: int) -> Growing:
         """The store of the layer with this place among those that attend: for all the same one."""
         return self
+
+    def check(self, key: int, value: int, window: int | None) -> None:
+        """ValueError for a layer of such head dimensions, or with a sliding window, that it cannot hold."""
+        self.format.check(key)
+        self.values.check(value)
+
+    def reserved(self, held: int, context: int) -> int:
+        """Slots of a row that holds so many tokens, where the context can be that long."""
+        return held
 
     def suits(self, keep, place) -> None:
         """ValueError when this store cannot serve such a keep or place."""

@@ -41,15 +41,17 @@ class Kivi(Growing):
         )
         self.group, self.recent = group, recent
 
-    def start(self, layer) -> KiviState:
-        if layer.local is not None:
+    def check(self, key: int, value: int, window: int | None) -> None:
+        self.format.check(key)
+        if window is not None:
             raise ValueError(
                 "kivi: keys are written in blocks of tokens, so a sliding window cannot let single ones go; "
                 "use int2 or int4"
             )
-        values = replace(self.values, group=math.gcd(self.group, layer.shape.value_dim))
-        self.format.check(layer.shape.head_dim)
-        return KiviState(self, values)
+
+    def start(self, layer) -> KiviState:
+        self.check(layer.shape.head_dim, layer.shape.value_dim, layer.local)
+        return KiviState(self, replace(self.values, group=math.gcd(self.group, layer.shape.value_dim)))
 
     def suits(self, keep, place) -> None:
         if keep.evicts:

@@ -103,6 +103,9 @@ class Paged(Growing):
         super().__init__(format)
         self.pool = BlockPool(blocks, block) if pool is None else pool
 
+    def reserved(self, held: int, context: int) -> int:
+        return -(-held // self.pool.block) * self.pool.block
+
     def start(self, layer) -> PagedState:
         super().start(layer)
         return PagedState(self, layer)

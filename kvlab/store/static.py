@@ -24,6 +24,12 @@ class Static(Growing):
             check_whole("length", length, 1)
         self.capacity = length
 
+    def reserved(self, held: int, context: int) -> int:
+        slots = self.capacity or context
+        if held > slots:
+            raise ValueError(f"{held} tokens do not fit into a buffer of length={slots}")
+        return slots
+
     def start(self, layer) -> StaticState:
         super().start(layer)
         check_within("length", self.capacity, layer.shape.context)
