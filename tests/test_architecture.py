@@ -13,30 +13,6 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("kvlab", "eval", "course")
 BELOW = {"kvlab": (), "eval": ("kvlab",), "course": ("kvlab", "eval")}
 
-# Arrows that only a function holds open, each with its reason. Nothing else may import inside a function but
-# what is optional or slow to load: packages of others, and the modules in LATE, where the rooms named do.
-EXCEPTIONS = {
-    "kvlab.methods": "a wrong method is answered before transformers is loaded, which caches need",
-    "kvlab": "so `import kvlab` leaves the cache to the first who names it",
-}
-EXCEPTED = {
-    "kvlab.methods": {"kvlab.recompute", "kvlab.static_graph", "kvlab.static_graph.engine"},
-    "kvlab": {"kvlab.cache", "kvlab.make"},
-}
-LATE = {  # module -> (why, who imports it)
-    "kvlab.fast.closing": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.cpu": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.gpu": ("triton", {"kvlab.fast"}),
-    "kvlab.fast.gpu_kivi": ("triton", {"kvlab.fast"}),
-    "kvlab.fast.turning": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.wide": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.block": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.team": ("numba", {"kvlab.fast"}),
-    "kvlab.fast.whole": ("numba", {"kvlab.fast"}),
-    "kvlab.fast": ("the lodger: see test_speed_is_a_lodger", {"kvlab.faster"}),
-    "kvlab.fast.compiled": ("the lodger", {"kvlab.faster"}),
-    "kvlab.fast.zero_copy": ("triton", {"kvlab.faster"}),
-}
 BY_NAME = {  # modules that import others by strings which only a run knows
     "kvlab.cli", "kvlab.finding", "eval.__main__", "eval.core.measurement", "eval.core.workers",
     "eval.cluster.actor", "eval.gpu.plan", "eval.gpu.worker", "eval.reproduce.llama", "course.harness",
@@ -153,14 +129,29 @@ def test_packages_import_only_what_lies_below(package):
     assert tops - {package} <= set(BELOW[package])
 
 
-def test_few_imports_hide_in_functions():
-    hidden = defaultdict(set)
+@cache
+def packages(name: str) -> frozenset[str]:
+    """Packages of others that are loaded with a module of ours, by what it imports."""
+    found, seen, todo = set(), set(), [name]
+    while todo:
+        if (module := todo.pop()) in seen:
+            continue
+        seen.add(module)
+        todo += imports()[0].get(module, ())
+        for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                found.update(alias.name.split(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.split(".")[0])
+    return frozenset(found - sys.stdlib_module_names - {*PACKAGES})
+
+
+def test_a_function_imports_only_what_loads_more():
+    """An import inside a function of kvlab spares whoever does not call it a package of others; only the seam
+    to speed, which does without what it asks for, and command lines hide more."""
     for name, target in imports()[1]:
-        if target in LATE and name.startswith("kvlab"):
-            assert room(name) in LATE[target][1], f"{name} imports {target}"
-        elif not name.startswith(STARTS):
-            hidden[name].add(target)
-    assert hidden == EXCEPTED and EXCEPTED.keys() == EXCEPTIONS.keys() and len(EXCEPTIONS) <= 2
+        if not name.startswith((*STARTS, "kvlab.faster")):
+            assert packages(target) - packages(name), f"{name} imports {target} inside a function"
 
 
 def test_kvlab_starts_without_transformers():
