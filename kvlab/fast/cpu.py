@@ -2,7 +2,7 @@
 
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
-numbers in registers (`lanes.py`; some int4: `nibbles.py`) or multiplied as they lie (`products.py`),
+numbers in registers (`lanes.py`) or multiplied as they lie (`products.py`),
 so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for int4. Where several
 query heads share a KV head, up to `HEADS` of them are worked at together, so a code is read once for all of
 them. Where a keep observes, scores are noted besides; they become the weights that tokens received when the
@@ -13,7 +13,7 @@ may be longer than the `count` tokens in use. The layouts, and the bits that are
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: fast/lanes.py 5ecc7181, fast/products.py 2053d30b, fast/scales.py 808f2a4a
+# Compiled into this: fast/lanes.py 5ecc7181, fast/products.py 0bdcc00b, fast/scales.py 808f2a4a
 
 from __future__ import annotations
 

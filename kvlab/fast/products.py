@@ -10,12 +10,11 @@ That is too little for most channels of a query with an outlier, where keys are 
 multiplied as numbers (`lanes.even`). A weight has its token's scale in it, so one that holds attention and no
 value is small.
 
-`dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs (after a look at
-`nibbles.py`) then, on other processors, for other codes, and where registers are too few for the sums of so
-many query heads and scales.
+`dots` and `add_up` are those of `lanes.py`, which says what they are given, and which runs then, on other
+processors, for other codes, and where registers are too few for the sums of so many query heads and scales.
 """
 
-# Compiled into this: fast/lanes.py 5ecc7181, fast/nibbles.py b4b36e38
+# Compiled into this: fast/lanes.py 5ecc7181
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from . import nibbles
+from . import lanes
 from .lanes import FLOAT, INT, INT4, INT8, LANES, VECTOR, Code, _same, even, features
 
 NEEDED = {"+avx512vnni", "+avx512vbmi"}  # the products, and bytes that go anywhere in a register
@@ -42,12 +41,12 @@ SUMS = 24  # vectors of sums that lie in registers at a time, at most
 
 def dots(kind, heads, group, width, q, first, codes, steps, size, scores):
     """`lanes.dots`."""
-    nibbles.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+    lanes.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
 
 
 def add_up(kind, heads, group, width, total, first, weights, codes, steps, size):
     """`lanes.add_up`. Weights have room for a multiple of `LANES`, and are 0 behind `size`."""
-    nibbles.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
+    lanes.add_up(kind, heads, group, width, total, first, weights, codes, steps, size)
 
 
 def able(kind, heads, group, width) -> bool:
@@ -239,7 +238,7 @@ def _dots(context, kind, heads, group, width, q, first, codes, steps, size, scor
 @overload(dots, prefer_literal=True)
 def _dots_of(kind, heads, group, width, q, first, codes, steps, size, scores):
     if not able(kind, heads, group, width):
-        return lambda kind, heads, group, width, q, first, codes, steps, size, scores: nibbles.dots(
+        return lambda kind, heads, group, width, q, first, codes, steps, size, scores: lanes.dots(
             kind, heads, group, width, q, first, codes, steps, size, scores
         )
 
@@ -247,7 +246,7 @@ def _dots_of(kind, heads, group, width, q, first, codes, steps, size, scores):
         if even(q, first, heads):
             _dots(kind, heads, group, width, q, first, codes, steps, size, scores)
         else:
-            nibbles.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
+            lanes.dots(kind, heads, group, width, q, first, codes, steps, size, scores)
 
     return code
 
@@ -305,7 +304,7 @@ def _add_up(context, kind, heads, group, width, total, first, weights, codes, st
 
 @overload(add_up, prefer_literal=True)
 def _add_up_of(kind, heads, group, width, total, first, weights, codes, steps, size):
-    way = _add_up if able(kind, heads, group, width) else nibbles.add_up
+    way = _add_up if able(kind, heads, group, width) else lanes.add_up
     return lambda kind, heads, group, width, total, first, weights, codes, steps, size: way(
         kind, heads, group, width, total, first, weights, codes, steps, size
     )
