@@ -287,14 +287,19 @@ from kvlab.fast import lanes, products, scales
 def widened(bits, tokens, steps):
     scales.widened(bits, 0, tokens, steps)
 
-def tried(kind, head_dim, group, heads, tokens):
-    width, groups = head_dim // (2 if kind == lanes.INT4 else 1), head_dim // group if group else 0
+def compiled(kind, head_dim, group, heads):
+    width = head_dim // (2 if kind == lanes.INT4 else 1)
 
     @njit
     def both(q, total, weights, codes, steps, scores):
+        tokens = len(codes)
         products.dots(kind, heads, group, width, q, 0, codes, steps, tokens, scores)
         products.add_up(kind, heads, group, width, total, 0, weights, codes, steps, tokens)
 
+    return both
+
+def tried(both, kind, head_dim, group, heads, tokens):
+    width, groups = head_dim // (2 if kind == lanes.INT4 else 1), head_dim // group if group else 0
     rng = np.random.default_rng(tokens)
     codes = rng.integers(0, 256, (tokens, width)).astype(np.uint8)
     numbers = np.concatenate([codes & 15, codes >> 4], 1) - 8.0
@@ -340,8 +345,9 @@ shapes = {
 }
 for kind, some in shapes.items():
     for shape in some:
+        both = compiled(kind, *shape)
         for tokens in (1, 6, 130, 531):
-            tried(kind, *shape, tokens)
+            tried(both, kind, *shape, tokens)
 """
 
 
