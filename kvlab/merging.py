@@ -75,8 +75,8 @@ def _nearest(keys: Tensor, order: Tensor, slots: Tensor) -> tuple[Tensor, Tensor
 
 
 def _threshold(before: Tensor | None, likeness: Tensor, there: Tensor) -> Tensor:
-    """The threshold `[batch, kv_heads]` of what goes now; NaN where nothing has gone yet."""
-    mean = (likeness * there).sum(-1) / there.sum(-1)  # NaN where nothing goes
+    """The threshold `[batch, kv_heads]` of what goes now; infinity where nothing has gone yet."""
+    mean = ((likeness * there).sum(-1) / there.sum(-1)).masked_fill(~there.any(-1), torch.inf)
     if before is None:
         return mean
-    return torch.where(before.isnan(), mean, torch.where(mean.isnan(), before, (before + mean) / 2))
+    return torch.where(before.isinf(), mean, torch.where(mean.isinf(), before, (before + mean) / 2))

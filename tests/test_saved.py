@@ -322,3 +322,30 @@ def test_a_file_imports_no_module(tmp_path):
             kvlab.load_cache(path, model)
     assert "antigravity" not in sys.modules
     kvlab.load_cache(saved(tmp_path, "h2o:budget=0.5")[1], model)  # 0.5 is no module
+
+
+@pytest.mark.parametrize("method", METHODS + MORE)
+def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, tmp_path):
+    """Padded rows, steps, a fork and more steps before it is saved; and more after it was loaded."""
+    dice = random.Random(method)
+    model, path = tiny("llama"), tmp_path / "cache.safetensors"
+    ids = torch.randint(0, 96, (2, 60), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[dice.randrange(2), : dice.randrange(9)] = 0
+    first = Stepper(model, kvlab.make_cache(model, profiled(method, model)))
+    first.feed(ids[:, : (end := dice.randrange(30, 44))], mask[:, :end])
+    rows = torch.arange(2)
+    for fork in ([0, 1], [dice.randrange(2) for _ in range(dice.randrange(1, 4))]):
+        for _ in range(dice.randrange(5)):
+            first.feed(ids[rows, end : end + 1])
+            end += 1
+        first.fork(torch.tensor(fork))
+        rows = rows[fork]
+    first.cache.save(path)
+    second = Stepper(model, kvlab.load_cache(path, model))
+    told = lambda: [(one.device_bytes, one.host_bytes) for one in (x.cache.stats() for x in (first, second))]
+    shares = method == "paged"  # blocks, among forks: whoever loads them has other ones
+    assert shares or len(set(told())) == 1
+    for step in ids[rows, end : end + 3].split(1, dim=1):
+        assert torch.equal(first.feed(step), second.feed(step))
+    assert shares or len(set(told())) == 1

@@ -237,7 +237,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: self.method not in NOT_BARE)
     def save(self):
-        """Go on with what was saved and loaded: as many bytes, but for the blocks that forks share."""
+        """Go on with what was saved and loaded."""
         stepper = copy.copy(self.now.stepper)
         with tempfile.TemporaryDirectory() as folder:
             try:
@@ -245,11 +245,7 @@ class Machine(RuleBasedStateMachine):
             except ValueError as error:
                 assert re.search(r"more than K and V|from a method's name$", str(error)), error
             else:
-                before = stepper.cache.stats()
                 stepper.cache = kvlab.load_cache(Path(folder) / "cache", self.case.model)
-                after = stepper.cache.stats()
-                assert self.method == "paged" or before.device_bytes == after.device_bytes
-                assert before.host_bytes == after.host_bytes
                 self.now = Driven(stepper, self.now.rows)
                 self.check()
         self.meet("save")
