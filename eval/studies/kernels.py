@@ -22,7 +22,6 @@ from collections.abc import Callable
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab import fast
 from kvlab.store import Exact, Float8, Growing, Int, Planes
 from kvlab.store.growing import GrowingState
 
@@ -60,6 +59,8 @@ def simd() -> str:
 
 def contestants(tokens: int, shape: str) -> dict[str, tuple]:
     """{name: (call, bytes of K and V, bits per value)} for one length; all hold the same K and V."""
+    from kvlab import fast
+
     heads, share, head_dim = SHAPES[shape]
     torch.manual_seed(tokens)
     query = torch.randn(1, heads * share, 1, head_dim)
