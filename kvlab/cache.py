@@ -296,6 +296,11 @@ class KVCache(Bound):
                 raise RuntimeError(ANOTHER)
             self._inside["thread"] = me  # that one is no more
 
+    def leave(self) -> None:
+        """A pass broke off: if it was one of this thread, others may come in."""
+        if self._inside.get("thread") == get_ident():
+            self._inside.clear()
+
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """RuntimeError while another thread is in here, or in a pass."""
@@ -325,10 +330,12 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        self._began, self.fed, self._long, self._inside = None, False, None, {}
-        forget_turns(self)
-        for layer in self.layers:
-            layer.reset() if isinstance(layer, Layer) else forget(layer)
+        with self._alone():
+            self._began, self.fed, self._long = None, False, None
+            forget_turns(self)
+            for layer in self.layers:
+                layer.reset() if isinstance(layer, Layer) else forget(layer)
+        self._inside.clear()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
@@ -416,15 +423,17 @@ class KVCache(Bound):
 
     def save(self, path) -> None:
         """See `Bound.save`."""
-        end(self)
-        super().save(path)
+        with self._alone():
+            end(self)
+            super().save(path)
 
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more
         of what is held goes, but for what a window leaves behind. Until `reset`."""
-        end(self)
-        for layer in self.attending:
-            layer.keep.on_top = True
+        with self._alone():
+            end(self)
+            for layer in self.attending:
+                layer.keep.on_top = True
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""

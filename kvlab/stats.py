@@ -45,7 +45,8 @@ def stats_of(cache) -> Stats:
         ours = isinstance(layer, Layer)
         for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
             storage = tensor.untyped_storage()
-            sizes[on_host][storage.data_ptr()] = storage.nbytes()
+            if storage.nbytes():  # what is empty may begin where another one does
+                sizes[on_host][storage.data_ptr()] = storage.nbytes()
     chosen = [layer.scored for layer in cache.attending if layer.scored is not None]
     spare = {False: 0, True: 0}
     for layer in cache.attending:

@@ -10,7 +10,7 @@ from families.models import family
 from tiny import EACH, SAME, prompt, tiny
 
 import kvlab
-from kvlab.store import Exact, Float4, Float8, Growing, Int, NonUniform, Planes, Rotated, Smoothed
+from kvlab.store import Exact, Float4, Float8, Growing, Int, Kivi, NonUniform, Planes, Rotated, Smoothed
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SIZES = (1e-42, 1e-9, 1.0, 300.0, 3e3, 1e4, 6.5e4, 1e6, 1e37)
@@ -111,6 +111,22 @@ def test_what_lies_beyond_the_prompts_scale_is_counted(form):
     padding = torch.zeros(2, 1, dtype=torch.bool)
     store.append(new, new, padding)
     assert store.clipped == beyond
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_blocks_of_keys_are_read_as_numbers(dtype):
+    for seed in range(12):
+        store = Kivi(random.Random(seed).choice((2, 4)), group=4, recent=3).start(
+            kvlab.make_cache(tiny("llama"), "full").layers[0]
+        )
+        x = drawn(seed, dtype)[..., :8]
+        try:
+            store.append(x, x)
+        except ValueError as error:
+            assert "KV head" in str(error) and "\n" not in str(error)
+            continue
+        for read in store.read(x.device):
+            assert read.dtype == dtype and read.isfinite().all()
 
 
 @pytest.mark.parametrize("spec", [*EACH, "int4:sinks=3", "int8:smooth=0.5,sinks=2", "mixed:k=full,v=int4"])

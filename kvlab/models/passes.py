@@ -24,8 +24,8 @@ def bodies_of(model) -> list[nn.Module]:
 
 def report_passes(model) -> None:
     """Let every pass reach the kvlab cache that it is given: `begin_pass(body, args, kwargs)` before anything
-    is computed, `end_pass(body, args, kwargs)` unless it broke off. The outermost body that was called speaks
-    first."""
+    is computed, then `end_pass(body, args, kwargs)`, or `leave()` where it broke off. The outermost body
+    that was called speaks first."""
     for body in bodies_of(model):
         if body not in _reporting:
             _reporting.add(body)
@@ -65,8 +65,8 @@ class _Ends(_Hook):
             return
         try:
             cache = _cache_among(args, kwargs)
-            if cache is not None and output is not None:  # None: it broke off
-                cache.end_pass(body, args, kwargs)
+            if cache is not None:
+                cache.leave() if output is None else cache.end_pass(body, args, kwargs)
         finally:
             guest.leave(sys._getframe(1))
 

@@ -223,7 +223,7 @@ class GrowingState(State):
         return x
 
     def contents(self) -> dict:
-        found = super().contents()
+        found = super().contents() | {"replaced": self.clipped}
         if found.get("keys") is not None:
             found["keys"], found["values"] = self.used()
         return found

@@ -118,13 +118,17 @@ class Int(Exact):
         return codes.to(torch.int8)
 
     def decode(self, parts: Parts, dtype: torch.dtype) -> Tensor:
-        wide = torch.promote_types(dtype, torch.float32) if self.spans_more(dtype) else dtype
-        codes = self.unpack(parts[0]).to(wide)
-        numbers = [n.to(codes.device, wide) for n in parts[1:]]
+        codes, *numbers = self.unpack(parts[0]), *parts[1:]
         if self.scales.fixed:
-            return within(self.dequantize(codes, numbers), dtype)
+            return self.numbers(codes, numbers, dtype)
         codes = codes.unflatten(-1, (numbers[0].shape[-1], -1))  # [batch, kv_heads, tokens, groups, group]
-        return within(self.dequantize(codes, [n.unsqueeze(-1) for n in numbers]).flatten(-2), dtype)
+        return self.numbers(codes, [n.unsqueeze(-1) for n in numbers], dtype).flatten(-2)
+
+    def numbers(self, codes: Tensor, scales, dtype: torch.dtype) -> Tensor:
+        """What int8 codes stand for, by their scales (and zero points), in shapes that fit."""
+        wide = torch.promote_types(dtype, torch.float32) if self.spans_more(dtype) else dtype
+        scales = [n.to(codes.device, wide) for n in scales]
+        return within(self.dequantize(codes.to(wide), scales), dtype)
 
     def spans_more(self, dtype: torch.dtype) -> bool:
         """Whether a code's distance from the zero point may be more than the largest number of `dtype`."""

@@ -186,12 +186,12 @@ class KiviState(GrowingState):
         recent = tuple(side.to(device) for side in self.window)
         if self.keys is None:
             return recent
-        codes = unpack(self.keys[0].to(device), self.format.bits).to(self.dtype)
+        codes = unpack(self.keys[0].to(device), self.format.bits)
         short = (self.recent - self.prompt) % self.group  # tokens that the first block lacks
         block = (torch.arange(self.written, device=device) + short) // self.group
-        numbers = [n.to(device, self.dtype).index_select(2, block) for n in self.blocks]
+        scales = [n.to(device).index_select(2, block) for n in self.blocks]
         values = self.value_format.decode(tuple(part.to(device) for part in self.values), self.dtype)
-        return joined((self.format.dequantize(codes, numbers), values), recent)
+        return joined((self.format.numbers(codes, scales, self.dtype), values), recent)
 
     def crop(self, length: int) -> None:  # by hand: what is written in blocks is no slot by itself
         if length < self.written:

@@ -91,7 +91,7 @@ class Paged(Growing):
     the next one asks. block: tokens per block. format: any format, since a format writes each token by
     itself; a store whose groups run over tokens (per-channel keys) is a buffer of its own and cannot be
     paged. pool: share one with other caches. Raises ValueError when full. A pool that grows keeps what was
-    once in use, which is less where a turn came in pieces and tokens left a window between them.
+    once in use: less where a turn came in pieces and tokens left a window between them, or was loaded.
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16, format: Exact | None = None,

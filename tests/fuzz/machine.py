@@ -12,6 +12,7 @@ What is held is compared with a definition that says it of the whole history, wh
 from __future__ import annotations
 
 import copy
+import dataclasses
 import re
 import tempfile
 from collections import Counter
@@ -245,7 +246,12 @@ class Machine(RuleBasedStateMachine):
             except ValueError as error:
                 assert re.search(r"more than K and V|from a method's name$", str(error)), error
             else:
-                stepper.cache = kvlab.load_cache(Path(folder) / "cache", self.case.model)
+                before, cache = stepper.cache, kvlab.load_cache(Path(folder) / "cache", self.case.model)
+                if self.method != "paged" and self.case.spec.find("link=") < 0:  # forks, and lanes, share
+                    assert cache.stats() == dataclasses.replace(
+                        before.stats(), spare_bytes=cache.stats().spare_bytes
+                    )
+                stepper.cache = cache
                 self.now = Driven(stepper, self.now.rows)
                 self.check()
         self.meet("save")
