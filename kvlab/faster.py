@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
+import torch
 from torch import Tensor
 
 
@@ -34,7 +35,8 @@ def attention(query: Tensor, held, scaling: float, allowed: Tensor | None, obser
     fast = lodger()
     if fast is None or not fast.fits(held, query, observes):
         return None
-    received = query.new_empty(len(query), held.keys[0].shape[1], held.length) if observes else None
+    shape = len(query), held.keys[0].shape[1], held.length
+    received = query.new_empty(shape, dtype=torch.float32) if observes else None
     return fast.attend_packed(query, held, scaling, allowed, received), received
 
 

@@ -6,6 +6,7 @@ import random
 import pytest
 import torch
 from drawn import FORMS
+from every import LINKED
 from families.models import family
 from tiny import EACH, SAME, prompt, tiny
 
@@ -228,3 +229,13 @@ def test_q_k_and_v_of_several_dtypes_are_one_line(spec):
                     given = model.model.layers[1].self_attn.v_proj
                     given.register_forward_hook(lambda module, args, out: out.bfloat16())
                 stepper.feed(prompt(20 if step == 0 else 1, 2, step))
+
+
+@pytest.mark.parametrize("spec", [*EACH, *LINKED])
+def test_every_method_steps_in_bf16_and_fp16_where_kernels_read(spec):
+    for dtype in (torch.bfloat16, torch.float16):
+        model = tiny("llama", dtype=dtype, head_dim=32)
+        stepper = kvlab.Stepper(model, kvlab.make_cache(model, spec))
+        found = [stepper.feed(prompt(20, 2), last=True)]
+        found += [stepper.feed(prompt(1, 2, step), last=True) for step in range(4)]
+        assert torch.stack(found).isfinite().all()
