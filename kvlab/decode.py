@@ -128,7 +128,11 @@ class Stepper:
             chunk = min(chunk, length) // 2
 
     def fork(self, rows: Tensor) -> None:
-        """Row i becomes a copy of the old row `rows[i]`: one prompt to K continuations with zeros(K)."""
+        """Row i becomes a copy of the old row `rows[i]`: one prompt to K continuations with zeros(K). Raises
+        ValueError before anything was fed."""
+        if self.ids is None:
+            raise ValueError("fork: no tokens were fed here")
+        self._check_cache()
         self.cache.reorder_cache(rows)
         self.ids = self.ids.index_select(0, rows.to(self.ids.device))
         self.mask = self.mask.index_select(0, rows.to(self.mask.device))

@@ -193,13 +193,13 @@ class Layer(Held):
                 keep.observe(view, None)
         if self.local is not None:
             self._leave_window()
-        slots = keep.chosen(view) if evicts else None
+        slots, most = keep.chosen(view) if evicts else (None, None)
         if slots is not None:
             if self.in_prompt:
-                self.scored = scored(slots, keep.by_rule(view), self.ranks)
+                self.scored = scored(slots, keep.ruled(view), self.ranks)
             if keep.merge:
                 merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
-            self.let_go(slots, self.keep.longest)
+            self.let_go(slots, most)
         self.in_prompt = False
         if self.settled:
             self.store.settle()
@@ -263,7 +263,7 @@ def scored(slots: Tensor, by_rule: Tensor, ranks: int) -> float:
     held = slots >= 0
     chosen = held & ~by_rule.gather(-1, slots.clamp(min=0))
     chosen, of_all = added(ranks, [int(chosen.sum()), int(held.sum())])
-    return chosen / of_all
+    return chosen / max(of_all, 1)
 
 
 class HybridLayer(LinearAttentionLayer, Layer):

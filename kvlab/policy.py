@@ -122,11 +122,11 @@ class State:
         """What does not fit a layer of so many rows, KV heads and slots, or is no number; None: nothing."""
         for name in (*self.per_row, *self.per_slot):
             value, by_slot = getattr(self, name), name in self.per_slot
-            if isinstance(value, list) and len(value) != batch:
-                return f"{name} has {len(value)} entries for {batch} rows"
+            if value is None or (isinstance(value, list) and not by_slot and len(value) == batch):
+                continue
             for x in value if isinstance(value, tuple) else (value,):
                 if not isinstance(x, Tensor):
-                    continue
+                    return f"{name} is neither a tensor nor a list of {batch}"
                 if by_slot and self.filled is not None:
                     x = x[:, :, : self.filled]
                 filled = slots if self.filled is None else self.filled

@@ -152,6 +152,8 @@ def check_layer(layer, tokens: int) -> None:
     counts = (table.count, table.seen, *table.lengths, *table.rows_held)
     if any(not isinstance(n, int) or n < 0 for n in counts) or table.seen != tokens:
         raise ValueError(f"tokens {counts} are not those of {tokens}")
+    if type(table.kv_heads) is not int or table.kv_heads != layer.kv_heads:
+        raise ValueError(f"it has {table.kv_heads} KV heads, where the model has {layer.kv_heads}")
     if len(table.rows_held) != batch or any(n > tokens for n in (table.count, *table.lengths)):
         raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
     if any(held > min(seen, table.count) for held, seen in zip(table.rows_held, table.lengths, strict=True)):

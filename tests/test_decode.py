@@ -107,6 +107,8 @@ def test_what_is_refused_is_not_fed(spec):
     for wrong, mask, says in bad[:5] + bad[-1:]:
         with pytest.raises(ValueError, match=says):
             stepper.feed(wrong, mask)
+    with pytest.raises(ValueError, match="fork: no tokens were fed here"):
+        stepper.fork(torch.tensor([0, 1, 1]))
     assert stepper.ids is None and stepper.cache.get_seq_length() == 0
     assert torch.equal(stepper.feed(ids), right.feed(ids))
     for wrong, mask, says in bad + late:
@@ -115,6 +117,15 @@ def test_what_is_refused_is_not_fed(spec):
         assert torch.equal(stepper.ids, ids) and not stepper.padded
     token = prompt(1, rows=2, seed=5)
     assert torch.equal(stepper.feed(token), right.feed(token))
+    for used in (stepper.cache, copy.deepcopy(stepper.cache)):
+        with pytest.raises(ValueError, match="fork: no tokens were fed here"):
+            kvlab.Stepper(model, used).fork(torch.tensor([0, 1, 1]))
+        assert len(used.lengths) == (0 if spec == "recompute" else 2)
+    if spec in ("full", "int4"):
+        stepper.cache.crop(-1)
+        with pytest.raises(RuntimeError, match="has seen 10 tokens, but 11 were fed here"):
+            stepper.fork(torch.tensor([0, 1, 1]))
+        assert len(stepper.cache.lengths) == len(stepper.ids) == 2
 
 
 def test_what_breaks_off_is_not_counted_as_fed():

@@ -1,5 +1,6 @@
 """Policies do not change, and no state holds a tensor that it has not declared."""
 
+import copy
 from collections import deque
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from tiny import prompt, started, tiny
 import kvlab
 from kvlab.keep import H2O, TOVA, Keep, Sinks
 from kvlab.place import Device, Whole
-from kvlab.store import Exact, Growing, Int, Kivi, Paged, Static
+from kvlab.store import Exact, Growing, Int, Kivi, Paged, Ragged, Static
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,22 @@ def test_a_tensor_that_is_not_declared_is_refused():
         state.seen = {"a": [torch.zeros(2)]}
     with pytest.raises(TypeError, match="is a tensor, but a policy holds parameters"):
         type("Odd", (Keep,), {"__init__": lambda self: setattr(self, "weights", torch.ones(2))})()
+
+
+@pytest.mark.parametrize("buffer", [Growing(), Growing(Int(4)), Kivi(2, 4, 4), Ragged()])
+@pytest.mark.parametrize("odd", [0, 7, True, 0.5, "x", torch.float32, [1, 2, 3], (torch.ones(2, 2, 9), None)])
+def test_what_is_neither_by_row_nor_by_slot_is_odd(buffer, odd):
+    """In the place of anything that a state declares, whether or not a fresh one has it."""
+    state = started(buffer)
+    state.append(torch.ones(2, 2, 9, 8), torch.ones(2, 2, 9, 8))
+    assert state.odd(2, 2, 9) is None
+    for name in (*state.per_row, *state.per_slot):
+        twin = copy.deepcopy(state)
+        setattr(twin, name, odd)
+        assert name in twin.odd(2, 2, 9)
+    if isinstance(buffer, Kivi):
+        state.recents_real = torch.ones(2, 1, state.filled)
+        assert state.odd(2, 2, 9) == "recents_real is of torch.float32"
 
 
 def test_a_tensor_that_hides_in_a_list_is_found_when_bytes_are_counted():

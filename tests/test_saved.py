@@ -245,7 +245,7 @@ def test_a_broken_cache_is_not_saved(method, tmp_path):
 
 
 ODD = [
-    None, True, -1, 3, 10**9, 2**70, 1.5, float("nan"), "x", [], [1], {}, {"a": 1}, {"attributes": {}},
+    None, True, -1, 0, 3, 10**9, 2**70, 1.5, float("nan"), "x", [], [1], {}, {"a": 1}, {"attributes": {}},
     {"tensor": "t0", "host": False}, {"tensor": "t999", "host": False}, {"dtype": "load"}, {"list": 3},
 ]  # fmt: skip
 FORGED = [name for name in METHODS if name not in PROFILED] + [
@@ -304,7 +304,9 @@ def test_forged_contents_are_one_line(seed, tmp_path):
         return
     with contextlib.suppress(ValueError):  # in one line, as that of any cache
         cache.stats()
-        kvlab.Stepper(model, cache).feed(prompt(1, len(cache.layers[0].lengths)))
+        stepper = Stepper(model, cache)
+        stepper.feed(prompt(1, len(cache.layers[0].lengths)))
+        stepper.fork(torch.zeros(3, dtype=torch.long))
 
 
 def test_a_file_imports_no_module(tmp_path):

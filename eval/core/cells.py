@@ -6,12 +6,15 @@ import hashlib
 import json
 import math
 
+from kvlab.parameters import shown
+
 from .errors import STEERING
 from .files import as_json
 
 FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
 SUM = "sum"  # of all that a cell says otherwise; cells of earlier versions have none
 DEEPEST = 32  # lists and dictionaries inside each other
+LARGEST = 2**63  # of whole numbers that a table holds
 NUMBER = (int, float, type(None))
 KINDS = {
     "model": str, "method": str, "task": str, "config": dict, "machine": dict, "versions": dict,
@@ -69,8 +72,8 @@ def _look_through(value, deep: int = 0) -> None:
     elif isinstance(value, list):
         for one in value:
             _look_through(one, deep + 1)
-    elif isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"it holds the number {value}")
+    elif isinstance(value, int | float):
+        if not abs(value) < LARGEST and (isinstance(value, int) or not math.isfinite(value)):
+            raise ValueError(f"it holds the number {shown(value)}")
     elif isinstance(value, str) and (found := STEERING.search(value)):
         raise ValueError(f"it holds the character {found[0]!r}")

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from .cells import FIELDS, parsed, written
@@ -32,7 +32,7 @@ RUN = "run.json"  # the command that made the folder
 
 
 class Store:
-    """Cells of one output folder. `warn` receives one line for each cell that cannot be read.
+    """Cells of one output folder. `warn` receives one line, once, for each cell that cannot be read.
 
     out: the local folder of tables and figures; of an address a temporary one, which goes with the store.
     """
@@ -42,7 +42,7 @@ class Store:
         self.home = folder_at(where)
         self.remote = isinstance(self.home, Remote)
         self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
-        self.read = partial(read, self.files, warn)
+        self.read = partial(read, self.files, cache(warn))
         self.index = Index(self.home, self.files, self.read)
         self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
         if self.remote:

@@ -60,7 +60,7 @@ class AdaKV(Keep):
         return self.of.score(layer)
 
     def by_rule(self, layer) -> Tensor:
-        return self.of.by_rule(layer)
+        return self.of.ruled(layer)
 
     def forget(self, state) -> None:
         self.of.forget(state)

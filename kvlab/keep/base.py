@@ -135,7 +135,8 @@ class Keep(Policy):
     def choose(self, layer) -> Tensor | None:
         """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
         n]` in order of position, -1 at the end where a head holds fewer; None when nothing has to go. The
-        newest token always stays."""
+        newest token always stays. `state.limits` and `state.longest` are this method's own: another need not
+        set them."""
         state = layer.state
         if layer.in_prompt:
             state.limits = state.longest = checked.limits(self, layer, self.limits(layer))
@@ -155,10 +156,22 @@ class Keep(Policy):
         self.forget(state)
         return slots
 
-    def chosen(self, layer) -> Tensor | None:
-        """What `choose` returns."""
-        slots = self.choose(layer)
-        return slots if type(self).choose is Keep.choose else checked.slots(self, layer, slots)
+    def ruled(self, layer) -> Tensor:
+        """What `by_rule` returns."""
+        return checked.rule(self, layer, self.by_rule(layer))
+
+    def chosen(self, layer) -> tuple[Tensor | None, list[int] | None]:
+        """What `choose` returns, and how many tokens each row may hold then, in the head that has most."""
+        state = layer.state
+        if type(self).choose is Keep.choose:
+            return self.choose(layer), state.longest
+        if layer.in_prompt:
+            state.limits = None
+        slots = checked.slots(self, layer, self.choose(layer))
+        held = None if slots is None else (slots >= 0).sum(-1).amax(-1).tolist()
+        if state.limits is None:
+            state.limits = held
+        return slots, held
 
     def forget(self, state) -> None:
         """It has been chosen: what is needed for one choice alone may go."""
@@ -173,7 +186,7 @@ class Keep(Policy):
         """`score`, finite fp32, of chunks where tokens go by chunks."""
         score = checked.score(self, layer, self.score(layer)).float().clamp(*FINITE)
         if self.chunk_length > 1:
-            score = by_chunk(score, layer.slot_positions, self.by_rule(layer), self.chunk_length)
+            score = by_chunk(score, layer.slot_positions, self.ruled(layer), self.chunk_length)
         return score
 
     def _best(self, layer) -> Tensor | None:

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from .. import late
+from ..parameters import shown
+
+MOST = 2**32  # tokens: more than any limit
 
 
 def score(keep, layer, given) -> Tensor:
     """A keep's score, if it is one: `[batch, kv_heads, slots]`, and no NaN where a token is."""
     positions = layer.slot_positions
-    if not isinstance(given, Tensor) or given.shape != positions.shape:
-        _refuse(
-            keep, "score", layer, f"expected [batch, kv_heads, slots], {_said(positions)}, got {_said(given)}"
-        )
+    if not _fits(given, positions):
+        _refuse(keep, "score", layer, f"expected {_every(positions)}, got {_said(given)}")
     none = (given.isnan() & (positions >= 0)).any(-1)
     refuse = lambda: _refuse(keep, "score", layer, f"KV head {int(none.any(0).nonzero()[0])} has NaN")
     if late.far(none) and not layer.in_prompt:  # a step does not wait for the answer
@@ -27,18 +28,31 @@ def score(keep, layer, given) -> Tensor:
     return given
 
 
+def rule(keep, layer, given) -> Tensor:
+    """What a keep's rule holds, if it says so of every slot: bool `[batch, kv_heads, slots]`."""
+    positions = layer.slot_positions
+    if not _fits(given, positions) or given.dtype != torch.bool:
+        _refuse(keep, "by_rule", layer, f"expected bool {_every(positions)}, got {_said(given)}")
+    return given
+
+
 def limits(keep, layer, given) -> list[int]:
     """A keep's limits, if they are whole numbers above 0, one for each row."""
     whole = isinstance(given, list) and len(given) == len(layer.lengths)
-    if not (whole and all(isinstance(most, int) and most > 0 for most in given)):
-        _refuse(keep, "limits", layer, f"expected a whole number above 0 for each row, got {given!r}")
+    if not (whole and all(type(most) is int and 0 < most < MOST for most in given)):
+        _refuse(keep, "limits", layer, f"expected a whole number above 0 for each row, got {shown(given)}")
     return given
 
 
 def shares(keep, layer, given) -> Tensor | None:
-    """A keep's shares, if there are any: `[batch, kv_heads]`."""
-    if given is not None and (not isinstance(given, Tensor) or given.shape != layer.slot_positions.shape[:2]):
-        _refuse(keep, "shares", layer, f"expected [batch, kv_heads], got {_said(given)}")
+    """A keep's shares, if there are any: int `[batch, kv_heads]`, each above 0 for the newest token."""
+    if given is None:
+        return None
+    if not keep.ragged:
+        _refuse(keep, "shares", layer, "expected None of a keep that is not `ragged`")
+    whole = _fits(given, layer.slot_positions.any(-1)) and given.dtype in (torch.int32, torch.int64)
+    if not whole or bool((given < 1).any()):
+        _refuse(keep, "shares", layer, f"expected [batch, kv_heads] of int above 0, got {_said(given)}")
     return given
 
 
@@ -47,13 +61,13 @@ def slots(keep, layer, given) -> Tensor | None:
     if given is None:
         return None
     positions = layer.slot_positions
-    if not isinstance(given, Tensor) or given.dtype != torch.int64 or given.shape[:2] != positions.shape[:2]:
+    if not _fits(given, positions, 2) or given.dtype != torch.int64:
         _refuse(keep, "choose", layer, f"expected int64 [batch, kv_heads, n], got {_said(given)}")
     if late.far(given):
         return given
     before, after = given[..., :-1], given[..., 1:]
     ordered = bool(((after < 0) | ((before >= 0) & (before < after))).all())
-    if given.dim() != 3 or not ordered or bool(((given < -1) | (given >= layer.slots)).any()):
+    if not ordered or bool(((given < -1) | (given >= layer.slots)).any()):
         _refuse(keep, "choose", layer, f"expected slots below {layer.slots} in order, -1 behind them")
     newest = positions == positions.amax(-1, keepdim=True)
     there = (newest.gather(2, given.clamp(min=0)) & (given >= 0)).any(-1)
@@ -62,8 +76,22 @@ def slots(keep, layer, given) -> Tensor | None:
     return given
 
 
+def _fits(given, like: Tensor, axes: int | None = None) -> bool:
+    """Whether it is a tensor of real numbers, in the same place and of the same shape (in the first axes)."""
+    dense = isinstance(given, Tensor) and given.layout == torch.strided and not given.is_complex()
+    if not dense or given.device != like.device:
+        return False
+    return given.dim() == like.dim() and given.shape[:axes] == like.shape[:axes]
+
+
+def _every(positions: Tensor) -> str:
+    return f"[batch, kv_heads, slots], {tuple(positions.shape)} on {positions.device}"
+
+
 def _said(x) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else type(x).__name__
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    return " ".join(str(one).removeprefix("torch.") for one in (x.layout, x.dtype, tuple(x.shape), x.device))
 
 
 def _refuse(keep, what: str, layer, why: str) -> NoReturn:

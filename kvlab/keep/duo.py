@@ -108,14 +108,13 @@ class Duo(Keep):
 
     def choose(self, layer) -> Tensor | None:
         state, positions = layer.state, layer.slot_positions
-        held, stays = positions >= 0, self.by_rule(layer)
+        held, stays = positions >= 0, self.ruled(layer)
         over = (held & ~stays).sum(-1).amax(-1)  # of each row, in the head that has most
         due = over >= (1 if layer.in_prompt else self.every or 1)
-        state.limits = state.longest = layer.rows_held
+        state.limits = layer.rows_held
         if not bool(due.any()):
             return None
         stays |= held & ~due[:, None, None]
-        state.longest = stays.sum(-1).amax(-1).tolist()
         return in_order(stays)
 
 

@@ -57,4 +57,4 @@ class H2O(Keep):
         return layer.slot_positions >= by_row(first, layer.slot_positions)
 
     def score(self, layer) -> Tensor:
-        return layer.state.received.masked_fill(self.by_rule(layer), torch.inf)
+        return layer.state.received.masked_fill(self.ruled(layer), torch.inf)

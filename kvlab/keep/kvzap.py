@@ -115,7 +115,7 @@ class KVzap(Keep):
 
     def choose(self, layer) -> Tensor | None:
         state, positions = layer.state, layer.slot_positions
-        state.limits = state.longest = layer.rows_held
+        state.limits = layer.rows_held
         before = state.judged or [0] * len(layer.lengths)
         least = 1 if layer.in_prompt else self.every or 1
         now = [max(length - self.recent, 0) for length in layer.lengths]
@@ -129,7 +129,6 @@ class KVzap(Keep):
         gone = torch.zeros_like(torch.cat([due, due[..., :1]], -1))  # the last one for what is not there
         gone.scatter_(2, asked.masked_fill(~low, due.shape[2]), True)
         stays = (positions >= 0) & ~gone[..., :-1]
-        state.longest = stays.sum(-1).amax(-1).tolist()
         return in_order(stays)
 
     def guesses(self, layer, slots: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class SnapKV(Keep):
         return layer.slot_positions >= lengths - self.window
 
     def score(self, layer) -> Tensor:
-        positions, recent = layer.slot_positions, self.by_rule(layer)
+        positions, recent = layer.slot_positions, self.ruled(layer)
         votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
         order = (positions < 0).int().argsort(dim=-1, stable=True)  # a row's own tokens, side by side
         pooled = max_pool1d(votes.gather(-1, order), self.kernel, stride=1, padding=self.kernel // 2)

@@ -182,6 +182,12 @@ class KiviState(GrowingState):
             found["recents_real"] = self.recents_real[:, :, : self.filled]
         return found
 
+    def odd(self, batch: int, heads: int, slots: int) -> str | None:
+        found = super().odd(batch, heads, slots)
+        if not found and self.recents_real is not None and self.recents_real.dtype != torch.bool:
+            return f"recents_real is of {self.recents_real.dtype}"
+        return found
+
     def read(self, device: torch.device) -> tuple[Tensor, Tensor]:
         recent = tuple(side.to(device) for side in self.window)
         if self.keys is None:

@@ -8,7 +8,7 @@ from fuzz.cases import SHAPE, _model
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import AdaKV, Keep
+from kvlab.keep import H2O, TOVA, AdaKV, Keep, SnapKV
 
 WRONG = {  # what becomes of a score [batch, kv_heads, slots]
     "one for all heads": lambda x: x[:, :1],
@@ -21,6 +21,9 @@ WRONG = {  # what becomes of a score [batch, kv_heads, slots]
     "a number": lambda x: float(x.sum()),
     "a list": lambda x: x.tolist(),
     "nothing": lambda x: None,
+    "sparse": lambda x: x.to_sparse(),
+    "without numbers": lambda x: x.to("meta"),
+    "complex": lambda x: x.to(torch.complex64),
     "NaN": lambda x: x.index_fill(-1, torch.tensor([random.randrange(x.shape[-1])]), torch.nan),
 }
 
@@ -76,18 +79,42 @@ def test_a_score_that_is_none_is_one_line(wrong, kind):
                 stepper.feed(prompt(1, rows))
 
 
-@pytest.mark.parametrize("shape", [(), (2, 1), (1, 3), (2, 3, 1)])
-def test_shares_of_ones_own_are_looked_at(shape):
-    class Uneven(AdaKV):
-        def shares(self, layer, score):
-            return torch.ones(shape, dtype=torch.long)
-
+@pytest.mark.parametrize("seed", range(20))
+def test_a_rule_of_ones_own_is_looked_at(seed):
+    """In every keep that asks for it, by itself and inside another."""
+    draw = random.Random(seed)
+    random.seed(seed)
+    wrong = draw.choice([WRONG[name] for name in WRONG if name != "NaN"] + [lambda x: x.int(), lambda x: x])
+    base = draw.choice((Own, H2O, SnapKV, TOVA))
+    said = {"by_rule": lambda self, layer: wrong(layer.slot_positions.float())}
+    keep = type("Ruled", (base,), said)(6, **draw.choice(({}, {"chunk_length": 3})))
     model = models()["eager"]
-    with pytest.raises(ValueError, match=r"Uneven.shares, layer 0: expected \[batch, kv_heads\]"):
-        kvlab.Stepper(model, kvlab.KVCache(model, keep=Uneven(Own(6)))).feed(prompt(20, 2))
+    cache = kvlab.KVCache(model, keep=draw.choice((keep, AdaKV(keep))))
+    with pytest.raises(ValueError, match=r"^Ruled\.by_rule, layer 0: expected bool .*, got [^\n]*$"):
+        kvlab.Stepper(model, cache).feed(prompt(20, 2))
 
 
-@pytest.mark.parametrize("said", [[5], [5, None], [0, 5], [5.5, 5], (5, 5), 5, torch.tensor([5, 5])])
+@pytest.mark.parametrize("shape", [(), (2, 1), (1, 3), (2, 3, 1), "below 1", "no int", "even"])
+def test_shares_of_ones_own_are_looked_at(shape):
+    model = models()["eager"]
+    right = torch.full((2, model.config.num_key_value_heads), 5)
+    right[1, 0] = -random.Random(0).randrange(9) if shape == "below 1" else 7
+    right = right.float() if shape == "no int" else right
+    given = right if isinstance(shape, str) else torch.ones(shape, dtype=torch.long)
+
+    class Uneven(AdaKV if shape != "even" else Own):
+        def shares(self, layer, score):
+            return given
+
+    keep = Uneven(6 if shape == "even" else Own(6))
+    expected = "None of a keep that" if shape == "even" else r"\[batch, kv_heads\] of int above 0"
+    with pytest.raises(ValueError, match=f"Uneven.shares, layer 0: expected {expected}"):
+        kvlab.Stepper(model, kvlab.KVCache(model, keep=keep)).feed(prompt(20, 2))
+
+
+@pytest.mark.parametrize("said", [
+    [5], [5, None], [0, 5], [5.5, 5], (5, 5), 5, torch.tensor([5, 5]), [True, 5], [5, 10**30],
+])  # fmt: skip
 def test_limits_of_ones_own_are_looked_at(said):
     class Limited(Own):
         def limits(self, layer):
@@ -101,11 +128,12 @@ def test_limits_of_ones_own_are_looked_at(said):
 @pytest.mark.parametrize("seed", range(24))
 def test_slots_of_ones_own_are_looked_at(seed):
     """Slots drawn at random: those in order with the newest among them are kept, all others refused."""
-    draw = random.Random(seed)
+    draw, says = random.Random(seed), seed % 2
 
     class Chooses(Keep):
         def choose(self, layer):
-            layer.state.limits = layer.state.longest = [min(7, held) for held in layer.rows_held]
+            if says:
+                layer.state.limits = layer.state.longest = [min(7, held) for held in layer.rows_held]
             shape, slots = layer.slot_positions.shape[:2], layer.slots
             fault = draw.choice(
                 ("none", "order", "twice", "newest", "beyond", "below", "int32", "heads", "list")
@@ -132,14 +160,13 @@ def test_slots_of_ones_own_are_looked_at(seed):
     try:
         for step in range(20):
             stepper.feed(prompt(20 if step == 0 else 1, 2, step))
+            assert stepper.cache.stats().tokens_held == 7
     except ValueError as error:
         assert faults[-1] != "none" and str(error).startswith("Chooses.choose, layer ")
     assert faults[:-1] == ["none"] * (len(faults) - 1)
 
 
 def test_sums_of_ones_own_kind_stay_out_of_compiled_code():
-    from kvlab.keep import H2O
-
     class Halves(H2O):
         def observe(self, layer, received):
             super().observe(layer, received)
