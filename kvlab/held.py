@@ -222,7 +222,7 @@ class Held(CacheLayerMixin):
     @property
     def mean_held(self) -> list[float]:
         """Real tokens that each row holds, mean over the KV heads."""
-        if not self.keep.policy.ragged:
+        if self.table.moved is None:
             return self.rows_held
         return (self.table.positions >= 0).sum(-1).double().mean(-1).tolist()
 

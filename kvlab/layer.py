@@ -226,6 +226,7 @@ class Layer(Held):
     def let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
         self.place.flush(self)
+        self.keep.cover(self.slots)
         self.table.keep(slots, limits, self.keep.policy.newest_stays)
         self.keep.keep_slots(slots)
         self.store.keep_slots(slots)

@@ -70,8 +70,9 @@ class State:
     they are buffers that reserve more, how many of their slots are in use (else None); keeps_room: whether a
     fork, or what an eviction leaves, reserves as much. per_row: attributes
     that have only the batch as first dimension, or are lists with an entry for each row. states: states of
-    their own. of_prompt: of per_slot, those that only the prompt's slots have. shared: tensors of the model,
-    or on their way, which belong to no row or slot and are not counted.
+    their own. of_prompt: of per_slot, those that only the prompt's slots have. lags: whether the newest slots
+    may be missing in per_slot. shared: tensors of the model, or on their way, which belong to no row or slot
+    and are not counted.
     Forks, evictions, crops, copies and byte counts come from this; a tensor in any other attribute is refused
     (TypeError).
     """
@@ -82,7 +83,7 @@ class State:
     shared: tuple[str, ...] = ()
     of_prompt: tuple[str, ...] = ()
     filled: int | None = None
-    keeps_room = False
+    keeps_room = lags = False
 
     def __init__(self, policy: Policy, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         self.policy = policy
@@ -130,9 +131,9 @@ class State:
                 if by_slot and self.filled is not None:
                     x = x[:, :, : self.filled]
                 filled = slots if self.filled is None else self.filled
-                by_slot = by_slot and name not in self.of_prompt
+                fewest, by_slot = 0 if self.lags else filled, by_slot and name not in self.of_prompt
                 if not self._fits(x, batch) or (
-                    by_slot and (x.shape[1] not in (1, heads) or x.shape[2] != filled)
+                    by_slot and (x.shape[1] not in (1, heads) or not fewest <= x.shape[2] <= filled)
                 ):
                     return f"{name} is of shape {tuple(x.shape)}"
                 if x.is_floating_point() and bool(x.float().isnan().any()):

@@ -1,11 +1,13 @@
 """What a cache holds, in bytes and tokens: every tensor is counted, and nothing is held that need not be."""
 
 import gc
+import random
 import weakref
 
 import pytest
 import torch
 from every import EVERY, make
+from families.models import family
 from tiny import prompt, tiny
 
 import kvlab
@@ -220,6 +222,19 @@ def test_tokens_held_is_what_rows_hold_in_the_mean_of_layers_and_heads():
         assert abs(cache.stats().tokens_held - most) <= 1, spec
         stepper.feed(prompt(1, 2))
         assert abs(cache.stats().tokens_held - most) <= 2
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_tokens_held_where_a_window_leaves_heads_different_numbers(seed):
+    dice = random.Random(seed)
+    model = kvlab.prepare(family(dice.choice(["Mistral", "Gemma 3", "Llama 4"])))
+    keep = dice.choice(["keynorm", "keydiff", "random", "h2o", "snapkv"])
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, f"{keep}:budget={dice.choice([0.4, 5])}"))
+    for tokens in (dice.randint(9, 40), *[1] * 9):
+        stepper.feed(prompt(tokens, 2, seed))
+        layers = stepper.cache.attending
+        counts = [(layer.slot_positions >= 0).sum(-1).double().mean(-1) for layer in layers]
+        assert stepper.cache.stats().tokens_held == round(float(torch.stack(counts).mean(0).amax()))
 
 
 def test_resident_pages_of_unified_memory_are_device_bytes():

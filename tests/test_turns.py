@@ -2,6 +2,7 @@
 
 import copy
 import random
+from dataclasses import dataclass
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from tiny import left_padded, prompt, tiny
 
 import kvlab
 from kvlab.faster import compiled, engine_of
+from kvlab.keep import Keep
 
 pytestmark = pytest.mark.uncounted
 
@@ -137,6 +139,55 @@ def pass_through(model, cache, ids, mask):
     if mask is not None:
         now["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, seen - ids.shape[1] : seen].clone()
     return model(ids, past_key_values=cache, **now).logits, mask
+
+
+@dataclass(frozen=True)
+class Told(Keep):
+    """A keep of one's own: the tokens that it was told of longest ago, and how often it was."""
+
+    budget: float | int = 0.4
+    per_slot = ("told",)
+
+    def observe(self, layer, received):
+        before, now = layer.state.told, torch.ones(layer.slot_positions.shape)
+        if before is not None:
+            now[..., : before.shape[2]] += before
+        layer.state.told = now
+
+    def score(self, layer):
+        return layer.state.told
+
+
+@dataclass(frozen=True)
+class ToldOnce(Told):
+    """It does not forget when the prompt has ended."""
+
+    once = True
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_turn_in_pieces_leaves_windows_as_in_one(seed):
+    """What a keep remembers of each token goes along, though it is told of a turn when that has ended."""
+    dice = random.Random(seed)
+    model = kvlab.prepare(family(dice.choice(["Mistral", "Gemma 3", "Llama 4", "Llama"])))
+    pool = f"infinigen:budget=0.3,pool=0.7,alpha=inf,victim={dice.choice(['fifo', 'lru', 'counter'])}"
+    keep, rows = dice.choice([pool, pool, Told(), ToldOnce(), "h2o:budget=0.4"]), dice.choice([1, 2])
+    sizes = [dice.randint(7, 30), *[1] * dice.choice([0, 3]), dice.randint(5, 20)]
+    cuts = sorted(dice.sample(range(2, sizes[-1] - 1), 1 + (sizes[-1] > 8)))
+    pieces = [end - start for start, end in pairwise([0, *cuts, sizes[-1]])]
+    if 1 in pieces:
+        pieces = [sizes[-1] - 2, 2]
+    found = []
+    for turn in (sizes[-1:], pieces):
+        cache = kvlab.make_cache(model, keep)
+        for size in sizes[:-1]:
+            pass_through(model, cache, prompt(size, rows, seed), None)
+        for ids in prompt(sizes[-1], rows, seed).split(turn, 1):
+            pass_through(model, cache, ids, None)
+        said = [pass_through(model, cache, prompt(1, rows, step), None)[0] for step in range(12)]
+        found.append((torch.cat(said, 1), held(cache)))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-4), keep
+    same(found[0][1], found[1][1])
 
 
 def means(kept):

@@ -1,10 +1,14 @@
 """Layers that see a window hold a window: at every step, and while a prompt comes in pieces."""
 
+import random
+
 import pytest
 import torch
+from families.models import family
 from tiny import prompt, tiny
 
 import kvlab
+from kvlab.decode import Stepper
 from kvlab.layer import SPARE, Layer
 
 WINDOW = 7
@@ -66,3 +70,44 @@ def test_a_prompt_in_pieces_holds_what_somebody_may_still_see(spec, last):
     for step in range(3):
         token = prompt(1, seed=step)
         assert torch.allclose(stepper.feed(token), whole.feed(token), atol=1e-4)
+
+
+DECIDE = [
+    "h2o:budget=0.4", "d2o:budget=0.4", "tova:budget=9", "sinks:budget=0.4", "adakv:of=h2o,budget=0.4",
+    "rkv:budget=0.4,window=3,every=4", "offload+h2o:budget=0.4", "uvm+h2o:budget=0.4",
+    "infinigen:budget=0.3,pool=0.7,alpha=inf", "h2o:budget=0.4,every=3", "snapkv:budget=0.4,window=4",
+]  # fmt: skip
+NEXT = {"Llama": lambda at, now: True, "Llama 4": lambda at, now: at // 5 == now // 5}  # what a query may see
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_after_hold_a_window_alone_lets_go_and_a_file_goes_on(seed, tmp_path):
+    """A keep that chooses no more is told of no new slots: it goes on with them, forked, saved or loaded."""
+    dice = random.Random(seed)
+    name = dice.choice(["Llama", "Llama 4", "Mistral", "Gemma 3"])
+    model, rows = kvlab.prepare(family(name)), dice.choice([1, 2])
+    cache = kvlab.make_cache(model, dice.choice(DECIDE))
+    stepper = Stepper(model, cache)
+    stepper.feed(prompt(dice.randint(8, 30), rows, seed))
+    for _ in range(dice.choice([0, 2])):
+        stepper.feed(prompt(1, rows, seed))
+    cache.hold()
+    stepper.fork(torch.arange(rows).repeat(2))
+    before = [layer.positions.tolist() for layer in cache.attending]
+    start, more = cache.get_seq_length(), [dice.choice([1, 1, 4]) for _ in range(dice.randint(1, 9))]
+    for tokens in more:
+        stepper.feed(prompt(tokens, 2 * rows, seed))
+    now = cache.get_seq_length()
+    for layer, old in zip(cache.attending, before, strict=True):
+        sees = NEXT.get(name, lambda at, now: at > now - 7) if layer.local else NEXT["Llama"]
+        for was, heads in zip(old, layer.positions.tolist(), strict=True):
+            for mine, found in zip(was, heads, strict=True):
+                stays = {at for at in (*mine, *range(start, now)) if sees(at, now)} | {now - 1}
+                assert {*found} - {-1} == stays - {-1}, cache.spec
+    cache.save(tmp_path / "held")
+    other = Stepper(model, kvlab.load_cache(tmp_path / "held", model))
+    mine, theirs = cache.stats(), other.cache.stats()
+    assert all(mine[of] == theirs[of] for of in ("device_bytes", "host_bytes", "tokens_held")), cache.spec
+    for step in range(9):
+        new = prompt(1, 2 * rows, seed + step)
+        assert torch.equal(stepper.feed(new), other.feed(new)), cache.spec

@@ -22,7 +22,8 @@ class Keep(Policy):
 
     A new method overrides `score`. The newest token is held whatever its score. A method that wants to
     `observe` attention sets `observes = True` and names in `per_slot` (or `per_row`) what it remembers:
-    `layer.state` then has it, and evictions and forks apply to it too. A dataclass where there are parameters
+    `layer.state` then has it, and evictions and forks apply to it too. Where a window moves on before the
+    next `observe`, tokens that it was not told of have zeros there. A dataclass where there are parameters
     besides `budget` (`keep/sinks.py`), a class without them where there are none (`keep/tova.py`).
 
     budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
@@ -276,10 +277,21 @@ class KeepState(State):
     states = ("last",)
     shared = ("late",)
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
+    lags = property(lambda self: self.on_top or self.policy.prompt_only, doc="It is told of no new slots.")
 
     def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
         super().__init__(policy, per_row, per_slot)
         self.last, self.late = LastQueries(policy), Late()
+
+    def cover(self, slots: int) -> None:
+        """So many slots are in use, and some are about to go: those that `observe` has not told it of yet, or
+        will not, are zero."""
+
+        def covered(x: Tensor) -> Tensor:
+            new = slots - x.shape[2]
+            return torch.cat([x, x.new_zeros(*x.shape[:2], new, *x.shape[3:])], 2) if new > 0 else x
+
+        self._change(self.per_slot, covered)
 
 
 class LastQueries(State):

@@ -60,7 +60,7 @@ class Pool(Keep):
         if layer.fetched is not None:
             there = (layer.fetched >= 0).to(fetched.dtype)
             fetched.zero_().scatter_reduce_(2, layer.fetched.clamp(min=0), there, "amax")
-            fetched[..., -new:] = 1
+            fetched[..., state.count.shape[2] :] = 1
         state.step += 1
         state.last_used = torch.where(fetched > 0, state.step, pad(state.last_used, (0, new)))
         state.count = pad(state.count, (0, new)) + fetched
