@@ -59,10 +59,7 @@ class Layer(Held):
             self.fill(given, received)
             keep_raw(self, given)
             return out
-        self._busy = True
-        out = faster.step(self, given)
-        self._busy = False
-        if out is not None:
+        if (out := faster.step(self, given)) is not None:
             return out
         self.append(given)
         self.place.append(self, given.keys)

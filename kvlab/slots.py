@@ -55,8 +55,7 @@ class Slots:
             self.moved, self.count = left, left.shape[2]
         else:
             if self.moved is not None:
-                new = torch.tensor(self.lengths, dtype=torch.int32, device=self.moved.device).view(-1, 1, 1)
-                self.moved = torch.cat([self.moved, new.expand(-1, self.moved.shape[1], -1)], dim=2)
+                self._append_positions(len(self.lengths), None, 1)
             self.rows_held = [held + 1 for held in self.rows_held]
             self.count += 1
         self.lengths = [seen + 1 for seen in self.lengths]

@@ -202,7 +202,7 @@ def requests(count: int = 64, context: int = 2048, prompt: int = 1024, steps: in
     lengths = [min(context, max(16, int(rng.lognormvariate(5.6, 0.8)))) for _ in range(count)]
     used, pool, held = sum(lengths) * token, BlockPool(), []
     one = replace(shape, layers=1)  # one layer of each; the others are alike
-    layer = SimpleNamespace(order=0, evicts=False, shape=one)
+    layer = SimpleNamespace(order=0, evicts=False, shape=one, local=None)
     for tokens in lengths:
         held.append(Paged(pool=pool).start(layer))
         rows = torch.zeros(1, shape.kv_heads, tokens, shape.head_dim)

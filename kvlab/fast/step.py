@@ -29,13 +29,14 @@ def step(layer, given) -> Tensor | None:
         return None
     received = torch.empty(len(layer.lengths), layer.kv_heads, layer.slots + 1) if layer.observes else None
     new = given.query, given.keys, given.values
+    layer._busy = True
     out = fused.call(layer.store, *new, given.scaling, there(layer.table, 1), received)
-    if out is None:
-        return None
-    layer.taken(given.scaling)
-    if not layer.settled:
-        layer.given = given
-        _decide(layer, received)
+    if out is not None:
+        layer.taken(given.scaling)
+        if not layer.settled:
+            layer.given = given
+            _decide(layer, received)
+    layer._busy = False
     return out
 
 

@@ -214,7 +214,7 @@ class GrowingState(State):
 
     def stays(self, count: int, room: int) -> bool:
         """Whether so many tokens stay in a buffer of so many slots when others have gone."""
-        return self.keeps_room or (self.tight and room - count <= max(LEAST_ROOM, count // 8))
+        return self.keeps_room or (self.tight and room - count <= max(1, count // 8))
 
     def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
         if not self.stays(slots.shape[2], x.shape[2]):

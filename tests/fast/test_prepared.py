@@ -48,7 +48,7 @@ from kvlab.store import Growing, Int
 
 torch.manual_seed(0)
 shape = type("Shape", (), {"head_dim": 64, "value_dim": 64})
-store = Growing(Int(8)).start(type("Layer", (), {"shape": shape}))
+store = Growing(Int(8)).start(type("Layer", (), {"shape": shape, "local": None}))
 store.append(*torch.randn(2, 1, 2, 40, 64))
 print(attend_packed(torch.randn(1, 2, 1, 64), store, 0.125).double().sum().item())
 """

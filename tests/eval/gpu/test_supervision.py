@@ -206,7 +206,7 @@ def test_bad_input_is_one_line(capfd, tmp_path, words, said):
 def test_the_units_of_every_stage_fit_into_the_time_and_hold_five_methods_at_most():
     for size in ("real", "dry"):
         for stage in STAGES:
-            found = importlib.import_module(MODULES[stage]).units(size)
+            found = importlib.import_module(MODULES[stage], "eval.gpu").units(size)
             assert len({unit.name for unit in found}) == len(found)
             assert all(unit.stage == stage for unit in found) and any(unit.rank < LAST for unit in found)
             json.dumps([unit.given for unit in found])
