@@ -29,6 +29,15 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
     return flat.index_select(0, index).unflatten(0, (batch, heads, count))
 
 
+def in_order(stays: Tensor) -> Tensor:
+    """The slots that stay, bool `[batch, kv_heads, slots]`, as `gather_slots` takes them: `[batch, kv_heads,
+    n]` in order, -1 at the end of a head where fewer stay."""
+    slots, most = stays.shape[2], int(stays.sum(-1).amax())
+    chosen = torch.where(stays, torch.arange(slots, device=stays.device), slots)
+    chosen = chosen.sort(dim=-1).values[..., :most]
+    return chosen.masked_fill(chosen == slots, -1)
+
+
 def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None) -> tuple[Tensor, Tensor]:
     """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
     the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the

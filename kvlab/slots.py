@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .gather import gather_slots
+from .gather import gather_slots, in_order
 from .visibility import Visibility
 
 
@@ -105,9 +105,7 @@ class Slots:
         if self.count - max(held) <= spare:
             self.moved, self.rows_held = positions.masked_fill(~stays, -1), held
             return None
-        slots = stays.int().argsort(dim=-1, descending=True, stable=True)[..., : max(held)]
-        slots = slots.masked_fill(~stays.gather(-1, slots), -1)
-        return slots.expand(-1, self.kv_heads, -1), held
+        return in_order(stays).expand(-1, self.kv_heads, -1), held
 
     def select_rows(self, rows: Tensor) -> None:
         """Row i becomes a copy of the old row `rows[i]`."""

@@ -35,10 +35,10 @@ FORMATS = {  # class -> whether kernels know what this one writes
     Codebook: lambda form: not form.sketch,
 }
 SUM, NEWEST, PLACE = 1, 2, 3
-GOES_BY = {  # class -> how the token that goes at a step is found: the one with the smallest sum of what it
-    H2O: SUM,  # has received (`state.received`), with the least from the newest query, mean of all heads,
-    TOVA: NEWEST,  # or the first by its place
-    Sinks: PLACE,
+GOES_BY = {  # class -> how the token that goes at a step is found
+    H2O: SUM,  # it has the smallest sum of what it has received (`state.received`)
+    TOVA: NEWEST,  # it receives least from the newest query, mean of all heads
+    Sinks: PLACE,  # it is the first by its place
 }
 
 

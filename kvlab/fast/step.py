@@ -7,6 +7,7 @@ import weakref
 import torch
 from torch import Tensor
 
+from ..gather import in_order
 from ..policy import View
 from .fused import Fused
 from .known import GOES_BY, SUM, one_goes, vacant
@@ -82,11 +83,8 @@ def _decide(layer, received: Tensor | None) -> None:
     closing.lowest(keep.scored(view).numpy(), layer.slot_positions.numpy(), gone.numpy())
     keep.forget(layer.keep)
     table.empty(gone)
-    longest = max(table.rows_held)
-    if (table.count - longest) * PER_EMPTY > table.count:
-        stays = table.moved >= 0
-        order = stays.int().argsort(dim=-1, descending=True, stable=True)[..., :longest]
-        layer.let_go(order.masked_fill(~stays.gather(-1, order), -1), layer.keep.longest)
+    if (table.count - max(table.rows_held)) * PER_EMPTY > table.count:
+        layer.let_go(in_order(table.moved >= 0), layer.keep.longest)
     layer.ended()
 
 

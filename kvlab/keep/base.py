@@ -213,14 +213,6 @@ class Keep(Policy):
         return chosen.masked_fill(chosen == slots, -1)
 
 
-def in_order(stays: Tensor) -> Tensor:
-    """The slots that stay, bool `[batch, kv_heads, slots]`, as `Keep.choose` returns them."""
-    slots, most = stays.shape[2], int(stays.sum(-1).amax())
-    chosen = torch.where(stays, torch.arange(slots, device=stays.device), slots)
-    chosen = chosen.sort(dim=-1).values[..., :most]
-    return chosen.masked_fill(chosen == slots, -1)
-
-
 def by_row(numbers: list[int], like: Tensor) -> Tensor | int:
     """A number for each row, `[batch, 1, 1]`, to compare with `like`; one for all where rows agree, which
     brings nothing to the device."""

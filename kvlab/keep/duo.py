@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from ..calibrate.profile import check, fits, read
+from ..gather import in_order
 from ..models.shape import is_latent
 from ..named import named
 from ..parameters import check_number, check_whole, shown
-from .base import Keep, KeepState, in_order
+from .base import Keep, KeepState
 
 KIND = "duo"
 LATENT = "latents are cached: all heads share them, and none can hold fewer"

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..calibrate.profile import check, fits, read
-from ..gather import gather_slots
+from ..gather import gather_slots, in_order
 from ..models import rotations_of
 from ..named import named
 from ..parameters import check_number, check_whole, shown
 from ..ranks import all_heads, own_heads
-from .base import Keep, KeepState, by_row, in_order
+from .base import Keep, KeepState, by_row
 
 KIND = "kvzap"
 
