@@ -111,8 +111,8 @@ def test_what_chapters_tell_learners_to_type_works_on_the_command_line_of_the_ki
         kit,
         "kvlab doctor",
         "kvlab fetch smollm3",
-        "python -m course smollm2 nothing",
-        "python -m eval accuracy --methods full --limit 1",
+        "python -m kvlab_course smollm2 nothing",
+        "kvlab eval accuracy --methods full --limit 1",
         "python -c 'import gguf'",
     )
     assert "not found" not in told and "Traceback" not in told and "No module named" not in told
@@ -142,7 +142,7 @@ def test_a_second_start_is_at_once_and_a_new_wheel_is_seen(kit):
 
 def test_a_damaged_installation_is_mended_and_a_class_is_tabulated(kit):
     """The line of quiz.md, as it stands there, in the folder of an instructor."""
-    (key,) = kit.glob(".venv/lib/python3*/site-packages/course/teaching/check/key.z")
+    (key,) = kit.glob(".venv/lib/python3*/site-packages/kvlab_course/teaching/check/key.z")
     key.unlink()
     assert "it is mended" in shell(kit, "--set-up").stdout and key.exists()
     with zipfile.ZipFile(kit.parent / "kvlab-instructor.zip") as archive:
