@@ -29,12 +29,12 @@ def merge(folders: list[Path | str], store: Store, warn: Callable[[str], None]) 
     sources = [Store(folder, warn) for folder in folders]
     first: dict[str, Store] = {}
     for source in (store, *sources):
-        for name in source.index.summaries():
+        for name in source.files.names():
+            if (other := source.read(name)) is None:
+                continue
             earlier = first.setdefault(name, source)
-            if earlier is not source:
-                one, other = (place.read(name) for place in (earlier, source))
-                if one and other and (how := unlike(one, other)):
-                    raise Problem(f"{earlier.files.at(name)} and {source.files.at(name)} differ: {how}")
+            if earlier is not source and (how := unlike(earlier.read(name), other)):
+                raise Problem(f"{earlier.files.at(name)} and {source.files.at(name)} differ: {how}")
     new = [(name, source) for name, source in first.items() if source is not store]
     for name, source in new:
         store.files.write(name, source.files.read(name))

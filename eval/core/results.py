@@ -3,7 +3,6 @@
     OUT/cells/METHOD--TASK--HASH.json    one finished cell: config, numbers, machine, versions, commit
     OUT/summary.json                     [{model, method, task, metric, value, stderr, n}]
     OUT/speed.json                       [{model, method, context, prefill_ms, decode_ms, …}]
-    OUT/.index.json                      what the cells say, without their values (`index.py`)
 
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
 HASH stands for model, method and task; the configuration (digests of model, code and data, and settings) is
@@ -14,6 +13,7 @@ address of fsspec; what is drawn and tabled for an address lies in a temporary f
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import tempfile
@@ -22,13 +22,15 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
-from .cells import FIELDS, parsed, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
-from .files import Folder, Remote, folder_at, write_json
-from .index import Index
+from .files import Folder, Remote, as_json, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
+FIELDS = {  # of every cell
+    "model": str, "method": str, "task": str, "config": dict, "seconds": (int, float), "machine": dict,
+    "versions": dict,
+}  # fmt: skip
 
 
 class Store:
@@ -43,7 +45,6 @@ class Store:
         self.remote = isinstance(self.home, Remote)
         self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
         self.read = partial(read, self.files, cache(warn))
-        self.index = Index(self.home, self.files, self.read)
         self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
         if self.remote:
             weakref.finalize(self, shutil.rmtree, self.out, ignore_errors=True)
@@ -90,15 +91,13 @@ class Store:
 
     def missing(self, cells: Iterable) -> list:
         """Of these `Cell`s those that are not there with their very configuration."""
-        known = self.index.summaries()
-        found = ((cell, known.get(self.name(cell.model, cell.method, cell.task))) for cell in cells)
-        return [cell for cell, one in found if one is None or differences(one["config"], cell.config)]
+        return [cell for cell in cells if self.load(cell) is None]
 
     def save(self, cell: dict) -> None:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), written(cell))
+        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), as_json(cell))
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""
@@ -106,19 +105,10 @@ class Store:
             if (cell := self.read(name)) is not None:
                 yield cell
 
-    def summaries(self) -> list[dict]:
-        """What every readable cell says, without its values, in the order of the file names."""
-        return list(self.index.summaries().values())
-
-    def with_values(self, summaries: Iterable[dict]) -> list[dict]:
-        """The cells that these summaries are of, with what the summaries say besides."""
-        names = ((one, self.name(one["model"], one["method"], one["task"])) for one in summaries)
-        return [one | cell for one, name in names if (cell := self.read(name)) is not None]
-
-    def write_tables(self, cells: list[dict] | None = None) -> tuple[list[dict], list[dict]]:
-        """Write summary.json and speed.json from these cells (default: all) and return both lists of rows."""
+    def write_tables(self, cells: Iterable[dict]) -> tuple[list[dict], list[dict]]:
+        """Write summary.json and speed.json from these cells and return both lists of rows."""
         summary, speed = [], []
-        for cell in self.summaries() if cells is None else cells:
+        for cell in cells:
             names = {key: cell[key] for key in ("model", "method", "task")}
             summary += [
                 names | {key: row[key] for key in ("metric", "value", "stderr", "n")}
@@ -137,6 +127,18 @@ def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict
     try:
         data = files.read(name)
         return None if data is None else parsed(data)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warn(f"damaged cell {shown(name)}: {one_line(error)}; it is left out or made again")
         return None
+
+
+def parsed(data: bytes) -> dict:
+    """A cell from its file's content. Raises ValueError for what is no cell."""
+    cell = json.loads(data.decode("utf-8"))
+    if not isinstance(cell, dict):
+        raise ValueError("it is not a complete cell")
+    cell.pop("sum", None)  # a checksum, which earlier versions wrote
+    for name, kind in FIELDS.items():
+        if not isinstance(cell.get(name), kind):
+            raise ValueError(f"it is not a complete cell: {name} is {str(cell.get(name))[:20]!r}")
+    return cell

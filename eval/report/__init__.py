@@ -40,17 +40,17 @@ def write(
     """
     try:
         return _write(store, wanted, console, any_code)
-    except (LookupError, TypeError, AttributeError) as error:
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         kind = f"{type(error).__name__}: {one_line(error)}"
         raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 
 def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bool) -> list[Path]:
-    cells, left_out = comparable(tabled(store.summaries()), wanted, any_code)
+    cells, left_out = comparable(tabled(store.records()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)
-    found = boards(store.with_values(cells), left_out)
+    found = boards(cells, left_out)
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))

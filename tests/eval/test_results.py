@@ -64,7 +64,10 @@ def test_names_do_not_collide(store):
     assert {found["method"] for found in store.records()} == set(names)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": "m"}', "\x00\x01"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"model": "m"}', "\x00\x01", "[" * 100_000, json.dumps(cell() | {"seconds": "long"})],
+)
 def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     store.save(cell())
     store.path("m", "full", "recall").write_text(text)
@@ -74,6 +77,28 @@ def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     assert store.lines
     store.save(cell())
     assert store.load(Cell("m", "full", "recall", {"limit": 4}))
+
+
+def test_a_cell_of_earlier_versions_has_a_sum(store):
+    store.files.write("old.json", json.dumps(cell() | {"sum": "0123456789abcdef"}).encode())
+    assert list(store.records()) == [cell()] and not store.lines
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
+def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
+    store.save(cell(method="int8"))
+    os.mkfifo(store.cells / "pipe.json")
+    (store.cells / "folder.json").mkdir()
+    (store.cells / "\x1b[2J.json").write_text("{")
+    assert [one["method"] for one in store.records()] == ["int8"]
+    assert len(store.lines) == 3 and all(line.isprintable() for line in store.lines)
+
+
+def test_a_cell_of_another_schema_is_one_line(store, capsys):
+    for metrics in ([3], [{"metric": "acc"}], {"acc": 1}, [{"metric": "acc", "value": "x", "n": 1}]):
+        store.save(cell(metrics=metrics))
+        assert main(["report", "--out", str(store.out)]) == 2
+        assert "cells of another schema" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 def test_writing_is_all_or_nothing(store, monkeypatch):
@@ -119,7 +144,7 @@ def test_tables(store):
     row = dict.fromkeys(("context", "prefill_ms", "decode_ms", "decode_ms_min"), 1.0)
     store.save(cell())
     store.save(cell(task="speed:model:256", metrics=[], rows=[row]))
-    summary, speed = store.write_tables()
+    summary, speed = store.write_tables(store.records())
     assert summary == json.loads((store.out / "summary.json").read_text())
     assert speed == json.loads((store.out / "speed.json").read_text())
     assert [set(one) for one in summary] == [{"model", "method", "task", "metric", "value", "stderr", "n"}]
@@ -159,57 +184,6 @@ def test_runs_into_one_folder_take_nothing_from_each_other(tmp_path):
     assert len(list(Store(tmp_path).records())) == 120
 
 
-# the index
-
-
-@pytest.fixture
-def many(store):
-    """A store of 60 cells, and how many of them were read since it was last asked."""
-    for number in range(60):
-        store.save(cell(f"m{number}", values={"acc": [0.0]}))
-    true_read, read = store.files.read, []
-    store.files.read = lambda name: read.append(name) or true_read(name)
-
-    def reads() -> int:
-        count = len(read)
-        read.clear()
-        return count
-
-    return store, reads
-
-
-def test_a_summary_reads_no_cell_twice(many):
-    store, reads = many
-    first = store.summaries()
-    assert reads() == 60 and "values" not in first[0] and first[0]["metrics"]
-    assert store.summaries() == first and reads() == 0
-    assert [one["method"] for one in first] == [one["method"] for one in store.records()]
-
-
-def test_the_index_follows_what_others_do(many):
-    """A cell that is new, made again or gone, and an index that is gone, damaged or of another kind."""
-    store, reads = many
-    store.summaries()
-    reads()
-    again = cell("m7")
-    again["metrics"][0]["value"] = 0.75
-    store.save(again)
-    store.save(cell("new"))
-    store.path("m", "m8", "recall").unlink()
-    store.path("m", "m9", "recall").write_text("{")
-    found = {one["method"]: one["metrics"][0]["value"] for one in store.summaries()}
-    assert reads() == 3
-    assert found["m7"] == 0.75 and "new" in found and not {"m8", "m9"} & set(found)
-    assert len(store.lines) == 1 and "damaged" in store.lines[0]
-    for text in (None, "", "[]", "{", '{"cells": {"a": 1}}', '{"configs": 3, "cells": {"a": ["", {}]}}'):
-        index = store.out / ".index.json"
-        index.unlink() if text is None else index.write_text(text)
-        assert {one["method"]: one["metrics"][0]["value"] for one in store.summaries()} == found
-    wanted = [Cell("m", "m7", "recall", {"limit": 4}), Cell("m", "m7", "recall", {"limit": 5})]
-    assert store.missing([*wanted, Cell("m", "m8", "recall", {"limit": 4})])[0] == wanted[1]
-    assert len(store.missing([*wanted, Cell("m", "m8", "recall", {"limit": 4})])) == 2
-
-
 # folders elsewhere
 
 
@@ -219,7 +193,7 @@ def test_a_folder_of_fsspec(tmp_path):
     first.prepare()
     first.save(cell())
     write_json(first.out / "run.json", {"command": "x"})
-    first.write_tables()
+    first.write_tables(first.records())
     first.publish()
     again = Store(where)
     again.prepare()
@@ -277,12 +251,12 @@ def test_the_protocol_of_s3(bucket):
     store.prepare()
     for method in ("full", "h2o:budget=0.2"):
         store.save(cell(method))
-    store.write_tables()
+    store.write_tables(store.records())
     store.publish()
     again = Store(bucket)
     again.prepare()
     assert again.load(Cell("m", "h2o:budget=0.2", "recall", {"limit": 4}))["metrics"]
-    assert [one["method"] for one in again.summaries()] == ["full", "h2o:budget=0.2"]
+    assert [one["method"] for one in again.records()] == ["full", "h2o:budget=0.2"]
     changed = cell("full", config={"limit": 8})
     store.save(changed)
     assert len(again.missing([Cell("m", "full", "recall", {"limit": 4})])) == 1
