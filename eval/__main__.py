@@ -30,9 +30,9 @@ from .core.merge import merge
 from .core.results import RUN, Store
 from .core.show import LOG, Show
 from .gpu.plan import Gpu
-from .reproduce.command import Reproduce
 from .reproduce.peers import Peers
 from .reproduce.steps import Steps
+from .reproduce.studies import Reproduce
 from .speed.speed import Speed
 from .studies.measurements import Attention, Offload, Perplexity, Quant, StaticGraph
 

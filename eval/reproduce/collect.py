@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.comparable import comparable
@@ -28,86 +28,48 @@ PLACE = ("model", "protocol", "task")
 NAMES = (*PLACE, "method", "budget")  # of the flat table
 
 
-def collect(name: str, about: str, folders: Iterable[Path], file: Path) -> tuple[int, int]:
-    """Write the rows of these folders' cells to `file`, and those that it has, whose cells lie elsewhere (see
-    `others`); returns how many there are of both. Cells that were made under other settings than the newest
-    of their folder are left out."""
-    made, out = [], set()
+def rows_of(folders: Iterable[Path]) -> list[dict]:
+    """The rows of these folders' cells. Cells that were made under other settings than the newest of their
+    folder are left out."""
+    made = []
     for folder in folders:
-        records = list(Store(folder).records())
-        there = tabled(records)
-        cells, _ = comparable(there)
-        out |= {_of_cell(cell) for cell in there} - {_of_cell(cell) for cell in cells}
-        made += [unplaced(named) | {"outcomes": outcomes(cell)} for cell, named in with_rows(cells)]
-        made += [perplexity(cell) for cell in records if "perplexity" in cell]
-    stored = read(file)
-    before = others(made, stored, out)
-    if made:
-        key = lambda row: [place(row), place(row, (*PLACE, "method"))]
-        write_file(file, text(name, about, in_order(made + before, stored, key) if before else made))
-    return len(made), len(before)
+        stored = list(Store(folder).records())
+        cells, _ = comparable(tabled(stored))
+        known = {(cell["model"], cell["method"], cell["task"]): cell for cell in cells}
+        for row in records.rows(boards(cells)):
+            cell = known[row["model"], row["method"], row["task"]]
+            made.append(unplaced(row) | {"outcomes": outcomes(cell)})
+        made += [perplexity(cell) for cell in stored if "perplexity" in cell]
+    return made
+
+
+def write(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None:
+    """The file of these rows and those that it has of other cells, in its order, new ones last; says how
+    many there are. of_cell: what cells differ in."""
+    if not rows:
+        return
+    stored, order = read(file), {}
+    before, parts = others(rows, stored, of_cell), (of_cell[:-1], of_cell)
+    for row in stored:
+        for names in parts:
+            order.setdefault(place(row, names), len(order))
+    where = lambda row: [order.get(place(row, names), len(order)) for names in parts]
+    write_file(file, text(file.stem, about, sorted(rows + before, key=where)))
+    beside = f", beside {len(before)} of before, whose cells are not here" if before else ""
+    say(f"{len(rows)} rows in {file}{beside}")
+
+
+def others(made: list[dict], stored: list[dict], of_cell: tuple) -> list[dict]:
+    """The stored rows that stand beside these: of other cells, and where these were asked the same model and
+    task, asked in the same way (`ASKED`: the same documents, say)."""
+    cells, asked = {place(row, of_cell) for row in made}, {place(row): place(row, ASKED) for row in made}
+    beside = lambda row: asked.get(place(row), place(row, ASKED)) == place(row, ASKED)
+    return [row for row in stored if place(row, of_cell) not in cells and beside(row)]
 
 
 def place(row: dict, names: tuple = PLACE) -> tuple:
     """Where a row stands."""
     return tuple(str(row.get(name)) for name in names)
-
-
-def in_order(rows: list[dict], stored: list[dict], key: Callable[[dict], list]) -> list[dict]:
-    """Rows in the order in which the parts of their key first stand in the stored ones; what is new comes
-    behind."""
-    order: dict = {}
-    for row in stored:
-        for part in key(row):
-            order.setdefault(part, len(order))
-    return sorted(rows, key=lambda row: [order.get(part, len(order)) for part in key(row)])
-
-
-def with_others(rows: list[dict], of_cell: tuple, file: Path) -> list[dict]:
-    """These rows and the file's of other cells, in the file's order; of_cell: what cells differ in."""
-    made, stored = {place(row, of_cell) for row in rows}, read(file)
-    rows = rows + [row for row in stored if place(row, of_cell) not in made]
-    return in_order(rows, stored, lambda row: [place(row, of_cell)])
-
-
-def write_with_others(rows: list[dict], about: str, of_cell: tuple, file: Path, say) -> None:
-    """The file of these rows and those of other cells; says how many there are."""
-    if rows:
-        both = with_others(rows, of_cell, file)
-        write_file(file, text(file.stem, about, both))
-        say(f"{len(rows)} rows in {file}{beside(len(both) - len(rows))}")
-
-
-def beside(before: int) -> str:
-    return f", beside {before} of before, whose cells are not here" if before else ""
-
-
-def _of_cell(cell: dict) -> tuple:
-    """A cell's model, protocol, task and method, as its row names them."""
-    row = {"model": cell["model"], "protocol": cell["config"].get("protocol"), "task": cell["task"]}
-    return (*place(row), unplaced({"method": cell["method"], "curve": ""})["method"])
-
-
-def others(made: list[dict], stored: list[dict], out: Iterable[tuple] = ()) -> list[dict]:
-    """The stored rows that stand beside these: of another method, or another model, protocol or task. Where
-    this one was asked in another way now (`ASKED`: other documents, say), or `full`, which rows are compared
-    with, answered otherwise, none does. out: (model, protocol, task, method) of cells that lie here and were
-    left out, whose rows go as well."""
-    how = lambda row: [row.get(key) for key in ASKED]
-    asked = {place(row): how(row) for row in made}
-    gone = {(*place(row), row["method"]) for row in made} | set(out)
-    now, before = (
-        {place(row): row.get("outcomes") for row in rows if row["method"] == "full"}
-        for rows in (made, stored)
-    )
-    moved = {at for at in now if at in before and now[at] != before[at]}
-    return [
-        row
-        for row in stored
-        if (*place(row), row["method"]) not in gone
-        and place(row) not in moved
-        and asked.get(place(row), how(row)) == how(row)
-    ]
 
 
 def show_flat(file: Path, points: bool = False) -> None:
@@ -142,13 +104,6 @@ def write_flat(found: Iterable[dict], file: Path) -> list[Path]:
     return records.write([line(row) for row in found], file.with_suffix(""))
 
 
-def with_rows(cells: list[dict]) -> list[tuple[dict, dict]]:
-    """(cell, its row) in the order of the tables."""
-    found = records.rows(boards(cells)) if cells else []
-    known = {(c["model"], c["method"], c["task"]): c for c in cells}
-    return [(known[row["model"], row["method"], row["task"]], row) for row in found]
-
-
 def unplaced(row: dict) -> dict:
     """A row whose method names a profile by its file alone, not by the folder that it lay in."""
     return row | {name: re.sub(r"profile=[^,]*/", "profile=", row[name]) for name in ("method", "curve")}
@@ -177,8 +132,9 @@ def text(name: str, about: str, found: list[dict]) -> str:
         mine = {key: row[key] for key in SHARED if row.get(key) is not None}
         if mine not in settings:
             settings.append(mine)
-        rest = {key: rounded(value) for key, value in row.items() if key not in (*SHARED, "settings")}
-        lines.append({"settings": settings.index(mine)} | rest)
+        rest = {key: value for key, value in row.items() if key not in (*SHARED, "settings")}
+        lines.append({"settings": settings.index(mine)} | rounded(rest))
+    dumped = lambda value: json.dumps(value, ensure_ascii=False, allow_nan=False)
     parts = [f'"study": {dumped(name)}', f'"about": {dumped(about)}']
     for key, some in (("settings", settings), ("rows", lines)):
         joined = ",\n".join(map(dumped, some))
@@ -186,17 +142,9 @@ def text(name: str, about: str, found: list[dict]) -> str:
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-def dumped(value) -> str:
-    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
-
-
-def rounded(value):
+def rounded(row: dict) -> dict:
     """Floats with six digits that count: more are noise in a file that people compare."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else value
+    return json.loads(json.dumps(finite(row)), parse_float=lambda number: float(f"{float(number):.6g}"))
 
 
 def read(file: Path) -> list[dict]:

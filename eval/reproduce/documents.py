@@ -2,78 +2,99 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
+import pandas
+
 from ..core.digests import ROOT
-from ..core.files import write_json
+from ..core.files import write_file
 from ..report.records import provenance
-from ..report.table import printed
 from . import peers, steps, tables, timed
-from .collect import beside, collect, show_flat, write_with_others
+from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
-KERNELS = "Attention of a decode step by the kernels, CPU time, with nothing in the processor's cache"
+DOCUMENTS = [ROOT / "README.md"] + [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("results", "protocols", "quantization", "toy_and_real", "performance")
+]
+MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 RESULTS = ROOT / "docs" / "results"
+KERNELS = "Attention of a decode step by the kernels, CPU time, with nothing in the processor's cache"
 
 
 def report(measurement, store, show, wanted: list) -> None:
-    """Show what one of these measurements has stored."""
-    {"reproduce": studies, "peers": pairs, "steps": decode_steps, "attention": kernels}[measurement.name](
-        measurement, store, show
-    )
+    """Show what these cells hold, as a file of rows and a table; with --collect in the documents, too."""
+    if measurement.name == "reproduce":
+        studies(measurement, show)
+        return
+    name, about, rows_of_cells, of_cell, columns = KINDS[measurement.name]
+    cells = [cell for cell in map(store.load, wanted) if cell]
+    rows = [row | provenance(cell, "data") for cell, row in rows_of_cells(cells)]
+    for folder in (Path(store.out), RESULTS) if measurement.collect else (Path(store.out),):
+        write(rows, about, of_cell, folder / f"{name}.json", show.line)
+    print(pandas.DataFrame(rows).reindex(columns=columns).to_string(index=False, na_rep="–"))
+    if measurement.collect:
+        fill()
 
 
-def studies(measurement, store, show) -> None:
+def kernel_rows(cells: list[dict]):
+    """(stored cell, one of its rows without what the cell stands on)."""
+    for cell in sorted(cells, key=lambda cell: cell["config"]["tokens"]):
+        about = {"simd": cell["config"]["simd"], "threads": cell["machine"]["threads"]}
+        yield from ((cell, about | row) for row in cell["rows"])
+
+
+def studies(measurement, show) -> None:
     """Each study's rows as one file with its flat table and pictures, and the documents' tables."""
     for name in measurement.studies or STUDIES:
         file = measurement.file(name)
-        folders = sorted(part for part in (measurement.folder / name).glob("*") if part.is_dir())
-        count, before = collect(name, STUDIES[name]["about"], folders, file)
-        there = ", those of before are shown again" if file.is_file() else ""
-        none = f"{name}: there are no cells yet{there}"
-        show.line(f"{name}: {count} rows in {file}{beside(before)}" if count else none)
+        rows = rows_of(sorted(part for part in (measurement.folder / name).glob("*") if part.is_dir()))
+        write(rows, STUDIES[name]["about"], ("model", "protocol", "task", "method"), file, show.line)
+        if not rows:
+            there = ", those of before are shown again" if file.is_file() else ""
+            show.line(f"{name}: there are no cells yet{there}")
         if file.is_file():
             show_flat(file, STUDIES[name].get("points", False))
     if measurement.in_documents:
         fill()
 
 
-def pairs(measurement, store, show) -> None:
-    """peers.json beside the cells; with --collect in docs/results, and the tables of docs/results.md."""
-    rows = [row | provenance(cell, "data") for cell, row in peers.named_rows(store.records())]
-    file = (RESULTS if measurement.collect else Path(store.out)) / "peers.json"
-    _write(rows, peers.ABOUT, ("model", "task", "protocol", "method"), file, measurement.collect, show)
-
-
-def decode_steps(measurement, store, show) -> None:
-    cells = [cell for cell in map(store.load, measurement.asked()) if cell]
-    rows = [row | provenance(cell, "text") for cell, row in steps.named_rows(cells)]
-    for line in timed.lines(rows):
-        show.line(line)
-    if measurement.collect:
-        _write(rows, steps.ABOUT, ("model", "shape", "context", "simd"), RESULTS / "speed.json", True, show)
-
-
-def kernels(measurement, store, show) -> None:
-    """OUT/attention.json and its tables; with --collect in docs/results, too."""
-    cells = [cell for cell in map(store.load, measurement.cells()) if cell]
-    rows = []
-    for cell in sorted(cells, key=lambda cell: cell["config"]["tokens"]):
-        about = {"simd": cell["config"]["simd"], "threads": cell["machine"]["threads"]}
-        rows += [about | provenance(cell, "data") | row for row in cell["rows"]]
-    write_json(store.out / "attention.json", rows)
-    for table in timed.attention(rows):
-        printed(table)
-    if measurement.collect:
-        _write(rows, KERNELS, ("simd", "threads", "tokens"), RESULTS / "attention.json", True, show)
-
-
-def _write(rows: list[dict], about: str, of_cell: tuple, file: Path, in_documents: bool, show) -> None:
-    write_with_others(rows, about, of_cell, file, show.line)
-    if rows and in_documents:
-        fill()
-
-
 def fill() -> None:
-    for document in tables.DOCUMENTS:
-        tables.fill(document)
+    """Write the marked tables of the documents anew."""
+    for document in DOCUMENTS:
+        if document.is_file():
+            write_file(document, filled(document.read_text(encoding="utf-8")))
+
+
+def filled(text: str) -> str:
+    """A document with its tables as the collected studies say: `<!-- results: NAME ARGUMENT ... -->`."""
+
+    def written(match: re.Match) -> str:
+        name, *arguments = match[2].split()
+        return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
+
+    return MARKED.sub(written, text)
+
+
+TABLES: dict[str, Callable[..., str]] = {
+    "kernels": timed.kernels, "peers": timed.pairs, "speed": timed.speed,
+    "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs, "curves": tables.curves,
+    "formats": tables.formats, "lengths": tables.lengths, "perplexity": tables.perplexity,
+    "reuse": tables.reuse,
+}  # fmt: skip
+KINDS = {  # measurement -> file, what it holds, rows of cells, what cells differ in, columns that are printed
+    "peers": (
+        "peers", peers.ABOUT, peers.named_rows, ("model", "task", "protocol", "method"),
+        ["model", "task", "protocol", "method", "alike", "same_heads", "apart"],
+    ),
+    "steps": (
+        "speed", steps.ABOUT, steps.named_rows, ("model", "shape", "context", "simd"),
+        ["model", "shape", "context", "threads", "engine", "method", "cpu_ms", "wall_ms", "fraction"],
+    ),
+    "attention": (
+        "attention", KERNELS, kernel_rows, ("simd", "threads", "tokens"),
+        ["shape", "kernel", "tokens", "bits", "ms", "bytes", "fraction_of_bandwidth", "speedup"],
+    ),
+}  # fmt: skip

@@ -79,11 +79,12 @@ class Peers(OnModel):
         if not self.collect and not THERE.is_file():
             raise Problem("peers: kvpress has an environment of its own, which is missing; run make peers")
 
+    def run(self, store, show) -> int:
+        return 0 if self.collect else super().run(store, show)
+
     def cells(self) -> list[Cell]:
         from kvlab.spec import parse
 
-        if self.collect:
-            return []
         found = []
         for task in self.tasks or TASKS:
             data = digest([DATA / f"{task}.jsonl"])
@@ -211,9 +212,7 @@ def compared(documents: list[dict], ours: list[dict], theirs: list[dict]) -> dic
 
 def named_rows(cells) -> Iterator[tuple[dict, dict]]:
     """(stored cell of `python -m eval peers`, its row without what it stands on), pair by pair."""
-    order = [pair["method"] for pair in PAIRS]
-    mine = [cell for cell in cells if cell["task"].startswith("peers:") and cell["method"] in order]
-    for cell in sorted(mine, key=lambda c: (c["model"], c["task"], order.index(c["method"]))):
+    for cell in sorted(cells, key=lambda cell: (cell["model"], cell["task"])):
         _, task, protocol = cell["task"].split(":")
         named = {"model": cell["model"], "task": task, "protocol": protocol, "method": cell["method"]}
         yield cell, named | {"press": cell["press"]} | cell["row"]

@@ -61,11 +61,10 @@ class Steps(Measurement):
         for model in () if self.collect else self.models:
             configuration(named(model))  # else every one of its cells would say that there is none
 
-    def cells(self) -> list[Cell]:
-        return [] if self.collect else self.asked()
+    def run(self, store, show) -> int:
+        return 0 if self.collect else super().run(store, show)
 
-    def asked(self) -> list[Cell]:
-        """The cells of these options, to be measured or to be collected."""
+    def cells(self) -> list[Cell]:
         from .llama import there
 
         code, beside, found = code_digest(), there(), []
@@ -83,7 +82,7 @@ class Steps(Measurement):
     def notes(self) -> list[str]:
         from .llama import LIBRARY, there
 
-        if self.collect or there():
+        if there():
             return []
         return [f"llama.cpp is left out: it is not built in {LIBRARY} (docs/performance.md says how)"]
 

@@ -1,15 +1,17 @@
-"""Studies: `studies.toml` read as the measurements that it names."""
+"""The measurement `reproduce`: the studies of `studies.toml`, whose missing cells are made and collected."""
 
 from __future__ import annotations
 
-import re
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..accuracy.accuracy import Accuracy
 from ..accuracy.protocols import FIRST, INSIDE
+from ..core.digests import ROOT
 from ..core.errors import Problem
-from ..core.measurement import Measurement
+from ..core.measurement import Measurement, option
+from ..core.results import Store
 from ..studies.measurements import Perplexity
 
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -19,9 +21,72 @@ SAID = ("about", "points", "like", "needs", "measures", "parts", "quick", "proto
 ONE = ["0.2"]  # the budgets of a quick run
 
 
+@dataclass(kw_only=True)
+class Reproduce(Measurement):
+    """Studies are measurements of other kinds, each in folders of its own."""
+
+    name = home = "reproduce"
+    about = "the studies of docs/results, made again where cells are missing, and collected"
+
+    studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
+    quick: bool = option("a few documents each, collected in --out only", False, action="store_true")
+    rows: Path | None = option(  # noqa: RUF009
+        "folder of files that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
+        type=Path,
+    )
+    collect: bool = option("make nothing, collect what is there", False, action="store_true")
+
+    @property
+    def folder(self) -> Path:
+        return self.out or Path("results") / (f"{self.home}-quick" if self.quick else self.home)
+
+    @property
+    def in_documents(self) -> bool:
+        """Whether what is collected stands in docs/results, or beside its cells."""
+        return not self.quick and self.out is None
+
+    def check(self) -> None:
+        for name in self.studies:
+            if name not in STUDIES:
+                raise Problem(f"--studies {name}: expected one of {', '.join(STUDIES)}")
+        if self.rows is not None and not self.rows.is_dir():
+            raise Problem(f"--rows {self.rows}: there is no such folder")
+
+    def cells(self) -> list:
+        return []
+
+    def file(self, name: str) -> Path:
+        """Where a study is collected."""
+        return (ROOT / "docs" / "results" if self.in_documents else self.folder) / f"{name}.json"
+
+    def run(self, store, show) -> int:
+        """Every study's missing cells; returns how many cells or studies could not be made."""
+        failed = 0
+        for name in () if self.collect else self.studies or STUDIES:
+            try:
+                failed += self.make_study(name, show)
+            except Problem as problem:
+                failed += 1
+                show.line(f"{name}: {problem}")
+        return failed
+
+    def make_study(self, name: str, show) -> int:
+        """Make a study's missing cells; returns how many could not be made."""
+        failed, made = 0, parts(name, self.quick, self.rows)
+        if not made:
+            show.line(f"{name}: left out, since it reads files of --rows FOLDER (docs/results.md)")
+        for part, measurement in made.items():
+            measurement.out = self.folder / name / part
+            show.line(f"{name}, {part}: {measurement.folder}")
+            measurement.check()
+            store = Store(measurement.folder, show.line)
+            store.prepare()
+            failed += measurement.run(store, show)
+        return failed
+
+
 def parts(name: str, quick: bool, rows: Path | None) -> dict[str, Measurement]:
-    """{folder: measurement} of a study; none where it needs the user's rows and there are none. Raises
-    Problem for a file that is not among them."""
+    """{folder: measurement} of a study; none where it needs the user's rows and there are none."""
     study = STUDIES[name]
     if study.get("needs") and rows is None:
         return {}
@@ -30,16 +95,14 @@ def parts(name: str, quick: bool, rows: Path | None) -> dict[str, Measurement]:
         if part not in instead.get("parts", [part]):
             continue
         asked = DEFAULTS | study | more | {key: one for key, one in instead.items() if key != "parts"}
-        options = {key: value for key, value in asked.items() if key not in SAID}
-        if quick and len(options["budgets"]) > 1:
-            options["budgets"] = ONE
+        if quick and len(asked["budgets"]) > 1:
+            asked["budgets"] = ONE
         if rows is None:
-            options.pop("data", None)
-        options = {key: filled(value, rows) for key, value in options.items()}
+            asked.pop("data", None)
+        options = {key: filled(value, rows) for key, value in asked.items() if key not in SAID}
         if study.get("measures") == "perplexity":
-            made[part or str(options.get("model", "workshop"))] = Perplexity(
-                **options | ({"text": Path(options["text"])} if "text" in options else {})
-            )
+            options |= {"text": Path(options["text"])} if "text" in options else {}
+            made[part or str(options.get("model", "workshop"))] = Perplexity(**options)
             continue
         for protocol in asked.get("protocols", (FIRST, INSIDE)):
             made["-".join(filter(None, (part, protocol)))] = Accuracy(protocol=protocol, jobs=0, **options)
@@ -47,19 +110,8 @@ def parts(name: str, quick: bool, rows: Path | None) -> dict[str, Measurement]:
 
 
 def filled(value, rows: Path | None):
-    """An option with the files and the sets that it names."""
+    """An option with the sets and the user's folder that it names."""
     if isinstance(value, list):
         each = (filled(SETS[one[1:]], rows) if one[:1] == "@" else [filled(one, rows)] for one in value)
         return tuple(dict.fromkeys(one for some in each for one in some))
-    if isinstance(value, str):
-        return re.sub(r"rows/([\w-]+)(\.\w+)", lambda match: str(found(rows, *match.groups())), value)
-    return value
-
-
-def found(rows: Path, name: str, ending: str) -> Path:
-    """A task's file in the user's folder. Raises Problem where there is none."""
-    names = [f"{name}{part}{ending}" for part in ("", "_validation", "_test")]
-    for file in names:
-        if (rows / file).is_file():
-            return rows / file
-    raise Problem(f"--rows {rows}: expected {' or '.join(names)} in this folder")
+    return value.replace("rows/", f"{rows}/") if isinstance(value, str) else value

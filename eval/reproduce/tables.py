@@ -1,52 +1,25 @@
-"""Tables: what stands between the marks of a document, written anew from the collected studies."""
+"""Tables of documents, made of the collected studies; `documents.py` sets them between marks."""
 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
 
 import pandas
 
 from ..core import table
 from ..core.digests import ROOT
-from ..core.files import write_file
 from ..report import contexts
 from ..report.perplexity import beyond, bits
 from ..report.tables import HALF
-from . import timed
 from .collect import place, read
 
-DOCUMENTS = tuple(
-    ROOT / name
-    for name in (
-        "README.md",
-        *(
-            f"docs/{name}.md"
-            for name in ("results", "protocols", "quantization", "toy_and_real", "performance")
-        ),
-    )
-)
-MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 PROTOCOLS = ("context-first", "question-inside")
 ASKED = ("many-questions", "reuse", "question-inside")  # one context, several questions
-MISSING = "Not made yet: `make reproduce` makes it."
 
 
-def fill(document) -> None:
-    """Write a document's marked tables anew."""
-    if document.is_file():
-        write_file(document, filled(document.read_text(encoding="utf-8")))
-
-
-def filled(text: str) -> str:
-    """A document with its tables as the collected studies say: `<!-- results: NAME ARGUMENT ... -->`."""
-
-    def written(match: re.Match) -> str:
-        name, *arguments = match[2].split()
-        return f"{match[1]}{TABLES[name](*arguments)}\n{match[3]}"
-
-    return MARKED.sub(written, text)
+def not_made(command: str) -> str:
+    """What stands in the place of a table that has no rows."""
+    return f"Not made yet: `{command}` makes it."
 
 
 def label(method: str) -> str:
@@ -104,7 +77,7 @@ def accuracy(name: str, budget: str = "0.2", *tasks: str) -> str:
     """Methods by tasks under both protocols at one budget, as `percent` says them, and their bytes."""
     rows = [row for row in study(name) if row["budget"] in (None, float(budget))]
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     tasks = tasks or tuple(dict.fromkeys(row["task"] for row in rows))
     by = ("task", "protocol")
     found, there = scores(rows, by, [(t, p) for p in PROTOCOLS for t in tasks], "{}, {}")
@@ -196,7 +169,7 @@ def curves(name: str, task: str, protocol: str) -> str:
     """One task under one protocol: methods by budgets, and where the method's own score chose most slots."""
     rows = [row for row in study(name) if row["task"] == task and row["protocol"] == protocol]
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     cells = [
         (f"`{row['curve']}`", f"{100 * row['budget']:g} %", percent(row)) for row in rows if row["budget"]
@@ -217,7 +190,7 @@ def beside(budget: str, *tasks: str) -> str:
     keys = [(t, p, m) for t in tasks for p in PROTOCOLS for m in named]
     found, there = scores(rows, ("task", "protocol", "model"), keys, "{}, {}: {}")
     if not there:
-        return MISSING
+        return not_made("make reproduce")
     found = found.dropna()
     found.loc["guessing"] = guessing(there)
     return markdown(["method"], found)
@@ -227,7 +200,7 @@ def perplexity(name: str = "perplexity") -> str:
     """Models by methods: perplexity, and what a token costs beyond `full` in the last quarter of a chunk."""
     rows = study(name)
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     full = {row["model"]: row for row in rows if row["method"] == "full"}
     cells = []
     for row in rows:
@@ -268,7 +241,7 @@ def formats(name: str = "formats") -> str:
     """Formats by the bits that they take: perplexity, and what a token costs beyond `full`."""
     rows = study(name)
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     full = next(row for row in rows if row["method"] == "full")
     body = []
     for row in sorted(rows, key=lambda one: -bits(one, full)):
@@ -285,7 +258,7 @@ def costs(name: str, protocol: str, model: str | None = None) -> str:
     contexts, tokens prefilled and seconds; dashes where a row was made before contexts were counted."""
     rows = [row for row in study(name) if row["protocol"] == protocol and model in (None, row["model"])]
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     body = [
         [row["model"], f"`{label(row['method'])}`", sizes([row])[0], *contexts.texts([row])] for row in rows
     ]
@@ -297,7 +270,7 @@ def reuse(name: str = "reuse") -> str:
     """Several questions on a context: methods by models and by what the compression knew, per cent right."""
     rows = study(name)
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     by_model = {row["model"]: row for row in rows}
     keys = [(model, protocol) for model in by_model for protocol in ASKED]
     found, there = scores(rows, ("model", "protocol"), keys, "{}, {}")
@@ -313,7 +286,7 @@ def lengths(name: str = "beyond", band: str = "1024") -> str:
     `full`, mean over steps."""
     rows, wide = study(name), int(band)
     if not rows:
-        return MISSING
+        return not_made("make reproduce")
     starts = sorted({at["position"] // wide * wide for at in rows[0]["rows"]})
     full = next(row for row in rows if row["method"] == "full")
     body = []
@@ -328,28 +301,3 @@ def lengths(name: str = "beyond", band: str = "1024") -> str:
     of = f"{len(full['values'])} chunks of {full['chunk']} tokens, of which the first {full['prompt']}"
     head = ["method", *(f"{start:,} to {start + wide - 1:,}" for start in starts), "bytes held"]
     return markdown(head, body, f"{models_of([full])}; {of} are prefilled; {made(full)}")
-
-
-def of(name: str, make: Callable, command: str) -> Callable[..., str]:
-    """What `make` says of the rows of one study; command: what makes them."""
-
-    def told(*arguments: str) -> str:
-        made = make(study(name), *arguments)
-        return table.markdown(made) if made.body else f"Not made yet: `{command}` makes it."
-
-    return told
-
-
-TABLES: dict[str, Callable[..., str]] = {
-    "accuracy": accuracy,
-    "beside": beside,
-    "costs": costs,
-    "curves": curves,
-    "formats": formats,
-    "kernels": of("attention", timed.kernels, "python -m eval attention --collect"),
-    "lengths": lengths,
-    "peers": of("peers", timed.pairs, "make peers"),
-    "perplexity": perplexity,
-    "reuse": reuse,
-    "speed": of("speed", timed.speed, "make bench PEERS=1"),
-}

@@ -7,10 +7,10 @@ besides, no table is made.
 
 from __future__ import annotations
 
-from math import sqrt
+import pandas
 
-from ..core.table import Table
-from .peers import DIFFERS
+from . import tables
+from .peers import DIFFERS, SIDES
 
 AGAINST = {  # kind of rows -> whose time is divided by whose
     "": (
@@ -35,10 +35,9 @@ AGAINST = {  # kind of rows -> whose time is divided by whose
     ),
 }
 LEVELS = ("AVX512", "AVX2")  # what torch says that a processor can; tables show the first, or the one named
-SETS = ("alike", "same_heads", "but_newest")
 
 
-def speed(rows: list[dict], what: str, *arguments: str) -> Table:
+def speed(what: str, *arguments: str) -> str:
     """Decode steps beside llama.cpp's and transformers': `times` and `bandwidths` MODEL THREADS, `ratios`
     THREADS; then the kind of rows, where it is not steps as they are; then what the processor can, where
     that is not the first of `LEVELS`."""
@@ -47,35 +46,36 @@ def speed(rows: list[dict], what: str, *arguments: str) -> Table:
     model = said[0] if what != "ratios" else None
     threads, kind = (*said[model is not None :], "")[:2]
     clock = "cpu_ms" if threads == "1" else "wall_ms"
-    rows = [row for row in rows if row["simd"] == level and kind_of(row) == kind]
+    rows = [row for row in tables.study("speed") if row["simd"] == level and kind_of(row) == kind]
     rows = [row for row in rows if model in (None, row["model"])]
     if not rows:
-        return Table([], [])
+        return tables.not_made("make bench PEERS=1")
     at: dict[tuple, dict] = {}  # of llama.cpp with and without flash attention the faster one
     for row in rows:
         if row["threads"] == int(threads):
             key = row["model"], f"{row['engine']}: {row['method'].partition(', flash')[0]}", row["context"]
             at[key] = min(at.get(key, row), row, key=lambda one: one[clock])
     if what == "ratios":
-        columns = list(dict.fromkeys((row["model"], row["context"]) for row in rows))
-        body = []
+        columns = {f"{row['model']}, {row['context']:,}": (row["model"], row["context"]) for row in rows}
+        cells = []
         for pair in AGAINST[kind]:
-            both = [[at.get((model, name, context)) for name in pair] for model, context in columns]
-            texts = (f"{one[clock] / other[clock]:.2f}" if one and other else "–" for one, other in both)
-            body.append([" / ".join(pair), *texts])
-        whose = "a prompt" if kind == "prompt" else "a step"
-        head = [f"time of {whose} / time of another", *(f"{model}, {n:,}" for model, n in columns)]
-        return Table(head, body, note=stands_on(rows))
+            for title, (whose, context) in columns.items():
+                ours, theirs = (at.get((whose, name, context)) for name in pair)
+                text = f"{ours[clock] / theirs[clock]:.2f}" if ours and theirs else None
+                cells.append((" / ".join(pair), title, text))
+        head = f"time of {'a prompt' if kind == 'prompt' else 'a step'} / time of another"
+        return tables.markdown([head], tables.grid(cells, columns), stands_on(rows))
     if what == "bandwidths":
-        first, text = "read per second, GB (of bandwidth)", lambda row: bandwidth(row)
+        head = "read per second, GB (of bandwidth)"
+        text = lambda row: f"{row['gbps']:.1f} ({100 * row['fraction']:.0f} %)"
     else:
         whose, unit, scale = ("a prompt", "s", 1e-3) if kind == "prompt" else ("a step", "ms", 1)
-        first, text = f"{whose}, {unit}: median (quartiles)", lambda row: quartiles(row, clock, scale)
-    contexts = sorted({context for *_, context in at})
+        head, text = f"{whose}, {unit}: median (quartiles)", lambda row: quartiles(row, clock, scale)
+    cells = [(name, f"{context:,} tokens", text(row)) for (_, name, context), row in at.items()]
+    columns = [f"{context:,} tokens" for context in sorted({context for *_, context in at})]
     names = dict.fromkeys(name for _, name, _ in at)
-    body = [[name, *(text(at.get((model, name, context))) for context in contexts)] for name in names]
-    head = [first, *(f"{context:,} tokens" for context in contexts)]
-    return Table(head, body, note=stands_on([at[key] for name in names for key in at if key[1] == name]))
+    note = stands_on([at[key] for name in names for key in at if key[1] == name])
+    return tables.markdown([head], tables.grid(cells, columns), note)
 
 
 def kind_of(row: dict) -> str:
@@ -83,17 +83,10 @@ def kind_of(row: dict) -> str:
     return (row.get("shape") or [""])[0].partition("=")[0]
 
 
-def quartiles(row: dict | None, clock: str, scale: float = 1) -> str:
+def quartiles(row: dict, clock: str, scale: float) -> str:
     """Median and quartiles, times `scale`."""
-    if row is None:
-        return "–"
     middle, low, high = (f"{scale * row[f'{clock}{part}']:.2f}" for part in ("", "_low", "_high"))
     return f"{middle} ({low}–{high})"
-
-
-def bandwidth(row: dict | None) -> str:
-    """GB/s that a step reads, and what part of the measured read bandwidth that is."""
-    return "–" if row is None else f"{row['gbps']:.1f} ({100 * row['fraction']:.0f} %)"
 
 
 def stands_on(rows: list[dict]) -> str:
@@ -113,92 +106,55 @@ def stands_on(rows: list[dict]) -> str:
     )
 
 
-def lines(rows: list[dict]) -> list[str]:
-    """One line for every row of steps."""
-    return [
-        f"{', '.join([row['model'], *row['shape']])}, {row['context']} tokens, "
-        f"threads {row['threads']}, {row['engine']}: {row['method']}: "
-        f"CPU {quartiles(row, 'cpu_ms')} ms, wall {quartiles(row, 'wall_ms')} ms"
-        + (f", {100 * row['fraction']:.0f} % of bandwidth" if "fraction" in row else "")
-        for row in rows
-    ]
-
-
-def kernels(rows: list[dict], simd: str, tokens: str) -> Table:
+def kernels(simd: str, tokens: str) -> str:
     """Attention alone over so many tokens, compiled for these instructions, formats by heads: the share of
     the read bandwidth, and how many times as fast as fp32 sdpa."""
-    rows = [row for row in rows if row["simd"] == simd and row["tokens"] == int(tokens)]
+    rows = [row for row in tables.study("attention") if row["simd"] == simd and row["tokens"] == int(tokens)]
     rows = [row for row in rows if not row["kernel"].endswith("-decode")]
-    at = {
-        (row["kernel"], row["shape"]): f"{row['fraction_of_bandwidth']:.0%} ({row['speedup']:.1f})"
+    if not rows:
+        return tables.not_made("python -m eval attention --collect")
+    cells = [
+        (f"`{row['kernel']}`", row["shape"], f"{row['fraction_of_bandwidth']:.0%} ({row['speedup']:.1f})")
         for row in rows
-    }
-    shapes, names = (list(dict.fromkeys(row[key] for row in rows)) for key in ("shape", "kernel"))
-    body = [[f"`{name}`", *(at.get((name, shape), "–") for shape in shapes)] for name in names]
-    head = [f"{int(tokens):,} tokens: of the bandwidth (over sdpa)", *shapes]
-    if not rows:
-        return Table(head, [])
+    ]
     one, read = rows[0], [row["bandwidth_gbps"] for row in rows]
+    threads = "one thread" if one["threads"] == 1 else f"{one['threads']} threads added up"
     note = (
-        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time of "
-        f"{of_threads(one['threads'])}, which read {min(read):.1f} to {max(read):.1f} GB/s; "
-        f"made {one['made'][:10]}, code {one['code_digest']}."
+        f"{one['machine']}, {one['simd']}, torch {one['torch']}; medians of CPU time of {threads}, which "
+        f"read {min(read):.1f} to {max(read):.1f} GB/s; made {one['made'][:10]}, code {one['code_digest']}."
     )
-    return Table(head, body, note=note)
+    shapes = dict.fromkeys(row["shape"] for row in rows)
+    head = f"{int(tokens):,} tokens: of the bandwidth (over sdpa)"
+    return tables.markdown([head], tables.grid(cells, shapes), note)
 
 
-def attention(rows: list[dict]) -> list[Table]:
-    """The same with times, a table for each shape of heads."""
-    head = ("kernel", "tokens", "bits", "ms", "quartiles", "MB", "of bandwidth", "speed-up")
-    found = []
-    for shape in dict.fromkeys(row["shape"] for row in rows):
-        mine = [row for row in rows if row["shape"] == shape]
-        body = [
-            [
-                row["kernel"], f"{row['tokens']:,}", f"{row['bits']:.2f}", f"{row['ms']:.2f}",
-                f"{row['ms_low']:.2f}–{row['ms_high']:.2f}", f"{row['bytes'] / 1e6:.1f}",
-                f"{row['fraction_of_bandwidth']:.0%}", f"{row['speedup']:.1f}×",
-            ]
-            for row in mine
-        ]  # fmt: skip
-        title = f"decode attention, {shape}, CPU time of {of_threads(mine[0]['threads'])}"
-        found.append(Table(head, body, title, f"{mine[0]['machine']}, {mine[0]['simd']}"))
-    return found
-
-
-def of_threads(threads: int) -> str:
-    """Whose CPU time it is."""
-    return "one thread" if threads == 1 else f"{threads} threads added up"
-
-
-def pairs(rows: list[dict], model: str) -> Table:
+def pairs(model: str) -> str:
     """One model's methods beside those of kvpress: a line for each pair, means over tasks and protocols."""
-    head = [
-        "ours", "kvpress", "held alike", "heads the same", "but for the newest", "log-probabilities apart",
-        "same answer", "right", "prefill, CPU ms", "step, CPU ms", "cache, KB", "peak, MB", "why they differ",
-    ]  # fmt: skip
-    rows = [row for row in rows if row["model"] == model]
-    body = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
-        n = sum(row["n"] for row in mine)
-
-        def mean(name: str, side: str | None = None, mine=mine, n=n) -> float:
-            return sum((row[side] if side else row)[name] * row["n"] for row in mine) / n
-
-        def both(name: str, unit: float, digits: int, mean=mean, mine=mine) -> str:
-            if any(row[side][name] is None for row in mine for side in ("ours", "theirs")):
-                return "–"
-            return " / ".join(f"{mean(name, side) * unit:.{digits}f}" for side in ("ours", "theirs"))
-
-        body.append([
-            f"`{method}`", f"`{mine[0]['press']}`", *(f"{100 * mean(name):.1f} %" for name in SETS),
-            f"{mean('apart'):.2g}", f"{100 * mean('same_answer'):.0f} %",
-            f"{both('value', 100, 0)} ± {100 * sqrt(0.25 / n):.0f}", both("prefill", 1e3, 0),
-            both("step", 1e3, 1), both("bytes", 1e-3, 0), both("peak", 1e-6, 1), DIFFERS.get(method, ""),
-        ])  # fmt: skip
+    rows = [row for row in tables.study("peers") if row["model"] == model]
     if not rows:
-        return Table(head, [])
+        return tables.not_made("make peers")
+    flat = pandas.json_normalize(rows)  # ours.value, theirs.value, ...
+    methods = flat.groupby("method", sort=False)
+    count, weighed = methods["n"].sum(), flat.apply(pandas.to_numeric, errors="coerce").mul(flat["n"], axis=0)
+    sums = weighed.groupby(flat["method"], sort=False).agg(lambda column: column.sum(skipna=False))
+    means = sums.div(count, axis=0)
+
+    def both(name: str, unit: float, digits: int) -> pandas.Series:
+        sides = [(unit * means[f"{side}.{name}"]).map(f"{{:.{digits}f}}".format) for side in SIDES]
+        return (sides[0] + " / " + sides[1]).mask(means[f"theirs.{name}"].isna(), "–")
+
+    percent = lambda name, digits: means[name].mul(100).map(f"{{:.{digits}f}} %".format)
+    body = pandas.DataFrame({
+        "kvpress": methods["press"].first().map("`{}`".format),
+        "held alike": percent("alike", 1), "heads the same": percent("same_heads", 1),
+        "but for the newest": percent("but_newest", 1),
+        "log-probabilities apart": means["apart"].map("{:.2g}".format),
+        "same answer": percent("same_answer", 0),
+        "right": both("value", 100, 0) + (50 / count**0.5).map(" ± {:.0f}".format),
+        "prefill, CPU ms": both("prefill", 1e3, 0), "step, CPU ms": both("step", 1e3, 1),
+        "cache, KB": both("bytes", 1e-3, 0), "peak, MB": both("peak", 1e-6, 1),
+        "why they differ": means.index.map(lambda method: DIFFERS.get(method, "")),
+    })  # fmt: skip
     counts = ", ".join(
         f"{task}, {protocol} {row['n']} ({row['tokens']} tokens, {row['kept']:g} held)"
         for (task, protocol), row in {(row["task"], row["protocol"]): row for row in rows}.items()
@@ -208,4 +164,4 @@ def pairs(rows: list[dict], model: str) -> Table:
         f"{model} (digest {one['model_digest']}), float32, one thread; documents: "
         f"{counts}; {one['machine']}, torch {one['torch']}, code {one['code_digest']}."
     )
-    return Table(head, body, note=note)
+    return tables.markdown(["ours"], body.rename("`{}`".format), note)

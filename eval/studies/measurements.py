@@ -131,7 +131,7 @@ class Attention(Measurement):
     length."""
 
     name = "attention"
-    about = "decode attention alone, on random K and V (kernels.json)"
+    about = "decode attention alone, on random K and V (attention.json)"
     threads = 1
 
     limit: int | None = option("the shortest length and few repeats only", type=count)

@@ -1,7 +1,5 @@
 """The suite `attention`: every kernel beside fp32, and rows of other processors beside those of this one."""
 
-import json
-
 import torch
 
 from eval.__main__ import main
@@ -20,24 +18,24 @@ def test_the_attention_suite_measures_every_kernel(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(kernels, "SWEPT", 64)
     (tmp_path / "stored").mkdir()
     monkeypatch.setattr(documents, "RESULTS", tmp_path / "stored")
-    monkeypatch.setattr(tables, "DOCUMENTS", ())
+    monkeypatch.setattr(documents, "DOCUMENTS", ())
     words = ["attention", "--limit", "1", "--out", str(tmp_path), "--collect"]
     assert main(words) == 0
-    rows = json.loads((tmp_path / "attention.json").read_text())
+    rows = read(tmp_path / "attention.json")
     assert [row["kernel"] for row in rows] == ["fp32-sdpa", "int8", "int8-decode", "fp32-sdpa", "int8"]
     assert rows[0]["speedup"] == rows[3]["speedup"] == 1
     assert rows[1]["bytes"] == 2 * 8 * 64 * (HEAD + 2)
     assert rows[1]["bits"] == 8 + 16 / HEAD
     assert all(row["ms"] > 0 and row["tokens"] == 64 for row in rows)
-    assert "decode attention" in capsys.readouterr().out
+    assert "fp32-sdpa" in capsys.readouterr().out
     monkeypatch.setattr(kernels, "simd", lambda: "another processor's")
     assert main(words) == 0  # whose rows stand beside
     stored = read(tmp_path / "stored" / "attention.json")
     assert [row["simd"] for row in stored] == [rows[0]["simd"]] * 5 + ["another processor's"] * 5
     monkeypatch.setattr(tables, "study", lambda name: stored)
-    shown = tables.TABLES["kernels"](rows[0]["simd"], "64")
+    shown = documents.TABLES["kernels"](rows[0]["simd"], "64")
     assert "(over sdpa) | one | groups |" in shown and "\n| `int8` | " in shown and "decode" not in shown
-    assert tables.TABLES["kernels"]("AVX-1024", "64").startswith("Not made yet")
+    assert documents.TABLES["kernels"]("AVX-1024", "64").startswith("Not made yet")
 
 
 def test_it_is_one_threads_whatever_torch_has(monkeypatch, tmp_path):

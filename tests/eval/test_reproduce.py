@@ -8,7 +8,6 @@ import pytest
 from eval.__main__ import main
 from eval.accuracy.accuracy import Accuracy
 from eval.reproduce import collect, studies
-from eval.reproduce.command import Reproduce
 from eval.studies.measurements import Perplexity
 from kvlab.spec import parse
 
@@ -35,8 +34,8 @@ def tiny(monkeypatch):
         "perplexity": lambda quick, rows: {"workshop": Perplexity(**read)},
     }
     few = {key: {"about": "for a test"} for key in parts}
-    monkeypatch.setattr("eval.reproduce.command.parts", lambda name, *asked: parts[name](*asked))
-    for module in ("command", "documents"):
+    monkeypatch.setattr("eval.reproduce.studies.parts", lambda name, *asked: parts[name](*asked))
+    for module in ("studies", "documents"):
         monkeypatch.setattr(f"eval.reproduce.{module}.STUDIES", few)
     return few
 
@@ -98,44 +97,21 @@ def test_rows_whose_cells_lie_elsewhere_stay(tiny, tmp_path, capsys):
 def test_rows_that_were_asked_otherwise_go():
     row = {"model": "a", "protocol": "context-first", "task": "recall", "limit": 100}
     full, h2o = row | {"method": "full", "settings": 0}, row | {"method": "h2o", "settings": 0}
-    plain = h2o
-    assert collect.others([full], [full, h2o]) == [plain]
-    assert collect.others([full | {"limit": 50}], [full, h2o]) == []
-    assert collect.others([full | {"limit": 50, "task": "needle"}], [h2o]) == [plain]
-    assert collect.others([full | {"model_digest": "f"}], [full, h2o]) == [], "another model of this name"
-    assert collect.others([full | {"outcomes": "01"}], [full | {"outcomes": "11"}, h2o]) == [], "another full"
-    assert collect.others([full | {"num_fewshot": 5}], [full, h2o]) == [], "behind shots"
-    assert collect.others([full | {"shots": 0}], [full, h2o]) == [plain], "which it did not know before"
-    left_out = [("a", "context-first", "recall", "h2o")]
-    assert collect.others([full], [full, h2o], left_out) == [], "its cell is here, and too old"
+    others = lambda made, stored: collect.others(made, stored, ("model", "protocol", "task", "method"))
+    assert others([full], [full, h2o]) == [h2o]
+    assert others([full | {"limit": 50}], [full, h2o]) == []
+    assert others([full | {"limit": 50, "task": "needle"}], [h2o]) == [h2o]
+    assert others([full | {"model_digest": "f"}], [full, h2o]) == [], "another model of this name"
+    assert others([full | {"num_fewshot": 5}], [full, h2o]) == [], "behind shots"
+    assert others([full | {"shots": 0}], [full, h2o]) == [h2o], "which it did not know before"
 
 
 def test_timed_rows_of_other_cells_stay(tmp_path):
     file, cell = tmp_path / "speed.json", ("model", "context")
     old = [{"model": "a", "context": n, "ms": ms} for n, ms in ((256, 1), (256, 2), (2048, 3))]
-    assert collect.with_others(old, cell, file) == old
-    file.write_text(collect.text("speed", "about", old), encoding="utf-8")
-    new = {"model": "a", "context": 256, "ms": 4}
-    told = collect.with_others([new], cell, file)
-    file.write_text(collect.text("speed", "about", told), encoding="utf-8")
+    collect.write(old, "about", cell, file, print)
+    collect.write([{"model": "a", "context": 256, "ms": 4}], "about", cell, file, print)
     assert [(row["context"], row["ms"]) for row in collect.read(file)] == [(256, 4), (2048, 3)]
-
-
-@pytest.mark.parametrize("commit", ["0123456789ab", "0123456789ab-dirty", None])
-def test_changes_that_are_not_committed_are_said_in_one_line_and_refuse_nothing(
-    tmp_path, capsys, monkeypatch, commit
-):
-    """Where cells are made, that is: --collect makes none."""
-    made = []
-    monkeypatch.setattr("eval.reproduce.command.commit", lambda: commit)
-    monkeypatch.setattr(Reproduce, "make_study", lambda self, name, show: made.append(name) or 0)
-    words = ["reproduce", "--out", str(tmp_path), "--studies", "perplexity", "toy"]
-    assert main(words) == 0 and made == ["perplexity", "toy"]
-    said = [line for line in capsys.readouterr().err.splitlines() if "not committed" in line]
-    dirty = str(commit).endswith("-dirty")
-    assert len(said) == dirty and all(f"cells made now carry {commit}" in line for line in said)
-    assert main([*words, "--collect"]) == 0
-    assert "not committed" not in capsys.readouterr().err
 
 
 def test_nothing_is_made_when_only_collecting(tiny, tmp_path, capsys):
@@ -156,9 +132,9 @@ def test_wrong_words_are_one_line(words, said, capsys):
 def test_rows_of_the_users_are_asked_for(tmp_path, capsys):
     assert main(["reproduce", "--studies", "perplexity", "--out", str(tmp_path)]) == 0
     assert "perplexity: left out, since it reads files of --rows FOLDER" in capsys.readouterr().err
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows" / "piqa_validation.jsonl").write_text("{}")
-    assert studies.found(tmp_path / "rows", "piqa", ".jsonl").name == "piqa_validation.jsonl"
+    words = ["reproduce", "--studies", "perplexity", "--out", str(tmp_path), "--rows", str(tmp_path)]
+    assert main(words) == 1
+    assert f"--text {tmp_path}/wikitext2.txt: there is no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("quick", [True, False])

@@ -56,7 +56,7 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
         json.dumps({name: {} for name in FIELDS} | {"model": "m", "method": "full", "task": "recall"})
     )
     monkeypatch.setattr(documents, "RESULTS", tmp_path)
-    monkeypatch.setattr(tables, "DOCUMENTS", ())
+    monkeypatch.setattr(documents, "DOCUMENTS", ())
     assert main([*words, "--collect"]) == 0
     rows = collect.read(tmp_path / "speed.json")
     assert made and all(row["context"] == 40 for row in rows)  # of what is asked for alone
@@ -88,10 +88,12 @@ def test_a_run_from_the_command_line(llama_folder, quick, tmp_path, monkeypatch,
         assert row["fraction"] == pytest.approx(row["gbps"] / 10, rel=1e-4)
     per_token = 2 * 2 * 2 * 32 * 4
     assert {row["bytes"] for row in rows if row["method"] == "hf-dynamic"} == {40 * per_token}
-    table = timed.speed(all_rows, "times", str(llama_folder), "1", rows[0]["simd"])
-    assert list(table.head[1:]) == ["40 tokens"] and len(table.body) == 3 + 6
-    table = timed.speed(all_rows, "times", str(llama_folder), "1", "weights", rows[0]["simd"])
-    assert len(table.body) == 2 * len(turns.NARROW) and "weights in bf16 (" in table.note
+    monkeypatch.setattr(tables, "study", lambda name: all_rows)
+    monkeypatch.setattr(timed, "LEVELS", (rows[0]["simd"],))
+    table = timed.speed("times", str(llama_folder), "1").splitlines()
+    assert table[0].endswith("| 40 tokens |") and len(table) == 2 + 3 + 6 + 2
+    table = timed.speed("times", str(llama_folder), "1", "weights").splitlines()
+    assert len(table) == 2 + 2 * len(turns.NARROW) + 2 and "weights in bf16 (" in table[-1]
 
 
 def test_what_a_run_measures(monkeypatch):
@@ -102,7 +104,7 @@ def test_what_a_run_measures(monkeypatch):
     assert len(tasks) == len(asked.cells()) == 4 + 4 + 1 + 4 + 4 + 2
     assert {("workshop", "steps:weights=bf16:256"), ("smollm2", "steps:prompt:8192")} <= tasks
     monkeypatch.setattr(llama, "there", lambda: True)
-    assert not asked.notes() and not steps.Steps(collect=True).notes()
+    assert not asked.notes()
 
 
 def test_too_many_steps_are_refused(tmp_path, capsys):
@@ -131,12 +133,17 @@ ABOUT = {
 }  # fmt: skip
 
 
-def test_the_faster_way_to_attend_counts():
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_faster_way_to_attend_counts(monkeypatch):
     rows = [row("f32, flash off", 2.0, 3.0), row("f32, flash on", 4.0, 1.0)]
     rows += [row("f32, flash off", 2.0, 3.0, threads=2), row("f32, flash on", 4.0, 1.0, threads=2)]
     rows += [row("full", 3.0, 2.0, "kvlab, compiled"), row("full", 3.0, 2.0, "kvlab, compiled", 2)]
     rows = [ABOUT | one for one in rows]
-    shown = lambda *words: timed.speed(rows, *words).body
+    monkeypatch.setattr(tables, "study", lambda name: rows)
+    shown = lambda *words: [cells(line) for line in timed.speed(*words).splitlines()[2:]]
     assert shown("times", "m", "1")[0] == ["llama.cpp: f32", "2.00 (2.00–2.00)"]
     assert shown("times", "m", "2")[0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
     assert shown("ratios", "1")[0][1:] == ["1.50"] and shown("ratios", "2")[0][1:] == ["2.00"]
@@ -149,23 +156,25 @@ def test_processors_that_can_less_have_tables_of_their_own(tmp_path, monkeypatch
         row("full", ms, ms, "us") | about | {"simd": simd} for simd, ms in (("AVX512", 1.0), ("AVX2", 2.0))
     ]
     monkeypatch.setattr(tables, "study", lambda name: stored)
-    shown = tables.TABLES["speed"]
+    shown = documents.TABLES["speed"]
     first, other = shown("times", "m", "1"), shown("times", "m", "1", "AVX2")
     assert "| us: full | 1.00 (" in first and "m, AVX512, " in first
     assert "| us: full | 2.00 (" in other and "m, AVX2, " in other
     file = tmp_path / "speed.json"
     file.write_text(collect.text("speed", "about", stored))
     new = [row("full", 3.0, 3.0, "us") | about | {"simd": simd} for simd in ("AVX", "AVX512")]
-    told = collect.with_others(new, ("model", "shape", "context", "simd"), file)
+    collect.write(new, "about", ("model", "shape", "context", "simd"), file, print)
+    told = collect.read(file)
     # measuring on one machine takes nothing of another's, and moves nothing
     assert [(one["simd"], one["cpu_ms"]) for one in told] == [("AVX512", 3.0), ("AVX2", 2.0), ("AVX", 3.0)]
 
 
-def test_rows_of_batches_and_layers_stand_in_no_table():
+def test_rows_of_batches_and_layers_stand_in_no_table(monkeypatch):
     """Those that are stored, of 2026-11-25."""
     one = ABOUT | row("full", 3.0, 3.0, "us")
     other = one | {"shape": ["batch=2"], "cpu_ms": 9.0}
-    assert timed.speed([one, other], "times", "m", "1").body == [["us: full", "3.00 (3.00–3.00)"]]
+    monkeypatch.setattr(tables, "study", lambda name: [one, other])
+    assert cells(timed.speed("times", "m", "1").splitlines()[2]) == ["us: full", "3.00 (3.00–3.00)"]
 
 
 @built

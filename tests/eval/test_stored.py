@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from eval.report.statistics import differs, mcnemar
-from eval.reproduce import collect, tables
+from eval.reproduce import collect, documents, tables
 from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,25 +57,25 @@ def test_the_flat_table_and_the_pictures_are_of_the_rows(file, tmp_path):
         assert all(file.with_name(f"{file.stem}-{protocol}.png").is_file() for protocol in protocols)
 
 
-@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda document: document.name)
 def test_documents_say_what_is_stored(document):
     text = document.read_text(encoding="utf-8")
-    assert tables.MARKED.search(text) and tables.filled(text) == text
+    assert documents.MARKED.search(text) and documents.filled(text) == text
 
 
 def test_a_sentence_about_the_toy_names_stored_numbers_only():
     """Every figure with one decimal in the ten sentences stands in a table of the same page."""
     text = (ROOT / "docs" / "toy_and_real.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"\d+\.\d+", " ".join(match[0] for match in tables.MARKED.finditer(text))))
+    told = set(re.findall(r"\d+\.\d+", " ".join(match[0] for match in documents.MARKED.finditer(text))))
     sentences = re.findall(
-        r"^\d+\. .*?(?=^\d+\. |^#|\Z)", tables.MARKED.sub("", text), re.MULTILINE | re.DOTALL
+        r"^\d+\. .*?(?=^\d+\. |^#|\Z)", documents.MARKED.sub("", text), re.MULTILINE | re.DOTALL
     )
     assert len(sentences) == 10
     said = set(re.findall(r"\d+\.\d+", " ".join(sentences)))
     assert said and said <= told, said - told
 
 
-@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=lambda document: document.name)
+@pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda document: document.name)
 def test_pictures_of_documents_are_there(document):
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
     assert [file for file in shown if not (document.parent / file).is_file()] == []
