@@ -76,6 +76,7 @@ DECIDE = [
     "h2o:budget=0.4", "d2o:budget=0.4", "tova:budget=9", "sinks:budget=0.4", "adakv:of=h2o,budget=0.4",
     "rkv:budget=0.4,window=3,every=4", "offload+h2o:budget=0.4", "uvm+h2o:budget=0.4",
     "infinigen:budget=0.3,pool=0.7,alpha=inf", "h2o:budget=0.4,every=3", "snapkv:budget=0.4,window=4",
+    "pyramidkv:budget=0.4,window=4",
 ]  # fmt: skip
 NEXT = {"Llama": lambda at, now: True, "Llama 4": lambda at, now: at // 5 == now // 5}  # what a query may see
 
@@ -111,3 +112,8 @@ def test_after_hold_a_window_alone_lets_go_and_a_file_goes_on(seed, tmp_path):
     for step in range(9):
         new = prompt(1, 2 * rows, seed + step)
         assert torch.equal(stepper.feed(new), other.feed(new)), cache.spec
+    cache.reset()
+    again, fresh = Stepper(model, cache), Stepper(model, kvlab.make_cache(model, cache.spec))
+    for tokens in (9, 1, 1):  # it chooses again
+        new = prompt(tokens, rows, seed)
+        assert torch.equal(again.feed(new), fresh.feed(new)), cache.spec

@@ -7,19 +7,6 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "many", True, float("nan"), None])
-def test_a_budget_that_makes_no_sense(value):
-    with pytest.raises(ValueError, match="budget="):
-        kvlab.keep.Sinks(value)
-
-
-def test_other_bad_parameters():
-    with pytest.raises(ValueError, match="sinks=-1"):
-        kvlab.keep.Sinks(0.2, -1)
-    with pytest.raises(ValueError, match="recent=2"):
-        kvlab.keep.H2O(0.2, 2)
-
-
 def test_a_method_of_ones_own_in_a_few_lines():
     class SmallestKeys(kvlab.keep.Keep):
         """Keep the keys with the smallest norm."""

@@ -95,13 +95,6 @@ def test_the_two_directions_do_not_share_a_lane():
     fetch.wait()
 
 
-def test_seconds():
-    assert ModelledLink(1e9, latency=1e-4).seconds(10**6) == pytest.approx(1.1e-3)
-    paged = ModelledLink(1e9, latency=1e-4).paged(65536, 2e-6)
-    assert paged.seconds(1) == paged.seconds(65536) == pytest.approx(2e-6 + 65.536e-6)
-    assert paged.seconds(65537) == pytest.approx(2 * paged.seconds(1))
-
-
 @given(
     batch=st.integers(1, 3), heads=st.integers(1, 3), held=st.integers(1, 20), spare=st.integers(0, 5),
     width=st.integers(1, 5), count=st.integers(1, 9), seed=st.integers(0, 99),
@@ -206,15 +199,6 @@ def test_what_is_remembered_of_transfers_is_bounded_and_holds_no_tensor(monkeypa
 
 def test_bad_links():
     model = tiny("llama")
-    for spec, says in [
-        ("offload:link=fast", "link='fast': expected bytes per second, 'cuda', none, or one of A6000"),
-        ("offload:link=0", "bandwidth=0: expected a positive"),
-        ("uvm:page=0", "page=0"),
-        ("uvm:fault=-1", "fault=-1"),
-        ("uvm:memory=-1", "memory=-1"),
-    ]:
-        with pytest.raises(ValueError, match=says):
-            kvlab.make_cache(model, spec)
     for bad in ({"latency": -1}, {"latency": float("inf")}, {"page": 0}, {"timeout": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
             ModelledLink(1e9, **bad)

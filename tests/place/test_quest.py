@@ -10,7 +10,6 @@ from tiny import left_padded, prompt, tiny
 import kvlab
 from kvlab.place import Host, InfiniGen, Quest, TopK
 from kvlab.reference import attention
-from kvlab.store import Int
 
 
 def stepped(model, spec, ids, steps=6, **given):
@@ -42,15 +41,6 @@ def test_a_crop_into_a_page(spec):
         with torch.no_grad():
             ours = model(token, past_key_values=cropped.cache).logits[:, -1]
         assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-5)
-
-
-def test_a_window_and_its_pages():
-    model = tiny("mistral", sliding_window=9)
-    _, expected = stepped(model, "full", prompt(40))
-    _, found = stepped(model, "quest:budget=20,page=2,full_layers=0", prompt(40))  # more than the window
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
-    _, less = stepped(model, "quest:budget=6,page=2,full_layers=0", prompt(40))
-    assert not torch.allclose(less[-1], expected[-1], atol=1e-2)
 
 
 def test_the_bytes_of_the_index_and_of_what_is_fetched():
@@ -127,26 +117,6 @@ def test_the_oracle_misses_least():
             total += cache.stats().missed_mass
         found[name] = total
     assert found["topk"] < min(found["quest"], found["infinigen"])
-
-
-def test_bad_input():
-    model = tiny("llama")
-    for page in (0, 1.5, True):
-        with pytest.raises(ValueError, match=f"page={page}: expected a whole number of at least 1 tokens"):
-            Quest(page=page)
-    with pytest.raises(ValueError, match="digest='mean': expected one of bounds, centre"):
-        kvlab.make_cache(model, "quest:digest=mean")
-    with pytest.raises(ValueError, match="page=129: expected at most the model's context, 128 tokens"):
-        kvlab.make_cache(model, "quest:page=129")
-    with pytest.raises(ValueError, match="budget=0: expected a fraction"):
-        kvlab.make_cache(model, "quest:budget=0")
-    with pytest.raises(ValueError, match="full_layers=9: the model has 4 layers"):
-        kvlab.make_cache(model, "quest:full_layers=9")
-    with pytest.raises(ValueError, match="group=7"):
-        kvlab.make_cache(model, "quest+int8:group=7")
-    with pytest.raises(ValueError, match="missed=3: expected true or false"):
-        kvlab.make_cache(model, "quest:missed=3")
-    assert kvlab.KVCache(model, store=Int(8), place=Host(Quest())).stats().index_bytes == 0
 
 
 @pytest.mark.parametrize("digest", ["bounds", "centre"])

@@ -14,7 +14,6 @@ import kvlab
 from kvlab.attention import group_importance, recorded
 from kvlab.calibrate.fold import fold, is_folded
 from kvlab.calibrate.skew import skew, skewing_matrices
-from kvlab.place import InfiniGen
 from kvlab.place.topk import most_important
 
 
@@ -152,19 +151,3 @@ def test_group_importance():
     assert torch.equal(group_importance(scores, 2), scores)
     mean = scores.softmax(-1).mean(1, keepdim=True)
     assert torch.allclose(group_importance(scores, 1), mean)
-
-
-def test_bad_parameters_and_models():
-    for parameter, value in [("alpha", 0), ("alpha", "x"), ("ratio", 0), ("ratio", 1.2), ("budget", 0)]:
-        with pytest.raises(ValueError, match=f"{parameter}="):
-            InfiniGen(**{parameter: value})
-    with pytest.raises(ValueError, match="variant='fast': expected one of paper, official-speed"):
-        InfiniGen(variant="fast")
-    from transformers import StableLmConfig, StableLmForCausalLM
-
-    other = StableLmForCausalLM(
-        StableLmConfig(vocab_size=32, hidden_size=16, num_hidden_layers=3, num_attention_heads=2,
-                       num_key_value_heads=2, intermediate_size=16, max_position_embeddings=32)
-    )  # fmt: skip
-    kvlab.decode(other.eval(), prompt(5) % 32, kvlab.make_cache(other, "h2o"), 3)  # others work
-    kvlab.decode(other, prompt(5) % 32, kvlab.make_cache(other, "infinigen"), 3)

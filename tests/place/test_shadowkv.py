@@ -5,10 +5,7 @@ import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O
 from kvlab.models import rotations_of
-from kvlab.place import ShadowKV
-from kvlab.store import Int, Static
 
 
 def stepped(model, spec, ids, steps=6, mask=None):
@@ -83,33 +80,3 @@ def test_half_precision_is_held_in_half_precision():
     state = cache.layers[0].place
     assert {x.dtype for x in (state.low, state.basis, state.landmarks, state.keys)} == {torch.bfloat16}
     assert all(torch.isfinite(x).all() for x in found)
-
-
-def test_a_prompt_shorter_than_its_exact_end():
-    model = tiny("llama")
-    _, found = stepped(model, "shadowkv:budget=2,rank=3", prompt(20))
-    _, expected = stepped(model, "full", prompt(20))
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
-
-
-def test_bad_input():
-    model = tiny("llama")
-    for given, said in {
-        "rank=0": "rank=0: expected a part below 1, or a whole number of columns, above 0",
-        "rank=1.5": "rank=1.5: expected a part below 1",
-        "rank=17": r"rank=17: expected at most kv_heads \* head_dim, 16",
-        "chunk=0": "chunk=0: expected a whole number of at least 1 tokens",
-        "outliers=-1": "outliers=-1: expected a part below 1, or a whole number of chunks",
-        "recent=-1": "recent=-1: expected a whole number of at least 0 chunks",
-        "budget=0": "budget=0: expected a fraction",
-    }.items():
-        with pytest.raises(ValueError, match=said) as error:
-            kvlab.make_cache(model, f"shadowkv:{given}")
-        assert "\n" not in str(error.value)
-    with pytest.raises(ValueError, match="H2O lets tokens go, and ShadowKV holds a part of each"):
-        kvlab.KVCache(model, keep=H2O(0.5), place=ShadowKV())
-    for store in (Int(8), Static(60)):
-        with pytest.raises(ValueError, match=r"ShadowKV holds values as they are, in Growing\(\)"):
-            kvlab.KVCache(model, store=store, place=ShadowKV())
-    with pytest.raises(ValueError, match=r"has no rotary embedding \(RoPE\)$"):
-        kvlab.make_cache(tiny("opt"), "shadowkv")

@@ -259,23 +259,6 @@ def test_as_a_method():
         model.generate(ids, past_key_values=cache, max_new_tokens=2)
 
 
-@pytest.mark.parametrize(
-    "spec, says",
-    [
-        ("padded:length=129", "max_length=129: more than the model's 128 positions"),
-        ("padded:length=1", "max_length=1: expected a whole number of at least 2"),
-        ("padded:policy=dbl", "policy='dbl': expected one of"),
-        ("padded:policy=compromise,extra=-1", "extra=-1: expected a part"),
-        ("padded:form=both", "form='both': expected one of single, multi"),
-        ("padded:chunk=0", "chunk=0: expected a whole number of at least 1"),
-    ],
-)
-def test_bad_parameters(spec, says):
-    with pytest.raises(ValueError, match=says) as error:
-        kvlab.make_cache(tiny("llama"), spec)
-    assert "\n" not in str(error.value)
-
-
 def test_bad_models_and_prompts():
     with pytest.raises(ValueError, match="runs float32 models on the CPU; this one is torch"):
         StaticGraphEngine(tiny("llama", dtype=torch.bfloat16), S)

@@ -59,16 +59,3 @@ def test_turned_vectors_with_outliers_lose_less(bits):
     forms = Rotated(Codebook(bits), True), Codebook(bits), Rotated(Int(bits), True), Int(bits)
     errors = [(form.decode(form.encode(x), x.dtype) - x).norm() / x.norm() for form in forms]
     assert errors[0] < errors[1] / 1.2 and errors[0] < errors[2] < errors[3]
-
-
-def test_zero_stays_zero_and_bad_parameters_are_refused():
-    assert not Codebook(3).decode(Codebook(3).encode(torch.zeros(1, 1, 2, 8)), torch.float32).any()
-    for bits in (1, 5, "4"):
-        with pytest.raises(ValueError, match="bits="):
-            Codebook(bits)
-    with pytest.raises(ValueError, match="sketch=1: expected true or false"):
-        Codebook(4, sketch=1)
-    with pytest.raises(ValueError, match="bits=3: head dimension 10 does not fill whole bytes"):
-        Codebook(3).check(10)
-    with pytest.raises(ValueError, match="bits=1: head dimension 20 does not fill whole bytes"):
-        Codebook(4, sketch=True).check(20)

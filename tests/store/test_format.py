@@ -7,12 +7,8 @@ import torch
 from drawn import FORMS, numbers
 from hypothesis import given
 from hypothesis import strategies as st
-from reference.definitions import store as reference
-from tiny import tiny
 
-import kvlab
-from kvlab.store import Exact, Float8, Int
-from kvlab.store.int import pack, unpack
+from kvlab.store import Exact
 
 
 @given(data=st.data())
@@ -50,25 +46,3 @@ def test_not_finite_is_refused(form, bad):
     x[0, 0, 1, 3] = bad
     with pytest.raises(ValueError, match=r"NaN|infinity"):
         form.encode(x)
-
-
-def test_bad_parameters():
-    for bits in (3, 16, 0, "8"):
-        with pytest.raises(ValueError, match="bits="):
-            Int(bits)
-    for bits in (0, 3, 6, 16):
-        with pytest.raises(ValueError, match=f"bits={bits}: does not divide 8"):
-            pack(torch.zeros(1, 1, 1, 8, dtype=torch.int8), bits)
-        with pytest.raises(ValueError, match=f"bits={bits}: does not divide 8"):
-            unpack(torch.zeros(1, 1, 1, 8, dtype=torch.uint8), bits)
-    with pytest.raises(ValueError, match="bits=6: does not divide 8"):
-        reference.pack([1, 2, 3, 4], 6)
-    for group in (0, -4, 2.5):
-        with pytest.raises(ValueError, match="group="):
-            Int(8, group)
-    with pytest.raises(ValueError, match="format='e3m4'"):
-        Float8("e3m4")
-    with pytest.raises(ValueError, match="group=5: does not divide the head dimension 8"):
-        kvlab.KVCache(tiny("llama"), store=Int(8, 5))
-    with pytest.raises(ValueError, match="whole bytes"):
-        Int(2).check(6)

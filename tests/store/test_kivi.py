@@ -4,43 +4,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from reference.definitions.store import kivi, kivi_written
 from tiny import prompt, started, tiny
 
 import kvlab
-from kvlab.keep import H2O
-from kvlab.place import Host, ModelledLink, TopK
 from kvlab.store import Kivi
 
 
 def fresh(bits, group, recent, width):
     return started(Kivi(bits, group, recent), width)
-
-
-@given(
-    bits=st.sampled_from([2, 4, 8]), group=st.integers(1, 7), recent=st.integers(0, 9),
-    seed=st.integers(0, 99), first=st.integers(1, 23), scale=st.sampled_from([1e-3, 1.0, 300.0]),
-    later=st.lists(st.integers(1, 3), max_size=12),
-)  # fmt: skip
-def test_equals_the_definition(bits, group, recent, seed, first, later, scale):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(2, 2, first + sum(later), 4, generator=generator) * scale
-    store, end = fresh(bits, group, recent, 4), first
-    store.append(x[:, :, :first], -x[:, :, :first])
-    for count in later:
-        store.append(x[:, :, end : end + count], -x[:, :, end : end + count])
-        end += count
-    assert store.length == end and store.written == kivi_written(end, first, group, recent)
-    keys, values = store.read(x.device)
-    share = math.gcd(group, 4)
-    for row, head in ((0, 1), (1, 0)):
-        want_k = kivi(x[row, head], first, bits, group, recent)
-        want_v = kivi(-x[row, head], first, bits, group, recent, share)
-        assert torch.equal(keys[row, head], want_k) and torch.equal(values[row, head], want_v)
-    exact = min(end, end - store.written)
-    assert torch.equal(keys[:, :, end - exact :], x[:, :, end - exact :])
 
 
 def test_what_is_written_is_never_written_again():
@@ -129,15 +100,6 @@ def test_crop_inside_the_window_or_not_at_all():
 
 
 def test_refused():
-    model = tiny("llama")
-    for answers, says in (
-        ({"keep": H2O(0.5)}, "H2O cannot drop single ones"),
-        ({"place": Host()}, "a host cannot fetch"),
-        ({"place": Host(TopK(0.5), ModelledLink(1e9))}, "a host cannot fetch"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            kvlab.KVCache(model, store=Kivi(), **answers)
-    kvlab.KVCache(model, store=Kivi(), keep=H2O(1))
     for bad in ({"bits": 3}, {"group": 0}, {"recent": -1}, {"recent": 2.5}, {"group": True}):
         with pytest.raises(ValueError, match=f"{next(iter(bad))}="):
             Kivi(**bad)

@@ -9,36 +9,7 @@ from hypothesis import strategies as st
 from tiny import left_padded, prompt, started, tiny
 
 import kvlab
-from kvlab.keep import H2O
-from kvlab.place import Host
-from kvlab.store import Growing, Int, Smoothed, Static, fold_smoothing
-
-
-@given(
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3), later=st.lists(st.integers(1, 3), max_size=5),
-    sinks=st.integers(1, 6), buffer=st.sampled_from([Growing, Static]),
-)  # fmt: skip
-def test_the_first_tokens_of_every_row_are_exact_and_no_others(sizes, later, sinks, buffer):
-    longest, total = max(sizes), max(sizes) + sum(later)
-    x = torch.randn(len(sizes), 2, total, 8, generator=torch.Generator().manual_seed(total))
-    pads = longest - torch.tensor(sizes)
-    real = torch.arange(longest)[None] >= pads[:, None]
-    store = started(buffer(format=Int(2), sinks=sinks), context=total)
-    without, end = started(Growing(Int(2))), longest
-    for one in (store, without):
-        one.append(x[:, :, :longest], -x[:, :, :longest], real)
-    for count in later:
-        for one in (store, without):
-            one.append(x[:, :, end : end + count], -x[:, :, end : end + count])
-        end += count
-    (keys, values), (coarse, _) = store.read(x.device), without.read(x.device)
-    for row, pad in enumerate(pads.tolist()):
-        exact = range(pad, min(pad + sinks, total))
-        for slot in range(total):
-            expected = x[row, :, slot] if slot in exact else coarse[row, :, slot]
-            assert torch.equal(keys[row, :, slot], expected)
-            if slot in exact:
-                assert torch.equal(values[row, :, slot], -expected)
+from kvlab.store import Growing, Int, Smoothed, fold_smoothing
 
 
 @given(data=st.data())
@@ -112,9 +83,3 @@ def test_smoothing_in_the_weights_changes_keys_but_no_logit(family):
 def test_refused():
     with pytest.raises(ValueError, match="'llama' cannot be smoothed in its weights"):
         fold_smoothing(tiny("llama"))
-    with pytest.raises(ValueError, match="sinks: tokens held in full precision stay on the device"):
-        kvlab.KVCache(tiny("llama"), store=Growing(Int(4), sinks=2), place=Host())
-    for bad in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="sinks="):
-            Growing(Int(4), sinks=bad)
-    kvlab.KVCache(tiny("llama"), store=Growing(Int(4), sinks=2), keep=H2O(0.5))

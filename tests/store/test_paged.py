@@ -11,8 +11,7 @@ from tiny import prompt, started, tiny
 import kvlab
 from kvlab.gather import gather_slots
 from kvlab.keep import H2O, PyramidKV, Sinks, SnapKV
-from kvlab.place import Host, TopK
-from kvlab.store import BlockPool, Float8, Growing, Int, Paged
+from kvlab.store import BlockPool, Growing, Int, Paged
 
 CPU = torch.device("cpu")
 
@@ -181,40 +180,6 @@ def test_a_copy_adds_nothing_to_what_a_cache_holds():
     assert stats.device_bytes == (own + len(pool.free)) * pool.block_bytes + 4 * table.nbytes
     del twin
     assert cache.stats() == alone
-
-
-@pytest.mark.parametrize(
-    "answers",
-    [
-        {"keep": H2O(0.4)},
-        {"place": Host(TopK(0.5))},
-        {"form": Int(4, group=4)},
-        {"form": Float8("e5m2"), "keep": H2O(0.5)},
-    ],
-    ids=lambda parts: "+".join(type(part).__name__ for part in parts.values()) or "none",
-)
-def test_composes_with_every_answer(answers):
-    model, ids = tiny("llama"), prompt(21, rows=2)
-    others = {name: answer for name, answer in answers.items() if name != "form"}
-    form = answers.get("form")
-    found = []
-    for store in (Paged(block=4, format=form), Growing(form)):
-        cache = kvlab.KVCache(model, store=store, **copy.deepcopy(others))
-        found.append(kvlab.decode(model, ids, cache, 8))
-    assert torch.equal(found[0].logprobs, found[1].logprobs)
-
-
-@pytest.mark.parametrize(
-    "make, says",
-    [
-        (lambda: Paged(blocks=0), "blocks=0: expected a whole number of at least 1"),
-        (lambda: Paged(block=2.5), "block=2.5: expected"),
-        (lambda: Paged(format=Growing()), "format=Growing: expected a format, which writes each token"),
-    ],
-)
-def test_bad_parameters(make, says):
-    with pytest.raises(ValueError, match=says):
-        make()
 
 
 def test_a_pool_serves_one_shape():

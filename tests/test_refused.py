@@ -1,0 +1,214 @@
+"""What is refused: every parameter of a method that is out of range, and policies that do not go together."""
+
+import re
+
+import pytest
+from reference.definitions import store as reference
+from tiny import tiny
+
+import kvlab
+from kvlab.keep import H2O, AdaKV, KeyDiff, KVzip, SnapKV
+from kvlab.place import Host, ModelledLink, Quest, ShadowKV, TopK
+from kvlab.store import Codebook, Float4, Growing, Int, Kivi, Paged, Planes, PreRope, Ragged, Static
+from kvlab.store.int import pack, unpack
+
+SPECS = [
+    ("h20", "unknown method 'h20', did you mean h2o"),
+    ("", "unknown method ''"),
+    ("h2o:bugdet=0.2", "no parameter 'bugdet', did you mean budget"),
+    ("full:budget=1", "no parameter 'budget'; it has: none"),
+    ("h2o:budget", "expected parameter=value, got 'budget'"),
+    ("h2o:budget=", "expected parameter=value"),
+    ("h2o:budget=0.2,budget=0.5", "budget is given twice"),
+    ("sinks:budget=1e400", "method 'sinks:budget=1e400': budget=1e400 is no number that can be used"),
+    ("adakv:of=h2o:budget=0.3", "of=h2o:budget=0.3: expected a method's name without parameters"),
+    ("fp8:scale=fp32", "scale='fp32': there is none without axis= or group="),
+    ("sinks:sinks=true", "sinks=True: expected"),
+    ("infinigen:full_layers=true", "full_layers=True: expected"),
+    ("padded:quantized=3", "quantized=3: expected true or false"),
+    ("topk:full_layers=99", "full_layers=99: the model has 4 layers"),
+    ("h2o:budget=0", "budget=0: expected a fraction"),
+    ("h2o:budget=1.5", "budget=1.5: expected a fraction"),
+    ("h2o:budget=-3", "budget=-3"),
+    ("h2o:budget=lots", "budget='lots'"),
+    ("int8:group=3", "group=3: does not divide the head dimension 8"),
+    ("int8:axis=row", "axis='row': expected one of group, token, channel, tensor"),
+    ("int4:axis=token,group=4", "group=4: only with axis='group'"),
+    ("int4:symmetric=2", "symmetric=2: expected true or false"),
+    ("int2:scale=fp64", "scale='fp64': expected one of fp16, fp32"),
+    ("int2:nonfinite=ignore", "nonfinite='ignore': expected one of refuse, clip"),
+    ("int4:smooth=2", "smooth=2: expected a strength from 0 to 1"),
+    ("int4:sinks=-1", "sinks=-1: expected a whole number of at least 0"),
+    ("kivi2:group=0", "group=0: expected a whole number of at least 1"),
+    ("kivi2:recent=half", "recent='half': expected a whole number of at least 0"),
+    ("fp8:axis=row", "axis='row'"),
+    ("fp8:group=3", "group=3: does not divide the head dimension 8"),
+    ("static:length=0", "length=0: expected a whole number of at least 1"),
+    ("topk:full_layers=-1", "full_layers=-1: expected a whole number of at least 0 layers"),
+    ("infinigen:full_layers=inf", "full_layers=inf: expected a whole number of at least 0 layers"),
+    ("padded:quantized=7", "quantized=7: expected true or false"),
+    ("fp8:scale=5", "scale=5: expected one of fp16, fp32"),
+    ("snapkv:window=true", "window=True: expected a whole number of at least 1 queries"),
+    ("snapkv:kernel=4", "kernel=4: expected an odd"),
+    ("pyramidkv:beta=0.5", "beta=0.5"),
+    ("fp8:format=e1m1", "format='e1m1': expected one of e4m3, e5m2"),
+    ("no_such_module.Keep", "No module named"),
+    ("kvlab.keep.Nothing", "no attribute"),
+    ("kvlab.decode.Trace", "expected a Keep, Store, format, Place or Fetch class"),
+    ("h2o:recent=2", "recent=2"),
+    ("sinks:sinks=-1", "sinks=-1"),
+    ("sinks:every=0", "every=0: expected a whole number of at least 1"),
+    ("sinks:renumber=3", "renumber=3: expected true or false"),
+    ("keydiff:chunk=0", "chunk=0: expected a whole number of at least 1"),
+    ("h2o:merge=3", "merge=3: expected true or false"),
+    ("lagkv:lag=0", "lag=0: expected a fraction of tokens"),
+    ("lagkv:lag=1.5", "lag=1.5: expected a fraction of tokens"),
+    ("lagkv:sinks=-1", "sinks=-1: expected a whole number"),
+    ("rkv:window=0", "window=0: expected a whole number of at least 1 queries"),
+    ("rkv:kernel=4", "kernel=4: expected an odd number of tokens"),
+    ("rkv:share=1.5", "share=1.5: expected a part between 0 and 1"),
+    ("rkv:every=0", "every=0: expected a whole number of at least 1 tokens"),
+    ("kvzip:over=heads", "over='heads': expected one of model, layer, head"),
+    ("kvzip:chunk=8", "chunk=8: expected a whole number of at least 16 tokens"),
+    ("kvzip:sinks=-1", "sinks=-1: expected a whole number of at least 0"),
+    ("adakv:of=full", "of=full: expected a method that scores tokens"),
+    ("adakv:of=int4", "of=int4: expected a method that scores tokens"),
+    ("adakv:of=topk", "of=topk: expected a method that scores tokens"),
+    ("adakv:of=adakv", "expected a keep that scores tokens"),
+    ("adakv:of=snapvk", "unknown method 'snapvk', did you mean snapkv"),
+    ("adakv:safeguard=2", "safeguard=2: expected a part of the share between 0 and 1"),
+    ("adakv:safeguard=half", "safeguard='half': expected a part"),
+    ("int5:group=5", "group=5: does not divide the head dimension 8"),
+    ("int4:rotate=1", "rotate=1: expected true, false or signs"),
+    ("int4:rotate=hadamard", "rotate='hadamard': expected true, false or signs"),
+    ("int4:skip_layers=9", "skip_layers=9: the model has 4 layers"),
+    ("int4:skip_layers=-5", "skip_layers=-5: the model has 4 layers"),
+    ("fp8:skip_layers=first", "skip_layers='first': expected numbers of layers, as in"),
+    ("fp8:format=e3m4", "format='e3m4'"),
+    ("kvquant:bits=5", "bits=5: expected one of 2, 3, 4"),
+    ("kvquant:outliers=0.5", "outliers=0.5: expected a part"),
+    ("turboquant:bits=5", "bits=5"),
+    ("turboquant:sketch=1", "sketch=1: expected true or false"),
+    ("mixed:k=int9", "k='int9': expected one of full, int8"),
+    ("mixed:v=nvfp4,group=4", "group=4: nvfp4 has no such parameter"),
+    ("mxfp4:largest=4over6", "no parameter 'largest'"),
+    ("nvfp4:largest=5", "largest=5"),
+    ("paged:blocks=0", "blocks=0: expected a whole number of at least 1"),
+    ("paged:block=2.5", "block=2.5: expected"),
+    ("offload:link=fast", "link='fast': expected bytes per second, 'cuda', none, or one of A6000"),
+    ("offload:link=0", "bandwidth=0: expected a positive"),
+    ("uvm:page=0", "page=0"),
+    ("uvm:fault=-1", "fault=-1"),
+    ("uvm:memory=-1", "memory=-1"),
+    ("infinigen:alpha=0", "alpha="),
+    ("infinigen:ratio=1.2", "ratio="),
+    ("infinigen:variant=fast", "variant='fast': expected one of paper, official-speed"),
+    ("infinigen:victim=mru", "policy='mru': expected one of counter, lru, fifo"),
+    ("quest:page=0", "page=0: expected a whole number of at least 1 tokens"),
+    ("quest:page=129", "page=129: expected at most the model's context, 128 tokens"),
+    ("quest:digest=mean", "digest='mean': expected one of bounds, centre"),
+    ("quest:full_layers=9", "full_layers=9: the model has 4 layers"),
+    ("quest:missed=3", "missed=3: expected true or false"),
+    ("quest+int8:group=7", "group=7"),
+    ("shadowkv:rank=0", "rank=0: expected a part below 1, or a whole number of columns, above 0"),
+    ("shadowkv:rank=1.5", "rank=1.5: expected a part below 1"),
+    ("shadowkv:rank=17", "rank=17: expected at most kv_heads * head_dim, 16"),
+    ("shadowkv:chunk=0", "chunk=0: expected a whole number of at least 1 tokens"),
+    ("shadowkv:outliers=-1", "outliers=-1: expected a part below 1, or a whole number of chunks"),
+    ("shadowkv:recent=-1", "recent=-1: expected a whole number of at least 0 chunks"),
+    ("padded:length=129", "max_length=129: more than the model's 128 positions"),
+    ("padded:length=1", "max_length=1: expected a whole number of at least 2"),
+    ("padded:policy=dbl", "policy='dbl': expected one of"),
+    ("padded:policy=compromise,extra=-1", "extra=-1: expected a part"),
+    ("padded:form=both", "form='both': expected one of single, multi"),
+    ("padded:chunk=0", "chunk=0: expected a whole number of at least 1"),
+]
+
+
+def one_line(says: str):
+    """The refusal that a block ends in."""
+    return pytest.raises(ValueError, match=re.compile(rf"\A[^\n]*{re.escape(says)}[^\n]*\Z"))
+
+
+@pytest.mark.parametrize("spec, says", SPECS)
+def test_bad_specs_say_what_is_wrong(spec, says):
+    with one_line(says):
+        kvlab.make_cache(tiny("llama"), spec)
+
+
+def test_methods_that_a_model_has_nothing_for():
+    for family, changes, spec, says in (
+        ("gpt2", {"hidden_size": 36}, "int8:rotate=true", "rotate: the head dimension 9 is odd"),
+        ("gpt2", {}, "kvquant", "has no rotary embedding (RoPE)"),
+        ("opt", {}, "shadowkv", "has no rotary embedding (RoPE)"),
+        ("opt", {}, "sinks:renumber=true", "has no rotary embedding (RoPE)"),
+    ):
+        with one_line(says):
+            kvlab.make_cache(tiny(family, **changes), spec)
+    with one_line("lag=64: longer than a prompt of 30 tokens"):
+        cache = kvlab.make_cache(tiny("llama"), "lagkv:budget=10,lag=64")
+        kvlab.decode(tiny("llama"), tiny("llama").dummy_inputs["input_ids"][:1, :3].repeat(1, 10), cache, 1)
+
+
+ANEW = "merge writes tokens anew: they must be on the device, as they are"
+APART = [
+    (
+        {"keep": AdaKV(SnapKV()), "store": Growing()},
+        "AdaKV lets heads hold different numbers of tokens, for which",
+    ),
+    (
+        {"keep": AdaKV(SnapKV()), "store": Static(40)},
+        "for which Static reserves the most that any holds: use",
+    ),
+    ({"keep": AdaKV(SnapKV()), "store": Paged()}, "for which Paged"),
+    ({"keep": AdaKV(SnapKV()), "store": Ragged(), "place": Host()}, "held on the device, not on a host"),
+    ({"keep": H2O(0.4, merge=True), "store": Int(8)}, ANEW),
+    ({"keep": H2O(0.4, merge=True), "store": Paged()}, ANEW),
+    ({"keep": H2O(0.4, merge=True), "place": Host()}, ANEW),
+    ({"keep": KVzip(0.2, over="head"), "place": Host()}, "for which keys and values must be on the device"),
+    ({"store": Kivi(), "keep": H2O(0.5)}, "H2O cannot drop single ones"),
+    ({"store": Kivi(), "place": Host()}, "a host cannot fetch"),
+    ({"store": Kivi(), "place": Host(TopK(0.5), ModelledLink(1e9))}, "a host cannot fetch"),
+    ({"store": PreRope(), "place": Host()}, "keys are held before RoPE, and a host sends them as they are"),
+    (
+        {"store": Growing(Int(4), sinks=2), "place": Host()},
+        "sinks: tokens held in full precision stay on the device",
+    ),
+    ({"keep": H2O(0.5), "place": ShadowKV()}, "H2O lets tokens go, and ShadowKV holds a part of each"),
+    ({"store": Int(8), "place": ShadowKV()}, "ShadowKV holds values as they are, in Growing()"),
+    ({"store": Static(60), "place": ShadowKV()}, "ShadowKV holds values as they are, in Growing()"),
+]
+
+
+@pytest.mark.parametrize("policies, says", APART)
+def test_policies_that_do_not_go_together(policies, says):
+    with one_line(says):
+        kvlab.KVCache(tiny("llama"), **policies)
+
+
+def test_what_gives_nothing_up_goes_with_any():
+    for policies in (
+        {"keep": AdaKV(KeyDiff(1)), "store": Growing()}, {"store": Kivi(), "keep": H2O(1)},
+        {"store": Growing(Int(4), sinks=2), "keep": H2O(0.5)}, {"store": Int(8), "place": Host(Quest())},
+    ):  # fmt: skip
+        kvlab.KVCache(tiny("llama"), **policies)
+
+
+def test_formats_of_widths_that_they_do_not_fill():
+    for make, says in (
+        (lambda: Codebook(3).check(10), "bits=3: head dimension 10 does not fill whole bytes"),
+        (lambda: Codebook(4, sketch=True).check(20), "bits=1: head dimension 20 does not fill whole bytes"),
+        (lambda: Float4("mxfp4", "4over6"), "largest='4over6': only with nvfp4"),
+        (lambda: Float4("fp4"), "format='fp4': expected one of nvfp4, mxfp4"),
+        (lambda: Float4().check(9), "nvfp4: head dimension 9 does not fill whole bytes"),
+        (lambda: Planes(4), "bits=4: expected one of 3, 5, 6, 7"),
+        (lambda: Planes(5).check(9), "bits=5: head dimension 9 does not fill whole bytes"),
+        (lambda: Int(2).check(6), "whole bytes"),
+        (lambda: Int(3), "bits=3"),
+        (lambda: pack(None, 3), "bits=3: does not divide 8"),
+        (lambda: unpack(None, 6), "bits=6: does not divide 8"),
+        (lambda: reference.pack([1, 2, 3, 4], 6), "bits=6: does not divide 8"),
+        (lambda: Paged(format=Growing()), "format=Growing: expected a format, which writes each token"),
+    ):
+        with one_line(says):
+            make()
