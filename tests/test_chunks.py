@@ -1,68 +1,12 @@
 """A prompt in chunks gives what the whole prompt gives, and is what happens when memory does not suffice."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from tiny import prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, Pool, PyramidKV, SnapKV
-from kvlab.place import Host, InfiniGen, ModelledLink, OnDemand, TopK
-from kvlab.store import Growing
 
 pytestmark = pytest.mark.uncounted
-
-
-KEEPS = {
-    "snapkv": lambda: {"keep": SnapKV(0.4, window=5)},
-    "snapkv, a window above the budget": lambda: {"keep": SnapKV(4, window=9)},
-    "pyramidkv": lambda: {"keep": PyramidKV(0.4, window=5)},
-    "pool": lambda: {"keep": Pool(0.6), "place": Host(InfiniGen(0.4, alpha=1.0, full_layers=1))},
-    "pool among topk": lambda: {"keep": Pool(0.6, "lru"), "place": Host(TopK(0.4))},
-    "infinigen over a link": lambda: {
-        "keep": SnapKV(0.6, window=4),
-        "store": Growing(),
-        "place": Host(InfiniGen(0.4, full_layers=1), ModelledLink(1e9)),
-    },
-    "uvm": lambda: {"keep": H2O(0.4), "place": Host(OnDemand(0.5))},
-}
-CUTS = {1: [31], 2: [17, 14], 7: [3, 4, 5, 6, 4, 5, 4], "last of one": [12, 18, 1], "ones": [28, 1, 1, 1]}
-
-
-@pytest.mark.parametrize("side", ["left", "right", "none", "left, under a window"])
-@pytest.mark.parametrize("keep", KEEPS)
-def test_a_prompt_cut_anywhere_is_compressed_to_the_same_set(keep, side):
-    """Kept sets, columns and the logits of five steps, for every cut."""
-    side, _, window = side.partition(", ")
-    model = tiny("mistral", sliding_window=9) if window else tiny("llama")
-    ids = prompt(31, rows=3)
-    mask, steps = torch.ones_like(ids), [prompt(1, rows=3, seed=step) for step in range(5)]
-    for row, padding in enumerate((0, 19, 6)):
-        if side == "left":
-            mask[row, :padding] = 0
-        elif side == "right":  # the last real queries came in earlier passes
-            mask[row, 31 - padding :] = 0
-    found = {}
-    for name, sizes in {None: [31], **CUTS}.items():
-        cache = kvlab.KVCache(model, **KEEPS[keep]())
-        stepper, at = kvlab.Stepper(model, cache), 0
-        with cache.prefill() if name is not None else nullcontext():
-            for size in sizes:
-                stepper.feed(ids[:, at : at + size], mask[:, at : at + size])
-                at += size
-        held = [layer.positions for layer in cache.layers]
-        logits = torch.cat([stepper.feed(token) for token in steps])
-        moved, stats = [layer.positions for layer in cache.layers], cache.stats()
-        columns = [getattr(getattr(layer.place, "fetch", None), "columns", None) for layer in cache.layers]
-        columns = [None if one is None else one.sort(-1).values for one in columns]
-        found[name] = held, moved, columns, logits, (stats.tokens_held, stats.moved_bytes)
-    held, moved, columns, logits, counted = found.pop(None)
-    for name, other in found.items():
-        for ours, theirs in zip((*held, *moved, *columns), (*other[0], *other[1], *other[2]), strict=True):
-            assert (ours is theirs is None) or torch.equal(ours, theirs), name
-        assert torch.allclose(logits, other[3], atol=1e-4), name
-        assert counted == other[4], name
 
 
 def test_the_end_of_the_prompt():
@@ -95,27 +39,6 @@ def test_the_end_of_the_prompt():
     assert held(cache) == 20  # the prompt is open: another block goes on with it, or the next pass ends it
     model(prompt(10), past_key_values=cache)
     assert held(cache) == 10
-
-
-def test_prefill_through_transformers_alone():
-    """The block needs no Stepper; nothing is held back for methods that hold nothing or everything."""
-    model, ids, kept = tiny("llama"), prompt(30), []
-    for sizes in ([30], [11, 11, 8]):
-        cache = kvlab.make_cache(model, "h2o:budget=9")
-        with cache.prefill(), torch.no_grad():
-            for part in ids.split(sizes, 1):
-                model(part, past_key_values=cache)
-        kept.append(cache.layers[0].positions)
-        assert cache.stats().tokens_held == 9
-    assert torch.equal(*kept)
-    for spec in ("recompute", "full"):
-        cache = kvlab.make_cache(model, spec)
-        stepper = kvlab.Stepper(model, cache)
-        with cache.prefill():
-            stepper.feed(ids[:, :20])
-            parts = stepper.feed(ids[:, 20:], last=True)
-        whole = kvlab.Stepper(model, kvlab.make_cache(model, spec)).feed(ids, last=True)
-        assert torch.allclose(parts, whole, atol=1e-4)
 
 
 def test_logits_of_all_chunks_are_returned():

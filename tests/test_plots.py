@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib.colors
 import pytest
 
 from kvlab import methods, plots
-from kvlab.arithmetic import Tier
 from kvlab.measure.timeline import Span, Timeline
 from kvlab.place import OnDemand, Whole
-
-
-def test_bars_take_the_methods_colours():
-    bars = plots.bars({"full": 3, "h2o:budget=0.2": 1}).axes[0]
-    assert [matplotlib.colors.to_hex(p.get_facecolor()).upper() for p in bars.patches] == [
-        plots.style(m)[0].upper() for m in ("full", "h2o")
-    ]
 
 
 def test_a_timeline_is_drawn_to_scale():
@@ -91,25 +82,3 @@ def test_a_colour_means_the_same_of_a_token_and_of_a_method(name):
 def test_no_two_methods_look_the_same():
     looks = [(colour, marker) for colour, marker, _ in plots.STYLE.values()]
     assert len(set(looks)) == len(looks)
-
-
-def test_memories_are_drawn_by_size_and_speed():
-    machines = {"one": {"SRAM": Tier(1e6, 1e12), "HBM": Tier(1e10, 1e11)}, "two": {"DRAM": Tier(1e11, 1e10)}}
-    axes = plots.tiers(machines, {"a cache": 1e8}).axes[0]
-    assert axes.lines[0].get_xydata().tolist() == [[1e6, 1e12], [1e10, 1e11]]
-    assert {text.get_text() for text in axes.texts} == {"SRAM", "HBM", "DRAM", "a cache"}
-    assert axes.get_xscale() == axes.get_yscale() == "log"
-
-
-def test_splits_are_drawn_alone_and_together():
-    alone, together = plots.splits([[0.5, 0.5], [1.0]], [0.25, 0.75]).axes
-    assert [bar.get_height() for bar in alone.patches] == [0.5, 0.5, 1.0]
-    assert [bar.get_height() for bar in together.patches] == [0.125, 0.125, 0.75]
-    assert [text.get_text() for text in together.texts] == ["sum 0.25", "sum 0.75"]
-
-
-def test_curves_end_where_they_end():
-    curves = {"16 bits": [(1, 5.0), (2, 8.0)], "8 bits": [(1, 6.0), (4, 16.0)]}
-    axes = plots.to_the_end(curves, x="rows", y="t/s").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["2: 8", "4: 16"]
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("rows", "t/s")

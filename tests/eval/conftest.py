@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,25 @@ TEXT = (
     "Once there was a small boat on a wide lake. Mira found a red key under the old bridge. "
     "The baker gave Tom a warm loaf and he ran home. Where is the key? It is under the bridge. "
 )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def lm_eval_reads_its_tasks_once():
+    """Its 14,000 YAML files: once in a session, and not at every command."""
+    from lm_eval.tasks import _index
+
+    build, own = _index.TaskIndex.build, Path(_index.__file__).parent
+    known = functools.cache(lambda: pickle.dumps(build([own])))
+
+    def built(paths, **how):
+        found = {}
+        for root in paths:
+            found |= pickle.loads(known()) if root == own else build([root], **how)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_index.TaskIndex, "build", staticmethod(built))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -81,7 +81,7 @@ the first queries of a prompt in pieces vote
     keep.base:LastQueries.note
     - [:, -self.policy.last_queries :]
     + [:, : self.policy.last_queries]
-    test_chunks.py::test_a_prompt_cut_anywhere_is_compressed_to_the_same_set[snapkv-left]
+    test_windows.py::test_a_prompt_in_pieces_holds_what_somebody_may_still_see[snapkv:budget=5,window=4-0]
 
 a fork does not hold its blocks
     store.paged:PagedState.__setattr__

@@ -69,32 +69,12 @@ def test_a_picture_of_something_else_is_refused(states):
         pictures.cache_picture(states)
 
 
-def test_lines_take_the_methods_colours():
-    curves = pictures.lines([1, 2], {"full": [1, 2], "int4": [2, 3]}, log="xy").axes[0]
-    assert [line.get_color() for line in curves.lines] == [plots.style(m)[0] for m in ("full", "int4")]
-    assert curves.get_xscale() == curves.get_yscale() == "log"
-
-
 def test_curves_are_named_at_their_ends_and_no_name_lies_on_another():
     axes = pictures.lines([1, 2], {"full": [1, 2.0], "int4": [1, 2.01], "h2o": [1, 1]}).axes[0]
     assert [text.get_text() for text in axes.texts] == ["full", "int4", "h2o"]
     heights = sorted(text.xyann[1] for text in axes.texts)
     letter = plots.LETTERS / 72 / axes.figure.get_figheight()
     assert all(above - below > letter for below, above in pairwise(heights))
-
-
-def test_letters_are_read_off_the_figure():
-    figure = plots.bars({"full": 3})
-    assert pictures.letters(figure) == round(plots.LETTERS / 72 * 100, 1)
-    figure.axes[0].text(0, 0, "small", fontsize=7.2)
-    assert pictures.letters(figure) == 10.0
-
-
-def test_a_heat_map_shows_the_matrix():
-    matrix = torch.rand(3, 4)
-    image = pictures.heat_map(matrix, vmin=0, vmax=1).axes[0].images[0]
-    assert torch.equal(torch.as_tensor(image.get_array().data), matrix)
-    assert image.get_clim() == (0, 1)
 
 
 def test_show_prints_its_sentence_and_wants_one(capsys):
@@ -114,16 +94,3 @@ def test_a_colour_of_one_marker_is_kept():
     for method in ("full", "int4", "h2o"):
         wanted = [int(plots.style(method)[0][at : at + 2], 16) for at in (1, 3, 5)]
         assert min(max(abs(a - b) for a, b in zip(one, wanted, strict=True)) for one in found) <= 8
-
-
-def test_the_same_figure_gives_the_same_bytes():
-    make = lambda: pictures._png(plots.bars({"full": 3, "int8": 2}))
-    assert make() == make()
-
-
-def test_curves_of_any_name_look_different():
-    names = ("full", "block input", "attention output", "ffn output", "h2o:budget=0.2")
-    figure = pictures.lines([1, 2], {name: [1, 2] for name in names})
-    looks = {(line.get_color(), line.get_marker()) for line in figure.axes[0].lines}
-    assert len(looks) == len(names)
-    assert (plots.STYLE["h2o"][0], plots.STYLE["h2o"][1]) in looks
