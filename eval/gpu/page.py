@@ -16,7 +16,7 @@ from kvlab.arithmetic import MACHINES
 from ..core.digests import ROOT
 from ..core.errors import Problem
 from ..core.files import write_file
-from ..core.table import Table, markdown
+from ..core.table import markdown
 from . import headline, predict, step
 
 GOALS = (
@@ -80,7 +80,7 @@ def table(rows: list[dict], columns: str) -> str:
     """Rows as a table with these keys."""
     heads = columns.split()
     body = [[number(row.get(head)) for head in heads] for row in rows]
-    return markdown(Table(heads, body)) + "\n" if rows else ""
+    return markdown(heads, body) + "\n" if rows else ""
 
 
 # Goals.
@@ -90,7 +90,7 @@ def goals(machines: dict[str, dict]) -> str:
     """Every goal beside what each machine reached."""
     reached = [reached_by(found) for found in machines.values()] or [["not measured"] * len(GOALS)]
     rows = list(zip(GOALS, predictions(), *reached, strict=True))
-    return markdown(Table(["goal", "predicted", *(machines or ["measured"])], rows, words=3)) + "\n"
+    return markdown(["goal", "predicted", *(machines or ["measured"])], rows, words=3) + "\n"
 
 
 def predictions() -> list[str]:

@@ -54,7 +54,7 @@ def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bo
     figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))
-    told = records.rows(found)
+    told = [row for board in found for row in board.rows]
     files = records.write(told, store.out / "accuracy") if told else []
     console = console or Verbatim()
     for board in found:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ..core.files import write_json
-from ..core.table import Table, markdown
+from ..core.show import Verbatim
+from .table import printed
 
 ENGINES = {  # columns of the study static-graph: {title: what is shown of a row}
     "ms/token": lambda r: f"{r['ms']:.2f}",
@@ -47,5 +48,5 @@ def report(measurement, store, show, wanted: list) -> None:
     for name, found in measured.items():
         columns = COLUMNS[name]
         body = [[label, *(text(row) for text in columns.values())] for label, row in found["rows"].items()]
-        title = f"{name}, {found['threads']} thread"
-        print(f"\n{markdown(Table(['', *columns], body, title))}", flush=True)
+        print(f"\n{name}, {found['threads']} thread")
+        printed(["", *columns], body, Verbatim())

@@ -16,7 +16,7 @@ from ..accuracy.batching import PREFILLED, TAIL
 from ..accuracy.protocols import EVICT, PROTOCOLS
 from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
-from . import plots, records
+from . import plots
 from .budgets import curves, drawable
 from .tables import COLUMNS, HALF, Board, headline, is_share, share
 
@@ -56,7 +56,7 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
         for m, (value, error) in board.mean.items()
         if m in board.bytes
     ]
-    found = drawable(records.rows([board]))
+    found = drawable(board.rows)
     if found:  # many points, which lines from budget to budget tell apart
         add(
             "budgets",

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable
 from pathlib import Path
+
+import pandas
 
 from kvlab.spec import parse
 
-from ..core.comparable import SPEED
 from ..core.files import write_file
 from .statistics import beats, differs, mcnemar
-from .tables import Board
 
 COUNTED = ("contexts", "prefilled_tokens", "prefill_seconds")
 NAMES = ("device_bytes", "host_bytes", "moved_bytes")
@@ -29,20 +26,10 @@ def curve_of(method: str) -> tuple[str, float | None]:
     return f"{spec.name}:{','.join(rest)}" if rest else spec.name, budget
 
 
-def rows(boards: Iterable[Board]) -> list[dict]:
-    """A row for every method on every task: its main metric with its standard error, McNemar's test against
-    `full`, bytes, and what the number stands on. `compared` is false where `full` does not beat guessing."""
-    found = []
-    for board in boards:
-        scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c.get("metrics")]
-        full = {c["task"]: c for c in scored if c["method"] == "full"}
-        for cell in sorted(scored, key=lambda c: (c["task"], board.methods.index(c["method"]))):
-            found.append(row(cell, full.get(cell["task"])))
-    return found
-
-
 def row(cell: dict, full: dict | None) -> dict:
-    """One cell as a row; full: the cell of `full` on the same task."""
+    """One cell as a row: its main metric with its standard error, McNemar's test against `full`, bytes, and
+    what the number stands on. `compared` is false where `full`, the cell of `full` on the same task, does not
+    beat guessing."""
     metric, config = cell["metrics"][0], cell["config"]
     curve, budget = curve_of(cell["method"])
     told = {
@@ -110,15 +97,7 @@ def provenance(cell: dict, data: str) -> dict:
 
 def write(found: list[dict], stem: Path) -> list[Path]:
     """STEM.csv and STEM.parquet; returns their paths."""
-    import pyarrow
-    import pyarrow.parquet
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    write_file(stem.with_suffix(".csv"), text.getvalue())
-    packed = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(found), packed)
-    write_file(stem.with_suffix(".parquet"), packed.getvalue().to_pybytes())
+    table = pandas.DataFrame(found, dtype=object)
+    for ending, data in ((".csv", table.to_csv(index=False)), (".parquet", table.to_parquet(index=False))):
+        write_file(stem.with_suffix(ending), data)
     return [stem.with_suffix(".csv"), stem.with_suffix(".parquet")]

@@ -6,23 +6,38 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rich import box
+from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table as Drawn
+from rich.text import Text
 
 from ..core.files import write_json
-from ..core.show import Verbatim
-from ..core.table import Table
+
+STYLES = {"▲": "bold", "▼": "dim"}  # of a text with this mark
 
 
-def printed(table: Table) -> None:
-    """Print it to the terminal."""
-    drawn, console = Drawn(title=table.title or None, box=box.SIMPLE, pad_edge=False), Verbatim()
-    for index, head in enumerate(table.head):
-        drawn.add_column(head, justify="left" if index < table.words else "right")
-    for line in table.body:
-        drawn.add_row(*line)
-    console.print(drawn)
-    if table.note:
-        console.print(table.note)
+def printed(head: list[str], body: list[list[str]], console: Console) -> None:
+    """Print it: as many columns side by side as there is room for, so that nothing is cropped; the others
+    follow below, beside the first one again."""
+    names, *columns = zip(head, *body, strict=True)
+    unlimited = console.options.update(width=10**4)
+    fits = lambda some: Measurement.get(console, unlimited, drawn(some)).maximum <= console.width
+    while columns:
+        count = len(columns)
+        while count > 1 and not fits([names, *columns[:count]]):
+            count -= 1
+        console.print(drawn([names, *columns[:count]]))
+        columns = columns[count:]
+
+
+def drawn(columns: list[tuple[str, ...]]) -> Drawn:
+    """Columns of texts, each with its title first, the first of them words."""
+    table = Drawn(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place, (head, *_) in enumerate(columns):
+        table.add_column(Text(head), justify="right" if place else "left", no_wrap=True)
+    for line in zip(*(texts for _, *texts in columns), strict=True):
+        table.add_row(*(Text(text, style=STYLES.get(text[-1:], "")) for text in line))
+    return table
 
 
 def write_rows(cells: dict[str, dict], out: Path, name: str, show, line: Callable[[dict], str]) -> list[dict]:

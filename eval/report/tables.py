@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from statistics import mean
+from types import SimpleNamespace
 
 from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
@@ -17,24 +19,7 @@ from ..accuracy.taskset import AGREEMENT, LOCAL
 from ..core.comparable import SPEED
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
-from . import contexts
-from .statistics import beats, differs, mcnemar
-
-
-@dataclass
-class Entry:
-    """One number of the accuracy table."""
-
-    value: float
-    stderr: float | None
-    n: int
-    text: str
-    best: bool = False
-    worst: bool = False
-    differs: bool = False  # from full, by more than noise
-    lost: int | None = None  # documents that full answers and this method does not ...
-    won: int | None = None  # ... and the other way round
-    p: float | None = None  # of so uneven a split, by McNemar's test
+from . import contexts, records
 
 
 @dataclass
@@ -44,8 +29,9 @@ class Board:
     model: str
     methods: list[str] = field(default_factory=list)
     tasks: list[str] = field(default_factory=list)
-    metric: dict[str, dict] = field(default_factory=dict)  # task -> its main metric's row
-    entries: dict[tuple[str, str], Entry] = field(default_factory=dict)  # (method, task)
+    rows: list[dict] = field(default_factory=list)  # of `records.row`, agreement among them
+    metric: dict[str, dict] = field(default_factory=dict)  # task -> its first row
+    entries: dict[tuple[str, str], SimpleNamespace] = field(default_factory=dict)  # (method, task) -> its row
     agreement: dict[str, dict[str, dict]] = field(default_factory=dict)  # method -> metric -> row
     at_chance: list[str] = field(default_factory=list)  # tasks on which full does not beat guessing
     scored_share: dict[str, float] = field(default_factory=dict)  # method -> slots that its score chose
@@ -68,10 +54,10 @@ class Board:
     @property
     def asked_again(self) -> dict[str, list[str]]:
         """{method: its `contexts.HEADS`}, where a context is asked several questions."""
-        scored = [c for c in self.cells if c.get("metrics") and c["task"] != AGREEMENT]
-        if not any(cell["config"].get("protocol") in contexts.ASKED_AGAIN for cell in scored):
+        scored = [row for row in self.rows if row["task"] != AGREEMENT]
+        if not any(row["protocol"] in contexts.ASKED_AGAIN for row in scored):
             return {}
-        return {m: contexts.texts(c for c in scored if c["method"] == m) for m in self.methods}
+        return {m: contexts.texts(row for row in scored if row["method"] == m) for m in self.methods}
 
     @property
     def guesses(self) -> bool:
@@ -116,10 +102,11 @@ class Board:
         """What has to be said beside the accuracies."""
         said = []
         for task in self.at_chance:
-            value, error = self.entries["full", task].value, self.entries["full", task].stderr or 0.0
+            full = self.entries["full", task]
             said.append(
-                f"{task}: full answers {100 * value:.1f} ± {100 * error:.1f} %, which does not beat guessing "
-                f"({100 * self.chance(task):.1f} %) by two standard errors; no method is compared there"
+                f"{task}: full answers {100 * full.value:.1f} ± {100 * (full.stderr or 0):.1f} %, which does "
+                f"not beat guessing ({100 * full.chance:.1f} %) by two standard errors; no method is "
+                "compared there"
             )
         for task, row in self.floors.items():
             said.append(
@@ -184,60 +171,46 @@ def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Bo
         for cell in scored:
             if cell["task"] == AGREEMENT:
                 board.agreement[cell["method"]] = {row["metric"]: row for row in cell["metrics"]}
-        _accuracy(board, {(c["method"], c["task"]): c for c in scored})
+        full = {cell["task"]: cell for cell in scored if cell["method"] == "full"}
+        scored.sort(key=lambda c: (c["task"], board.methods.index(c["method"])))
+        board.rows = [records.row(cell, full.get(cell["task"])) for cell in scored]
+        other = {(cell["method"], cell["task"]) for cell in scored if cell.get("other_code")}
+        for task in board.tasks:
+            _fill(board, task, [row for row in board.rows if row["task"] == task], other)
+        _means(board)
     return sorted(found.values(), key=lambda board: not board.tasks)
 
 
-def _accuracy(board: Board, cells: dict) -> None:
-    for task in board.tasks:
-        mine = {m: cells[m, task] for m in board.methods if (m, task) in cells}
-        board.metric[task] = next(iter(mine.values()))["metrics"][0]
-        name = board.metric[task]["metric"]
-        for method, cell in mine.items():
-            row = cell["metrics"][0]
-            mark = OTHER_CODE if cell.get("other_code") else ""
-            entry = Entry(row["value"], row["stderr"], row["n"], shown(row) + mark)
-            if "full" in mine and method != "full":
-                both = cell["values"][name], mine["full"]["values"][name]
-                entry.differs = differs(*both)
-                entry.lost, entry.won, entry.p = mcnemar(*both) or (None, None, None)
-            board.entries[method, task] = entry
-        full = board.entries.get(("full", task))
-        if full and not beats(full.value, full.stderr, board.chance(task)):
-            board.at_chance.append(task)
-            for method in mine:
-                board.entries[method, task].differs = False
-            continue
-        texts = {board.entries[m, task].text: board.entries[m, task].value for m in mine}
-        if len(texts) > 1:
-            pick = (max, min) if board.metric[task]["higher_is_better"] else (min, max)
-            best, worst = (choose(texts, key=texts.get) for choose in pick)
-            for method in mine:
-                entry = board.entries[method, task]
-                entry.best, entry.worst = entry.text == best, entry.text == worst
-    shares = [t for t in board.tasks if is_share(board.metric[t]) and t not in board.at_chance]
+def _fill(board: Board, task: str, rows: list[dict], other: set) -> None:
+    """The entries of a task; the best and the worst are marked unless none is compared, or all are alike."""
+    board.metric[task] = rows[0]
+    texts = {shown(row): row["value"] for row in rows}
+    pick = (max, min) if rows[0]["higher_is_better"] else (min, max)
+    best, worst = (choose(texts, key=texts.get) for choose in pick)
+    marked = len(texts) > 1 and rows[0]["compared"] is not False
+    if rows[0]["compared"] is False:
+        board.at_chance.append(task)
+    for row in rows:
+        text, place = shown(row), (row["method"], task)
+        marks = {"best": marked and text == best, "worst": marked and text == worst}
+        board.entries[place] = SimpleNamespace(**row, **marks, text=text + OTHER_CODE * (place in other))
+
+
+def _means(board: Board) -> None:
+    """Every method's accuracy over the tasks on which methods are compared, its bytes as shares of what
+    `full` holds, and the share of the slots that its score chose."""
+    shares = [task for task in board.tasks if is_share(board.metric[task]) and task not in board.at_chance]
     for method in board.methods:
-        rows = [board.entries[method, t] for t in shares if (method, t) in board.entries]
-        if shares and len(rows) == len(shares):
-            errors = [row.stderr or 0.0 for row in rows]
-            spread = math.sqrt(sum(e * e for e in errors)) / len(rows)
-            board.mean[method] = (sum(row.value for row in rows) / len(rows), spread)
-        _shares_of_full(board, cells, method)
-        told = [c["scored"] for (m, _), c in cells.items() if m == method and c.get("scored") is not None]
-        if told:
-            board.scored_share[method] = sum(told) / len(told)
-
-
-def _shares_of_full(board: Board, cells: dict, method: str) -> None:
-    """Bytes as shares of what `full` holds on the same tasks, averaged over the tasks."""
-    shares: dict[str, list[float]] = {}
-    for task in [*board.tasks, AGREEMENT]:
-        mine, full = cells.get((method, task)), cells.get(("full", task))
-        if mine and full and full["bytes"]["device_bytes"]:
-            for name in ("device_bytes", "host_bytes", "moved_bytes"):
-                shares.setdefault(name, []).append(mine["bytes"][name] / full["bytes"]["device_bytes"])
-    if shares:
-        board.bytes[method] = {name: sum(values) / len(values) for name, values in shares.items()}
+        entries = [board.entries[method, task] for task in shares if (method, task) in board.entries]
+        if shares and len(entries) == len(shares):
+            spread = math.hypot(*(one.stderr or 0.0 for one in entries)) / len(entries)
+            board.mean[method] = mean(one.value for one in entries), spread
+        mine = [row for row in board.rows if row["method"] == method]
+        beside = [row for row in mine if row["device_bytes_of_full"] is not None]
+        if beside:
+            board.bytes[method] = {name: mean(r[f"{name}_of_full"] for r in beside) for name in records.NAMES}
+        if told := [row["scored"] for row in mine if row["scored"] is not None]:
+            board.scored_share[method] = mean(told)
 
 
 def headline(board: Board) -> str:

@@ -5,12 +5,10 @@ Columns of the speed table come from `tables.COLUMNS`.
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
+from .table import printed
 from .tables import COLUMNS, HALF, Board, headline
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
@@ -24,7 +22,8 @@ def print_tables(board: Board, console: Console) -> None:
     if board.protocol:
         console.print(Text(board.protocol), soft_wrap=True)
     if board.tasks:
-        _print([method for method in board.methods if method in board.scored], _scores(board), console)
+        methods = [method for method in board.methods if method in board.scored]
+        _print(methods, _scores(board, methods), console)
         console.print(
             "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full by more than noise."
         )
@@ -42,23 +41,25 @@ def print_tables(board: Board, console: Console) -> None:
             )
 
 
-def _scores(board: Board) -> Columns:
+def _print(methods: list[str], columns: Columns, console: Console) -> None:
+    heads, texts = zip(*columns, strict=True)
+    printed(["method", *heads], list(zip(methods, *texts, strict=True)), console)
+
+
+def _scores(board: Board, methods: list[str]) -> Columns:
     columns = []
     for task in board.tasks:
         label = board.metric[task]["metric"].split(",")[0]
         label = {"exact_match": "exact", "word_perplexity": "ppl"}.get(label, label)
-        texts = [_mark(board, method, task) for method in board.methods if method in board.scored]
+        texts = [_mark(board.entries.get((method, task))) for method in methods]
         columns.append((f"{task}\n{label}".replace("_em\n", "\n"), texts))
     return columns
 
 
-def _mark(board: Board, method: str, task: str) -> Text:
-    entry = board.entries.get((method, task))
+def _mark(entry) -> str:
     if entry is None:
-        return Text("–  ")
-    sign = "▲" if entry.best else "▼" if entry.worst else " "
-    style = "bold" if entry.best else "dim" if entry.worst else ""
-    return Text(f"{entry.text}{'*' if entry.differs else ' '}{sign}", style=style)
+        return "–  "
+    return f"{entry.text}{'*' if entry.differs else ' '}{'▲' if entry.best else '▼' if entry.worst else ' '}"
 
 
 def _costs(board: Board) -> Columns:
@@ -91,28 +92,3 @@ def _costs(board: Board) -> Columns:
 def _by_score(part: float | None) -> str:
     """The share of the slots held that a method's score chose; marked below half."""
     return "–" if part is None else f"{100 * part:.0f}{'!' if part < HALF else ' '}"
-
-
-def _print(methods: list[str], columns: Columns, console: Console) -> None:
-    """As many columns side by side as the console has room for, so that nothing is cropped."""
-    unlimited = console.options.update(width=10**4)
-
-    def fits(some: Columns) -> bool:
-        return Measurement.get(console, unlimited, _table(methods, some)).maximum <= console.width
-
-    while columns:
-        count = len(columns)
-        while count > 1 and not fits(columns[:count]):
-            count -= 1
-        console.print(_table(methods, columns[:count]))
-        columns = columns[count:]
-
-
-def _table(methods: list[str], columns: Columns) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("method", no_wrap=True)
-    for head, _ in columns:
-        table.add_column(Text(head), justify="right", no_wrap=True)
-    for method, *texts in zip(methods, *(texts for _, texts in columns), strict=True):
-        table.add_row(Text(method), *texts)
-    return table

@@ -36,7 +36,7 @@ def rows_of(folders: Iterable[Path]) -> list[dict]:
         stored = list(Store(folder).records())
         cells, _ = comparable(tabled(stored))
         known = {(cell["model"], cell["method"], cell["task"]): cell for cell in cells}
-        for row in records.rows(boards(cells)):
+        for row in (row for board in boards(cells) for row in board.rows):
             cell = known[row["model"], row["method"], row["task"]]
             made.append(unplaced(row) | {"outcomes": outcomes(cell)})
         made += [perplexity(cell) for cell in stored if "perplexity" in cell]

@@ -46,7 +46,7 @@ def markdown(head: list[str], body: list[list[str]] | pandas.DataFrame, note: st
     if isinstance(body, pandas.DataFrame):
         body = body.fillna("–")
         head, body = [*head, *body.columns], [[name, *line] for name, *line in body.itertuples()]
-    return table.markdown(table.Table(head, body, note=note))
+    return table.markdown(head, body, note)
 
 
 def made(row: dict) -> str:

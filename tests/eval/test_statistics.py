@@ -200,11 +200,10 @@ def test_cells_of_two_protocols_are_never_compared(tmp_path):
 
 
 def test_one_budget_is_drawn_where_it_is_asked_for():
-    found = records.rows(
-        tables.boards([cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
-    )
+    (board,) = tables.boards([cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
+    found = board.rows
     assert not budgets.drawable(found) and len(budgets.drawable(found, points=True)) == 3
-    alone = records.rows(tables.boards([cell("full", 38)]))
+    alone = tables.boards([cell("full", 38)])[0].rows
     assert not budgets.drawable(alone, points=True)
     left = budgets.curves(found).axes[0]
     xs = [float(one.lines[0].get_xdata()[0]) for one in left.containers]
