@@ -1,17 +1,12 @@
-"""What is printed: a table, and a file of rows, line by line."""
+"""A table in the terminal; where it is too wide, its last columns follow below."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as Drawn
 from rich.text import Text
-
-from ..core.files import write_json
 
 STYLES = {"▲": "bold", "▼": "dim"}  # of a text with this mark
 
@@ -38,16 +33,3 @@ def drawn(columns: list[tuple[str, ...]]) -> Drawn:
     for line in zip(*(texts for _, *texts in columns), strict=True):
         table.add_row(*(Text(text, style=STYLES.get(text[-1:], "")) for text in line))
     return table
-
-
-def write_rows(cells: dict[str, dict], out: Path, name: str, show, line: Callable[[dict], str]) -> list[dict]:
-    """Write OUT/NAME.json, the rows of {experiment: cell}, and OUT/NAME-machine.json; show every row as a
-    line. Returns the rows."""
-    rows = [row for cell in cells.values() for row in cell["rows"]]
-    write_json(out / f"{name}.json", rows)
-    for experiment, cell in cells.items():
-        write_json(out / f"{name}-machine.json", cell["machine"])
-        show.line(f"{experiment}:")
-        for text in (*map(line, cell["rows"]), *(f"  {note}" for note in cell.get("notes", ()))):
-            show.line(text)
-    return rows

@@ -52,7 +52,7 @@ class Offload(ModelStudy):
     """The measurements of InfiniGen (Lee et al. 2024), each beside the published number."""
 
     name = home = "offload"
-    about = "what InfiniGen claims and rests on, measured or simulated (offload.json and figures)"
+    about = "what InfiniGen claims and rests on, measured or simulated (offload.json, timelines and a figure)"
     threads = 1  # the link's threads have the other cores
     makers = {
         "similarity": ".offload.rehearsal",
@@ -83,13 +83,10 @@ class Quant(ModelStudy, OfMethods):
     """What bits buy, and what re-quantizing costs."""
 
     name = home = "quant"
-    about = "accuracy against true bits per value, and re-quantization drift (quant.json and figures)"
-    makers = dict.fromkeys(("bits", "drift", "text"), ".quant")
+    about = "accuracy against true bits per value, and re-quantization drift (quant.json)"
+    makers = dict.fromkeys(("bits", "drift"), ".quant")
 
-    text: str | None = option(
-        "file that the experiment text reads (default: the local prose)", metavar="FILE"
-    )
-    methods: tuple[str, ...] = option("methods of the experiments bits and text", (
+    methods: tuple[str, ...] = option("methods of the experiment bits", (
         "full", "int8", "int8:group=8", "int4", "int4:group=8", "int4:axis=channel", "int4:symmetric=false",
         "int2", "int2:group=8,symmetric=false", "kivi2", "fp8:format=e5m2", "fp8:format=e4m3",
     ), many=True, metavar="METHOD")  # fmt: skip
@@ -98,8 +95,6 @@ class Quant(ModelStudy, OfMethods):
         cell = super().cell(experiment)
         if experiment != "drift":
             cell.config["methods"] = [list(pair) for pair in self.codes.items()]
-        if experiment == "text" and self.text is not None:
-            cell.config["text"] = digest([Path(self.text)])
         return cell
 
 

@@ -2,7 +2,6 @@
 
     bits    questions answered and perplexity against true bits per value
     drift   perplexity and error after 1,500 decoded tokens, stored once or re-quantized at every step
-    text    perplexity of one long text against true bits per value, for any model, and the error of K and V
 
 Bits per value are measured: the bytes of the tensors that a cache holds, scales, zero points and windows
 included, over the numbers it stands for.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,18 +20,15 @@ import kvlab
 from kvlab.decode import Stepper
 from kvlab.models import ModelShape
 from kvlab.spec import Spec
-from kvlab.store import Growing, Int, Kivi
+from kvlab.store import Growing, Int
 from kvlab.store.growing import GrowingState
 
-from ..accuracy.prefill import shared
 from ..accuracy.taskset import stories
-from ..core.errors import Problem
 from .questions import answered, held_out, losses, perplexity, questions
 
 DOCUMENTS, STORY = 200, 280  # questions; tokens of a story, of which the first quarter is prompt
 PROMPT, DECODED, TEXTS = 64, 1500, 2  # drift: tokens prefilled, tokens decoded, texts
 MEASURED = 1024  # tokens at which bits per value are measured
-HALF, PIECE = 1024, 128  # text: tokens prefilled, and as many predicted; so many of these in a pass
 LAST = 250  # drift: tokens that a point of the curve averages
 
 
@@ -132,66 +127,7 @@ def drift(study) -> Iterator[dict]:
             yield row("drift", name, f"error of {what} in layer 0", error, "%", size)
 
 
-@torch.inference_mode()
-def text(study) -> Iterator[dict]:
-    """Perplexity of the second half of a text, with true bits per value, and how far what is read of the
-    first half lies from it, over all layers."""
-    model, tokenizer = study.load()
-    shape = ModelShape.of(model)
-    half = min(study.limit or HALF, (shape.context or 2 * HALF) // 2)
-    ids = passage(study, tokenizer, 2 * half).to(model.device)
-    caches = {"full": kvlab.make_cache(model, "full")}
-    caches |= {spec.text: kvlab.make_cache(model, spec) for spec in study.specs}
-    exact = None
-    for name, stepper, logits in shared(model, caches, ids[:, :half], None, last=True):
-        if isinstance(logits, Exception):
-            raise logits
-        layers = stepper.cache.layers
-        if exact is None:
-            exact = [layer.store.read(ids.device) for layer in layers]
-        errors = [0.0, 0.0]
-        for layer, true in zip(layers, exact, strict=True):
-            for side, read in enumerate(layer.store.read(ids.device)):
-                errors[side] += float((read - true[side]).double().square().sum())
-        piece = 1 if isinstance(layers[0].store.policy, Kivi) else PIECE
-        nats = list(after(stepper, logits, ids[:, half:], piece))
-        held = 8 * stepper.cache.stats().device_bytes
-        held /= 2 * shape.layers * shape.kv_heads * shape.head_dim * (2 * half - 1)
-        yield row("text", name, "bits per value", held, "bits", 2 * half - 1)
-        yield row("text", name, "perplexity", math.exp(statistics.mean(nats)), "", half)
-        for side, what in enumerate("KV"):
-            size = sum(float(true[side].double().square().sum()) for true in exact)
-            yield row("text", name, f"error of {what}", 100 * math.sqrt(errors[side] / size), "%", half)
-
-
-def passage(study, tokenizer, tokens: int) -> Tensor:
-    """The first tokens of the study's text file, `[1, tokens]`; without one, of the held-out stories."""
-    if study.text is None:
-        ids = [token for story in stories() for token in tokenizer(story).input_ids]
-    else:
-        try:
-            ids = tokenizer(Path(study.text).read_text(encoding="utf-8")).input_ids
-        except (OSError, UnicodeDecodeError) as error:
-            raise Problem(f"--text {study.text}: {error}") from error
-    if len(ids) < tokens:
-        raise Problem(f"--text: {len(ids)} tokens, but the experiment wants {tokens} (--limit: half of that)")
-    return torch.tensor([ids[:tokens]])
-
-
-def after(stepper: Stepper, logits: Tensor, ids: Tensor, piece: int) -> Iterator[float]:
-    """The loss of every token of ids `[1, tokens]`, in nats, after `logits` `[1, vocabulary]`.
-
-    A pass of several tokens attends to its own as they are stored, as single steps do; so a piece may be
-    long, but where a token is written only when others have come (Kivi).
-    """
-    yield -logits.log_softmax(-1)[0, ids[0, 0]].item()
-    for start in range(0, ids.shape[1] - 1, piece):
-        new, wanted = ids[:, start:-1][:, :piece], ids[:, start + 1 :][:, :piece]
-        yield from (-stepper.feed(new).log_softmax(-1).gather(2, wanted[..., None])).flatten().tolist()
-
-
 EXPERIMENTS = {
-    "text": lambda study: {"rows": list(text(study))},
     "bits": lambda study: {"rows": list(bits(study))},
     "drift": lambda study: {"rows": list(drift(study))},
 }

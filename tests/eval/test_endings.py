@@ -21,7 +21,7 @@ from eval.core import show as showing
 from eval.core.measurement import Cell, Measurement, run
 from eval.core.results import Store
 from eval.core.show import Show
-from eval.report import offload
+from eval.report import studies as shown
 from eval.speed import models
 from eval.studies import kernels, quant, static_graph
 from eval.studies.offload import simulated
@@ -71,7 +71,7 @@ def small(monkeypatch):
     monkeypatch.setitem(static_graph.EXPERIMENTS, "prompt", lambda study: {"rows": {"chunks of 1": 2.0}})
     made = [row("latency", system, 1.0, "ms", "simulated", 2048) for system in ("full", "infinigen")]
     monkeypatch.setitem(simulated.EXPERIMENTS, "latency", lambda study: {"rows": made})
-    monkeypatch.setitem(offload.FIGURES, "latency", lambda rows: Figure())
+    monkeypatch.setattr(shown, "latency", lambda rows: Figure())
 
 
 @pytest.mark.parametrize(

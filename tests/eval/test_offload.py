@@ -11,11 +11,10 @@ from tiny import prompt, tiny
 import kvlab
 from eval.__main__ import main
 from eval.accuracy.batching import pad_left
-from eval.report import offload as figures
+from eval.report import studies as shown
 from eval.studies import questions
 from eval.studies.measurements import Offload
 from eval.studies.offload import rehearsal, simulated, walltime
-from eval.studies.offload.published import row as row_of
 from kvlab.arithmetic import SHAPES, kv_bytes
 from kvlab.measure import studies
 from kvlab.models import calibration_ids
@@ -43,9 +42,7 @@ def quick(tmp_path_factory):
 def test_the_file_holds_the_rows_and_figures_are_drawn(quick):
     out, rows = quick
     assert all(list(row) == KEYS and row["kind"] == "simulated" for row in rows)
-    for name in ("latency", "breakdown"):
-        assert (out / f"offload-{name}.svg").stat().st_size > 5000
-        assert (out / f"offload-{name}.png").stat().st_size > 5000
+    assert all((out / f"offload-latency.{form}").stat().st_size > 5000 for form in ("svg", "png"))
     assert json.loads((out / "offload-machine.json").read_text())["threads"] == 1
 
 
@@ -94,12 +91,8 @@ def test_the_link_experiment_at_a_small_size(tmp_path):
         assert found[f"{method}: stall", 96] >= 0 and found[f"{method}: attention", 96] > 0
         kinds = {row["kind"] for row in rows if row["system"] == method}
         assert kinds == {"modelled", "simulated"}
-    bars = figures.link(rows).axes[0]
-    drawn = [label.get_text() for label in bars.get_yticklabels()]
-    assert drawn == ["full", *(method.partition(":")[0] for method in walltime.LINKED)]
-    assert bars.patches[0].get_width() == round(found["ideal", 96])
     cell |= {"machine": {}}
-    figures.write({"link": json.loads(json.dumps(cell))}, tmp_path, SimpleNamespace(line=lambda text: None))
+    shown.write({"link": json.loads(json.dumps(cell))}, tmp_path, "offload")
     assert len(list(tmp_path.glob("offload-timeline-*.json"))) == len(walltime.LINKED)
     assert (tmp_path / "offload-timeline-infinigen.png").stat().st_size > 5000
 
@@ -149,19 +142,6 @@ def test_questions_are_answered_from_what_the_method_holds():
     assert found["full"][1] == 0
     ids, mask = pad_left([[5, 6, 7], [8]], 0, "cpu")
     assert ids.tolist() == [[5, 6, 7], [0, 0, 8]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]
-
-
-def test_every_experiment_has_a_figure():
-    assert list(figures.FIGURES) and set(figures.FIGURES) == set(Offload.makers)
-    rows = [row_of("accuracy", "h2o:budget=0.1", 50.0, "%", "measured", 100),
-            row_of("accuracy", "full", 99.0, "%", "measured", 100)]  # fmt: skip
-    axes = figures.accuracy(rows).axes[0]
-    assert axes.lines[0].get_xydata().tolist() == [[0.1, 50.0]]
-    found = figures.series(
-        [row_of("x", "fifo, 80% of it: cost", 3.0, "", "measured")],
-        r"(?P<label>\w+), (?P<x>\d+)% of it: cost",
-    )
-    assert found == {"fifo": {80.0: 3.0}}
 
 
 def test_saturation_is_the_first_length_above_the_link():

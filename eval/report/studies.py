@@ -1,0 +1,62 @@
+"""The studies `offload` and `quant` for the eye: files of rows, tables, and what docs/offloading.md shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas
+
+from kvlab import plots
+from kvlab.measure.timeline import Span, Timeline
+from kvlab.spec import name_of
+
+from ..core.files import write_json
+from ..studies.offload.simulated import AS_RUN, OVERLAPPED
+from .plots import save
+
+
+def report(measurement, store, show, wanted: list) -> None:
+    """Write OUT/NAME.json, the rows of all experiments, and OUT/NAME-machine.json; print the rows."""
+    write(measurement.found(store, show.line), store.out, measurement.name)
+
+
+def write(cells: dict[str, dict], out: Path, name: str) -> None:
+    """See `report`; cells: {experiment: cell}. A simulated latency is drawn, and so are the timelines of the
+    modelled link, which are files for Perfetto besides."""
+    write_json(out / f"{name}.json", [row for cell in cells.values() for row in cell["rows"]])
+    for experiment, cell in cells.items():
+        write_json(out / f"{name}-machine.json", cell["machine"])
+        rows = pandas.DataFrame(cell["rows"]).drop(columns="experiment")
+        print(f"\n{experiment}:\n{rows.to_string(index=False, na_rep='–', float_format='{:.5g}'.format)}")
+        print(*cell.get("notes", ()), sep="\n")
+        for method, spans in cell.get("timelines", {}).items():
+            timeline = Timeline([Span(**span) for span in spans])
+            stem = out / f"{name}-timeline-{name_of(method).replace('+', '-')}"
+            timeline.save(stem.with_suffix(".json"))
+            save(plots.gantt(timeline, title=method), stem)
+    if "latency" in cells:
+        save(latency(cells["latency"]["rows"]), out / f"{name}-latency")
+
+
+def latency(rows: list[dict]):
+    """Simulated as the published numbers were run, which stand beside it, and with overlap."""
+    figure, columns = plots.canvas(8.4, 3.6, 2)
+    for axes, run in zip(columns, (AS_RUN, OVERLAPPED), strict=True):
+        lines: dict[str, dict] = {}
+        for row in rows:
+            name, _, what = row["system"].partition(": ")
+            if what == f"faster than offload, OPT-13B, batch 8, {run.name}":
+                lines.setdefault(name, {})[row["tokens"]] = row["value"]
+        for name, points in lines.items():
+            colour, marker, line = plots.style(name)
+            axes.plot(*zip(*points.items(), strict=True), color=colour, marker=marker, ls=line, label=name)
+        axes.set(xlabel="tokens", ylabel="times faster than FlexGen", ylim=(0, 6.5))
+        axes.grid(True, axis="y")
+        axes.legend(frameon=False, fontsize=8.5)
+        axes.set_title(f"OPT-13B, batch 8, simulated: {run.name}", fontsize=10)
+    for row in rows:
+        if row["published"] is not None:
+            colour, marker, _ = plots.style(row["system"])
+            columns[0].plot(row["tokens"], row["published"], marker, color=colour, markerfacecolor="white")
+    columns[0].set_title("OPT-13B, batch 8: simulated as run (lines), published (open)", fontsize=10)
+    return figure
