@@ -18,6 +18,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvlab.models import ModelShape
+
 from ..core.digests import ROOT
 
 HOME = ROOT / ".llama"
@@ -126,15 +128,15 @@ class Model:
 
 
 class Context:
-    """A cache of a model for one sequence, K and V both of a type of `TYPES`. RuntimeError where llama.cpp
-    does not make it: quantized V needs flash attention."""
+    """A run (see `turns.Run`) with a cache for one sequence, K and V both of a type of `TYPES`. RuntimeError
+    where llama.cpp does not make it: quantized V needs flash attention."""
 
-    def __init__(self, model: Model, kind: str, flash: bool, tokens: int, threads: int):
-        self.api, self.tokens = model.api, tokens
-        chunks = -(-tokens // CHUNK)
+    def __init__(self, model: Model, shape: ModelShape, kind: str, flash: bool, tokens: int, threads: int):
+        self.api, self.vocabulary = model.api, shape.vocabulary
+        self.per_token = 2 * shape.layers * shape.kv_heads * shape.head_dim * BITS[kind] / 8
         params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = tokens + SPARE, CHUNK, CHUNK
-        params.n_seq_max, params.kv_unified = max(1, chunks), True
+        params.n_seq_max, params.kv_unified = max(1, -(-tokens // CHUNK)), True
         params.type_k = params.type_v = TYPES[kind]
         params.flash_attn_type = int(flash)
         params.n_threads = params.n_threads_batch = threads
@@ -144,7 +146,7 @@ class Context:
             raise RuntimeError(f"llama.cpp makes no context with {kind}, flash attention {flash}")
         self.memory = self.api.llama_get_memory(self.context)
         self.batch = self.api.llama_batch_init(CHUNK, 0, 1)
-        self.position = 0
+        self.position = self.held = 0
 
     def close(self) -> None:
         self.api.llama_batch_free(self.batch)
@@ -153,26 +155,30 @@ class Context:
     def threads(self, count: int) -> None:
         self.api.llama_set_n_threads(self.context, count, count)
 
-    def fill(self, tokens: int) -> None:
+    def fill(self, tokens: int, shape: ModelShape | None = None) -> None:
         """Fill an empty cache with so many tokens. Each chunk is a sequence of its own and attends to itself;
         then all cells join sequence 0, whose next token attends to every one of them."""
         for chunk, start in enumerate(range(0, tokens, CHUNK)):
             self._decode([1 + (start + i) % 97 for i in range(min(CHUNK, tokens - start))], 0, chunk)
             if chunk:
                 self.api.llama_memory_seq_cp(self.memory, chunk, 0, -1, -1)
-        self.position = min(CHUNK, tokens)
+        self.position, self.held = min(CHUNK, tokens), tokens
 
-    def feed(self, ids: list[int]) -> None:
-        """The next tokens of sequence 0, `CHUNK` at a time; logits are those of the last one."""
-        for start in range(0, len(ids), CHUNK):
-            chunk = ids[start : start + CHUNK]
-            self._decode(chunk, self.position, 0)
-            self.position += len(chunk)
+    def feed(self, ids: Tensor) -> Tensor:
+        """The next tokens `[1, tokens]` of sequence 0 -> logits `[vocabulary]` after the last one."""
+        for chunk in ids[0].split(CHUNK):
+            self._next(chunk.tolist())
+        return torch.tensor(self.api.llama_get_logits_ith(self.context, -1)[: self.vocabulary])
 
-    def logits(self, vocabulary: int) -> Tensor:
-        """Of the last token fed, fp32 `[vocabulary]`."""
-        found = self.api.llama_get_logits_ith(self.context, -1)
-        return torch.tensor(found[:vocabulary])
+    def step(self) -> None:  # whose logits nobody asks for, which would be copied
+        self._next([1])
+
+    def bytes(self) -> int:
+        return int(self.held * self.per_token)
+
+    def _next(self, ids: list[int]) -> None:
+        self._decode(ids, self.position, 0)
+        self.position, self.held = self.position + len(ids), self.held + len(ids)
 
     def _decode(self, ids: list[int], position: int, sequence: int) -> None:
         batch = self.batch

@@ -33,7 +33,6 @@ DATA = Path(__file__).parents[1] / "tasks" / "data"
 THERE = ROOT / ".venv-kvpress" / "bin" / "python"
 TASKS = ("recall", "needle")
 SIDES = ("ours", "theirs")
-AT_ONCE = 5  # pairs that a process does: what is lost when a run is interrupted
 
 
 def written(press: dict | None) -> str:
@@ -105,24 +104,21 @@ class Peers(OnModel):
         return f"held alike {row['alike']:.4f}, log-probabilities apart {row['apart']:.2g}"
 
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
-        """Both sides do a few pairs of a task in one process each, one after the other."""
+        """Both sides do all pairs of a task in one process each, one after the other."""
         from kvlab.models import source_of
 
         model = str(source_of(self.model))
         for task in dict.fromkeys(cell.task for cell in cells):
+            bar.at(task, 0)
             mine = [cell for cell in cells if cell.task == task]
-            documents = self.documents(model, *task.split(":")[1:])
-            for start in range(0, len(mine), AT_ONCE):
-                bar.at(task, start / len(mine))
-                yield from self.few(mine[start : start + AT_ONCE], documents, model)
+            yield from self.pairs(mine, self.documents(model, *task.split(":")[1:]), model)
 
-    def few(
+    def pairs(
         self, cells: list[Cell], documents: list[dict], model: str
     ) -> Iterator[tuple[Cell, dict | Failed]]:
         """These cells, all of one task."""
         began = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
-            both = [side(name, cells, documents, model, Path(folder)) for name in SIDES]
+        both = [side(name, cells, documents, model) for name in SIDES]
         seconds = (time.perf_counter() - began) / len(cells)
         for cell, *pair in zip(cells, *both, strict=True):
             wrong = [f"{s}: {one['error']}" for s, one in zip(SIDES, pair, strict=True) if "error" in one]
@@ -151,22 +147,22 @@ class Peers(OnModel):
         return found
 
 
-def side(name: str, cells: list[Cell], documents: list[dict], model: str, folder: Path) -> list[dict]:
+def side(name: str, cells: list[Cell], documents: list[dict], model: str) -> list[dict]:
     """What one side says of every cell's documents."""
-    python = str(THERE) if name == "theirs" else sys.executable
-    runs = [cell.config["pair"] | {"file": str(folder / f"{name}{i}")} for i, cell in enumerate(cells)]
     presses = sorted(set(NOT_COMPARED).union(*(named(pair["press"]) for pair in PAIRS)))
-    job = {"model": model, "documents": documents, "runs": runs, "ratio": RATIO, "presses": presses}
-    file = folder / f"{name}.json"
-    file.write_text(json.dumps(job), encoding="utf-8")
+    job = {"model": model, "documents": documents, "runs": [cell.config["pair"] for cell in cells]}
     given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     given |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}  # what is freed leaves the process
-    command = [python, "-m", f"{PACKAGE}.reproduce.sides", name, str(file)]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-        raise Problem(f"peers: {name} ended: {last[0]}")
-    return [json.loads(Path(run["file"]).read_text(encoding="utf-8")) for run in runs]
+    with tempfile.TemporaryDirectory() as folder:
+        file, found = Path(folder) / "job.json", Path(folder) / "found.json"
+        file.write_text(json.dumps(job | {"found": str(found), "ratio": RATIO, "presses": presses}))
+        python = str(THERE) if name == "theirs" else sys.executable
+        command = [python, "-m", f"{PACKAGE}.reproduce.sides", name, str(file)]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+            raise Problem(f"peers: {name} ended: {last[0]}")
+        return json.loads(found.read_text(encoding="utf-8"))
 
 
 def compared(documents: list[dict], ours: list[dict], theirs: list[dict]) -> dict:

@@ -22,28 +22,25 @@ STATUS, FORGET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def serve(load: Callable[[dict], Callable[[dict], object]], job: Path) -> None:
-    """Read a job's file, and write one for each of its runs.
+    """Read a job's file, and write what its runs found to the file beside it that it names.
 
     A job has `documents`, each with `ids`, `cut` (tokens that are compressed), `choices` (token ids each) and
-    `kept` (tokens that stay); `runs`, each with a `file`; and what `load` needs, which returns what makes a
-    run's side: `prefill(ids, kept) -> cache`, `step(cache, token, place) -> logits [vocabulary]`,
+    `kept` (tokens that stay); `runs`; `found`, the other file; and what `load` needs, which returns what makes
+    a run's side: `prefill(ids, kept) -> cache`, `step(cache, token, place) -> logits [vocabulary]`,
     `size(cache) -> bytes`, `copy(cache)`, and `held(cache, ids, kept)`: the positions of the prompt that are
     held, by layer and head.
     """
     job = json.loads(job.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
-    start = load(job)
+    start, told = load(job), []
     for run in job["runs"]:
         try:
             side = start(run)
             answered(side, job["documents"][0])  # what is compiled or allocated once is not timed
-            found = {"documents": [answered(side, document) for document in job["documents"]]}
+            told.append({"documents": [answered(side, document) for document in job["documents"]]})
         except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        file = Path(run["file"])
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(found), encoding="utf-8")
-        part.rename(file)
+            told.append({"error": f"{type(error).__name__}: {error}"})
+    Path(job["found"]).write_text(json.dumps(told), encoding="utf-8")
 
 
 @torch.inference_mode()

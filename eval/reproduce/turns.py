@@ -66,7 +66,7 @@ class Row:
     method: str
     empty: Callable
     weights: tuple[str, int]
-    run: Run | None = None
+    run: Run | llama.Context | None = None
     cpu: dict[int, list[float]] = field(default_factory=dict)  # threads -> ms of what counts
     wall: dict[int, list[float]] = field(default_factory=dict)
 
@@ -139,37 +139,6 @@ class Run:
         self.cache = None
 
 
-class LlamaRun(Run):
-    """The same of llama.cpp."""
-
-    def __init__(self, model: llama.Model, shape: ModelShape, kind: str, flash: bool, tokens: int):
-        self.context = llama.Context(model, kind, flash, tokens, max(thread_counts()))
-        values = 2 * shape.layers * shape.kv_heads * shape.head_dim
-        self.held, self.per_token, self.vocabulary = 0, values * llama.BITS[kind] / 8, shape.vocabulary
-
-    def fill(self, tokens: int, shape: ModelShape) -> None:
-        self.context.fill(tokens)
-        self.held = tokens
-
-    def threads(self, count: int) -> None:
-        self.context.threads(count)
-
-    def feed(self, ids: torch.Tensor) -> torch.Tensor:
-        self.context.feed(ids[0].tolist())
-        self.held += ids.shape[1]
-        return self.context.logits(self.vocabulary)
-
-    def step(self) -> None:  # whose logits nobody asks for, which would be copied
-        self.context.feed([1])
-        self.held += 1
-
-    def bytes(self) -> int:
-        return int(self.held * self.per_token)
-
-    def close(self) -> None:
-        self.context.close()
-
-
 def thread_counts() -> tuple[int, ...]:
     """Numbers of threads with which everything is timed."""
     return (1, 2) if cores() > 1 else (1,)
@@ -209,7 +178,8 @@ class Bench:
         return found + [self.of_ours(method, "compiled") for method in (FED_LONG if long else FED)]
 
     def of_llama(self, kind: str, flash: bool) -> Row:
-        empty = lambda tokens: LlamaRun(self.llama, self.shape, kind, flash, tokens)
+        most = max(thread_counts())
+        empty = lambda tokens: llama.Context(self.llama, self.shape, kind, flash, tokens, most)
         method = f"{kind}, flash {'on' if flash else 'off'}"
         return Row(self.named("llama.cpp", self.llama_weights[0]), method, empty, self.llama_weights)
 

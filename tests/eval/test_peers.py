@@ -126,15 +126,16 @@ def test_their_side_finds_what_a_press_kept(plain):
 
 
 def test_a_side_is_a_process_that_files_tell_what_to_do(folder, tmp_path):
-    """One run that works and one that does not: each has its file."""
-    runs = [
-        {"method": "keydiff", "file": str(tmp_path / "a")},
-        {"method": "snapkv:kernel=2", "file": str(tmp_path / "b")},
-    ]
-    job = tmp_path / "job.json"
-    job.write_text(json.dumps({"model": str(folder), "documents": [DOCUMENT], "runs": runs}))
+    """One run that works and one that does not."""
+    runs, job, found = (
+        [{"method": "keydiff"}, {"method": "snapkv:kernel=2"}],
+        tmp_path / "job",
+        tmp_path / "it",
+    )
+    told = {"model": str(folder), "documents": [DOCUMENT], "runs": runs, "found": str(found)}
+    job.write_text(json.dumps(told))
     subprocess.run([sys.executable, "-m", "eval.reproduce.sides", "ours", str(job)], cwd=ROOT, check=True)
-    good, bad = (json.loads(Path(run["file"]).read_text()) for run in runs)
+    good, bad = json.loads(found.read_text())
     assert [len(head) for layer in good["documents"][0]["held"] for head in layer] == [12] * 6
     assert "kernel" in bad["error"]
 
@@ -182,7 +183,7 @@ def test_kvpress_itself_holds_what_we_hold():
     wanted = ("full", "tova", "keydiff")
     cells = [c for c in asked.cells() if c.method in wanted and c.task.endswith("context-first")]
     model = str(source_of(None))
-    made = dict(asked.few(cells, asked.documents(model, "recall", "context-first"), model))
+    made = dict(asked.pairs(cells, asked.documents(model, "recall", "context-first"), model))
     rows = {cell.method: found["row"] for cell, found in made.items()}
     assert all(rows[name]["same_heads"] == 1 and rows[name]["most_apart"] < 1e-4 for name in wanted[:2])
     assert rows["keydiff"]["but_newest"] == 1

@@ -222,10 +222,10 @@ def test_a_prompt_of_several_chunks(tmp_path):
     right = bench.theirs(ids).logits[0, -1]
     row = bench.of_llama("f32", False)
     turns.fed(row, 1, ids)
-    assert row.run.context.position == llama.CHUNK + 9
-    off = row.run.context.logits(101) - right
-    assert off.abs().max() < 1e-4 * right.abs().max()
+    assert row.run.position == row.run.held == llama.CHUNK + 9
     row.run.close()
+    off = row.logits(ids) - right
+    assert off.abs().max() < 1e-4 * right.abs().max()
     bench.close()
 
 
@@ -246,19 +246,17 @@ def test_a_filled_cache_is_attended_to_whole(llama_folder):
     bench = turns.Bench(str(llama_folder), 64)
     found = []
     for tokens in (llama.CHUNK, 2 * llama.CHUNK):
-        context = llama.Context(bench.llama, "f32", False, tokens + 8, 1)
+        context = llama.Context(bench.llama, bench.shape, "f32", False, tokens + 8, 1)
         for chunk in range(tokens // llama.CHUNK):
             context._decode([1 + i % 97 for i in range(llama.CHUNK)], 0, chunk)
             if chunk:
                 context.api.llama_memory_seq_cp(context.memory, chunk, 0, -1, -1)
         context.position = llama.CHUNK
-        context.feed([1])
-        found.append(context.logits(101))
+        found.append(context.feed(torch.ones(1, 1, dtype=torch.long)))
         context.close()
-    filled = llama.Context(bench.llama, "f32", False, 2 * llama.CHUNK, 1)
+    filled = llama.Context(bench.llama, bench.shape, "f32", False, 2 * llama.CHUNK, 1)
     filled.fill(2 * llama.CHUNK)
-    filled.feed([1])
-    other = filled.logits(101)
+    other = filled.feed(torch.ones(1, 1, dtype=torch.long))
     filled.close()
     bench.close()
     scale = found[0].abs().max()
