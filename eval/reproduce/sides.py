@@ -25,7 +25,7 @@ def serve(load: Callable[[dict], Callable[[dict], object]], job: Path) -> None:
     """Read a job's file, and write what its runs found to the file beside it that it names.
 
     A job has `documents`, each with `ids`, `cut` (tokens that are compressed), `choices` (token ids each) and
-    `kept` (tokens that stay); `runs`; `found`, the other file; and what `load` needs, which returns what makes
+    `kept` (tokens that stay); `runs`; `found`, the other file; and what `load` needs; it returns what makes
     a run's side: `prefill(ids, kept) -> cache`, `step(cache, token, place) -> logits [vocabulary]`,
     `size(cache) -> bytes`, `copy(cache)`, and `held(cache, ids, kept)`: the positions of the prompt that are
     held, by layer and head.
