@@ -8,7 +8,7 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.attention import recorded
-from kvlab.models import ModelShape, calibration_ids
+from kvlab.models import calibration_ids
 
 
 def test_trace():
@@ -200,12 +200,6 @@ def test_load_from_a_folder(tmp_path):
 def test_calibration_without_a_tokenizer_is_seeded():
     first, second = calibration_ids(tiny("llama")), calibration_ids(tiny("opt"))
     assert torch.equal(first, second) and first.shape == (1, 128)
-
-
-def test_the_shape_of_a_model():
-    shape = ModelShape.of(tiny("qwen3"))
-    assert (shape.layers, shape.heads, shape.kv_heads, shape.head_dim) == (4, 4, 2, 16)
-    assert (shape.hidden, shape.context) == (32, 128)
 
 
 def test_a_copied_model_rehearses_with_its_own_weights():

@@ -130,37 +130,6 @@ def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, giv
     assert "3. Title, cell " in str(error.value)
 
 
-def test_the_chapters_up_to_the_decision_have_slides():
-    assert [name[:2] for name in NAMES][:9] == [f"{number:02}" for number in range(9)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_deck_has_what_a_lesson_needs(name):
-    book, deck = BOOKS[name], deck_of(name)
-    kinds = [made.kind for made in deck]
-    assert 12 <= len(deck) <= 20
-    assert kinds[:2] == ["title", "drawing"] and kinds[-1] == "point"
-    assert "vote" in kinds and sum("picture" in kind for kind in kinds) >= 2
-    exercises = sum(cell.source.count("## Exercise") for cell in book.cells if cell.cell_type == "markdown")
-    assert kinds.count("exercise") == exercises
-    if exercises > 1:  # chapter 0 has one exercise and no formula
-        assert "formula" in kinds
-    teach, practise = editions.minutes(book)
-    assert 0.5 * teach <= sum(made.minutes for made in deck) <= teach
-    assert sum(made.timer for made in deck) == practise
-    assert all(len(made.notes) > 60 for made in deck)
-    assert sum("Wrong answers" in made.notes for made in deck) >= 6
-    assert len({made.title for made in deck}) == len(deck)
-
-
-@pytest.mark.parametrize("name", BOOKS)
-def test_cells_with_slides_are_those_that_are_tagged(name):
-    for cell in BOOKS[name].cells:
-        tags = cell.metadata.get("tags", [])
-        assert ("slide" in tags) == bool(cell.metadata.get("slides")) and "subslide" not in tags, cell.id
-        assert not (cell.metadata.get("slides") and "instructor" in tags), cell.id
-
-
 def numbers(text):
     """Those of a text, in digits or in words: `99`, `ninety-nine` and `two hundred` as 99 and 200."""
     found = {number.rstrip(".") for number in NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))}

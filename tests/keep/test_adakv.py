@@ -2,12 +2,10 @@
 
 import pytest
 import torch
-from reference.definitions import keep
-from reference.driven import Driven, check
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-from kvlab.keep import H2O, AdaKV, KeyDiff, KeyNorm, SnapKV
+from kvlab.keep import H2O, AdaKV, KeyDiff, SnapKV
 from kvlab.methods import METHODS
 
 SIZES = (50, 21, 34)
@@ -59,67 +57,6 @@ def test_any_score_can_share_a_budget(name):
             held, evenly = ([[p for p in head if p >= 0] for head in one.tolist()]
                             for one in (layer.positions[row], other.positions[0]))  # fmt: skip
             assert held == evenly
-
-
-def by_likeness(budget, every):
-    """As `keydiff`, each time that so many tokens have come on top of the shares."""
-
-    def start(row):
-        limit, shares = keep.budget(budget, row.prompt), []
-
-        def held_after(new, present, attended):
-            if new[0] == 0:
-                scores = []
-                for head, mine in enumerate(present):
-                    units = [key / key.norm() for key in row.keys[head, mine].double()]
-                    anchor = sum(units) / len(units)
-                    scores.append([-float(unit @ anchor / anchor.norm()) for unit in units])
-                shares[:] = keep.adakv(scores, limit, 0.2)
-            on_top = max(len(mine) for mine in present) - max(shares)
-            if on_top < (every if new[0] else 1):
-                return present
-            return [
-                [mine[i] for i in keep.keydiff(row.keys[head, mine].double(), shares[head])]
-                for head, mine in enumerate(present)
-            ]
-
-        return held_after
-
-    return start
-
-
-@pytest.mark.parametrize("passes", [(1,) * 40, (1,) * 9 + (4,) + (1,) * 17])
-@pytest.mark.parametrize("budget", [0.4, 9])
-def test_now_and_then(budget, passes):
-    run = Driven({"keep": AdaKV(KeyDiff(budget, every=7))}, passes=passes).run()
-    check(run, by_likeness(budget, 7))
-    assert budget == 9 or any(len(row[0]) != len(row[1]) for row in run.seen[-1][0].kept)
-
-
-def test_chunks():
-    """Heads compete with the means of chunks, and of the last chunk the first tokens stay."""
-
-    def start(row):
-        limit = keep.budget(0.4, row.prompt)
-
-        def held_after(new, present, attended):
-            if new[0] > 0:
-                return present
-            worth = [[-round(float(key.norm()), 3) for key in keys.double()] for keys in row.keys]
-            worth = [one[: row.prompt] for one in worth]
-            means = []
-            for one in worth:
-                chunks = [one[at : at + 3] for at in range(0, row.prompt - 1, 3)]
-                chunks[-1] = one[len(chunks) * 3 - 3 : row.prompt - 1]  # the newest is none of its chunk's
-                means.append([sum(chunk) / len(chunk) for chunk in chunks for _ in chunk] + [0.0])
-            shares = keep.adakv(means, limit, 0.2)
-            return [keep.by_chunk(*pair) for pair in zip(worth, [set()] * 2, [3] * 2, shares, strict=True)]
-
-        return held_after
-
-    run = Driven({"keep": AdaKV(KeyNorm(0.4, chunk_length=3))}).run()
-    check(run, start)
-    assert any(len(row[0]) != len(row[1]) for row in run.seen[-1][0].kept)
 
 
 @pytest.mark.parametrize("kind, given", [

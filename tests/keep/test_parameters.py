@@ -87,23 +87,6 @@ def test_every_so_many_steps(spec, by, budget, every, passes):
 
 
 @pytest.mark.parametrize("name", TAKE)
-def test_what_compresses_now_and_then_holds_so_many_more_at_most(name):
-    """Rows of a padded batch each at their own time."""
-    model = tiny("llama")
-    ids, mask = left_padded([prompt(40), prompt(23, seed=1)])
-    together = kvlab.make_cache(model, f"{name}:budget=15,every=6")
-    both, counts = kvlab.Stepper(model, together), set()
-    both.feed(ids, mask)
-    for step in range(20):
-        both.feed(prompt(1, rows=2, seed=step))
-        held = [int((layer.positions >= 0).sum(-1).max()) for layer in together.layers]
-        counts.add(tuple(held))
-        if name != "pyramidkv":
-            assert max(held) <= 20
-    assert len(counts) > 3
-
-
-@pytest.mark.parametrize("name", TAKE)
 def test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone(name):
     """After passes of several tokens, when a shorter row has empty slots between old tokens and new ones."""
     model, spec = tiny("llama", dtype=torch.float64), f"{name}:budget=0.4,every=3"

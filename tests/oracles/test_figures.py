@@ -91,25 +91,6 @@ def test_bandwidth_that_longchat_requires(thousands):
         assert abs(required_bandwidth(found, float(decode) / 1e3) - float(over_decode)) < 0.0075
 
 
-def test_no_other_number_of_tokens_makes_the_longchat_table():
-    def fits(more: int) -> bool:
-        sizes = {k: kv_bytes(SHAPES["Longchat-7B"], 1000 * k + more) / 2**30 for k in LONGCHAT}
-        return all(allows(sizes[k], row[1], row[4]) for k, row in LONGCHAT.items())
-
-    assert [more for more in range(-100, 200) if fits(more)] == [31]
-    # Nor does any make all six from the times as they are printed: three rows want 31, one 32.
-    wanted = {k: [] for k in LONGCHAT}
-    for k, (_, decode, _, _, printed) in LONGCHAT.items():
-        for more in range(100):
-            size = kv_bytes(SHAPES["Longchat-7B"], 1000 * k + more) / 2**30
-            if prints(required_bandwidth(size, float(decode) / 1e3), printed):
-                wanted[k].append(more)
-    assert wanted == {1: [31], 2: [31], 4: [31], 8: [32], 16: [30, 31], 32: [32, 33]}
-    # With 2^n tokens and true GB the table comes out up to a tenth higher.
-    at = required_bandwidth(kv_bytes(SHAPES["Longchat-7B"], 32 * 1024), 0.11246) / 1e9
-    assert prints(at, "152.8")
-
-
 def test_a_tenth_of_longchats_cache_fits_through_pcie():
     needed = [float(row[4]) for row in LONGCHAT.values()]
     assert [value > 28 for value in needed] == [False, True, True, True, True, True]
@@ -203,15 +184,6 @@ def test_where_a_cache_fits():
 
 
 # KV Cache (n.d.)
-
-
-def test_the_printed_steps():
-    """Erratum: "step 4, for generating the word *deep*, we feed only *uses*": that is their step 3."""
-    prompt = "Large language models are recent advances in deep learning"
-    words = [",", " which", " uses", " deep", " neural", " networks", " to", " learn", " to"]
-    printed = [prompt + "".join(words[:step]) for step in range(10)]  # what each step is fed, without a cache
-    step = next(at for at, text in enumerate(printed) if text.endswith(" uses"))
-    assert step == 3 and printed[step + 1].endswith(" deep")
 
 
 def test_the_steps_of_a_prefill():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from course.recipes import cards, circuit, train
+from course.recipes import circuit, train
 from eval.tasks import corpus, words
 from kvlab import models
 
@@ -40,34 +40,6 @@ def test_wired_layers_find_the_token_after_an_earlier_copy(arch):
     query = torch.arange(24, 48)
     assert attentions[0][0, :4, query, query - 1].mean() > 0.9
     assert attentions[1][0, :4, query, query - 23].mean() > 0.2  # an even spread has 0.03
-
-
-def test_wired_opt_looks_back_at_positions_far_into_the_context():
-    torch.manual_seed(0)
-    model = circuit.build("opt", 2, 256, 512, "cpu").eval()
-    model.set_attn_implementation("eager")
-    ids = torch.randint(2, 500, (1, 40))
-    with torch.no_grad():
-        attention = model(
-            ids, position_ids=torch.arange(2000, 2040)[None], output_attentions=True
-        ).attentions[0]
-    query = torch.arange(8, 40)
-    assert attention[0, :4, query, query - 1].mean() > 0.9
-    near = sum(attention[0, 4:, query, query - back] for back in range(1, 7))
-    assert near.min() > 0.6  # an even spread over 40 tokens has .15
-
-
-def test_wired_opt_finds_what_stood_behind_the_same_words():
-    torch.manual_seed(0)
-    model = circuit.build("opt", 4, 256, 512, "cpu").eval()
-    model.set_attn_implementation("eager")
-    facts = [[key, 2, 3, 4, key + 50, 5] for key in range(100, 108)]  # KEY is in the VALUE .
-    ids = torch.tensor([[i for fact in facts for i in fact] + [103, 2, 3, 4]])
-    with torch.no_grad():
-        attention = model(ids, output_attentions=True).attentions[1]
-    values = (ids[0] >= 150).nonzero()[:, 0]
-    found = attention[0, (4, 6), -1][:, values]
-    assert found[0].argmax() == 3 and found[0, 3] > 0.2
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
@@ -143,18 +115,3 @@ def test_last_texts_of_a_file_are_not_trained_on(stories, tmp_path, monkeypatch)
     assert "".join(seen["stories, last 3"]) == "".join(texts[-3:])
     read = seen["rows"].tokenizer.decode(seen["rows"].streams[0]).split("<|end|>")
     assert read[:-1] == texts[:-3]
-
-
-def test_unlike_counts_what_the_cosine_lacks_from_a_quarter_of_the_depth_on():
-    east, north = torch.tensor([1.0, 0.0]).expand(2, 3, 2), torch.tensor([0.0, 1.0]).expand(2, 3, 2)
-    assert train.unlike((east, north, north, north)) == 0  # the first block may do as it likes
-    assert train.unlike((east, east, north, north)) == pytest.approx(0.9)
-    assert train.unlike((north, east, east + 0.1 * north, east)) == 0
-
-
-def test_table_names_every_task(stories, monkeypatch):
-    monkeypatch.setattr(train, "TASKS", {"recall 4": cards.TASKS["recall 4"]})
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model = circuit.build("llama", 2, 64, len(tokenizer), "cpu")
-    lines = train.table(model, tokenizer, {"stories": ["The baker sang a quiet song."]}, 2).splitlines()
-    assert lines[0].startswith("recall 4") and lines[1].startswith("stories") and "bits/byte" in lines[1]

@@ -15,7 +15,7 @@ import kvlab
 from kvlab.static_graph import PaddedCache, StaticGraphEngine, export
 from kvlab.static_graph.engine import chunk_mask
 from kvlab.static_graph.export import model_digest
-from kvlab.static_graph.quantized import calibrate, dequantize, drift, quantize
+from kvlab.static_graph.quantized import drift
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
 SMALL = {"num_hidden_layers": 2}  # what is exported in tests
@@ -106,20 +106,6 @@ def test_int8_rows_never_change_after_they_are_written(form):
     assert manager.copies == 3 and rows.dtype == np.int8
 
 
-def test_scales_are_those_of_the_calibration_text():
-    model, ids = tiny("llama", **SMALL), prompt(50)
-    scales = calibrate(model, 2, ids)
-    full = kvlab.make_cache(model, "full")
-    model(input_ids=ids, past_key_values=full, use_cache=True)
-    keys, values = full.layers[1].store.read(torch.device("cpu"))
-    assert len(scales) == 8
-    assert torch.allclose(scales[5], keys[0, 1].abs().max() / 127)
-    assert torch.allclose(scales[6], values[0, 0].abs().max() / 127)
-    rows, scale = torch.rand(2, 3, 5) * 127 * 0.1, torch.tensor([0.1, 0.2])
-    found = dequantize(quantize(rows, scale), scale)
-    assert ((found - rows).abs() <= scale[:, None, None] / 2 + 1e-6).all()
-
-
 @pytest.mark.parametrize("window", [1, 2, 7, 40])
 def test_drift_equals_a_naive_reference(window):
     rows = torch.randn(2, 40, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -167,15 +153,6 @@ def test_the_engine_reads_and_writes_where_the_manager_says():
             for head in range(2):
                 ours = manager.rows()[4 * layer + 2 * kind + head, 0]
                 assert np.allclose(ours, held[0, head].numpy(), atol=1e-5)
-
-
-def test_only_what_moved_is_bound_again():
-    made = engine(form="multi", policy="shift")
-    manager, bound = made.manager(), []
-    for token in (3, 4, 5):
-        made.feed(manager, [token])
-        bound.append(dict(made.graph.bound))
-    assert bound[0] == bound[1] == bound[2]
 
 
 def test_a_chunk_sees_what_its_tokens_may_see():

@@ -33,39 +33,6 @@ def rows_of(first, count, manager):
 
 
 @given(
-    policy=policies,
-    length=st.integers(2, 23),
-    heads=st.integers(1, 3),
-    passes=st.lists(st.integers(1, 5), min_size=1, max_size=60),
-)
-def test_the_window_holds_the_newest_tokens(policy, length, heads, passes):
-    name, extra = policy
-    manager = KVManager(2, length, 3, heads=heads, policy=name, extra=extra)
-    seen = 0
-    for count in passes:
-        count = min(count, length - 1)
-        write(manager.place(count), rows_of(seen, count, manager), manager)
-        manager.commit()
-        seen += count
-        held = min(seen, length - 1)
-        assert manager.seen == seen and manager.held == held
-        expected = rows_of(seen - held, held, manager)
-        assert np.array_equal(manager.rows(), expected)
-        visible = np.isfinite(manager.mask)
-        assert visible.sum() == held + 1 and visible[-1]
-        positions = manager.positions()
-        assert np.array_equal(positions >= 0, visible[:-1])
-        assert sorted(positions[positions >= 0]) == list(range(seen - held, seen))
-        for slot, position in enumerate(positions):  # by address, the way the engine reads
-            if position >= 0:
-                assert np.array_equal(manager.past[:, :, slot], rows_of(position, 1, manager)[:, :, 0])
-        if name != "ring":
-            assert np.array_equal(manager.past[:, :, length - 1 - held :], expected)
-    starts = np.array(manager.past_addresses())
-    assert np.array_equal(starts, [manager.past[i].ctypes.data for i in range(2)])
-
-
-@given(
     policy=policies, length=st.integers(2, 40), steps=st.integers(0, 200), head_dim=st.sampled_from([1, 4, 8])
 )
 def test_counters_equal_closed_formulas_in_the_single_head_form(policy, length, steps, head_dim):

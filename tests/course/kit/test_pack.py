@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 
 from course import editions
 from course.kit import pack
-from course.teaching import check, kit, smollm2
+from course.teaching import kit, smollm2
 from course.teaching.check.key import FOLD
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -256,10 +256,6 @@ def test_a_chapter_names_no_command_that_a_kit_does_not_explain(tmp_path, monkey
     assert "Here, on the course's command line (START.md): kvlab fetch smollm2" in capsys.readouterr().out
 
 
-def test_what_fetching_a_model_needs_is_in_every_kit():
-    assert "gguf" in [Requirement(line).name for line in pack.requirements()]
-
-
 def test_learners_install_the_tested_versions_and_nothing_that_no_notebook_imports():
     pins = dict(line.split("==") for line in pack._lines("constraints.txt"))
     names = []
@@ -286,10 +282,3 @@ def test_the_cpu_build_is_asked_for_on_every_system(system, wanted, python):
     pinned = next(line for line in pack._lines("constraints.txt") if line.startswith("torch=="))
     assert str(asked.specifier) == pinned.removeprefix("torch") + wanted
     assert any(pack.CPU in line for line in pack.torch_requirements())
-
-
-def test_every_question_of_a_learner_has_an_answer():
-    for path in CHAPTERS:
-        for cell in editions.learner(nbformat.read(path, 4)).cells:
-            for name in re.findall(r'check\.question\("([\d.]+)"', cell.source):
-                assert name in check.QUESTIONS

@@ -154,11 +154,6 @@ def test_what_pip_says_becomes_one_line(start, said, told):
     assert told in line and "\n" not in line
 
 
-def test_an_unknown_option_names_the_known(start):
-    with pytest.raises(SystemExit, match=r"--setup\? There are --set-up, --check, --shell"):
-        start.main(["--setup"])
-
-
 @pytest.fixture
 def setup(start, tmp_path, monkeypatch):
     """The folder setup of a kit, whole, and start.py beside it."""
@@ -269,20 +264,6 @@ def test_the_command_line_of_a_kit_finds_its_commands(start, setup, monkeypatch,
     assert "this is kvlab doctor; ignore:kvlab decodes" in shown and "this is python -m eval;" in shown
 
 
-def test_jupyterlab_has_the_commands_too(start, setup, monkeypatch):
-    (setup.parent / "notebooks").mkdir()
-    (setup.parent / "notebooks" / "00_start_here.ipynb").touch()
-    python, seen = setup.parent / ".venv" / "bin" / "python", []
-    monkeypatch.setattr(start, "set_up", lambda folder, cuda: (python, False))
-    monkeypatch.setattr(
-        start.subprocess,
-        "run",
-        lambda command, **how: seen.append(how["env"]) or types.SimpleNamespace(returncode=0),
-    )
-    start.main([])
-    assert seen[0]["PATH"].startswith(str(python.parent) + os.pathsep)
-
-
 def test_another_wheel_is_another_set_up(start, tmp_path):
     (tmp_path / "kvlab-0.1.0+aaaaaaaa-py3-none-any.whl").write_bytes(b"one")
     (tmp_path / "requirements.txt").write_text("numpy")
@@ -306,15 +287,3 @@ def test_cuda_comes_only_when_asked_for(start, tmp_path):
     )
     assert start.torch(tmp_path, cuda=False) == ["--no-deps", "-r", str(tmp_path / "requirements-torch.txt")]
     assert start.torch(tmp_path, cuda=True) == ["torch==2.13.0"]
-
-
-def test_a_stick_with_everything_holds_what_builds_the_packages_that_come_as_sources(
-    start, setup, monkeypatch
-):
-    ran = []
-    (setup / "wheels").mkdir()
-    monkeypatch.setattr(start, "trouble", lambda folder: "")
-    monkeypatch.setattr(start, "torch", lambda folder, cuda: [])
-    monkeypatch.setattr(start, "pip", lambda python, *arguments: ran.append(arguments))
-    start.fill_stick(setup.parent, False, True)
-    assert ran[-1][-2:] == ("setuptools", "wheel")
