@@ -134,16 +134,8 @@ def chosen(words: list[str] | None) -> list[Measurement]:
     """The measurements that a command line asks for."""
     arguments = parser().parse_args(words)
     _, kinds = COMMANDS[arguments.command]
-    if arguments.command == Speed.name and arguments.suite == Attention.name:
-        kinds = (Attention,)
-    return [kind(**{field.name: value_of(field, arguments) for field in options(kind)}) for kind in kinds]
-
-
-def value_of(field, arguments):
-    """A field's value: what was given, separated where it is many. `speed --suite attention` has not all of
-    that suite's options."""
-    value = getattr(arguments, field.name, field.default)
-    return tuple(split(value, field.name)) if isinstance(value, list) else value
+    given = {name: tuple(split(v, name)) if isinstance(v, list) else v for name, v in vars(arguments).items()}
+    return [kind(**{field.name: given[field.name] for field in options(kind)}) for kind in kinds]
 
 
 def split(words: list[str], what: str) -> list[str]:

@@ -33,9 +33,9 @@ class Speed(Pooled):
     maker = f"{PACKAGE}.speed.timing"
 
     suite: str = option(
-        "the model itself, 1k to 16k tokens on a wider random-weight Llama, or decode attention alone",
+        "the model itself, or 1k to 16k tokens on a wider random-weight Llama",
         "model",
-        choices=["model", "wide", "attention"],
+        choices=["model", "wide"],
     )
     jobs: int | None = option("0: time in this process", type=natural)
     allow_noisy: bool = option(
@@ -91,8 +91,6 @@ class Speed(Pooled):
         return [said] if over else []
 
     def check(self) -> None:
-        if self.suite not in CONTEXTS:
-            raise Problem(f"--suite {self.suite}: this suite belongs to the command speed")
         if self.weights != "fp32" and self.engine != "compiled":
             raise Problem(
                 f"--weights {self.weights}: the eager engine reads fp32 alone; add --engine compiled"

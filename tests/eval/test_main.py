@@ -86,7 +86,7 @@ def refused(capsys, *words: str) -> str:
         (["merge", "--out", "there"], "FOLDER"),
         (["speed", "--tasks", "recall"], "--tasks"),
         (["accuracy", "--suite", "wide"], "--suite"),
-        (["all", "--suite", "attention"], "belongs to the command speed"),
+        (["all", "--suite", "attention"], "invalid choice: 'attention'"),
         (["static-graph", "--experiments", "egnines"], "expected one of engines-512"),
     ],
 )
@@ -162,9 +162,7 @@ def test_default_folders():
     def folder(*words: str) -> Path:
         return chosen(words)[-1].folder
 
-    assert (
-        folder("all") == folder("speed", "--suite", "attention") == folder("report") == Path("results/demo")
-    )
+    assert folder("all") == folder("attention") == folder("report") == Path("results/demo")
     assert folder("all", "--limit", "4") == Path("results/demo-limit4")
     assert folder("speed", "--suite", "wide") == Path("results/bench")
     assert folder("all", "--model", "some/name-1b") == Path("results/name-1b")
