@@ -51,6 +51,7 @@ from .reuse import reusing
 from .scoring import Scorer
 from .settings import SAMPLING, generation
 from .texts import Texts
+from .windows import windows
 from .writing import generate
 
 # lm-eval would fork this process, with its model and its threads, for every standard error of a perplexity; a
@@ -262,13 +263,9 @@ class KVLabLM(Texts):
         if not groups:
             return answers
         at = None if self.protocol == INSIDE else [cut for _, cut in contexts]
-        scores = self._answers(
-            "choices",
-            (groups, at),
-            lambda scorer: scorer.continuations(groups, at),
-            sum(len(targets) for _, targets in groups),
-            disable_tqdm,
-        )
+        count = sum(len(targets) for _, targets in groups)
+        compute = lambda scorer: scorer.continuations(groups, at)
+        scores = self._answers("choices", (groups, at), compute, count, disable_tqdm)
         for members, found in zip(contexts.values(), scores, strict=True):
             for (index, _), answer in zip(members, found, strict=True):
                 answers[index] = answer
@@ -282,17 +279,16 @@ class KVLabLM(Texts):
             )
         rows, owners = [], []
         for owner, (text,) in enumerate(request.args for request in requests):
-            windows = get_rolling_token_windows(
-                self.tok_encode(text), self.prefix_token_id, self.max_length, context_len=1
-            )
-            for context, targets in map(make_disjoint_window, windows):
+            ids, first = self.tok_encode(text), self.prefix_token_id
+            parts = get_rolling_token_windows(ids, first, self.max_length, context_len=1)
+            for context, targets in map(make_disjoint_window, parts):
                 rows.append((context + targets[:-1], targets))
                 owners.append(owner)
         totals = [0.0] * len(requests)
         if not rows:
             return totals
         scores = self._answers(
-            "windows", rows, lambda scorer: scorer.windows(rows, PREFILLED), len(rows), disable_tqdm
+            "windows", rows, lambda scorer: windows(scorer, rows, PREFILLED), len(rows), disable_tqdm
         )
         for owner, (score, _) in zip(owners, scores, strict=True):
             totals[owner] += score
@@ -339,13 +335,9 @@ class KVLabLM(Texts):
             text = self.tokenizer.decode(tokens)
             return tokens[-1] in ends_of_text or any(word in text for word in until)
 
-        made = self._answers(
-            "generation",
-            (prompts, cuts, until, limit, str(self.model.generation_config)),
-            lambda scorer: generate(scorer, choices, stop, cuts),
-            len(prompts),
-            hidden,
-        )
+        asked = prompts, cuts, until, limit, str(self.model.generation_config)
+        compute = lambda scorer: generate(scorer, choices, stop, cuts)
+        made = self._answers("generation", asked, compute, len(prompts), hidden)
         decoded = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in made]
         return [postprocess_generated_text(text, until, None) for text in decoded]
 

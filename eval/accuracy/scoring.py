@@ -34,7 +34,6 @@ from .batching import (
 from .clock import Clock
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
-from .windows import windows
 
 
 class Scorer:
@@ -348,8 +347,3 @@ class Scorer:
             for step in range(int(steps.max()) + 1):
                 here = (steps >= step).nonzero()[:, 0]
                 score(step, part[here], logits[here, logits.shape[1] - 1 - (steps[here] - step)].cpu())
-
-    @torch.inference_mode()
-    def windows(self, rows: list[tuple[list[int], list[int]]], prefilled: float = 1.0) -> dict[str, list]:
-        """Score known text, see `windows.windows`."""
-        return windows(self, rows, prefilled)

@@ -10,7 +10,8 @@ from kvlab.decode import Stepper
 from .batching import LOGITS, TOKENS, TOKENS_LONG, pack, pad_left, pad_right, picked
 
 
-def windows(scorer, rows: list[tuple[list[int], list[int]]], prefilled: float) -> dict[str, list]:
+@torch.inference_mode()
+def windows(scorer, rows: list[tuple[list[int], list[int]]], prefilled: float = 1.0) -> dict[str, list]:
     """Score known text: (inputs, targets), the targets belonging to the last inputs.
 
     The first `prefilled` of the inputs are prefilled and scored from the prefill, the others are

@@ -9,6 +9,7 @@ import kvlab
 from eval.accuracy.agreement import measure
 from eval.accuracy.batching import Meter, steps_at_once, until_rows_end
 from eval.accuracy.scoring import Scorer
+from eval.accuracy.windows import windows
 from tests.tiny import LESS, SAME, tiny
 
 AT_ONCE = ["full", "static:length=64", "int8", "int4", "fp8", "snapkv:budget=6,window=2"]
@@ -76,7 +77,7 @@ def scored(method, kind, monkeypatch, at_once):
         found = scorer.continuations(list(zip(prompts, choices, strict=True)))[method]
         answers = [answer for group in found for answer in group]
     else:
-        answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
+        answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
     monkeypatch.undo()
     meter = scorer.meters[method]
     return answers, meter.means() | {"scored": meter.scored or 0.0}
@@ -141,7 +142,7 @@ def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
                 groups = [(ids, [list(range(n)) for n in (1, 2, 5, 17)]) for ids in texts]
                 answers = [one for group in scorer.continuations(groups)[method] for one in group]
             else:
-                answers = scorer.windows([(ids, [*ids[5:], 7]) for ids in texts], 0.5)[method]
+                answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in texts], 0.5)[method]
         return answers, scorer.meters[method].means(), rows
 
     (leave, weighed, fewer), (stay, expected, alike), (single, _, _) = (
