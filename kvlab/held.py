@@ -76,17 +76,20 @@ class Held(CacheLayerMixin):
         return twin
 
     def try_step(self) -> None:
-        """A step in a copy meets what a later one would trip over, but for what it refuses in one line."""
+        """Steps in a fork meet what a later one would trip over, but for what it refuses in one line."""
         if hasattr(self.store, "pool"):  # which copies share
             return
         heads = self.shape.heads * self.kv_heads // self.shape.kv_heads
         how = {"dtype": self.store.dtype or self.model.dtype, "device": self.model.device}
-        query = torch.zeros(len(self.lengths), heads, 1, self.shape.head_dim, **how)
-        values = torch.zeros(len(self.lengths), self.kv_heads, 1, self.shape.value_dim, **how)
+        rows = [*range(len(self.lengths)), 0]
+        query = torch.zeros(len(rows), heads, 1, self.shape.head_dim, **how)
+        values = torch.zeros(len(rows), self.kv_heads, 1, self.shape.value_dim, **how)
         twin = copy.deepcopy(self)
-        twin.update(query[:, : self.kv_heads], values)
+        twin.reorder_cache(torch.tensor(rows))
         with suppress(ValueError):
-            twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
+            for _ in range(2):
+                twin.update(query[:, : self.kv_heads], values)
+                twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
 
     # What transformers calls.
 
@@ -147,7 +150,7 @@ class Held(CacheLayerMixin):
         elif left and self.rows_held != self.lengths:
             gone = "the window has left tokens behind"
         else:
-            return
+            return self.store.check_crop(left) if left else None
         raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")
 
     # What policies, and people, look at.

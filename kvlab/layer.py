@@ -159,7 +159,7 @@ class Layer(Held):
         if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
             self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
-            self.keep.policy.observe(View(self, self.keep), received.detach())
+            self.keep.policy.told(View(self, self.keep), received.detach())
         elif self.votes_later:
             self.note_queries()
 
@@ -184,10 +184,10 @@ class Layer(Held):
         if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
-                keep.observe(view, self.late_votes())
+                keep.told(view, self.late_votes())
                 self.keep.last.forget()
             elif not keep.observes:
-                keep.observe(view, None)
+                keep.told(view, None)
         if self.local is not None:
             self._leave_window()
         slots, most = keep.chosen(view) if evicts else (None, None)

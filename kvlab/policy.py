@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from types import FunctionType, GetSetDescriptorType, NoneType
 
+import torch
 from torch import Tensor
 
 from .gather import gather_slots, with_room
@@ -119,14 +120,16 @@ class State:
         for name, value in contents.items():
             setattr(self, name, value)
 
-    def odd(self, batch: int, heads: int, slots: int) -> str | None:
-        """What does not fit a layer of so many rows, KV heads and slots, or is no number; None: nothing."""
+    def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
+        """What does not fit a layer of so many rows, KV heads and slots, or holds NaN (asked with `numbers`)."""
+        if self.filled is not None and not 0 <= self.filled <= slots:
+            return f"filled is {self.filled}"
         for name in (*self.per_row, *self.per_slot):
             value, by_slot = getattr(self, name), name in self.per_slot
             if value is None or (isinstance(value, list) and not by_slot and len(value) == batch):
                 continue
             for x in value if isinstance(value, tuple) else (value,):
-                if not isinstance(x, Tensor):
+                if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_meta:
                     return f"{name} is neither a tensor nor a list of {batch}"
                 if by_slot and self.filled is not None:
                     x = x[:, :, : self.filled]
@@ -136,7 +139,7 @@ class State:
                     by_slot and (x.shape[1] not in (1, heads) or not fewest <= x.shape[2] <= filled)
                 ):
                     return f"{name} is of shape {tuple(x.shape)}"
-                if x.is_floating_point() and bool(x.float().isnan().any()):
+                if numbers and x.is_floating_point() and bool(x.float().isnan().any()):
                     return f"{name} holds NaN"
         return next(filter(None, (state.odd(batch, heads, slots) for state in self._states())), None)
 
@@ -181,7 +184,7 @@ class State:
     def crop(self, length: int) -> None:
         """Keep the first `length` slots."""
         if self.filled is None:
-            self._change(self.per_slot, lambda x: x[:, :, :length])
+            self._change(self.per_slot, lambda x: x[:, :, :length].clone())  # what goes leaves memory
         else:
             self.filled = min(self.filled, length)
         for state in self._states():

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .errors import kind_and_line
 from .parameters import check_kind
@@ -156,8 +157,8 @@ def check_layer(layer, tokens: int) -> None:
         raise ValueError(f"it has {table.kv_heads} KV heads, where the model has {layer.kv_heads}")
     if len(table.rows_held) != batch or any(n > tokens for n in (table.count, *table.lengths)):
         raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
-    if any(held > min(seen, table.count) for held, seen in zip(table.rows_held, table.lengths, strict=True)):
-        raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
+    if layer.in_prompt != (not batch):
+        raise ValueError(f"in_prompt is {layer.in_prompt}")
     if not batch:
         return
     shape = batch, layer.kv_heads, table.count
@@ -165,6 +166,10 @@ def check_layer(layer, tokens: int) -> None:
         fits = table.moved.dtype == torch.int32 and table.moved.shape[::2] == shape[::2]
         if not fits or table.moved.shape[1] not in (1, shape[1]) or int(table.moved.max()) >= tokens:
             raise ValueError("its positions are none of its tokens'")
+    ends = [max(row) + 1 for row in pad(table.positions, (1, 0), value=-1).flatten(1).tolist()]
+    fit = all(n == end or (n > end and not table.newest) for n, end in zip(table.lengths, ends, strict=True))
+    if not fit or (table.positions >= 0).sum(-1).amax(-1).tolist() != table.rows_held:
+        raise ValueError(f"its rows have seen {table.lengths} tokens and hold {table.rows_held}")
     for state in (layer.keep, layer.store, layer.place):
         if odd := state.odd(*shape):
             raise ValueError(odd)
@@ -235,6 +240,8 @@ class Read:
             return value
         ((kind, inside), *_) = value.items()
         if kind == "tensor":
+            if not isinstance(value["host"], bool):
+                raise ValueError(f"host is {value['host']!r}")
             if inside not in self.placed:
                 self.placed[inside] = self.tensors[inside].to("cpu" if value["host"] else self.device)
             return self.placed[inside]
@@ -246,8 +253,9 @@ class Read:
             self.restore(there, inside)
             return there
         items = [self.decode(item) for item in inside]
-        if any(isinstance(item, str) or (isinstance(item, int) and abs(item) > LARGEST) for item in items):
-            raise ValueError(f"a list holds {items[:3]}")
+        whole = lambda item: isinstance(item, int) and 0 <= item <= LARGEST
+        if not all(whole(item) if kind == "list" else isinstance(item, Tensor) for item in items):
+            raise ValueError(f"a {kind} holds {items[:3]}")
         return items if kind == "list" else tuple(items)
 
 

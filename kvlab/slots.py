@@ -119,7 +119,7 @@ class Slots:
         self.count = self.seen = length
         self.lengths = [length] * len(self.lengths)
         if self.moved is not None:
-            self.moved = self.moved[..., :length]
+            self.moved = self.moved[..., :length].clone()
             self.lengths = (self.moved[:, 0] >= 0).sum(-1).tolist()
         self.rows_held = list(self.lengths)
 

@@ -78,7 +78,7 @@ def _decide(layer, received: Tensor | None) -> None:
     keep, view, table = layer.keep.policy, View(layer, layer.keep), layer.table
     layer.observe(received)
     if not keep.observes:
-        keep.observe(view, None)
+        keep.told(view, None)
     gone = torch.empty(len(layer.lengths), layer.kv_heads, dtype=torch.int64)
     closing.lowest(keep.scored(view).numpy(), layer.slot_positions.numpy(), gone.numpy())
     keep.forget(layer.keep)

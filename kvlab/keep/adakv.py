@@ -8,6 +8,7 @@ from torch import Tensor
 from ..parameters import check_number, shown
 from ..policy import State
 from ..ranks import all_heads, own_heads
+from . import checked
 from .base import Keep, counts
 
 
@@ -51,13 +52,13 @@ class AdaKV(Keep):
         return state
 
     def observe(self, layer, received: Tensor | None) -> None:
-        self.of.observe(layer, received)
+        self.of.told(layer, received)
 
     def note(self, layer, query: Tensor) -> None:
         self.of.note(layer, query)
 
     def score(self, layer) -> Tensor:
-        return self.of.score(layer)
+        return checked.score(self.of, layer, self.of.score(layer))
 
     def by_rule(self, layer) -> Tensor:
         return self.of.ruled(layer)

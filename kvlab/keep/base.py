@@ -87,6 +87,11 @@ class Keep(Policy):
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
 
+    def told(self, layer, received: Tensor | None) -> None:
+        """`observe`, and a look at what it has left in the state."""
+        self.observe(layer, received)
+        checked.state(self, layer)
+
     def note(self, layer, query: Tensor) -> None:
         """The queries of a pass `[batch, heads, tokens, head_dim]`, after RoPE, of the newest tokens."""
 

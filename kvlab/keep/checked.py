@@ -28,6 +28,13 @@ def score(keep, layer, given) -> Tensor:
     return given
 
 
+def state(keep, layer) -> None:
+    """What a keep has observed, if its state fits the layer: NaN there is told by the score made of it."""
+    shape = len(layer.lengths), layer.kv_heads, layer.slots
+    if odd := layer.state.odd(*shape, numbers=False):
+        _refuse(keep, "observe", layer, f"{odd}; [batch, kv_heads, slots] is {shape}")
+
+
 def rule(keep, layer, given) -> Tensor:
     """What a keep's rule holds, if it says so of every slot: bool `[batch, kv_heads, slots]`."""
     positions = layer.slot_positions

@@ -113,6 +113,9 @@ class GrowingState(State):
         """Slots in use."""
         return self.filled
 
+    def check_crop(self, length: int) -> None:
+        """ValueError where what was held at `length` tokens cannot be had again."""
+
     @property
     def clipped(self) -> int:
         """Values that were stored as the largest one that could be."""

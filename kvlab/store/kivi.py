@@ -199,12 +199,15 @@ class KiviState(GrowingState):
         values = self.value_format.decode(tuple(part.to(device) for part in self.values), self.dtype)
         return joined((self.format.numbers(codes, scales, self.dtype), values), recent)
 
-    def crop(self, length: int) -> None:  # by hand: what is written in blocks is no slot by itself
+    def check_crop(self, length: int) -> None:
         if length < self.written:
             raise ValueError(
                 f"crop: {self.written} tokens are written in blocks and cannot be taken back to {length}; "
                 "start again with cache.reset()"
             )
+
+    def crop(self, length: int) -> None:  # by hand: what is written in blocks is no slot by itself
+        self.check_crop(length)
         super().crop(length - self.written)
         if self.recents_real is not None:
             self.recents_real[:, :, self.filled :] = True

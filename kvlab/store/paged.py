@@ -91,7 +91,7 @@ class Paged(Growing):
     the next one asks. block: tokens per block. format: any format, since a format writes each token by
     itself; a store whose groups run over tokens (per-channel keys) is a buffer of its own and cannot be
     paged. pool: share one with other caches. Raises ValueError when full. A pool that grows keeps what was
-    once in use: less where a turn came in pieces and tokens left a window between them, or was loaded.
+    once in use, and its bytes depend on how it grew: in pieces, by steps, or at once where it was loaded.
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16, format: Exact | None = None,
@@ -174,15 +174,26 @@ class PagedState(GrowingState):
             yield from super().tensors()
 
     def contents(self) -> dict:  # by hand: block numbers mean nothing in another pool
-        found = super().contents()
-        del found["rows"], found["table"], found["used"]
-        return found | {"tokens": None if self.table is None else self.parts()}
+        found = super().contents() | {"blocks": None}
+        del found["rows"]
+        if self.table is not None:
+            own, found["table"] = self.table.unique(return_inverse=True)
+            found["blocks"] = tuple(part[own] for part in self.pool.parts)
+        return found
 
     def refill(self, contents: dict) -> None:
-        tokens = contents.pop("tokens")
+        blocks, table = contents.pop("blocks"), contents.pop("table")
         super().refill(contents)
-        if tokens is not None:
-            self.add(*tokens)
+        if blocks is None:
+            return
+        count, size = len(blocks[0]), -(-self.used // self.pool.block)
+        if table.unique().tolist() != [*range(count)] or table.shape[1] != size:
+            raise ValueError(f"{count} blocks for {self.used} tokens of {len(table)} rows")
+        self.pool.require(count, blocks)
+        fresh = [self.pool.free.pop() for _ in range(count)]
+        self.hold([[fresh[block] for block in row] for row in table.tolist()], table.device)
+        for pooled, part in zip(self.pool.parts, blocks, strict=True):
+            pooled[fresh] = part
 
     def add(self, keys: Parts, values: Parts) -> None:
         parts = (*keys, *values)

@@ -35,10 +35,13 @@ class Own(Keep):
         super().__init__(budget, **more)
         self.wrong, self.bad_from = wrong, bad_from
 
-    per_row = ("passes",)
+    def start(self, layer):
+        state = super().start(layer)
+        state.passes = 0
+        return state
 
     def observe(self, layer, received):
-        layer.state.passes = (layer.state.passes or 0) + 1
+        layer.state.passes += 1
 
     def score(self, layer):
         keys, _ = layer.store.read(layer.slot_positions.device)
@@ -178,3 +181,64 @@ def test_sums_of_ones_own_kind_stay_out_of_compiled_code():
         found.append(kvlab.decode(model, prompt(80), cache, 20))
     assert torch.equal(found[0].tokens, found[1].tokens)
     assert (found[0].logprobs - found[1].logprobs).abs().max() < 1e-4
+
+
+REMEMBERED = {  # per slot, then per row; x: what a slot received [batch, kv_heads, slots]
+    **{
+        name: WRONG[name]
+        for name in WRONG
+        if name not in ("nothing", "one for all heads", "one more axis", "complex")
+    },
+    "a column too many": lambda x: torch.nn.functional.pad(x, (0, 1)),
+    "two heads more": lambda x: torch.cat([x, x], 1),
+    "a tuple with a number": lambda x: (x, 3),
+}
+ROWS = {
+    "a number": lambda x: 3,
+    "one for all": lambda x: x.sum(),
+    "one row too many": lambda x: torch.zeros(len(x) + 1),
+    "a short list": lambda x: [1] * (len(x) - 1),
+    "sparse": lambda x: torch.zeros(len(x)).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("kind", ["eager", "at once", "compiled"])
+@pytest.mark.parametrize("wrong", [*REMEMBERED, *(f"row: {name}" for name in ROWS)])
+def test_what_a_keep_of_ones_own_remembers_is_looked_at(wrong, kind):
+    """At the prompt, at a step, in pieces; by itself and in another keep; whether it asks for attention."""
+    random.seed(wrong + kind)
+    model, rows, of_row = models()[kind], 1 + (kind != "compiled"), wrong.startswith("row: ")
+    if wrong == "one for all rows" and rows == 1:
+        return
+    for when, observes in ((0, True), (random.choice((1, 3)), True), (0, False), (2, False)):
+        base = H2O if observes else Own
+
+        class Spoils(base):
+            per_slot, per_row = ("received",), ("noted",)
+
+            def observe(self, layer, received):
+                super().observe(layer, received)
+                state, seen = layer.state, max(layer.lengths)
+                right = layer.slot_positions.float() if received is None else state.received
+                bad = seen >= 80 + when  # noqa: B023
+                if of_row:
+                    state.noted = ROWS[wrong[5:]](right) if bad else None
+                else:
+                    state.received = REMEMBERED[wrong](right) if bad else right
+
+            def score(self, layer):
+                received = layer.state.received
+                return layer.slot_positions.float() if received is None else received
+
+        keep = Spoils(random.choice((0.4, 70)))
+        keep = AdaKV(keep) if kind == "eager" and random.random() < 0.3 else keep
+        stepper = kvlab.Stepper(model, kvlab.KVCache(model, keep=keep))
+        said_by = "score" if wrong == "NaN" else "observe"
+        with pytest.raises(ValueError, match=rf"^Spoils\.{said_by}, layer \d: [^\n]*$"):
+            if random.random() < 0.3:
+                stepper.feed(prompt(80, rows), chunk=random.randrange(5, 40))
+            else:
+                stepper.feed(prompt(80, rows), last=True)
+            for step in range(6):
+                stepper.feed(prompt(1, rows, step), last=True)
+        assert stepper.cache.broken
