@@ -121,7 +121,7 @@ class State:
             setattr(self, name, value)
 
     def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
-        """What does not fit a layer of so many rows, KV heads and slots, or holds NaN (asked with `numbers`)."""
+        """What does not fit a layer of so many rows, KV heads and slots, or (numbers) holds NaN."""
         if self.filled is not None and not 0 <= self.filled <= slots:
             return f"filled is {self.filled}"
         for name in (*self.per_row, *self.per_slot):

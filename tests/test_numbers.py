@@ -61,6 +61,34 @@ def test_what_is_read_is_near_what_was_written_or_it_is_refused(form, dtype):
         assert ((read.double() - x.double()).abs() <= bound(form, x.double())).all()
 
 
+@pytest.mark.parametrize("form, step", [("e4m3", 2.0**-9), ("e5m2", 2.0**-16)])
+def test_small_numbers_without_a_scale_are_rounded_to_the_nearest_step(form, step):
+    x = torch.randn(2, 2, 12, 32, generator=torch.Generator().manual_seed(0)) * 3 * step
+    x = x.clamp(-4 * step, 4 * step)
+    read = Float8(form).decode(Float8(form).encode(x), x.dtype)
+    assert torch.equal(read, (x / step).round() * step)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("axis", ["token", "channel", "tensor"])
+def test_the_largest_numbers_of_a_dtype_are_read_as_numbers_or_refused(axis, dtype):
+    """With scales of fp32, too, whose rounding may take what is read beyond the largest number."""
+    draw = random.Random(axis + str(dtype))
+    for scale in ("fp16", "fp32"):
+        more = {"axis": axis, "scale": scale}
+        forms = [Int(bits, symmetric=even, **more) for bits in (2, 4, 8) for even in (True, False)]
+        for form in (*forms, Planes(7, **more), Float8(**more), Float8("e5m2", **more)):
+            for part in (1.0, 0.999, 0.49, draw.random()):
+                x = torch.randn(2, 2, 12, 32, generator=torch.Generator().manual_seed(draw.randrange(99)))
+                x = (x / x.abs().max() * torch.finfo(dtype).max * part).to(dtype)
+                try:
+                    read = form.decode(form.encode(x), dtype)
+                except ValueError as error:
+                    assert ("KV head" in str(error) and part > 0.49) or scale == "fp16"
+                    continue
+                assert read.isfinite().all(), (form, part)
+
+
 @pytest.mark.parametrize("form, most", [(Float8(), 448.0), (Float8("e5m2"), 57344.0), (Float4(), 2688.0)])
 def test_a_format_without_a_scale_refuses_or_counts_what_it_cannot_hold(form, most):
     """By itself, and where a compiled kernel writes the token; `stats` counts what was clipped."""

@@ -21,7 +21,8 @@ class Float8(Exact):
 
     format: "e4m3" or "e5m2". axis: what shares a scale (None: there is none), group, scale (its dtype): see
     `Scales`. nonfinite: "refuse" NaN, infinity and, without a scale, what is beyond the format's largest
-    (ValueError naming the head), or "clip" them to it. Parts: bits and, with an axis, scale.
+    (ValueError naming the head), or "clip" them to it. What is small is rounded: without a scale e4m3 reads
+    0 below 2**-10, e5m2 below 2**-17, and nothing counts that. Parts: bits and, with an axis, scale.
     """
 
     format: str = "e4m3"
@@ -60,9 +61,10 @@ class Float8(Exact):
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
         if self.scales is None:
             return admit(f"fp8 {self.format} without a scale (axis=)", x, self.largest, self.nonfinite)
-        limit = torch.finfo(x.dtype).max
+        most = torch.finfo(torch.float32).max / 2  # what is read may be a step more
         if self.scales.dtype == torch.float16:
-            limit = min(limit, 65504 * self.largest)
+            most = 65504 * self.largest
+        limit = min(torch.finfo(x.dtype).max, most)
         return admit(f"fp8 {self.format}", x, limit, self.nonfinite)
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:

@@ -73,7 +73,7 @@ class Int(Exact):
         if self.scales.dtype == torch.float16:
             largest *= self.qmax if self.symmetric else 1
         else:
-            largest /= 1 if self.symmetric else 2  # so that the span is finite
+            largest /= 2  # so that the span is finite, and what is read, which may be a step more
         return admit(f"int{self.bits}", x.float(), largest, self.nonfinite)
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
