@@ -88,6 +88,7 @@ class Held(CacheLayerMixin):
         twin.reorder_cache(torch.tensor(rows))
         with suppress(ValueError):
             for _ in range(2):
+                twin.place.speculate(twin, lambda **norm: query)
                 twin.update(query[:, : self.kv_heads], values)
                 twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
 
