@@ -134,11 +134,6 @@ class Accuracy(Pooled):
         names = [name for name in self.metadata_arguments if name not in settings.ANYWHERE]
         settings.check([task for task in tasks if _is_ours(task)], others, names)
 
-    def notes(self) -> list[str]:
-        made = ", ".join(task for task in self.tasks if task.startswith(settings.RULER))
-        wait = f"{made}: RULER writes 500 documents of a length before the first is asked, half a minute"
-        return [*super().notes(), wait] if made else super().notes()
-
     def until(self, task: str) -> str | None:
         """The text before which a task's prompts are cut, where its user says so."""
         if self.context_until is not None:

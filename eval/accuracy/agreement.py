@@ -14,6 +14,7 @@ reference, also for `full` itself (exactly 1 and 0).
 from __future__ import annotations
 
 import math
+import statistics
 
 import torch
 from torch import Tensor
@@ -131,8 +132,5 @@ def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) ->
 
 def summary(metric: str, values: list[float], higher_is_better: bool) -> dict:
     """Mean over stories with its standard error."""
-    count = len(values)
-    mean = math.fsum(values) / count
-    spread = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (count - 1)) if count > 1 else None
-    stderr = None if spread is None else spread / math.sqrt(count)
-    return metric_row(metric, mean, stderr, count, higher_is_better)
+    stderr = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return metric_row(metric, statistics.fmean(values), stderr, len(values), higher_is_better)

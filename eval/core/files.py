@@ -17,7 +17,6 @@ from .errors import Problem, one_line
 WRITING = ".writing-"  # how the name of a temporary file begins
 DAY = 24 * 3600.0  # seconds after which a temporary file belongs to no running process
 LOCAL = "file://"
-STAMPS = ("ETag", "etag", "LastModified", "mtime", "updated", "created")  # what changes when a file does
 
 
 def address(text: str) -> Path | str:
@@ -88,16 +87,9 @@ class Folder:
                 if time.time() - left.stat().st_mtime > DAY:
                     left.unlink()
 
-    def names(self) -> dict[str, str]:
-        """{name: a stamp that is another one when the file is} of every JSON file, in order of the names."""
-        found = {}
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.name.endswith(".json") and not entry.name.startswith("."):
-                    with contextlib.suppress(FileNotFoundError):
-                        about = entry.stat()
-                        found[entry.name] = f"{about.st_ino}-{about.st_size}-{about.st_mtime_ns}"
-        return dict(sorted(found.items()))
+    def names(self) -> list[str]:
+        """The JSON files, in order."""
+        return sorted(file.name for file in self.path.glob("[!.]*.json"))
 
     def read(self, name: str) -> bytes | None:
         """A file's content; None where there is none. OSError for what is no file, such as a pipe, whose
@@ -148,18 +140,13 @@ class Remote:
         except Exception as error:  # every file system has errors of its own
             raise OSError(0, one_line(error), self.where) from error
 
-    def names(self) -> dict[str, str]:
+    def names(self) -> list[str]:
         self.system.invalidate_cache(self.path)
         try:
-            entries = self.system.ls(self.path, detail=True)
+            found = (path.rpartition("/")[2] for path in self.system.ls(self.path, detail=False))
+            return sorted(name for name in found if name.endswith(".json") and not name.startswith("."))
         except FileNotFoundError:
-            return {}
-        found = {}
-        for entry in entries:
-            name = entry["name"].rpartition("/")[2]
-            if name.endswith(".json") and not name.startswith("."):
-                found[name] = f"{entry['size']}-{next((entry[s] for s in STAMPS if entry.get(s)), '')}"
-        return dict(sorted(found.items()))
+            return []
 
     def read(self, name: str) -> bytes | None:
         try:

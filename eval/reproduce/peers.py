@@ -24,7 +24,6 @@ from ..core.measurement import Cell, OnModel, count, option
 
 ABOUT = "Our methods beside those of kvpress 0.5.5, on the same token ids with the same number of tokens held"
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-NOT_COMPARED: dict[str, str] = FILE["not_compared"]  # press -> why
 PAIRS = [{name: one.get(name, False if name == "eager" else None) for name in ("method", "press", "eager")}
          for one in FILE["pairs"]]  # fmt: skip
 DIFFERS = {one["method"]: one["differs"] for one in FILE["pairs"] if "differs" in one}
@@ -42,14 +41,6 @@ def written(press: dict | None) -> str:
     ((name, given),) = press.items()
     parts = [written(v) if isinstance(v, dict) else f"{k}={v}" for k, v in given.items()]
     return f"{name}({', '.join(parts)})"
-
-
-def named(press: dict | None) -> set[str]:
-    """The classes that a press is made of."""
-    if press is None:
-        return set()
-    ((name, given),) = press.items()
-    return {name}.union(*(named(value) for value in given.values() if isinstance(value, dict)))
 
 
 @dataclass(kw_only=True)
@@ -149,13 +140,12 @@ class Peers(OnModel):
 
 def side(name: str, cells: list[Cell], documents: list[dict], model: str) -> list[dict]:
     """What one side says of every cell's documents."""
-    presses = sorted(set(NOT_COMPARED).union(*(named(pair["press"]) for pair in PAIRS)))
     job = {"model": model, "documents": documents, "runs": [cell.config["pair"] for cell in cells]}
     given = {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     given |= {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}  # what is freed leaves the process
     with tempfile.TemporaryDirectory() as folder:
         file, found = Path(folder) / "job.json", Path(folder) / "found.json"
-        file.write_text(json.dumps(job | {"found": str(found), "ratio": RATIO, "presses": presses}))
+        file.write_text(json.dumps(job | {"found": str(found), "ratio": RATIO}))
         python = str(THERE) if name == "theirs" else sys.executable
         command = [python, "-m", f"{PACKAGE}.reproduce.sides", name, str(file)]
         done = subprocess.run(command, cwd=ROOT, env=os.environ | given, capture_output=True, text=True)

@@ -6,6 +6,7 @@ What a task is told (`--metadata '{"lengths": [1024, 4096], "documents": 100}'`)
 """
 
 import random
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -117,28 +118,12 @@ def _counts(number) -> bool:
     return isinstance(number, int) and number > 0
 
 
-def needles_single(**told):
-    return dataset("single", **told)
-
-
-def needles_multikey(**told):
-    return dataset("multikey", **told)
-
-
-def needles_multivalue(**told):
-    return dataset("multivalue", **told)
-
-
-def needles_multiquery(**told):
-    return dataset("multiquery", **told)
-
-
-def needles_tracking(**told):
-    return dataset("tracking", **told)
-
-
-def needles_two_hops(**told):
-    return dataset("two_hops", **told)
+needles_single = partial(dataset, "single")
+needles_multikey = partial(dataset, "multikey")
+needles_multivalue = partial(dataset, "multivalue")
+needles_multiquery = partial(dataset, "multiquery")
+needles_tracking = partial(dataset, "tracking")
+needles_two_hops = partial(dataset, "two_hops")
 
 
 def scored(document: dict, results: list[str]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Data of the tasks, read beside this file: no network, any working directory."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import datasets
@@ -12,34 +13,16 @@ def _test(rows: list[dict]) -> datasets.DatasetDict:
     return datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
 
 
-def _lines(name: str) -> datasets.DatasetDict:
+def _lines(name: str, **_) -> datasets.DatasetDict:
     lines = (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     return _test([json.loads(line) for line in lines if line.strip()])
 
 
-def recall(**kwargs) -> datasets.DatasetDict:
-    """Which name belongs to this key? Many facts, one question."""
-    return _lines("recall")
-
-
-def recall_many(**kwargs) -> datasets.DatasetDict:
-    """The same, four questions on each document."""
-    return _lines("recall_many")
-
-
-def needle(**kwargs) -> datasets.DatasetDict:
-    """The same with four facts hidden in long prose."""
-    return _lines("needle")
-
-
-def chain(**kwargs) -> datasets.DatasetDict:
-    """Two facts must be joined: owner to animal, animal to place."""
-    return _lines("chain")
-
-
-def cloze(**kwargs) -> datasets.DatasetDict:
-    """Rows {id, context, choices, label}: which of the words continues the story?"""
-    return _lines("cloze")
+recall = partial(_lines, "recall")  # which name belongs to this key? Many facts, one question
+recall_many = partial(_lines, "recall_many")  # the same, four questions on each document
+needle = partial(_lines, "needle")  # the same with four facts hidden in long prose
+chain = partial(_lines, "chain")  # two facts must be joined: owner to animal, animal to place
+cloze = partial(_lines, "cloze")  # {id, context, choices, label}: which of the words continues the story?
 
 
 def prose(**kwargs) -> datasets.DatasetDict:

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 import kvlab
 from eval.__main__ import main
 from eval.accuracy import KVLabLM
-from eval.accuracy.accuracy import Accuracy
 from eval.accuracy.worker import jackknife
 from kvlab.faster import engine_of
 
@@ -186,9 +185,3 @@ def test_the_engine_is_part_of_what_a_cell_names(folder, tmp_path):
         assert {cell["config"].get("engine", "eager") for cell in cells} == {engine}
         found[engine] = {cell["method"]: cell["metrics"][0]["value"] for cell in cells}
     assert found["compiled"] == pytest.approx(found["eager"], abs=1e-4)
-
-
-def test_who_asks_ruler_is_told_what_takes_so_long():
-    (said,) = Accuracy(tasks=("recall", "niah_single_1")).notes()
-    assert said.startswith("niah_single_1: RULER writes 500 documents")
-    assert not Accuracy(tasks=("recall",)).notes()

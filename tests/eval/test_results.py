@@ -201,7 +201,7 @@ def test_a_folder_of_fsspec(tmp_path):
     assert again.missing([Cell("m", "full", "recall", {"limit": 4})]) == []
     assert json.loads(again.home.read("summary.json"))[0]["value"] == 0.5
     assert json.loads((again.out / "run.json").read_text()) == {"command": "x"}
-    assert first.out != again.out and first.files.names().keys() == again.files.names().keys()
+    assert first.out != again.out and first.files.names() == again.files.names()
     place = first.out
     del first
     assert not place.exists()
