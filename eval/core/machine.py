@@ -10,16 +10,19 @@ from importlib import metadata
 from pathlib import Path
 
 
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is missing."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 @cache
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that can change a number."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "transformers", "lm-eval", "kvlab"):
-        try:
-            found[name] = metadata.version(name.replace("-", "_"))
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    names = ("torch", "transformers", "lm-eval", "kvlab")
+    return {"python": platform.python_version()} | {name: version(name) or "not installed" for name in names}
 
 
 @cache

@@ -17,11 +17,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
-from .comparable import differences, said
 from .digests import code_digest, method_digest, model_digest
 from .errors import Failed, Problem, describe
 from .files import address
@@ -297,50 +295,12 @@ def record(cell: Cell, found: dict, threads: int | None) -> dict:
 
 
 @dataclass(kw_only=True)
-class Study(Measurement):
-    """A measurement of named experiments, one cell each, made in this process.
+class Collected(Measurement):
+    """A measurement that documents of this project show."""
 
-    `makers`: {experiment: the module beside the study's whose EXPERIMENTS holds it}; an experiment takes the
-    study and returns what its cell is to hold.
-    """
-
-    makers: ClassVar[dict[str, str]]
-
-    experiments: tuple[str, ...] = option(
-        lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
+    collect: bool = option(
+        "bring what is stored into docs/results and the documents, make nothing", False, action="store_true"
     )
 
-    def check(self) -> None:
-        super().check()
-        for name in self.experiments:
-            if name not in self.makers:
-                raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
-
-    def cell(self, experiment: str) -> Cell:
-        """The cell of an experiment."""
-        raise NotImplementedError
-
-    def cells(self) -> list[Cell]:
-        return [self.cell(name) for name in self.experiments or self.makers]
-
-    def task(self, experiment: str) -> str:
-        return f"{self.name}:{experiment}"
-
-    def make(self, cell: Cell) -> dict:
-        name = cell.task.removeprefix(self.task(""))
-        room = type(self).__module__.rpartition(".")[0]
-        return import_module(self.makers[name], room).EXPERIMENTS[name](self)
-
-    def found(self, store, say) -> dict[str, dict]:
-        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
-        says which were made under other settings."""
-        found, unlike = {}, {}
-        for name, cell in ((name, self.cell(name)) for name in self.makers):
-            if stored := store.stored(cell):
-                if reasons := differences(stored["config"], cell.config):
-                    unlike[name] = reasons
-                else:
-                    found[name] = stored
-        if unlike:
-            say(f"left out, made under other settings: {said(unlike)}")
-        return found
+    def run(self, store, show) -> int:
+        return 0 if self.collect else super().run(store, show)

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 
-from ..core.machine import commit
+from ..core.machine import commit, version
 
 PACKAGES = ("torch", "triton", "transformers", "numba", "numpy", "kvlab")
-
-
-def version(package: str) -> str | None:
-    """Of an installed package; None where it is missing."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def about(dry: bool) -> dict:

@@ -20,7 +20,7 @@ from ..accuracy.boundaries import boundary, character, rule_of
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT, digest, method_digest
 from ..core.errors import Failed, Problem
-from ..core.measurement import Cell, OnModel, count, option
+from ..core.measurement import Cell, Collected, OnModel, count, option
 
 ABOUT = "Our methods beside those of kvpress 0.5.5, on the same token ids with the same number of tokens held"
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -44,7 +44,7 @@ def written(press: dict | None) -> str:
 
 
 @dataclass(kw_only=True)
-class Peers(OnModel):
+class Peers(Collected, OnModel):
     """Pairs of a method and a press, on the same token ids, with as many tokens held on both sides."""
 
     name = home = "peers"
@@ -52,7 +52,6 @@ class Peers(OnModel):
     threads = 1
 
     limit: int | None = option("documents per task (default: all)", type=count)
-    collect: bool = option("bring what is there to docs/results", False, action="store_true")
     tasks: tuple[str, ...] = option(f"of {', '.join(TASKS)} (default: all)", (), many=True, metavar="TASK")
 
     @property
@@ -68,9 +67,6 @@ class Peers(OnModel):
             raise Problem("peers: both sides run in float32 on the CPU; leave --device and --dtype out")
         if not self.collect and not THERE.is_file():
             raise Problem("peers: kvpress has an environment of its own, which is missing; run make peers")
-
-    def run(self, store, show) -> int:
-        return 0 if self.collect else super().run(store, show)
 
     def cells(self) -> list[Cell]:
         from kvlab.spec import parse

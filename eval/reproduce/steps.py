@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ..core.digests import code_digest, model_digest
 from ..core.errors import Failed, Problem
-from ..core.measurement import Cell, Measurement, count, option
+from ..core.measurement import Cell, Collected, count, option
 
 ABOUT = (
     "Decode steps and prompts of llama.cpp, of transformers' caches and of kvlab's engines, timed in turn in "
@@ -25,7 +25,7 @@ STEPS = 8  # of a row in a round, at most
 
 
 @dataclass(kw_only=True)
-class Steps(Measurement):
+class Steps(Collected):
     """All rows of a cell are timed in turn, in this process (see `turns.py`)."""
 
     name = home = "steps"
@@ -41,11 +41,6 @@ class Steps(Measurement):
         metavar="TOKENS",
     )
     rounds: int = option("turns that every row has with steps", ROUNDS, type=count)
-    collect: bool = option(
-        "write what is stored to docs/results/speed.json and into the documents, measure nothing",
-        False, action="store_true",
-    )  # fmt: skip
-
     _at: Callable | None = field(default=None, init=False, repr=False)  # what says how far a cell is
 
     def check(self) -> None:
@@ -60,9 +55,6 @@ class Steps(Measurement):
                 )
         for model in () if self.collect else self.models:
             configuration(named(model))  # else every one of its cells would say that there is none
-
-    def run(self, store, show) -> int:
-        return 0 if self.collect else super().run(store, show)
 
     def cells(self) -> list[Cell]:
         from .llama import there

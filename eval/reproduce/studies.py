@@ -10,7 +10,7 @@ from ..accuracy.accuracy import Accuracy
 from ..accuracy.protocols import FIRST, INSIDE
 from ..core.digests import ROOT
 from ..core.errors import Problem
-from ..core.measurement import Measurement, option
+from ..core.measurement import Collected, Measurement, option
 from ..core.results import Store
 from ..studies.measurements import Perplexity
 
@@ -22,7 +22,7 @@ ONE = ["0.2"]  # the budgets of a quick run
 
 
 @dataclass(kw_only=True)
-class Reproduce(Measurement):
+class Reproduce(Collected):
     """Studies are measurements of other kinds, each in folders of its own."""
 
     name = home = "reproduce"
@@ -34,7 +34,6 @@ class Reproduce(Measurement):
         "folder of files that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
         type=Path,
     )
-    collect: bool = option("make nothing, collect what is there", False, action="store_true")
 
     @property
     def folder(self) -> Path:

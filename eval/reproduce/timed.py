@@ -112,7 +112,7 @@ def kernels(simd: str, tokens: str) -> str:
     rows = [row for row in tables.study("attention") if row["simd"] == simd and row["tokens"] == int(tokens)]
     rows = [row for row in rows if not row["kernel"].endswith("-decode")]
     if not rows:
-        return tables.not_made("python -m eval attention --collect")
+        return tables.not_made("python -m eval attention")
     cells = [
         (f"`{row['kernel']}`", row["shape"], f"{row['fraction_of_bandwidth']:.0%} ({row['speedup']:.1f})")
         for row in rows

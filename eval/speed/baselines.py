@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from ..core.machine import version
 
 BASELINES = {
     "hf-dynamic": "transformers' DynamicCache through generate (sdpa)",
@@ -21,14 +21,7 @@ PACKAGES = {"hf-quanto": "optimum-quanto", "hf-hqq": "hqq"}
 
 def baselines() -> list[str]:
     """The baselines whose package is installed."""
-
-    def there(name: str) -> bool:
-        try:
-            return name not in PACKAGES or bool(version(PACKAGES[name]))
-        except PackageNotFoundError:
-            return False
-
-    return [name for name in BASELINES if there(name)]
+    return [name for name in BASELINES if name not in PACKAGES or version(PACKAGES[name])]
 
 
 def cache_of(kind: str, config, tokens: int):

@@ -5,14 +5,67 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 from ..accuracy.taskset import STORIES
+from ..core.comparable import differences, said
 from ..core.digests import code_digest, digest, model_digest
 from ..core.errors import Failed, Problem, describe
-from ..core.measurement import Cell, Measurement, OfMethods, OnModel, Study, count, option
+from ..core.measurement import Cell, Collected, Measurement, OfMethods, OnModel, count, option
 
 LENGTHS = (2048, 8192, 16384, 32768, 65536)  # tokens attended to by the study attention
+
+
+@dataclass(kw_only=True)
+class Study(Measurement):
+    """A measurement of named experiments, one cell each, made in this process.
+
+    `makers`: {experiment: the module beside the study's whose EXPERIMENTS holds it}; an experiment takes the
+    study and returns what its cell is to hold.
+    """
+
+    makers: ClassVar[dict[str, str]]
+
+    experiments: tuple[str, ...] = option(
+        lambda kind: f"{', '.join(kind.makers)} (default: all)", (), many=True, metavar="NAME"
+    )
+
+    def check(self) -> None:
+        super().check()
+        for name in self.experiments:
+            if name not in self.makers:
+                raise Problem(f"--experiments {name}: expected one of {', '.join(self.makers)}")
+
+    def cell(self, experiment: str) -> Cell:
+        """The cell of an experiment."""
+        raise NotImplementedError
+
+    def cells(self) -> list[Cell]:
+        return [self.cell(name) for name in self.experiments or self.makers]
+
+    def task(self, experiment: str) -> str:
+        return f"{self.name}:{experiment}"
+
+    def make(self, cell: Cell) -> dict:
+        name = cell.task.removeprefix(self.task(""))
+        room = type(self).__module__.rpartition(".")[0]
+        return import_module(self.makers[name], room).EXPERIMENTS[name](self)
+
+    def found(self, store, say) -> dict[str, dict]:
+        """{experiment: its stored cell} of this configuration, also those that were not asked for now; a line
+        says which were made under other settings."""
+        found, unlike = {}, {}
+        for name, cell in ((name, self.cell(name)) for name in self.makers):
+            if stored := store.stored(cell):
+                if reasons := differences(stored["config"], cell.config):
+                    unlike[name] = reasons
+                else:
+                    found[name] = stored
+        if unlike:
+            say(f"left out, made under other settings: {said(unlike)}")
+        return found
 
 
 @dataclass(kw_only=True)
@@ -121,7 +174,7 @@ class StaticGraph(Study):
 
 
 @dataclass(kw_only=True)
-class Attention(Measurement):
+class Attention(Collected):
     """Decode attention alone, over packed K and V and over what there is without kernels. A cell is one
     length."""
 
@@ -130,10 +183,6 @@ class Attention(Measurement):
     threads = 1
 
     limit: int | None = option("the shortest length and few repeats only", type=count)
-    collect: bool = option(
-        "set what is measured into docs/results/attention.json and into the documents, too",
-        False, action="store_true",
-    )  # fmt: skip
 
     def cells(self) -> list[Cell]:
         from .kernels import simd
