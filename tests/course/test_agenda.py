@@ -7,7 +7,6 @@ import re
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 from course import editions
 from course.instructor import agenda
@@ -63,43 +62,3 @@ def test_the_cells_are_where_the_learner_finds_them(path):
                 if [int(first), int(last or first)] != [there[said][0], there[said][-1]]:
                     wrong.append((said, first, last, there[said]))
     assert wrong == []
-
-
-@pytest.mark.parametrize("start, end, items", SESSIONS)
-def test_what_is_left_out_when_late_is_in_the_room_and_saves_time(start, end, items):
-    saved = 0
-    for item in items:
-        if isinstance(item, agenda.Chapter):
-            done = agenda.done(item, CHAPTERS[item.number])
-            for name in item.late:
-                section = agenda.one(done, name)  # ValueError where it is not done at all
-                assert section.heading not in ("Predict", "When it does not help")
-                saved += section.minutes
-    assert saved >= 20
-
-
-def test_a_full_chapter_takes_no_longer_than_it_says():
-    for path in sorted(agenda.NOTEBOOKS.glob("[0-9]*.ipynb")):
-        book = nbformat.read(path, as_version=4)
-        taught = [s for s in agenda.sections(book) if not s.exercise and s.heading not in agenda.AT_HOME]
-        assert sum(section.minutes for section in taught) <= editions.minutes(book)[0], path.name
-
-
-def test_the_clock_on_a_small_chapter():
-    words = "word " * (agenda.WORDS - 2)
-    book = new_notebook(
-        cells=[
-            new_markdown_cell("# 9. Title"),
-            new_code_cell("lesson.versions()"),
-            new_markdown_cell(f"## Predict\n\n{words}\n<details>never said</details>"),
-            new_code_cell("x = 1\n" * agenda.LINES),
-            new_markdown_cell("secret " * 500, metadata={"tags": ["instructor"]}),
-            new_markdown_cell("## Exercise 2: mend it (15 minutes, difficulty 1)\n\nText.\n\n## Key points"),
-        ]
-    )
-    title, predict, exercise, points = agenda.sections(book)
-    assert predict.minutes == pytest.approx(agenda.QUESTIONS * (agenda.HANDS + agenda.CELL + 2), abs=0.02)
-    assert (predict.cells, title.cells, points.cells) == ((2,), (1,), ())
-    assert (exercise.exercise, exercise.minutes) == (2, 15 + agenda.REVIEW)
-    with pytest.raises(ValueError, match="no section 'What it costs'"):
-        agenda.one([title, predict], "What it costs")

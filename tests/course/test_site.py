@@ -108,10 +108,6 @@ def test_a_link_that_leads_nowhere_is_an_error(project):
         write(project, "see [this](../gone.py)")
 
 
-def test_the_words_of_a_link_may_hold_code(project):
-    assert "[`part.py`](../part.py.md)" in write(project, "see [`part.py`](../part.py)")
-
-
 def test_code_is_not_a_link(project):
     assert "`[a](b)` and\n```\n[c](d)\n```" in write(project, "`[a](b)` and\n```\n[c](d)\n```")
 
@@ -166,31 +162,6 @@ def test_a_sentence_beside_a_table_is_broken_at_its_width_and_the_table_is_not()
     site.fit(cell)
     assert cell.metadata["tags"] == ["code-40", "output-40", "output-prose"]
     assert cell.outputs[0].text == "a sentence of words " * 9
-
-
-def test_every_line_of_columns_has_a_rule_of_its_own_width():
-    style = site.style()
-    for path in (site.ROOT / "notebooks").glob("[0-9]*.ipynb"):
-        for cell in nbformat.read(path, as_version=4).cells:
-            if cell.cell_type == "code":
-                site.fit(cell)
-                code, output = [
-                    tag for tag in cell.metadata["tags"] if re.fullmatch(r"(code|output)-\d+", tag)
-                ]
-                assert f".tag_{code} " in style and f".tag_{output} " in style
-                assert max(map(len, cell.source.splitlines())) <= int(code.removeprefix("code-"))
-
-
-def test_a_figure_opens_by_itself_where_a_page_is_too_narrow_for_its_letters(browser, tmp_path):
-    page = tmp_path / "page.html"
-    script = (site.ROOT / "course" / "site.js").read_text()
-    page.write_text(
-        "<article><img src='a.png' alt='one'><a href='b.html'><img src='b.png' alt='two'></a></article>"
-        f"<script>DOCUMENTATION_OPTIONS = {{}}; {script}</script>"
-    )
-    browser.open(page.as_uri())
-    links = "[...document.querySelectorAll('img')].map(i => i.parentElement.getAttribute('href'))"
-    assert browser.run(links) == [(tmp_path / "a.png").as_uri(), "b.html"]
 
 
 # The built site.
@@ -291,31 +262,6 @@ def test_every_output_of_every_chapter_is_on_the_site_and_fits(browser):
             assert browser.run(SMALLEST) >= 9, (page.name, width)
             assert browser.run(SCROLLED_PROSE) == [], (page.name, width)
         assert shown == stored > 118
-
-
-@no_site
-def test_the_search_finds_a_word_without_a_network(browser):
-    browser.size(1280, 900)
-    done = "document.querySelector('.search-summary')?.textContent.includes('found')"
-    browser.open((BUILT / "search.html").as_uri() + "?q=skewing", done)
-    found = browser.run(
-        "[...document.querySelectorAll('#search-results li a')].map(a => a.getAttribute('href'))"
-    )
-    assert any("07_infinigen" in address for address in found)
-    assert browser.errors == []
-    assert not [x for x in browser.requests if not x.startswith(("file:", "data:", "about:", "blob:"))]
-
-
-@no_site
-@pytest.mark.parametrize("width, height", [(360, 740), (768, 1024), (1280, 800)])
-def test_the_live_page_is_on_the_first_screen(browser, width, height):
-    browser.size(width, height)
-    browser.open((BUILT / "index.html").as_uri())
-    top, wide = browser.run(
-        "(r => [r.top, r.width])(document.querySelector('iframe.live').getBoundingClientRect())"
-    )
-    assert top + 300 <= height and wide >= 0.5 * width  # its controls are in sight
-    assert browser.errors == []
 
 
 @no_site

@@ -206,15 +206,6 @@ def test_the_talk_has_the_slides_that_it_names_and_what_to_say():
         slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First! (1 minute)\n\nSay.")
 
 
-def test_pdf_says_in_one_line_that_no_browser_is_installed(tmp_path, monkeypatch):
-    monkeypatch.delenv("KVLAB_BROWSER", raising=False)
-    monkeypatch.setattr(pdf.shutil, "which", lambda name: None)
-    with pytest.raises(
-        ValueError, match="none is installed: install one, or name its program in KVLAB_BROWSER"
-    ):
-        pdf.write("<p>x</p>", tmp_path / "x.pdf")
-
-
 def test_a_pdf_has_a_sheet_for_each_slide_and_two_for_a_vote(tmp_path, browser):
     name = CHAPTERS[2].stem
     made = pdf.write(slides.page(deck_of(name), "x", paper=True), tmp_path / "x.pdf").read_bytes()
@@ -271,21 +262,6 @@ def test_keys_open_the_speakers_window_and_start_the_countdown(tmp_path, browser
     assert browser.run(f"getComputedStyle({timer}.querySelector('progress')).display") == "none"
     browser.run("speaker.close()")
     assert browser.errors == []
-
-
-def test_a_vote_in_a_browser_shows_its_answer_with_the_next_key(tmp_path, browser):
-    deck = deck_of(CHAPTERS[2].stem)
-    page = tmp_path / "deck.html"
-    page.write_text(slides.page(deck, "deck"))
-    browser.size(390, 844)  # a phone: the slide is small, and nothing stands beside the page
-    at = next(number for number, slide in enumerate(deck) if slide.kind == "vote")
-    browser.open(f"{page.as_uri()}#/{at}", "window.Reveal && Reveal.isReady()")
-    assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    seen = "getComputedStyle(document.querySelector('section.present .because')).visibility"
-    assert browser.run(seen) == "hidden"
-    browser.press("ArrowRight")
-    browser._wait(lambda: browser.run(seen) == "visible")
-    assert browser.run("Reveal.getIndices().h") == at
 
 
 def test_decks_are_written_with_the_live_page_beside_them(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from lm_eval.api.instance import Instance
@@ -15,8 +14,6 @@ from eval.__main__ import main
 from eval.accuracy import KVLabLM
 from eval.accuracy.worker import jackknife
 from kvlab.faster import engine_of
-
-PIQA = Path(__file__).resolve().parents[3] / "shared" / "data" / "eval" / "piqa_validation.jsonl"
 
 
 @pytest.fixture(scope="module")
@@ -36,18 +33,6 @@ def test_equals_lm_evals_own_model(asked, loaded, reference, method):
     assert ours.loglikelihood_rolling(asked.stories) == pytest.approx(expected, abs=1e-3)
     expected = [reference.generate_until([one])[0] for one in asked.prompts]
     assert ours.generate_until(asked.prompts) == expected
-
-
-@pytest.mark.skipif(not PIQA.exists(), reason="the development data (piqa rows) is not beside the project")
-def test_equals_lm_evals_own_model_on_piqa(asked, loaded, reference):
-    rows = [json.loads(line) for line in PIQA.read_text().splitlines()[:4]]
-    wanted = asked.make(
-        "loglikelihood",
-        [(f"Question: {r['goal']}\nAnswer:", f" {r[c]}") for r in rows for c in ("sol1", "sol2")],
-    )
-    ours = KVLabLM(loaded[0], "full", tokenizer=loaded[1])
-    mine = [answer[0] for answer in ours.loglikelihood(wanted)]
-    assert mine == pytest.approx([answer[0] for answer in reference.loglikelihood(wanted)], abs=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 
 import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM, boundaries, taskset
+from eval.accuracy import KVLabLM
 from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY, ONCE, PROTOCOLS, REUSE
 from eval.accuracy.reuse import Sets, reusing
 from eval.accuracy.scoring import Scorer
@@ -53,25 +52,6 @@ def test_under_full_every_protocol_says_the_same(loaded, asked, method):
             found = scored(loaded, asked, method, protocol, batch_size=size)
             assert found[0] == pytest.approx(expected[0], abs=1e-4), protocol
             assert found[1] == expected[1], protocol
-
-
-@pytest.mark.parametrize("task", [task for task in taskset.local_names() if boundaries.known(task)])
-def test_under_full_it_is_so_for_every_local_task(loaded, folder, task):
-    told = {"tokenizer": str(folder), "lengths": [600], "documents": 2}
-    made = taskset.prepared(task, None, 1234, taskset.Sources(metadata=json.dumps(told)))
-    made.build_all_requests(limit=2, rank=0, world_size=1)
-    found = {}
-    shared = (MANY, REUSE) if task in taskset.SHARED else ()
-    for protocol in (INSIDE, FIRST, *shared):
-        lm = KVLabLM(loaded[0], "full", tokenizer=loaded[1], protocol=protocol)
-        choosing = made.OUTPUT_TYPE == "multiple_choice"
-        found[protocol] = (lm.loglikelihood if choosing else lm.generate_until)(made.instances)
-    for scores in found.values():
-        if choosing:
-            expected = [score for score, _ in found[INSIDE]]
-            assert [score for score, _ in scores] == pytest.approx(expected, abs=1e-4)
-        else:
-            assert scores == found[INSIDE]
 
 
 def test_tasks_that_cut_the_same_prompt_elsewhere_are_answered_each_by_its_own(loaded, asked):

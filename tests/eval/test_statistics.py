@@ -94,14 +94,6 @@ def test_the_front_is_what_nothing_beats():
     assert budgets.front(points) == [(10, 10), (20, 60), (50, 90)]
 
 
-def test_an_axis_ends_where_there_is_something_to_see():
-    def ends(*values, chance=0.0):
-        return budgets.highest([{"value": value, "stderr": 0.02, "chance": chance} for value in values])
-
-    assert [ends(0.9, 0.1), ends(0.49), ends(0.33), ends(0.04), ends(0.0)] == [100, 100, 40, 10, 10]
-    assert ends(0.04, chance=0.25) == 30
-
-
 def test_budgets_are_for_methods_that_have_one_and_name_none():
     found = Accuracy(methods=("full", "h2o", "h2o:budget=0.3", "sinks:sinks=2"), budgets=("0.1", "0.4"))
     assert [spec.text for spec in found.specs] == [
@@ -214,11 +206,6 @@ def test_a_length_of_ruler_is_a_share():
     metric = {"metric": "1024", "value": 0.22, "higher_is_better": True}
     assert numbers.is_share(metric) and numbers.shown(metric) == "22.0"
     assert not numbers.is_share(metric | {"metric": "word_perplexity"})
-
-
-def test_no_picture_of_budgets_where_there_is_one_budget(tmp_path):
-    *_, paths = written(tmp_path, [cell("full", 38), cell("h2o:budget=0.1", 5), cell("sinks:budget=0.4", 5)])
-    assert tmp_path / "budgets.svg" not in paths
 
 
 @pytest.mark.parametrize("method, share", [

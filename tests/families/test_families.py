@@ -92,25 +92,12 @@ def test_no_more_than_the_window_is_held(spec):
     assert torch.allclose(trace.logprobs[0], alone.logprobs[0], atol=1e-3)
 
 
-def test_kivi_and_a_window_are_refused():
-    with pytest.raises(ValueError, match="method 'kivi2': kivi: keys are written in blocks of tokens"):
-        kvlab.make_cache(kvlab.prepare(family("Mistral")), "kivi2")
-
-
 def test_a_fraction_is_of_the_window():
     ours = kvlab.prepare(family("Mistral"))
     ids, _ = texts()
     cache = kvlab.make_cache(ours, "h2o:budget=0.6")
     kvlab.decode(ours, ids, cache, 5)
     assert cache.stats().tokens_held == 4  # of 7, where the prompt has 60
-
-
-def test_the_prompt_in_pieces_under_a_window():
-    ours, (ids, mask) = kvlab.prepare(family("Gemma 3")), texts()
-    for spec in ("full", "h2o:budget=1", "topk:budget=1"):
-        whole = kvlab.Stepper(ours, kvlab.make_cache(ours, spec)).feed(ids, mask)
-        pieces = kvlab.Stepper(ours, kvlab.make_cache(ours, spec)).feed(ids, mask, chunk=9)
-        assert difference(whole[mask.bool()], pieces[mask.bool()]) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in LATENT])

@@ -81,27 +81,12 @@ def by_stepper(model, cache, ids, mask):
     kvlab.Stepper(model, cache).feed(ids, mask)
 
 
-def by_the_model(model, cache, ids, mask):
-    model(ids, mask, past_key_values=cache)
-
-
 def numbered(model, cache, ids, mask):
     model(ids, mask, (mask.cumsum(1) - 1).clamp(min=0), past_key_values=cache)
 
 
 def by_its_body(model, cache, ids, mask):
     model.model(input_ids=ids, attention_mask=mask, past_key_values=cache)
-
-
-def in_pieces(model, cache, ids, mask):
-    with cache.prefill():
-        for start in (0, 13, 40):
-            end = {0: 13, 13: 40, 40: 47}[start]
-            model(ids[:, start:end], attention_mask=mask[:, :end], past_key_values=cache)
-
-
-def in_chunks(model, cache, ids, mask):
-    kvlab.Stepper(model, cache).feed(ids, mask, chunk=11)
 
 
 def forked_amid(model, cache, ids, mask):
@@ -114,7 +99,7 @@ def forked_amid(model, cache, ids, mask):
 
 @pytest.mark.parametrize(
     "way",
-    [by_the_model, numbered, by_its_body, in_pieces, in_chunks, forked_amid],
+    [numbered, by_its_body, forked_amid],
     ids=lambda way: way.__name__,
 )
 @pytest.mark.parametrize("window", [None, 11])

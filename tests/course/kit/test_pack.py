@@ -185,19 +185,6 @@ def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
 
 
 @pytest.mark.slow
-def test_without_the_classroom_no_zip_is_made(tmp_path, monkeypatch):
-    monkeypatch.setattr(pack, "HERE", tmp_path)
-    monkeypatch.setattr(pack, "ROOT", tmp_path)
-    (tmp_path / "TEACH.md").touch()
-    for name in ("docs", "kit"):
-        (tmp_path / name).mkdir()
-    for name in pack.GUIDES:
-        (tmp_path / "docs" / name).touch()
-    with pytest.raises(OSError, match=r"instructor.agenda\.md"):
-        pack._for_instructors(tmp_path / "kit")
-
-
-@pytest.mark.slow
 def test_start_sh_stays_executable_and_links_lead_somewhere(tmp_path):
     (learner, _) = pack.write(CHAPTERS[:2], tmp_path)
     with zipfile.ZipFile(learner) as archive:
