@@ -30,6 +30,10 @@ def kits(tmp_path_factory):
     found = []
     for made in pack.write(CHAPTERS, tmp_path_factory.mktemp("kits")):
         files = contents(made.read_bytes())
+        if f"{made.stem}/start.sh" in files:  # stays executable
+            with zipfile.ZipFile(made) as archive:
+                mode = archive.getinfo(f"{made.stem}/start.sh").external_attr >> 16
+            assert stat.S_ISREG(mode) and mode & 0o111
         wheel = next(name for name in files if name.endswith(".whl"))
         found.append(files | {f"wheel/{name}": data for name, data in contents(files[wheel]).items()})
     return found
@@ -96,7 +100,7 @@ def test_learners_are_handed_no_answer(kits):
         if name.endswith(".ipynb"):
             text = "\n".join(cell.source + spoken(cell) for cell in nbformat.reads(data.decode(), 4).cells)
         else:
-            text = data.decode(errors="ignore")
+            text = re.sub("[A-Za-z0-9+/=]{99,}", "", data.decode(errors="ignore"))  # pictures, weights
         text = plain(text)
         shown += [(name, line, where) for line, where in lines.items() if line in text]
     assert shown == []
@@ -182,19 +186,6 @@ def test_every_link_in_both_zips_leads_to_a_file_of_the_zip(kits):
                 if posixpath.normpath(f"{posixpath.dirname(name)}/{link.partition('#')[0]}") not in files:
                     dead.append((name, link))
     assert dead == []
-
-
-@pytest.mark.slow
-def test_start_sh_stays_executable_and_links_lead_somewhere(tmp_path):
-    (learner, _) = pack.write(CHAPTERS[:2], tmp_path)
-    with zipfile.ZipFile(learner) as archive:
-        mode = archive.getinfo("kvlab-learner/start.sh").external_attr >> 16
-        assert stat.S_ISREG(mode) and mode & 0o111
-        names = set(archive.namelist())
-        for name in (name for name in names if name.endswith(".ipynb")):
-            for cell in nbformat.reads(archive.read(name).decode(), 4).cells:
-                for link in re.findall(r"\]\(\.\./([^)#]+)", cell.source):
-                    assert f"kvlab-learner/{link}" in names, (name, link)
 
 
 def test_a_chapter_knows_its_kit():

@@ -76,7 +76,7 @@ def test_every_method_says_what_kvlab_says(opened, rounded, method):
     simd = opened.run("ready.then(({found}) => found.simd)")
     rng = random.Random(SEED)
     for index, document in enumerate(
-        documents((20 if "KVLAB_PAGE_SEED" in os.environ else 8) if simd else 4)
+        documents((20 if "KVLAB_PAGE_SEED" in os.environ else 4) if simd else 2)
     ):
         budget, protocol = rng.choice((0.05, 0.1, 0.2, 0.4, 1)), PROTOCOLS[index % 2]
         found = ask(opened, "run", asked(document, method, budget, protocol), PICK)
