@@ -73,18 +73,3 @@ def test_slots(data, sizes, steps):
         parts += [alone.feed(later[row : row + 1, step : step + 1], last=True) for step in range(steps)]
         together = torch.stack([step[row] for step in logits])
         assert torch.allclose(together, torch.cat(parts), atol=1e-4)
-
-
-@given(sizes=lengths, order=st.lists(st.integers(0, 3), min_size=1, max_size=6), data=st.data())
-def test_any_selection_of_rows(sizes, order, data):
-    model = tiny("gpt2", dtype=torch.float64)
-    make = data.draw(caches(model))
-    rows = torch.tensor([index % len(sizes) for index in order])
-    ids, mask = left_padded([prompt(size, seed=size) for size in sizes])
-    token = prompt(1, rows=len(rows), seed=3)
-    forked, apart = kvlab.Stepper(model, make()), kvlab.Stepper(model, make())
-    forked.feed(ids, mask)
-    forked.fork(rows)
-    apart.feed(ids[rows], mask[rows])
-    assert torch.allclose(forked.feed(token), apart.feed(token), atol=1e-4)
-    assert forked.cache.layers[3].lengths == apart.cache.layers[3].lengths

@@ -132,11 +132,6 @@ def test_spreadsheets_write_tabs(csv_file):
     assert answers.read(path, quiz.questions()) == [{"name": "Ada, Bo", "when": "pre", "q1": "a"}]
 
 
-def test_before_and_after_are_taken_as_the_sheet_has_them(csv_file):
-    path = csv_file("name,when,q1\nAda,before,a\nAda,After,c\n")
-    assert [sheet["when"] for sheet in answers.read(path, quiz.questions())] == ["pre", "post"]
-
-
 @pytest.mark.parametrize("out, told", [("b.xyz", ".png, .pdf, .svg"), ("/proc/none/a.png", "another --out")])
 def test_a_picture_that_cannot_be_written_is_one_line(csv_file, capsys, out, told):
     assert main(["answers", str(csv_file(CLASS)), "--out", out]) == 1
@@ -148,9 +143,3 @@ def test_without_the_quiz_it_says_where_that_is(csv_file, tmp_path, capsys):
     assert main(["answers", str(csv_file(CLASS)), "--quiz", str(tmp_path / "quiz.md")]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "--quiz" in line and "zip for instructors" in line
-
-
-def test_a_file_that_is_not_there_is_one_line(tmp_path, capsys):
-    assert main(["answers", str(tmp_path / "none.csv")]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert "none.csv cannot be read (No such file" in line and "name the class's CSV file" in line

@@ -169,14 +169,6 @@ def test_what_cannot_be_read_is_one_line_and_leaves_nothing(tmp_path, why, capsy
     assert list(folder.glob("*")) == []
 
 
-@pytest.mark.parametrize("content", [b"no model at all " * 9, b"GGUF no model " * 9, b""])
-def test_nothing_is_said_to_be_converted_that_cannot_be(tmp_path, content, capsys):
-    (tmp_path / "x.gguf").write_bytes(content)
-    with pytest.raises(ValueError, match=r"x\.gguf: ") as error:
-        source_of(tmp_path / "x.gguf")
-    assert "\n" not in str(error.value) and "converting" not in capsys.readouterr().err
-
-
 def test_a_file_that_is_cut_off_or_not_there(tmp_path, capsys, folder):
     made.write(tmp_path / "x.gguf")
     content = (tmp_path / "x.gguf").read_bytes()
