@@ -90,7 +90,7 @@ KINDS = (
 )  # fmt: skip
 REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows what is stored
     Accuracy: ".report", Speed: ".report", Report: ".report", Perplexity: ".report.perplexity",
-    Offload: ".report.studies", Quant: ".report.studies", StaticGraph: ".report.engines", Gpu: ".gpu.page",
+    Offload: ".report.studies", Quant: ".report.studies", StaticGraph: ".report.studies", Gpu: ".gpu.page",
     Attention: ".reproduce.documents", Peers: ".reproduce.documents", Steps: ".reproduce.documents",
     Reproduce: ".reproduce.documents",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The studies `offload` and `quant` for the eye: files of rows, tables, and what docs/offloading.md shows."""
+"""The studies for the eye: files of rows, tables, and what docs/offloading.md shows."""
 
 from __future__ import annotations
 
@@ -16,13 +16,30 @@ from .plots import save
 
 
 def report(measurement, store, show, wanted: list) -> None:
-    """Write OUT/NAME.json, the rows of all experiments, and OUT/NAME-machine.json; print the rows."""
-    write(measurement.found(store, show.line), store.out, measurement.name)
+    """Write and print what every experiment found."""
+    cells = measurement.found(store, show.line)
+    if measurement.name == "static-graph":
+        by_label(cells, store.out)
+    else:
+        write(cells, store.out, measurement.name)
+
+
+def by_label(cells: dict[str, dict], out: Path) -> None:
+    """Write OUT/measured.json, {experiment: {threads, rows}}, whose rows are {label: numbers}; print them."""
+    measured = {
+        name: {"threads": cell["machine"]["threads"], "rows": cell["rows"]} for name, cell in cells.items()
+    }
+    write_json(out / "measured.json", measured)
+    for name, found in measured.items():
+        rows = pandas.Series(found["rows"]).apply(pandas.Series)
+        print(
+            f"\n{name}, {found['threads']} thread:\n{rows.to_string(na_rep='', float_format='{:.4g}'.format)}"
+        )
 
 
 def write(cells: dict[str, dict], out: Path, name: str) -> None:
-    """See `report`; cells: {experiment: cell}. A simulated latency is drawn, and so are the timelines of the
-    modelled link, which are files for Perfetto besides."""
+    """Write OUT/NAME.json, the rows of all experiments, and OUT/NAME-machine.json; print the rows. Simulated
+    latencies are drawn, and so are the timelines of the modelled link, which are files for Perfetto besides."""
     write_json(out / f"{name}.json", [row for cell in cells.values() for row in cell["rows"]])
     for experiment, cell in cells.items():
         write_json(out / f"{name}-machine.json", cell["machine"])
