@@ -16,7 +16,7 @@ from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from . import boundaries, data, settings, taskset, yamls
-from .protocols import EVICT, FIRST, INSIDE, PROTOCOLS, REUSE, eviction
+from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, eviction
 
 HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
 NAMED = 3  # methods of a job that its name says before it counts
@@ -96,12 +96,7 @@ class Accuracy(Pooled):
                 reuse.check(spec)
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
-        if self.context_until is not None and (
-            has := [task for task in self.tasks if boundaries.known(task)]
-        ):
-            raise Problem(
-                f"--context-until {self.context_until!r}: the cut of task {has[0]} is known; ask it by itself"
-            )
+        boundaries.check_until(self.context_until, self.protocol, self.tasks, "--context-until ")
         if self.protocol != INSIDE:
             for task in self.tasks:
                 if task == taskset.AGREEMENT:
@@ -176,12 +171,6 @@ class Accuracy(Pooled):
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
         settings.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
-        if self.context_until == "":
-            raise Problem("--context-until '': expected the text before which prompts are cut, got none")
-        if self.context_until is not None and self.protocol == INSIDE:
-            raise Problem(
-                f"--context-until {self.context_until!r}: {INSIDE} cuts no prompt; add --protocol {FIRST}"
-            )
         if self.engine != "eager" and (self.device_map is not None or self.tp):
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:

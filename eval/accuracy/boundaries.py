@@ -12,11 +12,12 @@ the character that a rule finds. A task without a rule is refused, never guessed
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
 from ..core.errors import Problem
+from .protocols import FIRST, INSIDE
 
 FIELD = "context_until"  # under `metadata:` of a task's YAML
 SENTENCE = re.compile(r"(?<=[.!?])[\"'”’)`]*\s+(?=\S)")  # between two sentences
@@ -198,6 +199,19 @@ def known(task: str) -> bool:
     """Is it a task of the table?"""
     fits = lambda table: any(re.fullmatch(pattern, task) for pattern in table)
     return fits(RULES) and not fits(REFUSED)
+
+
+def check_until(until, protocol: str, tasks: Iterable[str] = (), said: str = f"{FIELD}=") -> None:
+    """Problem for a user's text to cut before that is none, under a protocol that cuts nothing, and for tasks
+    whose cut is known; said: what it was named with."""
+    if until is None:
+        return
+    if not isinstance(until, str) or not until:
+        raise Problem(f"{said}{until!r}: expected the text before which prompts are cut")
+    if protocol == INSIDE:
+        raise Problem(f"{said}{until!r}: {INSIDE} cuts no prompt; expected protocol {FIRST}")
+    if has := [task for task in tasks if known(task)]:
+        raise Problem(f"{said}{until!r}: the cut of task {has[0]} is known; ask it by itself")
 
 
 def character(

@@ -45,8 +45,9 @@ from .. import PROGRAM
 from ..core.digests import code_digest, method_digest, model_digest
 from .arguments import BATCH, evaluating, rows_at_once, with_parameters, without_cuda
 from .batching import PREFILLED, Meter
+from .boundaries import check_until
 from .choosing import choice
-from .protocols import FIRST, INSIDE, PROTOCOLS, REUSE, checked, eviction
+from .protocols import INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
 from .scoring import Scorer
 from .settings import SAMPLING, generation
@@ -107,14 +108,7 @@ class KVLabLM(Texts):
         self._identity = partial(identity, pretrained, method, **named, **parameters)
         self.protocol = checked("protocol", protocol, PROTOCOLS)
         self.evict = eviction(self.protocol, evict)
-        if context_until is not None and not (isinstance(context_until, str) and context_until):
-            raise ValueError(
-                f"context_until={context_until!r}: expected the text before which prompts are cut"
-            )
-        if context_until is not None and protocol == INSIDE:
-            raise ValueError(
-                f"context_until={context_until!r}: {INSIDE} cuts no prompt; add protocol={FIRST}"
-            )
+        check_until(context_until, protocol)
         self.context_until = context_until
         self.untils, self.shots = dict(self.untils_of_tasks), dict(self.shots_of_tasks)
         self._ends: list[int | None] = []  # of each request's prompt: the character at which its context ends

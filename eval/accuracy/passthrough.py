@@ -126,11 +126,9 @@ def _of_our_model(given: dict) -> dict:
 def _check_cuts(tasks: list[str], folders: list[str], about: dict) -> None:
     """Problem, before a model is loaded, for a task whose prompts are to be cut and have no cut. A group's
     members and a pattern's are not looked at: they are refused when they are reached."""
-    if about.get("protocol", INSIDE) == INSIDE:
-        return
-    if until := about.get(boundaries.FIELD):
-        if has := [task for task in tasks if boundaries.known(task)]:
-            raise Problem(f"{boundaries.FIELD}={until}: the cut of task {has[0]} is known; ask it by itself")
+    protocol, until = about.get("protocol", INSIDE), about.get(boundaries.FIELD)
+    boundaries.check_until(until, protocol, tasks)
+    if protocol == INSIDE or until is not None:
         return
     files = [file for name in tasks if yamls.is_file(name) for file in glob.glob(name)]
     found = [yamls.read(file, f"--tasks {file}") for file in files]

@@ -39,7 +39,7 @@ def by_label(cells: dict[str, dict], out: Path) -> None:
 
 def write(cells: dict[str, dict], out: Path, name: str) -> None:
     """Write OUT/NAME.json, the rows of all experiments, and OUT/NAME-machine.json; print the rows. Simulated
-    latencies are drawn, and so are the timelines of the modelled link, which are files for Perfetto besides."""
+    latencies are drawn, and so are timelines of the modelled link, which are files for Perfetto besides."""
     write_json(out / f"{name}.json", [row for cell in cells.values() for row in cell["rows"]])
     for experiment, cell in cells.items():
         write_json(out / f"{name}-machine.json", cell["machine"])

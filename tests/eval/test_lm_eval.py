@@ -262,7 +262,7 @@ def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypa
         (["--tasks", "recall", "--metadata", '{"lengths": [1024]}'], "--metadata lengths: none of the tasks"),
         (["--tasks", "recall", "--gen-kwargs", "max_gen_toks=3"], "none of the tasks writes text"),
         (["--tasks", "recall", "--context-until", ""], "--context-until ''"),
-        (["--tasks", "recall", "--context-until", "WHO"], "add --protocol context-first"),
+        (["--tasks", "recall", "--context-until", "WHO"], "expected protocol context-first"),
         (
             ["--tasks", "recall", "--context-until", " ", "--protocol", "context-first"],
             "cut of task recall is known",

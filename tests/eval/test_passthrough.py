@@ -256,7 +256,7 @@ def test_a_group_member_whose_cut_is_no_text_is_one_line():
         boundaries.rule_of("t", 5)
     with pytest.raises(ValueError, match="context_until='': expected the text"):
         KVLabLM(context_until="")
-    with pytest.raises(ValueError, match="add protocol=context-first"):
+    with pytest.raises(ValueError, match="expected protocol context-first"):
         KVLabLM(context_until="WHO")
 
 
