@@ -32,6 +32,12 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@cache
+def tree(name: str) -> ast.Module:
+    """A module's syntax."""
+    return ast.parse(modules()[name].read_text(encoding="utf-8"))
+
+
 def imported(name: str, file: Path, node) -> list[str]:
     """The modules of ours that an import statement of module `name` names."""
     if isinstance(node, ast.Import):
@@ -50,11 +56,11 @@ def imports() -> tuple[dict[str, set[str]], set[tuple[str, str]]]:
     """({module: modules it imports when it is loaded}, pairs that import inside a function)."""
     early, late = defaultdict(set), set()
     for name, file in modules().items():
-        tree, inside = ast.parse(file.read_text(encoding="utf-8")), set()
-        for function in ast.walk(tree):
+        inside = set()
+        for function in ast.walk(tree(name)):
             if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
                 inside.update(map(id, ast.walk(function)))
-        for node in ast.walk(tree):
+        for node in ast.walk(tree(name)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for target in imported(name, file, node):
                     late.add((name, target)) if id(node) in inside else early[name].add(target)
@@ -106,8 +112,8 @@ def test_functions_close_no_circle():
 def test_strings_import_where_it_is_known():
     """`import_module(...)` hides an arrow from these tests; who uses it is listed."""
     found = set()
-    for name, file in modules().items():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for name in modules():
+        for node in ast.walk(tree(name)):
             called = getattr(node, "func", None)
             if getattr(called, "attr", getattr(called, "id", "")) in ("import_module", "__import__"):
                 found.add(name)
@@ -138,7 +144,7 @@ def packages(name: str) -> frozenset[str]:
             continue
         seen.add(module)
         todo += imports()[0].get(module, ())
-        for node in ast.parse(modules()[module].read_text(encoding="utf-8")).body:
+        for node in tree(module).body:
             if isinstance(node, ast.Import):
                 found.update(alias.name.split(".")[0] for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and not node.level:

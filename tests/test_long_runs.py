@@ -7,8 +7,8 @@ import time
 
 import pytest
 import torch
-from every import EVERY, LINKED, make
-from tiny import prompt, tiny
+from every import EVERY, LINKED, PROFILED, make
+from tiny import EACH, prompt, tiny
 
 import kvlab
 
@@ -27,9 +27,9 @@ def test_a_cache_remembers_no_computation():
         model(ids[:, :1], past_key_values=copy.deepcopy(cache))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def living():
-    """Call it: (objects that have come to live since the test began, bytes of the tensors among them)."""
+    """Call it: (objects born since this file's tests began, bytes of the tensors among them)."""
     gc.collect()
     gc.freeze()
 
@@ -49,7 +49,7 @@ def living():
     gc.unfreeze()
 
 
-@pytest.mark.parametrize("spec", [*EVERY, "recompute"])
+@pytest.mark.parametrize("spec", [*EACH, *PROFILED, *LINKED, "paged:block=4"])
 def test_a_long_run_is_flat_and_gives_everything_back(spec, living, monkeypatch):
     """After each reset as much lives as after the one before; after `del` nothing of the cache, no thread."""
     monkeypatch.setattr("kvlab.link.base.RECORDS", 50)
