@@ -7,13 +7,10 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from tiny import linked, prompt, tiny
 
 import kvlab
 from kvlab.arithmetic import LAUNCHES, MACHINES, layer_seconds
-from kvlab.link.base import gather
 from kvlab.link.staging import Staging
 from kvlab.measure.machines import like, link_named
 from kvlab.models import ModelShape
@@ -93,22 +90,6 @@ def test_the_two_directions_do_not_share_a_lane():
     assert not fetch.finished
     gate.set()
     fetch.wait()
-
-
-@given(
-    batch=st.integers(1, 3), heads=st.integers(1, 3), held=st.integers(1, 20), spare=st.integers(0, 5),
-    width=st.integers(1, 5), count=st.integers(1, 9), seed=st.integers(0, 99),
-)  # fmt: skip
-def test_gather_any_slots_of_any_buffer(batch, heads, held, spare, width, count, seed):
-    generator = torch.Generator().manual_seed(seed)
-    buffer = torch.randn(batch, heads, held + spare, width, generator=generator)[:, :, :held]
-    slots = torch.randint(0, held, (batch, heads, count), generator=generator)
-    into = torch.zeros(batch, heads, count + 1, width)  # what the last slot holds afterwards is undefined
-    gather((buffer,), slots, (into,))
-    for row in range(batch):
-        for head in range(heads):
-            for place in range(count):
-                assert torch.equal(into[row, head, place], buffer[row, head, slots[row, head, place]])
 
 
 def test_staging_is_used_again_and_never_twice_at_once():
