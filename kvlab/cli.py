@@ -93,7 +93,7 @@ def harness(words: list[str]) -> int:
     """What the harness does with these words: kvlab_eval where kvlab is installed, eval beside it in a
     checkout."""
     root = Path(__file__).resolve().parents[1]
-    name = "eval" if (root / "eval" / "core" / "cells.py").is_file() else "kvlab_eval"
+    name = "eval" if (root / "eval" / "core" / "results.py").is_file() else "kvlab_eval"
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return import_module(f"{name}.__main__").main(words)
