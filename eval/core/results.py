@@ -13,7 +13,6 @@ address of fsspec; what is drawn and tabled for an address lies in a temporary f
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import shutil
 import tempfile
@@ -22,15 +21,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
+from .cells import FIELDS, parsed, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
-from .files import Folder, Remote, as_json, folder_at, write_json
+from .files import Folder, Remote, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
-FIELDS = {  # of every cell
-    "model": str, "method": str, "task": str, "config": dict, "seconds": (int, float), "machine": dict,
-    "versions": dict,
-}  # fmt: skip
 
 
 class Store:
@@ -97,7 +93,7 @@ class Store:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), as_json(cell))
+        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), written(cell))
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""
@@ -127,18 +123,6 @@ def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict
     try:
         data = files.read(name)
         return None if data is None else parsed(data)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         warn(f"damaged cell {shown(name)}: {one_line(error)}; it is left out or made again")
         return None
-
-
-def parsed(data: bytes) -> dict:
-    """A cell from its file's content. Raises ValueError for what is no cell."""
-    cell = json.loads(data.decode("utf-8"))
-    if not isinstance(cell, dict):
-        raise ValueError("it is not a complete cell")
-    cell.pop("sum", None)  # a checksum, which earlier versions wrote
-    for name, kind in FIELDS.items():
-        if not isinstance(cell.get(name), kind):
-            raise ValueError(f"it is not a complete cell: {name} is {str(cell.get(name))[:20]!r}")
-    return cell

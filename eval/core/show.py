@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
@@ -64,13 +67,18 @@ class Show:
     @contextlib.contextmanager
     def bar(self, name: str, total: int) -> Iterator[Bar]:
         """Progress over `total` cells, also within a cell."""
+        bar = Bar(name, total)
         if not total or self.console.quiet:
-            yield Bar(name, total)
+            yield bar
         elif self.console.is_terminal:
             with Progress(*COLUMNS, console=self.console, transient=True) as progress:
                 yield Drawn(name, total, progress)
         else:
-            yield Told(name, total, self.line)
+            bar = Told(name, total, self.line)
+            try:
+                yield bar
+            finally:
+                bar.over.set()
 
 
 class Bar:
@@ -111,25 +119,50 @@ class Drawn(Bar):
 
 
 class Told(Bar):
-    """Lines: one for every finished cell, and one where there was none for `SILENT` seconds."""
+    """Lines: one for every finished cell, and one whenever there was none for `SILENT` seconds."""
 
     def __init__(self, name: str, total: int, line):
         super().__init__(name, total)
-        self.line, self.started, self.said = line, time.monotonic(), time.monotonic()
+        self.line, self.over, self.lock = line, threading.Event(), threading.Lock()
+        self.started = self.said = time.monotonic()
+        self.place = "getting ready"
+        self.seen = [(self.started, 0.0)]  # when so many cells were done
+        threading.Thread(target=self._remind, daemon=True).start()
 
     def at(self, what: str, part: float) -> None:
-        super().at(what, part)
-        if time.monotonic() - self.said >= SILENT:
-            self.say(f"{self.name}, at {what}")
+        with self.lock:
+            super().at(what, part)
+            self.place = f"at {what}"
+            self.seen.append((time.monotonic(), self.cells()))
 
     def done(self, what: str, result: str | None) -> None:
         super().done(what, result)
+        self.seen.append((time.monotonic(), self.cells()))
         if result is not None:
-            self.say(f"{what}: {result}" if result else what)
+            self._say(f"{what}: {result}" if result else what)
 
-    def say(self, text: str) -> None:
-        """A line, and how long the rest takes if it is as quick as what is done."""
-        self.said, done = time.monotonic(), max(sum(self.parts.values()), self.finished)
-        seconds = (self.said - self.started) * (self.total - done) / done if done else 0.0
-        left = f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
-        self.line(f"{self.finished}/{self.total} {text}{left * (0 < done < self.total)}")
+    def _say(self, text: str) -> None:
+        with self.lock:
+            self.said = time.monotonic()
+            self.line(f"{self.finished}/{self.total} {text}{self.left()}")
+
+    def cells(self) -> float:
+        """Cells that are done, parts of them among these."""
+        return max(sum(self.parts.values()), self.finished)
+
+    def left(self) -> str:
+        """ ", about 2 min left", as far as that can be known: at the speed of the last half of the time,
+        since quick cells say little of slow ones behind them; if nothing was done in it, of all of it."""
+        done = self.cells()
+        if not 0 < done < self.total:
+            return ""
+        half = max(1e-3, (time.monotonic() - self.started) / 2)
+        before = self.seen[bisect_right(self.seen, self.started + half, key=itemgetter(0)) - 1][1]
+        per_second = (done - before) / half if done > before else done / (2 * half)
+        seconds = (self.total - done) / per_second
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+
+    def _remind(self) -> None:
+        while not self.over.wait(max(0.01, self.said + SILENT - time.monotonic())):
+            if time.monotonic() - self.said >= SILENT:
+                self._say(f"{self.name}, {self.place}")

@@ -79,11 +79,6 @@ def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     assert store.load(Cell("m", "full", "recall", {"limit": 4}))
 
 
-def test_a_cell_of_earlier_versions_has_a_sum(store):
-    store.files.write("old.json", json.dumps(cell() | {"sum": "0123456789abcdef"}).encode())
-    assert list(store.records()) == [cell()] and not store.lines
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name here")
 def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
     store.save(cell(method="int8"))
@@ -92,13 +87,6 @@ def test_a_pipe_a_folder_and_a_name_that_steers_the_terminal(store):
     (store.cells / "\x1b[2J.json").write_text("{")
     assert [one["method"] for one in store.records()] == ["int8"]
     assert len(store.lines) == 3 and all(line.isprintable() for line in store.lines)
-
-
-def test_a_cell_of_another_schema_is_one_line(store, capsys):
-    for metrics in ([3], [{"metric": "acc"}], {"acc": 1}, [{"metric": "acc", "value": "x", "n": 1}]):
-        store.save(cell(metrics=metrics))
-        assert main(["report", "--out", str(store.out)]) == 2
-        assert "cells of another schema" in (said := capsys.readouterr().err) and said.count("\n") == 1
 
 
 def test_writing_is_all_or_nothing(store, monkeypatch):

@@ -1,0 +1,79 @@
+"""Cells as text: JSON with a sum of what it says, and what is no cell, in one line."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+
+from kvlab.parameters import shown
+
+from .errors import STEERING
+from .files import as_json
+
+FIELDS = ("model", "method", "task", "config", "seconds", "machine", "versions")
+SUM = "sum"  # of all that a cell says otherwise; cells of earlier versions have none
+DEEPEST = 32  # lists and dictionaries inside each other
+LARGEST = 2**63  # of whole numbers that a table holds
+NUMBER = (int, float, type(None))
+KINDS = {
+    "model": str, "method": str, "task": str, "config": dict, "machine": dict, "versions": dict,
+    "seconds": NUMBER, "made": str, "metrics": list, "rows": (list, dict),
+}  # fmt: skip
+ROW = {"metric": str, "value": NUMBER, "stderr": NUMBER, "n": NUMBER}  # of `metrics`
+
+
+def written(cell: dict) -> bytes:
+    """The text of a cell's file."""
+    return as_json(cell | {SUM: digest(json.loads(as_json(cell)))})
+
+
+def digest(cell: dict) -> str:
+    """Sixteen hex digits of what a cell says, however it is written down."""
+    return hashlib.sha256(json.dumps(cell, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def parsed(data: bytes) -> dict:
+    """A cell from its file's content. Raises ValueError for what is damaged, or is no cell."""
+    try:
+        cell = json.loads(data.decode("utf-8"))
+        _look_through(cell)
+    except RecursionError as error:
+        raise ValueError("it holds lists in lists without end") from error
+    if not isinstance(cell, dict) or any(field not in cell for field in FIELDS):
+        raise ValueError("it is not a complete cell")
+    total = cell.pop(SUM, None)
+    if total is not None and total != digest(cell):
+        raise ValueError("its content is not what was written")
+    _check(cell, KINDS)
+    for row in cell.get("metrics", ()):
+        if not isinstance(row, dict):
+            raise ValueError(f"metrics holds {str(row)[:20]} in the place of a row")
+        if missing := [name for name in ROW if name not in row]:
+            raise ValueError(f"a row of metrics has no {missing[0]}")
+        _check(row, ROW)
+    return cell
+
+
+def _check(cell: dict, kinds: dict) -> None:
+    for name, kind in kinds.items():
+        if name in cell and not isinstance(cell[name], kind):
+            raise ValueError(f"{name} is {str(cell[name])[:20]!r}, which no cell says")
+
+
+def _look_through(value, deep: int = 0) -> None:
+    """ValueError for numbers that JSON has not, texts that steer a terminal, and lists in lists."""
+    if deep > DEEPEST:
+        raise ValueError(f"it holds more than {DEEPEST} lists in each other")
+    if isinstance(value, dict):
+        for name, one in value.items():
+            _look_through(name, deep)
+            _look_through(one, deep + 1)
+    elif isinstance(value, list):
+        for one in value:
+            _look_through(one, deep + 1)
+    elif isinstance(value, int | float):
+        if not abs(value) < LARGEST and (isinstance(value, int) or not math.isfinite(value)):
+            raise ValueError(f"it holds the number {shown(value)}")
+    elif isinstance(value, str) and (found := STEERING.search(value)):
+        raise ValueError(f"it holds the character {found[0]!r}")

@@ -1,0 +1,109 @@
+"""Cells that something happened to: one line, and never another number."""
+
+import json
+import random
+
+import pytest
+
+from eval.__main__ import main
+from eval.core.cells import parsed, written
+from eval.core.machine import machine, versions
+from eval.core.results import Store
+
+ESCAPE = "\x1b[2J"
+
+
+def cell(**more) -> dict:
+    metrics = [{"metric": "acc", "value": 1 / 3, "stderr": 0.1, "n": 4, "higher_is_better": True}]
+    return {
+        "model": "m", "method": "full", "task": "recall", "config": {"limit": 4, "model": "aa"},
+        "seconds": 1.25, "machine": machine(threads=1), "versions": versions(), "metrics": metrics,
+        "values": {"acc": [1.0, 0.0, 0.0, 0.5]}, "chance": 0.25, "value_bytes": 4, "shots": 0,
+        "bytes": {"device_bytes": 12.0, "host_bytes": 0.0, "moved_bytes": 0.0, "row_steps": 3},
+        "made": "2026-11-01T00:00:00+00:00", **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def store(tmp_path):
+    lines = []
+    made = Store(tmp_path / "out", lines.append)
+    made.prepare()
+    made.lines = lines
+    return made
+
+
+def test_a_cell_is_what_was_written_and_has_no_sum_inside():
+    assert parsed(written(cell(pair=(1, 2), nothing=float("nan")))) == cell(pair=[1, 2], nothing=None)
+
+
+def test_a_cell_without_a_sum_stays_readable(store):
+    store.files.write("old.json", json.dumps(cell()).encode())
+    assert list(store.records()) == [cell()] and not store.lines
+
+
+def test_a_flipped_bit_is_noticed_or_says_the_same():
+    good, dice = written(cell()), random.Random(0)
+    noticed = 0
+    for _ in range(1500):
+        bad = bytearray(good)
+        bad[dice.randrange(len(bad))] ^= 1 << dice.randrange(8)
+        try:
+            found = parsed(bytes(bad))
+        except ValueError:
+            noticed += 1
+        else:
+            assert {name: found[name] for name in cell()} == cell()  # white space, or the sum's own name
+    assert noticed > 1000
+
+
+codes: list[int] = []  # what the reports below ended with
+WRONG = [None, 3, True, "x", [], [1], {}, {"a": 1}]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, monkeypatch):
+    """Anything in the place of anything, in a cell without a sum."""
+    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
+    dice = random.Random(seed)
+    out = tmp_path / "out"
+    store = Store(out)
+    store.prepare()
+    store.save(cell(method="sinks:budget=0.5"))
+    bad = json.loads(json.dumps(cell()))
+    inside = bad
+    while True:
+        key = dice.choice(list(inside) if isinstance(inside, dict) else range(len(inside)))
+        if not inside[key] or not isinstance(inside[key], dict | list) or dice.random() < 0.4:
+            break
+        inside = inside[key]
+    if dice.random() < 0.3:
+        del inside[key]
+    else:
+        inside[key] = dice.choice(WRONG)
+    store.files.write(store.name("m", "full", "recall"), json.dumps(bad).encode())
+    codes.append(main(["report", "--out", str(out)]))
+    assert codes[-1] in (0, 2)
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err and said.err.count("\n") <= 4
+    assert len(codes) < 60 or codes.count(0) > 20  # most of a cell's fields concern no report
+
+
+@pytest.mark.parametrize("text, why", [
+    ("[" * 100_000 + "]" * 100_000, "lists in lists without end"),
+    (json.dumps(cell(deep=json.loads("[" * 200 + "]" * 200))), "more than 32 lists in each other"),
+    (json.dumps(cell(model=f"{ESCAPE}m")), r"it holds the character '\x1b'"),
+    (json.dumps(cell(config={f"{ESCAPE}": 1})), r"it holds the character '\x1b'"),
+    (json.dumps(cell(task="a\u202eb")), r"it holds the character '\u202e'"),
+    (json.dumps(cell(seconds=float("inf"))), "it holds the number inf"),
+    (json.dumps(cell(prefilled_tokens=10**29)), "it holds the number 1000"),
+    (json.dumps(cell(values={"acc": [1, -(10**400)]})), "it holds the number -1000"),
+    (json.dumps(cell(seconds="long")), "seconds is 'long', which no cell says"),
+    (json.dumps(cell(metrics=[3])), "metrics holds 3 in the place of a row"),
+    (json.dumps(cell(metrics=[{"metric": "acc"}])), "a row of metrics has no value"),
+])  # fmt: skip
+def test_what_is_no_cell_is_skipped_with_one_line(store, text, why):
+    store.save(cell(method="int8"))
+    store.files.write("bad.json", text.encode())
+    assert [one["method"] for one in store.records()] == ["int8"]
+    assert len(store.lines) == 1 and why in store.lines[0] and store.lines[0].isprintable()
