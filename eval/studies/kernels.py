@@ -50,10 +50,10 @@ FORMATS = {
 
 def simd() -> str:
     """The instructions that kernels are compiled for here; `NUMBA_CPU_NAME` asks for fewer."""
-    from kvlab.fast import lanes, products
+    from kvlab.fast import lanes
 
     known = lanes.features()
-    levels = {"AVX512-VNNI": products.NEEDED, "AVX512": {"+avx512f"}, "AVX2": {"+avx2"}}
+    levels = {"AVX512": {"+avx512f"}, "AVX2": {"+avx2"}}
     return next((name for name, needed in levels.items() if needed <= known), "less")
 
 

@@ -2,18 +2,17 @@
 
 Flash-decoding (Dao et al. 2023): every (row, KV head) is cut into splits of `SPLIT` tokens, each split runs
 through its K and V once with an online softmax, and the splits are merged at the end. Codes are turned into
-numbers in registers (`lanes.py`) or multiplied as they lie (`products.py`),
-so memory traffic is that of the packed bytes: a quarter of fp32 for int8, an eighth for int4. Where several
-query heads share a KV head, up to `HEADS` of them are worked at together, so a code is read once for all of
-them. Where a keep observes, scores are noted besides; they become the weights that tokens received when the
-largest score and the sum of weights are known.
+numbers in registers (`lanes.py`), so memory traffic is that of the packed bytes: a quarter of fp32 for int8,
+an eighth for int4. Where several query heads share a KV head, up to `HEADS` of them are worked at together,
+so a code is read once for all of them. Where a keep observes, scores are noted besides; they become the
+weights that tokens received when the largest score and the sum of weights are known.
 
 Codes `[batch, kv_heads, capacity, width]` and fp16 scales (as uint16) `[batch, kv_heads, capacity, groups]`
 may be longer than the `count` tokens in use. The layouts, and the bits that are written, are those of
 `store/exact.py`, `int.py` and `float8.py`.
 """
 
-# Compiled into this: fast/lanes.py 5ecc7181, fast/products.py 0bdcc00b, fast/scales.py 808f2a4a
+# Compiled into this: fast/lanes.py 0c1d9431
 
 from __future__ import annotations
 
@@ -23,9 +22,7 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, largest
-from .products import add_up, dots
-from .scales import _half, widened
+from .lanes import E4M3, F32, FAST, INT4, INT8, LANES, UNIT, _upper, _value, add_up, dots, largest
 
 BLOCK = 128  # tokens whose numbers are held at a time, where codes are widened first
 LONG = 1024  # tokens whose scores are held at a time, where they are not: a block has costs of its own
@@ -59,6 +56,29 @@ def _faint(x):
     """e^x for x <= 0; 0 where that is nothing beside 1, as where a token is masked. Times V it would become a
     number without a leading 1 (subnormal), and a processor takes a hundred times longer for each of these."""
     return np.float32(0.0) if x < FAINT else _exp(x)
+
+
+# Small floats are widened by moving their bits and adding to the exponent. A multiplication would be shorter,
+# but fast math moves its factor out of the sum, where it overflows.
+
+
+@njit(fastmath=FAST)
+def _half(bits):
+    """The fp16 number, finite and not negative, whose bits are `bits` (uint16), as fp32."""
+    bits = np.int32(bits)
+    if bits < 1024:  # subnormal
+        return np.float32(bits) * np.float32(2.0**-24)
+    return np.int32((bits << 13) + (112 << 23)).view(np.float32)
+
+
+@njit(fastmath=FAST)
+def _widened(scales, at, size, steps):
+    """The scales `[tokens, groups]`, as bits of fp16, of `size` tokens from `at` on, into steps `[tokens,
+    groups]` as fp32."""
+    groups = scales.shape[1]
+    flat, found = scales.reshape(-1)[at * groups : (at + size) * groups], steps.reshape(-1)
+    for i in range(flat.shape[0]):
+        found[i] = _half(flat[i])
 
 
 # What is written has the bits that the formats write (`tests/fast/test_fused.py` compares), so none of
@@ -284,7 +304,7 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
             for at in range(start, end, block):
                 size = min(block, end - at)
                 if groups:
-                    widened(ks, at, size, steps)
+                    _widened(ks, at, size, steps)
                 if direct:
                     some = k[at : at + size]
                     for s in range(0, rounded, heads):
@@ -304,7 +324,7 @@ def compiled(kind: int, head_dim: int, group: int, heads: int):
                         noted[b * kv_heads + h, s, at : at + size] = scores[s, :size]
                     _soften(scores, s, size, total, weight, most)
                 if groups:
-                    widened(vs, at, size, steps)
+                    _widened(vs, at, size, steps)
                 if groups == 1:
                     _times(scores, share, size, factors)
                 if direct:

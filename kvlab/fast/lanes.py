@@ -29,27 +29,11 @@ FAST = {
 }  # without nnan and ninf, which take NaN and infinity for impossible
 LANES = 16
 UNIT = 256.0  # what numbers of 8 bits, e4m3, must be multiplied by: as fp16 is read, their exponent is 8 less
-OUTLIER = 64  # times as large as half of a query's channels
 SUMS = 8  # vectors of sums that lie in registers at a time, at most
 
 INT, FLOAT = ir.IntType(64), ir.FloatType()
 VECTOR = ir.VectorType(FLOAT, LANES)
 FUSED = ("contract",)  # a product and a sum may be one operation
-
-
-@njit(fastmath=FAST)
-def even(q, first, heads):
-    """Whether in all of these heads' queries half of the channels are no more than `OUTLIER` times smaller
-    than the largest; not where one is NaN."""
-    for head in range(first, first + heads):
-        most, large = np.float32(0.0), 0
-        for channel in range(q.shape[1]):
-            most = max(most, abs(q[head, channel]))
-        for channel in range(q.shape[1]):
-            large += abs(q[head, channel]) * np.float32(OUTLIER) >= most
-        if 2 * large < q.shape[1]:
-            return False
-    return True
 
 
 @njit(inline="always", fastmath=FAST)

@@ -18,7 +18,7 @@ are those that are written, but for a codebook, which writes by itself. In loops
 indexed: a slice counts references, which takes longer than the token.
 """
 
-# Compiled into this: fast/cpu.py 2b291109, fast/lanes.py 5ecc7181
+# Compiled into this: fast/cpu.py 8174ba0b, fast/lanes.py 0c1d9431
 
 from __future__ import annotations
 

@@ -259,14 +259,7 @@ def test_every_code_is_the_number_that_torch_says():
     exec(NUMBERS, {})
 
 
-def test_products_of_whole_blocks_are_those_of_their_numbers():
-    """Integers by products of bytes, or words of codes, where there are any: of blocks that are not whole,
-    several query heads, scales, weights of very different size, and a query that is nothing, no number, or
-    has a channel that is large where keys are 0."""
-    exec(PRODUCTS, {})
-
-
-def test_both_on_a_processor_that_knows_less(tmp_path):
+def test_so_it_is_on_a_processor_that_knows_less(tmp_path):
     """Compiled for AVX2 where this one knows AVX-512, for SSE2 elsewhere."""
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("these are processors of another kind")
@@ -274,81 +267,8 @@ def test_both_on_a_processor_that_knows_less(tmp_path):
     if llvmlite.binding.get_host_cpu_features().get("avx512f"):
         asked = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": AVX2}
     told = os.environ | asked | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    run = subprocess.run([sys.executable, "-c", NUMBERS + PRODUCTS], env=told, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-c", NUMBERS], env=told, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-
-
-PRODUCTS = """
-import numpy as np
-from numba import njit
-from kvlab.fast import lanes, products, scales
-
-@njit
-def widened(bits, tokens, steps):
-    scales.widened(bits, 0, tokens, steps)
-
-def compiled(kind, head_dim, group, heads):
-    width = head_dim // (2 if kind == lanes.INT4 else 1)
-
-    @njit
-    def both(q, total, weights, codes, steps, scores):
-        tokens = len(codes)
-        products.dots(kind, heads, group, width, q, 0, codes, steps, tokens, scores)
-        products.add_up(kind, heads, group, width, total, 0, weights, codes, steps, tokens)
-
-    return both
-
-def tried(both, kind, head_dim, group, heads, tokens):
-    width, groups = head_dim // (2 if kind == lanes.INT4 else 1), head_dim // group if group else 0
-    rng = np.random.default_rng(tokens)
-    codes = rng.integers(0, 256, (tokens, width)).astype(np.uint8)
-    numbers = np.concatenate([codes & 15, codes >> 4], 1) - 8.0
-    if kind == lanes.INT8:
-        codes = codes.view(np.int8)
-        numbers = codes.astype(float)
-    bits = rng.integers(0, 0x5000, (tokens, groups)).astype(np.uint16)  # subnormal ones, too
-    steps = np.full((tokens, groups), np.nan, np.float32)
-    if groups:
-        widened(bits, tokens, steps)
-    numbers *= np.repeat(bits.view(np.float16).astype(float), group, 1) if groups else 1
-    q = rng.standard_normal((heads, head_dim)).astype(np.float32)
-    weights = np.zeros((heads, -(-tokens // 16) * 16), np.float32)
-    weights[:, :tokens] = np.exp(4 * rng.standard_normal((heads, tokens)) - 20)
-    total = rng.standard_normal((heads, head_dim)).astype(np.float32) * 1e-9
-    scores, first = np.empty((heads, tokens + 3), np.float32), total.astype(float)
-    both(q, total, weights, codes, steps, scores)
-    near = lambda found, right, by: np.all(np.abs(found - right) <= 2e-6 * by)
-    right = q.astype(float) @ numbers.T
-    assert near(scores[:, :tokens], right, np.abs(q).max() * np.abs(numbers).max() * head_dim**0.5)
-    right = first + weights[:, :tokens].astype(float) @ numbers
-    largest = np.abs(first) + weights[:, :tokens].astype(float) @ np.abs(numbers)
-    assert near(total, right, largest.max())
-    lacking, asked = codes.copy(), q.copy()  # an outlier of the query, where keys are 0, drowns no channel
-    lacking[:, 5] = 0 if kind == lanes.INT8 else lacking[:, 5] & 240 | 8
-    asked[:, 5], numbers[:, 5] = 1e6, 0
-    both(asked, total.copy(), weights, lacking, steps, scores)
-    right = q.astype(float) @ numbers.T
-    assert near(scores[:, :tokens], right, np.abs(q).max() * np.abs(numbers).max() * head_dim**0.5)
-    q[0, 3], q[-1] = np.nan, 0 if heads > 1 else np.inf
-    weights[:] = 0
-    before = total.copy()
-    both(q, total, weights, codes, steps, scores)
-    assert np.isnan(scores[0, :tokens]).all() and np.array_equal(total, before)
-    assert heads == 1 or not scores[-1, :tokens].any()
-    weights[0, tokens // 2] = np.nan
-    both(q, total, weights, codes, steps, scores)
-    assert np.isnan(total[0]).all() and np.array_equal(total[1:], before[1:])
-
-shapes = {
-    lanes.INT8: ((64, 0, 1), (96, 32, 1), (64, 0, 3), (64, 16, 2), (160, 0, 1), (160, 32, 4)),
-    lanes.INT4: ((64, 0, 1), (96, 32, 1), (128, 0, 3), (32, 16, 2), (160, 0, 2), (160, 32, 4)),
-}
-for kind, some in shapes.items():
-    for shape in some:
-        both = compiled(kind, *shape)
-        for tokens in (1, 6, 130, 531):
-            tried(both, kind, *shape, tokens)
-"""
 
 
 NUMBERS = """

@@ -11,8 +11,7 @@ import pytest
 
 KVLAB = Path(__file__).resolve().parents[2] / "kvlab"
 INTO = {
-    "fast/products.py": ["fast/lanes.py"],
-    "fast/cpu.py": ["fast/lanes.py", "fast/products.py", "fast/scales.py"],
+    "fast/cpu.py": ["fast/lanes.py"],
     "fast/wide.py": ["fast/cpu.py", "fast/lanes.py"],
     "fast/block.py": ["fast/cpu.py", "fast/lanes.py", "fast/team.py"],
     "fast/layers.py": ["fast/closing.py", "fast/lanes.py", "fast/team.py"],
