@@ -1,0 +1,104 @@
+"""The three pictures of docs/sources.md: `python docs/figures/draw.py`, in the repository's root."""
+
+import matplotlib
+import torch
+from matplotlib.figure import Figure
+
+from kvlab import plots
+from kvlab.arithmetic import MACHINES, SHAPES, TIERS, batch_that_fits, kv_bytes, throughput
+from kvlab.reference.attention import part, shares, weights
+
+
+def tiers(machines: dict, marks: dict[str, float]) -> Figure:
+    """Memories by how much they hold and how fast they give it: machine -> name -> `arithmetic.Tier`, a line
+    for each machine; marks: label -> bytes, a dotted line each. Returns the figure."""
+    axes = plots.canvas(8.8, 4.6)[1][0]
+    with matplotlib.rc_context(plots.SETTINGS):
+        for (machine, memories), (colour, marker, line) in zip(machines.items(), plots.OTHERS, strict=False):
+            sizes, speeds = zip(*((one.size, one.bandwidth) for one in memories.values()), strict=True)
+            axes.plot(sizes, speeds, color=colour, marker=marker, ls=line, lw=1, label=machine)
+            for name, one in memories.items():
+                axes.annotate(name, (one.size, one.bandwidth), xytext=(6, 5), textcoords="offset points",
+                              color=colour)  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="bytes it holds", ylabel="bytes per second")
+        axes.margins(x=0.15, y=0.15)
+        for label, size in marks.items():
+            axes.axvline(size, color=plots.INK, lw=0.8, ls=":")
+            axes.annotate(label, (size, 0.02), xycoords=("data", "axes fraction"), rotation=90,
+                          xytext=(-3, 0), textcoords="offset points", ha="right", va="bottom")  # fmt: skip
+        axes.grid(True)
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.14, 0.02))
+    return axes.figure
+
+
+def splits(rows: list[list[float]], parts: list[float]) -> Figure:
+    """Flash-decoding: what every split makes of its own tokens, and the same once all are put together.
+
+    rows: per split, its softmax over its own tokens, each summing to 1; parts: the part of the whole
+    softmax that lies on each split. Returns the figure.
+    """
+    alone, together = plots.canvas(7.2, 3.6, heights=(1, 1))[1]
+    looks = ("", "///", "...", "xxx")
+    with matplotlib.rc_context(plots.SETTINGS | {"hatch.linewidth": 0.6}):
+        start = 0
+        for number, (own, share) in enumerate(zip(rows, parts, strict=True)):
+            places = range(start, start + len(own))
+            hatch = looks[number % len(looks)]
+            drawn = {"color": "#d5d8dd", "hatch": hatch, "edgecolor": plots.INK, "linewidth": 0.4}
+            alone.bar(places, own, **drawn)
+            together.bar(places, [share * weight for weight in own], **drawn)
+            middle = start + (len(own) - 1) / 2
+            alone.text(middle, 1.02, "sum 1", transform=alone.get_xaxis_transform(), ha="center")
+            together.text(middle, 1.02, f"sum {share:.2f}", transform=together.get_xaxis_transform(),
+                          ha="center")  # fmt: skip
+            start += len(own)
+            for axes in (alone, together):
+                if number < len(rows) - 1:
+                    axes.axvline(start - 0.5, color=plots.INK, lw=0.8, ls=":")
+        alone.set(ylabel="weight, alone", xticks=[])
+        together.set(ylabel="weight, together", xlabel="token")
+    return alone.figure
+
+
+def to_the_end(curves: dict[str, list[tuple[float, float]]], x: str, y: str) -> Figure:
+    """Curves that end where something is used up: label -> points (x, y), the last of each marked with its
+    numbers. Returns the figure."""
+    axes = plots.canvas(8.4, 3.4)[1][0]
+    with matplotlib.rc_context(plots.SETTINGS):
+        for (label, points), (colour, marker, line) in zip(curves.items(), plots.OTHERS, strict=False):
+            places, values = zip(*points, strict=True)
+            axes.plot(places, values, color=colour, ls=line, label=label)
+            axes.plot(places[-1], values[-1], color=colour, marker=marker, ls="")
+            axes.annotate(f"{places[-1]:,}: {values[-1]:,.0f}", (places[-1], values[-1]), xytext=(-8, -8),
+                          textcoords="offset points", va="top", color=colour)  # fmt: skip
+        axes.set(xlabel=x, ylabel=y)
+        axes.set_ylim(0, 1.15 * max(value for points in curves.values() for _, value in points))
+        axes.margins(x=0.14)
+        axes.grid(True)
+        axes.legend(frameon=False, loc="upper left")
+    return axes.figure
+
+
+if __name__ == "__main__":
+    llama = SHAPES["Llama-2-7B"]
+    marks = {
+        "Llama-2-7B: one token, 0.5 MB": kv_bytes(llama, 1),
+        "4,096 tokens, 2.1 GB": kv_bytes(llama, 4096),
+    }
+    tiers(TIERS, marks).savefig("docs/figures/memories.png", dpi=110)
+
+    torch.manual_seed(3)
+    query, keys, values = torch.randn(16), torch.randn(24, 16), torch.randn(24, 16)
+    parts = [part(query, k, v, 0.25) for k, v in zip(keys.split(6), values.split(6), strict=True)]
+    alone = [weights(query, k, 0.25).tolist() for k in keys.split(6)]
+    splits(alone, shares(parts).tolist()).savefig("docs/figures/flash-decoding.png", dpi=110)
+
+    curves = {}
+    for bits in (16, 8, 4):
+        rows = range(1, 1 + batch_that_fits(SHAPES["Llama-7B"], 80e9, 2048, bits))
+        machine = MACHINES["A100-PCIe4"]
+        curves[f"{bits}-bit cache"] = [
+            (b, throughput(machine, SHAPES["Llama-7B"], 2048, b, bits)) for b in rows
+        ]
+    figure = to_the_end(curves, x="rows of 2,048 tokens", y="tokens per second, at most")
+    figure.savefig("docs/figures/throughput.png", dpi=110)
