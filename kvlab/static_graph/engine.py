@@ -20,13 +20,13 @@ from torch import Tensor
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
 from ..models import ModelShape, is_latent, layers_of, prepare
-from ..parameters import check_one_of, check_whole
+from ..parameters import check_bool, check_one_of, check_whole
+from ..saved import model_digest
 from .cache import PaddedCache
 from .export import (
     FORMS,
     GraphSpec,
     graph_file,
-    model_digest,
     require_engine,
     scales_digest,
     session,
@@ -214,8 +214,7 @@ def chunk_mask(positions: np.ndarray, seen: int, count: int, window: int) -> np.
 def check_parameters(max_length, policy, quantized, extra, form, chunk) -> None:
     """What can be said about parameters without a model (ValueError)."""
     spare_part(policy, extra)
-    if not isinstance(quantized, bool):
-        raise ValueError(f"quantized={quantized!r}: expected true or false")
+    check_bool("quantized", quantized)
     check_one_of("form", form, FORMS)
     if max_length is not None:
         check_whole("max_length", max_length, 2)

@@ -31,6 +31,7 @@ from torch import Tensor
 from .. import scratch
 from ..errors import first_line
 from ..models import ModelShape, prepare
+from ..models.files import sha256
 from . import graph
 from .graph import StaticStep, sequence_names
 
@@ -62,7 +63,7 @@ class GraphSpec:
     @property
     def folder(self) -> str:
         kind = f"int8-{self.scales[:8]}" if self.scales else "float32"
-        return f"{self.model[:16]}-{self.form}-{kind}-{self.maker}"
+        return f"{self.model}-{self.form}-{kind}-{self.maker}"
 
 
 def require_engine() -> None:
@@ -72,16 +73,6 @@ def require_engine() -> None:
         raise ValueError(
             f"the static-graph engine needs {', '.join(missing)}: pip install {' '.join(PACKAGES)}"
         )
-
-
-def model_digest(model) -> str:
-    """SHA-256 of a model's configuration and weights."""
-    config = {k: v for k, v in model.config.to_dict().items() if k not in ("transformers_version", "dtype")}
-    found = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        found.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 def scales_digest(scales: list[Tensor] | None) -> str:
@@ -144,7 +135,7 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
         )
         _open(program.model.graph, set(weights(model)))
         onnx_ir.save(program.model, folder / FILE)
-    files = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
     manifest = {"spec": asdict(spec), "files": files, "torch": torch.__version__}
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
 
@@ -184,7 +175,7 @@ def check(folder: Path, spec: GraphSpec) -> Path:
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         made_for, files = manifest["spec"], manifest["files"]
-        whole = FILE in files and all(_sha256(folder / name) == sha for name, sha in files.items())
+        whole = FILE in files and all(sha256(folder / name) == sha for name, sha in files.items())
     except (OSError, ValueError, KeyError, TypeError):
         whole = False
     if not whole:
@@ -212,11 +203,6 @@ def session(path: Path, length: int, threads: int):
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ValueError(f"graph file {path} cannot be loaded: {first_line(error)}") from error
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

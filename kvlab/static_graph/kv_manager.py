@@ -70,8 +70,8 @@ class KVManager:
         size = round((heads + part) * self.window * head_dim)  # the document counts half a row as well
         self.buffers = np.zeros((sequences, size), dtype)  # a row is one sequence's contiguous allocation
         self._bases = [buffer.ctypes.data for buffer in self.buffers]
-        self._staging: dict[int, tuple[np.ndarray, list[int]]] = {}
-        self._placed: tuple[int, int, bool] | None = None
+        self._staging: np.ndarray | None = None  # `[sequences, heads, 1, head_dim]`, once it is needed
+        self._in_place = False
         self.start = 0  # first row of the window
         self.seen = 0  # tokens appended so far
         self.copied_bytes = self.copies = 0
@@ -97,32 +97,22 @@ class KVManager:
             (self.buffers.strides[0], rows * self.row_bytes, self.row_bytes, self.buffers.itemsize),
         )
 
-    def place(self, width: int = 1, real: int | None = None) -> list[int]:
-        """Addresses where the engine is to write `width` new rows per head, the last `real` of them tokens
-        and the ones before padding (only into an empty manager). Follow with `commit` after the run."""
-        real = width if real is None else real
-        if not 1 <= real <= width <= self.window:
-            raise ValueError(f"width={width}, real={real}: expected 1 <= real <= width <= {self.window}")
-        if real < width and self.seen:
-            raise ValueError(f"real={real}: rows of padding are only taken before the first token")
-        in_place, row = self.heads == 1, self.start + self.window - (width - real)
+    def place(self) -> list[int]:
+        """Addresses where the engine is to write a new row per head. Follow with `commit` after the run."""
+        row, room = self.start + self.window, self.start < self.spare
         if self.ring:
-            in_place, row = in_place and real == width and self.seen + real <= self.window, self.seen
-        else:
-            in_place = in_place and self.start + real <= self.spare
-        self._placed = (width, real, in_place)
-        if in_place:
+            row, room = self.seen, self.seen < self.window
+        self._in_place = self.heads == 1 and room
+        if self._in_place:
             return [base + row * self.row_bytes for base in self._bases]
-        if width not in self._staging:
-            rows = np.zeros((len(self.buffers), self.heads, width, self.head_dim), self.buffers.dtype)
-            self._staging[width] = rows, [array.ctypes.data for array in rows]
-        return self._staging[width][1]
+        if self._staging is None:
+            self._staging = np.zeros((len(self.buffers), self.heads, 1, self.head_dim), self.buffers.dtype)
+        first, step = self._staging.ctypes.data, self._staging.strides[0]
+        return [first + index * step for index in range(len(self.buffers))]
 
     def commit(self) -> None:
-        """The engine has written: take the rows that `place` spoke of."""
-        width, real, in_place = self._placed
-        self._placed = None
-        self._take(real, None if in_place else self._staging[width][0][:, :, width - real :])
+        """The engine has written: take the row that `place` spoke of."""
+        self._take(1, None if self._in_place else self._staging)
 
     def append(self, rows: np.ndarray) -> None:
         """Take rows `[sequences, heads, tokens, head_dim]` that were made elsewhere, by one copy."""
@@ -180,8 +170,8 @@ class KVManager:
 
     @property
     def allocated_bytes(self) -> int:
-        """Everything this manager holds: buffers, the mask, and the staging rows in use."""
-        staged = sum(rows.nbytes for rows, _ in self._staging.values())
+        """Everything this manager holds: buffers, the mask, and the staging row."""
+        staged = 0 if self._staging is None else self._staging.nbytes
         return self.reserved_bytes + self.mask.nbytes + staged
 
     def positions(self) -> np.ndarray:

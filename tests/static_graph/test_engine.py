@@ -12,9 +12,9 @@ from reference.definitions.static_graph import requantized
 from tiny import left_padded, prompt, tiny
 
 import kvlab
+from kvlab.saved import model_digest
 from kvlab.static_graph import PaddedCache, StaticGraphEngine, export
 from kvlab.static_graph.engine import chunk_mask
-from kvlab.static_graph.export import model_digest
 from kvlab.static_graph.quantized import drift
 
 S, STEPS = 24, 8  # few sizes, since every one is a graph to export
@@ -186,8 +186,9 @@ def test_forks_crops_and_bytes(options):
     stats = cache.stats()
     arrays = {}
     for manager in cache.managers:
-        for value in (manager.buffers, manager.mask, *(rows for rows, _ in manager._staging.values())):
-            arrays[value.ctypes.data] = value.nbytes
+        for value in (manager.buffers, manager.mask, manager._staging):
+            if value is not None:
+                arrays[value.ctypes.data] = value.nbytes
     assert stats.device_bytes == sum(arrays.values()) and stats.host_bytes == stats.moved_bytes == 0
     assert stats.tokens_seen == stats.tokens_held == 10
     cache.reset()
@@ -256,7 +257,7 @@ def test_missing_packages(monkeypatch):
 def test_a_damaged_or_foreign_graph_is_refused(graphs, tmp_path):
     model = tiny("llama", **SMALL)
     engine()
-    name = f"{model_digest(model)[:16]}-multi-float32"
+    name = f"{model_digest(model)}-multi-float32"
     folder = next(path for path in graphs.iterdir() if path.name.startswith(name))
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
@@ -287,7 +288,7 @@ def test_a_failed_export_leaves_nothing(tmp_path, monkeypatch):
         written.append(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(export, "_sha256", fail)
+    monkeypatch.setattr(export, "sha256", fail)
     with pytest.raises(KeyboardInterrupt):
         StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)
     assert [path.name for path in written] == ["graph.onnx"] and not list(tmp_path.iterdir())

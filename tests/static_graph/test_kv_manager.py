@@ -101,16 +101,6 @@ def test_double_copies_nothing_until_the_end_of_the_buffer():
     assert manager.copies == 1 and manager.copied_bytes == 6 * 16 * manager.row_bytes
 
 
-def test_left_padding_of_the_first_chunk_falls_on_padding():
-    manager = KVManager(2, 12, 3)
-    rows = np.concatenate([np.full((2, 1, 3, 3), -7, np.float32), rows_of(0, 5, manager)], axis=2)
-    write(manager.place(8, 5), rows, manager)
-    manager.commit()
-    assert manager.copied_bytes == 0 and manager.held == 5
-    assert np.array_equal(manager.rows(), rows_of(0, 5, manager))
-    assert np.isfinite(manager.mask).sum() == 6
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_fork_and_a_crop(policy, heads):
@@ -146,13 +136,3 @@ def test_a_fork_and_a_crop(policy, heads):
 def test_bad_parameters(arguments, says):
     with pytest.raises(ValueError, match=says):
         KVManager(**({"sequences": 2, "length": 8, "head_dim": 4} | arguments))
-
-
-def test_bad_places():
-    manager = KVManager(2, 8, 4)
-    for width, real in ((0, 0), (8, 8), (3, 4), (3, 0)):
-        with pytest.raises(ValueError, match="expected 1 <= real <= width <= 7"):
-            manager.place(width, real)
-    manager.append(rows_of(0, 1, manager))
-    with pytest.raises(ValueError, match="before the first token"):
-        manager.place(3, 2)

@@ -15,8 +15,9 @@ from tiny import prompt, tiny
 
 import kvlab
 from kvlab.faster import compiled
+from kvlab.saved import model_digest
 from kvlab.static_graph import GraphSpec, StaticGraphEngine, export
-from kvlab.static_graph.export import KILLED, UNFINISHED, model_digest
+from kvlab.static_graph.export import KILLED, UNFINISHED
 
 S, SMALL = 24, {"num_hidden_layers": 2}
 
