@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Iterator
+from itertools import chain
+
 from torch import Tensor
 
 from ..devices import refuse_offloaded
@@ -22,33 +24,41 @@ def fold(model, ids: Tensor | None = None):
     Raises ValueError for a family with rotary embeddings, where A must follow the rotation, and for a model
     that is folded already.
     """
+    check_foldable(model, ids, "folded", "A follows the rotation")
+    if is_folded(model):
+        raise ValueError("model: it is folded already")
+    refuse_offloaded(model, "fold")
+    matrices = skew(model, None if ids is None else ids.tolist())
+    for pairs, matrix in zip(projections(model), matrices, strict=True):
+        for rows in chain(*pairs):
+            _turn(rows, matrix)
+    setattr(model.config, MARK, True)
+    return model
+
+
+def check_foldable(model, ids: Tensor | None, changed: str, why: str) -> None:
+    """TypeError or ValueError for what is no model, or one whose W_q and W_k cannot be changed so, and for
+    calibration tokens that are none of the model's."""
     check_model(model)
     if ids is not None:
         check_ids(ids, ModelShape.of(model).vocabulary)
     kind = model.config.model_type
     if kind not in FOLDABLE:
-        raise ValueError(
-            f"model: {kind!r} cannot be folded, only {' and '.join(FOLDABLE)}: A follows the rotation"
-        )
-    if is_folded(model):
-        raise ValueError("model: it is folded already")
-    refuse_offloaded(model, "fold")
-    matrices = skew(model, None if ids is None else ids.tolist())
-    blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
-    with torch.no_grad():
-        for block, matrix in zip(blocks, matrices, strict=True):
-            if kind == "opt":
-                for projection in (block.self_attn.q_proj, block.self_attn.k_proj):  # x W^T + b
-                    _turn(projection.weight, matrix)
-                    if projection.bias is not None:
-                        _turn(projection.bias, matrix)
-            else:  # one matrix for q, k and v: x W + b
-                projection, hidden = block.attn.c_attn, block.attn.embed_dim
-                for start in (0, hidden):
-                    _turn(projection.weight.data[:, start : start + hidden].T, matrix)
-                    _turn(projection.bias.data[start : start + hidden], matrix)
-    setattr(model.config, MARK, True)
-    return model
+        raise ValueError(f"model: {kind!r} cannot be {changed}, only {' and '.join(FOLDABLE)}: {why}")
+
+
+def projections(model) -> Iterator[list[tuple[Tensor, Tensor]]]:
+    """What produces Q, and what produces K, in every layer of a foldable model: views `[heads * head_dim,
+    ...]` of the weights, then of the biases, where it has some."""
+    if model.config.model_type == "opt":  # x W^T + b
+        for block in model.model.decoder.layers:
+            query, key = block.self_attn.q_proj, block.self_attn.k_proj
+            biases = [] if query.bias is None else [(query.bias.detach(), key.bias.detach())]
+            yield [(query.weight.detach(), key.weight.detach()), *biases]
+    else:  # one matrix for q, k and v: x W + b
+        for block in model.transformer.h:
+            both = block.attn.c_attn.weight.detach().T, block.attn.c_attn.bias.detach()
+            yield [part.chunk(3)[:2] for part in both]
 
 
 def is_folded(model) -> bool:

@@ -15,6 +15,7 @@ from .. import scratch
 from ..attention import recorded
 from ..models import calibration_ids, layers_of, prepare
 from ..ranks import ranks_of
+from ..saved import model_digest
 
 SMALL = 50_000_000  # parameters: below, calibrating again is quicker than reading a file
 _skews: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> {calibration text: skew}
@@ -44,13 +45,15 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     if key not in known:
         small = sum(weight.numel() for weight in model.parameters()) < SMALL
         hidden = ranks_of(model) > 1 or any(weight.is_meta for weight in model.parameters())
-        file = None  # of small models, and of weights that are not all here: no hash would tell them apart
-        if not (small or hidden):
-            file = scratch.folder("skew") / f"{fingerprint(model, ids)}.pt"
-        matrices = _read(file, model)
-        if matrices is None:
+        if small or hidden:  # no hash tells weights apart that are not all here
             matrices = _calibrate(model, ids)
-            _write(file, matrices)
+        else:
+            text = hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()[:16]
+            file = scratch.folder("skew") / f"{model_digest(model)}-{text}.pt"
+            matrices = _read(file, model)
+            if matrices is None:
+                matrices = _calibrate(model, ids)
+                _write(file, matrices)
         known[key] = matrices
     return known[key]
 
@@ -64,19 +67,7 @@ def _calibrate(model, ids: Tensor) -> list[Tensor]:
     return made
 
 
-def fingerprint(model, ids: Tensor) -> str:
-    """A hash of the calibration tokens and of the model: its shape, dtype and a sample of every weight."""
-    digest = hashlib.sha256(repr((ids.tolist(), str(model.dtype), model.config.model_type)).encode())
-    for name, weight in model.named_parameters():
-        flat = weight.detach().flatten()
-        sample = flat[:: max(1, flat.numel() // 1024)].double().cpu()
-        digest.update(repr((name, tuple(weight.shape))).encode() + sample.numpy().tobytes())
-    return digest.hexdigest()[:32]
-
-
-def _read(file: Path | None, model) -> list[Tensor] | None:
-    if file is None:
-        return None
+def _read(file: Path, model) -> list[Tensor] | None:
     try:
         matrices = torch.load(file, map_location="cpu", weights_only=True)
     except Exception:  # not there, or damaged: made again
@@ -87,9 +78,7 @@ def _read(file: Path | None, model) -> list[Tensor] | None:
     return [matrix.to(model.device) for matrix in matrices]  # once: a step that copies them waits for it
 
 
-def _write(file: Path | None, matrices: list[Tensor]) -> None:
-    if file is None:
-        return
+def _write(file: Path, matrices: list[Tensor]) -> None:
     with contextlib.suppress(OSError):  # a cache that cannot be written is no reason to stop
         file.parent.mkdir(parents=True, exist_ok=True)
         unfinished = file.with_suffix(f".{os.getpid()}")

@@ -9,11 +9,10 @@ from torch import Tensor
 from ..attention import recorded
 from ..devices import refuse_offloaded
 from ..models import calibration_ids, prepare
-from ..models.shape import ModelShape, check_ids, check_model
 from ..parameters import shown
+from .fold import check_foldable, projections
 
 MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
-FOLDABLE = ("opt", "gpt2")  # families whose queries and keys are not rotated by position after the projection
 
 
 def factors(size: Tensor, strength: float) -> Tensor:
@@ -42,35 +41,17 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """
-    check_model(model)
-    if ids is not None:
-        check_ids(ids, ModelShape.of(model).vocabulary)
-    kind, strength = model.config.model_type, check_strength(strength)
-    if kind not in FOLDABLE:
-        raise ValueError(
-            f"model: {kind!r} cannot be smoothed in its weights, only {' and '.join(FOLDABLE)}: a rotation "
-            "stands between"
-        )
+    strength = check_strength(strength)
+    check_foldable(model, ids, "smoothed in its weights", "a rotation stands between")
     if getattr(model.config, MARK, False):
         raise ValueError("model: it is smoothed already")
     refuse_offloaded(model, "fold_smoothing")
     layers = recorded(prepare(model), calibration_ids(model) if ids is None else ids)
-    blocks = model.model.decoder.layers if kind == "opt" else model.transformer.h
-    for block, layer in zip(blocks, layers, strict=True):
+    for pairs, layer in zip(projections(model), layers, strict=True):
         s = factors(layer.keys.abs().amax((0, 2)), strength).flatten()  # [heads * head_dim]
-        if kind == "opt":
-            queries, keys = block.self_attn.q_proj, block.self_attn.k_proj
-            pairs = [(queries.weight, keys.weight), (queries.bias, keys.bias)]
-        else:  # one matrix for q, k and v: x W + b
-            both, hidden = block.attn.c_attn, block.attn.embed_dim
-            pairs = [
-                (part[..., :hidden].T, part[..., hidden : 2 * hidden].T)
-                for part in (both.weight, both.bias[None])
-            ]
         for query, key in pairs:
-            if query is not None:
-                row = s.view(-1, *[1] * (query.dim() - 1)).to(query.dtype)
-                query.mul_(row)
-                key.div_(row)
+            row = s.view(-1, *[1] * (query.dim() - 1)).to(query.dtype)
+            query.mul_(row)
+            key.div_(row)
     setattr(model.config, MARK, True)
     return model
