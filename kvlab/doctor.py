@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -25,6 +24,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from . import scratch
 from .errors import first_line
 
 Result = tuple[bool | None, str]
@@ -37,8 +37,10 @@ START = "start.bat" if os.name == "nt" else "sh start.sh"  # how a kit is starte
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
-NEEDED_MEMORY = 2 * 2**30  # bytes; the workshop model, lm-eval and two worker processes
-TAUGHT_MEMORY = 3 * 2**29  # bytes; a browser's tab, JupyterLab and the kernel of the largest chapter
+# GiB, and what is said where there are fewer. A run: the workshop model, lm-eval and two worker processes. A
+# chapter: a browser's tab, JupyterLab and the kernel of the largest one.
+FOR_A_RUN = 2, "`make demo` needs about 2 GiB, close other programs"
+FOR_A_CHAPTER = 1.5, "a chapter needs 1.5 GiB, close other programs and tabs"
 NEEDED_DISK = 0.5e9  # bytes, once the environment is there: notebooks, compiled kernels, what a browser keeps
 PORTS = range(8888, 8898)  # JupyterLab takes the first that is free
 PROMPT = "Once upon a time"
@@ -65,15 +67,6 @@ def ranges() -> dict[str, Requirement]:
         return {}
     parsed = [Requirement(line) for line in lines]
     return {canonicalize_name(r.name): r for r in parsed if r.marker is None}
-
-
-def check_python(version: tuple[int, ...] | None = None) -> Result:
-    """Python is 3.11 or later."""
-    version = tuple(sys.version_info[:3]) if version is None else version
-    text = "Python " + ".".join(map(str, version))
-    if version < (3, 11):
-        return False, f"{text}: 3.11 or later is needed; install it and {REPAIR}"
-    return True, text
 
 
 def check_kvlab() -> Result:
@@ -114,11 +107,8 @@ def check_torch() -> Result:
     """torch is there, in a version that pyproject admits, and brings no CUDA that nothing can use."""
     ok, text = check_package("torch")
     if not ok and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
-        cause = text.partition(":")[0]
-        return (
-            False,
-            f"{cause}: on Linux pip brings gigabytes of CUDA, so run `pip install torch {CPU_BUILD}`",
-        )
+        text = text.partition(":")[0] + ": on Linux pip brings gigabytes of CUDA, so run "
+        return False, f"{text}`pip install torch {CPU_BUILD}`"
     if not ok:
         return ok, text
     import torch
@@ -187,20 +177,8 @@ def check_bandwidth() -> Result:
     return True, text
 
 
-def check_memory() -> Result:
-    """There is memory left for a run."""
-    needed = NEEDED_MEMORY / 2**30
-    return _free_memory(needed, f"`make demo` needs about {needed:.0f} GiB, close other programs")
-
-
-def check_taught_memory() -> Result:
-    """There is memory left for a browser, JupyterLab and one chapter."""
-    needed = TAUGHT_MEMORY / 2**30
-    return _free_memory(needed, f"a chapter needs {needed:.1f} GiB, close other programs and tabs")
-
-
-def _free_memory(needed: float, short: str) -> Result:
-    """needed: GiB; short: what is said where there is less."""
+def check_memory(needed: float, short: str) -> Result:
+    """There are so many GiB of memory left; short: what is said where there are fewer."""
     free = psutil.virtual_memory().available / 2**30
     text = f"free memory: {free:.1f} GiB"
     return (False, f"{text}: {short}") if free < needed else (True, text)
@@ -294,15 +272,7 @@ def check_model() -> Result:
 
 def check_results(folder: str | os.PathLike = "results") -> Result:
     """The folder for results can be written, or made."""
-    folder = Path(folder)
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        reason = error.strerror or type(error).__name__
+    if reason := scratch.why_not(Path(folder)):
         return False, (
             f"results folder {folder} cannot be written ({reason}): "
             "choose another with --out, or run from a folder of your own"
@@ -313,7 +283,7 @@ def check_results(folder: str | os.PathLike = "results") -> Result:
 def _first(names: Iterable[str]) -> list[Check]:
     """What every machine is asked first, and whether it has these packages."""
     return [
-        ("Python", check_python),
+        ("Python", lambda: (True, f"Python {platform.python_version()}")),  # pip refuses one that is too old
         ("kvlab", check_kvlab),
         ("torch", check_torch),
         *((name, lambda name=name: check_package(name)) for name in names),
@@ -328,7 +298,7 @@ def checks(results: str | os.PathLike = "results") -> list[Check]:
     return [
         *_first(PACKAGES),
         ("memory bandwidth", check_bandwidth),
-        ("free memory", check_memory),
+        ("free memory", lambda: check_memory(*FOR_A_RUN)),
         ("workshop model", check_model),
         ("results folder", lambda: check_results(results)),
     ]
@@ -338,7 +308,7 @@ def workshop(kit: str | os.PathLike = "") -> list[Check]:
     """The checks of a machine in a classroom; kit: its folder, to ask for the stick as well."""
     return [
         *_first(TAUGHT_WITH),
-        ("free memory", check_taught_memory),
+        ("free memory", lambda: check_memory(*FOR_A_CHAPTER)),
         ("free disk", lambda: check_disk(kit or ".")),
         ("ports", check_ports),
         ("workshop model", check_model),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import first_line
+from .errors import first_line, nearest
 from .keep import Keep
 from .named import COMMON, OWN, Entry
 from .place import Device, Fetch, Host
@@ -141,9 +140,3 @@ def _said(error: BaseException) -> str:
     if not frames:
         return said
     return f"{frames[-1].filename}, line {frames[-1].lineno}: {type(error).__name__}: {said}"
-
-
-def nearest(name: str, known) -> str:
-    """The known names that are most like one that is not, as the end of a sentence."""
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
-    return f", did you mean {' or '.join(near)}?" if near else ""

@@ -73,15 +73,18 @@ def user_folder() -> Path | None:
 
 def writable(place: Path | None) -> bool:
     """Can files be made in this folder, or in the one it would be made in?"""
-    if place is None:
-        return False
+    return place is not None and why_not(place) is None
+
+
+def why_not(place: Path) -> str | None:
+    """Why no file can be made in this folder, or in the one it would be made in; None: it can."""
     try:
         while not place.exists() and place != place.parent:
             place = place.parent
         with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False
+            return None
+    except OSError as error:
+        return error.strerror or type(error).__name__
 
 
 def temporary() -> Path:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .finding import Method, find, nearest
+from .errors import nearest
+from .finding import Method, find
 from .parameters import check_kind
 
 

@@ -176,7 +176,9 @@ def test_a_classroom_is_checked(capsys, tmp_path):
 def test_a_small_classroom_machine(monkeypatch):
     free = types.SimpleNamespace(available=2**30)
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
-    assert "free memory: 1.0 GiB: a chapter needs 1.5 GiB" in failed(doctor.check_taught_memory())
+    assert "free memory: 1.0 GiB: a chapter needs 1.5 GiB" in failed(
+        doctor.check_memory(*doctor.FOR_A_CHAPTER)
+    )
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1e8))
     ok, text = doctor.check_disk()
     assert not ok and "free disk: 0.1 GB: 0.5 GB are needed" in text
@@ -211,7 +213,9 @@ def test_a_stick_is_asked_for_everything(tmp_path):
 def test_little_memory(monkeypatch):
     free = types.SimpleNamespace(available=2**29)
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
-    assert "free memory: 0.5 GiB: `make demo` needs about 2 GiB" in failed(doctor.check_memory())
+    assert "free memory: 0.5 GiB: `make demo` needs about 2 GiB" in failed(
+        doctor.check_memory(*doctor.FOR_A_RUN)
+    )
 
 
 def test_damaged_weights(monkeypatch):

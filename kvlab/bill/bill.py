@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from os import PathLike
 
 from ..arithmetic import cost_per_million, step_floor
-from ..finding import METHODS, nearest
+from ..errors import nearest
+from ..finding import METHODS
 from ..spec import Spec, name_of, parse
 from .account import Account, account, policies, prefill_operations, step_operations, step_weights, weights
 from .data import device_named, machine, model_named

