@@ -33,12 +33,14 @@ def report_passes(model) -> None:
             body.register_forward_hook(_Ends(), with_kwargs=True, always_call=True)
 
 
-class _Hook:
+class Hook:
+    """A forward hook of kvlab's. In a copy of the model it says nothing: that gets hooks of its own."""
+
     def __reduce__(self):
-        return _silence, ()  # a copy of the model gets hooks of its own, from `prepare`
+        return _silence, ()
 
 
-class _Begins(_Hook):
+class _Begins(Hook):
     def __call__(self, body, args, kwargs) -> None:
         if torch.compiler.is_dynamo_compiling():
             return
@@ -59,7 +61,7 @@ class _Begins(_Hook):
             cache.begin_pass(body, args, kwargs)
 
 
-class _Ends(_Hook):
+class _Ends(Hook):
     def __call__(self, body, args, kwargs, output) -> None:
         if torch.compiler.is_dynamo_compiling():
             return

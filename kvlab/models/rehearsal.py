@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Asked, recorded, stopping
+from .passes import Hook
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
 _one_at_a_time = threading.Lock()  # of the threads that make a model's blocks do so
@@ -133,18 +134,13 @@ class _Reports(threading.local):
             self.now = []
 
 
-class _Report:
+class _Report(Hook):
     """A forward pre-hook of block i - 1: offers the block's input to layer i of the kvlab cache in use."""
 
-    def __init__(self, reports: _Reports | None, index: int):
+    def __init__(self, reports: _Reports, index: int):
         self.reports, self.index = reports, index
 
-    def __deepcopy__(self, memo) -> _Report:
-        return _Report(None, self.index)  # says nothing: a copy of the model gets hooks of its own
-
     def __call__(self, block, args, kwargs) -> None:
-        if self.reports is None:
-            return
         reports, following = self.reports, self.index + 1
         cache = next((v for v in (*args[1:], *kwargs.values()) if hasattr(v, "speculate")), None)
         if cache is None:  # nobody asks; least of all a trace of the model
