@@ -121,7 +121,7 @@ def gantt(timeline, *, title: str = "") -> Figure:
     """
     if not timeline.spans:
         raise ValueError("timeline: it holds no spans")
-    lanes = _lanes(timeline)
+    lanes = list(LANES) if timeline.transfers else ["compute"]
     axes = canvas(8.4, 1.3 + 0.42 * len(lanes))[1][0]
     with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
         unit, factor, longest = _scale([timeline])
@@ -170,10 +170,6 @@ def _spans(axes: Axes, timeline, lanes: dict, factor: float, longest: float, hei
             axes.text((start + end) / 2 * factor, row, span.layer, ha="center", va="center_baseline")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-
-
-def _lanes(timeline) -> list[str]:
-    return list(LANES) if timeline.transfers else ["compute"]
 
 
 def _legend_of_spans(axes: Axes, used, title: str) -> None:

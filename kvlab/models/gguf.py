@@ -28,11 +28,6 @@ CHECKS = 2  # a file that was converted before it was looked at for so much is c
 AS_GPT2 = ("default", "gpt-2", "gpt2", "jais", "mpt", "olmo", "phi-2", "trillion")
 
 
-def is_gguf(name) -> bool:
-    """Does this name a GGUF file, by its ending?"""
-    return str(name).lower().endswith(".gguf")
-
-
 def folder_of(name: str | os.PathLike) -> Path:
     """The folder that a GGUF file is converted to, in the user's cache folder; made at the first call for a
     file of this path, size and time. ValueError where there is no such file, or it cannot be converted."""

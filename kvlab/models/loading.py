@@ -121,7 +121,7 @@ def source_of(name_or_path=None):
         return EMBEDDED[name]
     if name in fetching.PACKAGES:
         return fetching.folder_of(name)
-    return gguf.folder_of(name) if gguf.is_gguf(name) else name
+    return gguf.folder_of(name) if str(name).lower().endswith(".gguf") else name
 
 
 def configuration(name_or_path=None):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..attention import recorded
-from ..models import ModelShape, calibration_ids, prepare
+from ..models import calibration_ids, prepare
 
 QMAX = 127
 
@@ -25,7 +25,6 @@ def calibrate(model, parts: int = 1, ids: Tensor | None = None) -> list[Tensor]:
         for held in (layer.keys, layer.values):
             largest = held.float().abs().amax((0, 2, 3)).clamp(min=1e-6)  # [KV heads]
             scales += (largest / QMAX).chunk(parts)
-    assert len(scales) == 2 * ModelShape.of(model).layers * parts
     return [scale.clone() for scale in scales]
 
 
