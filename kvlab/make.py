@@ -74,6 +74,7 @@ def load_cache(path: str | Path, model):
     Raises ValueError for a file that is none, that was saved for another model, that is damaged or whose
     parts do not fit, and for a method of your own whose module is not imported yet.
     """
+    check_model(model)
     about, tensors = opened(path, model)
     cache = make_cache(model, about["method"])
     fill(cache, about, tensors, path)

@@ -57,7 +57,8 @@ def begin(cache, body, args, kwargs) -> None:
     elif not seen:
         cache.open, cache.pieces, cache.fed_pieces = True, 1, []
         mask = kwargs.get("attention_mask")
-        none = mask is not None and mask.dim() == 2 and not bool(mask.any(-1).all())  # a row without a token
+        real = isinstance(mask, Tensor) and mask.dim() == 2
+        none = real and not bool(mask.any(-1).all())  # a row without a token
         for layer in layers:
             layer.open, layer.waits = True, (none or _of_longer(positions) is False) and _depends(layer)
     elif _reopens(cache):

@@ -157,7 +157,7 @@ class KVLabLM(Texts):
             self._caches = {name: kvlab.make_cache(self.model, spec) for name, spec in specs.items()}
             if self.protocol == REUSE:
                 self._reusing = {name: reusing(self.model, spec) for name, spec in specs.items()}
-        self._known: dict[str, tuple[Scorer, dict]] = {}
+        self._known: dict[str, tuple[Scorer, dict, set[str]]] = {}  # who was told, too
         self.use(self.methods[0])
 
     def use(self, method: str) -> None:
@@ -184,9 +184,10 @@ class KVLabLM(Texts):
         return prefilled | {"shortened": len(self._shortened) or None, "spanned": len(self._spanned) or None}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
-        """This method's answers: `compute(scorer)` is done once for all methods, then remembered."""
+        """This method's answers: `compute(scorer)` is done once for all methods, and remembered for the others.
+        Who asks again has them computed again: the model may be another one by then."""
         key = f"{kind} {hash(repr(asked))}"
-        if key not in self._known:
+        if key not in self._known or self.method in self._known[key][2]:
             hidden = hidden or self.on_progress is not None  # then someone else draws
             with tqdm(total=total, desc=f"{self.method}: {kind}", disable=hidden) as bar:
                 done = 0
@@ -203,10 +204,11 @@ class KVLabLM(Texts):
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
                 )  # fmt: skip
                 with evaluating(self.model):
-                    self._known[key] = scorer, compute(scorer)
+                    self._known[key] = scorer, compute(scorer), set()
                 scorer.clock.stop()
             self._computing += scorer.clock.total
-        scorer, answers = self._known[key]
+        scorer, answers, told = self._known[key]
+        told.add(self.method)
         self._own += scorer.clock.own[self.method]
         self._shared += scorer.clock.shared
         self._contexts += scorer.contexts[self.method]
@@ -329,7 +331,7 @@ class KVLabLM(Texts):
             text = self.tokenizer.decode(tokens)
             return tokens[-1] in ends_of_text or any(word in text for word in until)
 
-        asked = prompts, cuts, until, limit, str(self.model.generation_config)
+        asked = prompts, cuts, until, limit, rest, str(self.model.generation_config)
         compute = lambda scorer: generate(scorer, choices, stop, cuts)
         made = self._answers("generation", asked, compute, len(prompts), hidden)
         decoded = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in made]

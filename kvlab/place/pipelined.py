@@ -73,6 +73,10 @@ class PipelinedState(HostState):
 
     # Reading.
 
+    def end_prefill(self, layer) -> None:
+        super().end_prefill(layer)
+        self.link.staging.clear()  # a piece fetches more than a step does
+
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
         self._write_back(layer, layer.rows_held)
         self._prefetch_next(layer)

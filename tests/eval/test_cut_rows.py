@@ -93,7 +93,7 @@ def test_what_is_prefilled_ends_at_the_cut(double, task):
     expected = {INSIDE: sum(whole) - 2 * TAIL, FIRST: sum(tokens), MANY: tokens[0]}
     for protocol, count in expected.items():
         _, lm = asked(double, [task], protocol)
-        assert sum(scorer.prefilled for scorer, _ in lm._known.values()) == count, protocol
+        assert sum(scorer.prefilled for scorer, *_ in lm._known.values()) == count, protocol
 
 
 @pytest.mark.parametrize("task", EXAMPLES)

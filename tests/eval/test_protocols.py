@@ -105,7 +105,7 @@ def counted(model):
 
 
 def prefilled(lm) -> int:
-    return sum(scorer.prefilled for scorer, _ in lm._known.values())
+    return sum(scorer.prefilled for scorer, *_ in lm._known.values())
 
 
 def test_many_questions_prefill_one_context(loaded, asked):
