@@ -184,7 +184,7 @@ class KVLabLM(Texts):
         return prefilled | {"shortened": len(self._shortened) or None, "spanned": len(self._spanned) or None}
 
     def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
-        """This method's answers: `compute(scorer)` is done once for all methods, and remembered for the others.
+        """This method's answers: `compute(scorer)` is done once for all methods, and remembered for others.
         Who asks again has them computed again: the model may be another one by then."""
         key = f"{kind} {hash(repr(asked))}"
         if key not in self._known or self.method in self._known[key][2]:

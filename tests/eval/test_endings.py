@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from matplotlib.figure import Figure
 import kvlab
 from eval.__main__ import main, working_directory_last
 from eval.core import show as showing
-from eval.core.measurement import Cell, Measurement, run
+from eval.core.measurement import Cell, Measurement, option, run
 from eval.core.results import Store
 from eval.core.show import Show
 from eval.report import studies as shown
@@ -125,37 +126,59 @@ def test_a_study_says_what_was_made_otherwise(small, tmp_path, capsys):
 
 
 class Slow(Measurement):
-    """Three cells."""
+    """Three cells; the second takes long."""
 
     name, about = "slow", ""
+    pause: float = option("", 0.0)
 
     def cells(self):
         return [Cell("m", "", f"part {i}", {}) for i in range(3)]
 
     def make(self, cell):
+        time.sleep(0.5 if cell.task == "part 1" else 0)
         return {"rows": [1, 2]}
 
 
-def test_a_line_for_every_cell(tmp_path, capsys):
+def test_a_line_for_every_cell_and_no_long_silence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(showing, "SILENT", 0.2)
     store = Store(tmp_path)
     store.prepare()
     assert run(Slow(out=tmp_path), store, Show(tmp_path)) == 0
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition(",")[0] for line in lines] == [f"{i + 1}/3 part {i}: 2 rows" for i in range(3)]
+    assert lines[0] == "1/3 part 0: 2 rows" or lines[0].startswith("1/3 part 0: 2 rows, about ")
+    assert lines[1].startswith("1/3 slow, at part 1, about ")
+    assert [line.split(":")[0] for line in lines if "rows" in line] == [
+        f"{i + 1}/3 part {i}" for i in range(3)
+    ]
+    assert lines[-1] == "3/3 part 2: 2 rows"
 
 
-def test_no_long_silence_and_the_time_left(monkeypatch):
-    lines, now = [], 0.0
+def test_time_left_is_said_in_seconds_or_minutes(monkeypatch):
+    monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
+    bar = showing.Told("accuracy", 48, print)
+    now = bar.started
     monkeypatch.setattr(showing.time, "monotonic", lambda: now)
-    bar = showing.Told("accuracy", 48, lines.append)
-    bar.at("recall", 1)
-    for seconds, done in ((40, 12), (80, 40), (100, 48)):
-        now = seconds
-        bar.at("recall", done)
-    assert lines == [
-        "0/48 accuracy, at recall, about 2 min left", "0/48 accuracy, at recall, about 16 s left",
-        "0/48 accuracy, at recall",
-    ]  # fmt: skip
+    assert bar.left() == ""
+    bar.at("recall", 12)
+    now += 40
+    assert bar.left() == ", about 2 min left"
+    bar.at("recall", 40)
+    assert bar.left() == ", about 6 s left"  # 28 in the last 20 seconds, 8 to go
+    bar.at("recall", 48)
+    assert bar.left() == ""
+
+
+def test_slow_cells_after_quick_ones_are_not_promised_at_the_speed_of_the_quick(monkeypatch):
+    monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
+    bar = showing.Told("accuracy", 8, print)
+    now = bar.started
+    monkeypatch.setattr(showing.time, "monotonic", lambda: now)
+    now += 60
+    bar.at("recall", 4)
+    for minute in range(1, 10):
+        now += 60
+        bar.at("niah_single_1", minute / 5)  # 20 minutes in all
+    assert bar.left() == ", about 11 min left"  # 60 s a cell over all would have been 4
 
 
 # files that cannot be written, readers that are gone
