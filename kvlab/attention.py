@@ -1,9 +1,4 @@
-"""Attention: the function that transformers calls, and the arithmetic behind it.
-
-Between `past_key_values.update(...)` and the attention function the models of transformers do nothing with
-K and V. So `KVCache.update` returns the layer object itself in place of both, and the function registered
-here asks that object to attend. A model is led here by `models/guest.py`, in the passes that need it alone.
-"""
+"""Attention: what a layer is given in a pass, the arithmetic on it, and passes that are recorded."""
 
 from __future__ import annotations
 
@@ -11,89 +6,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .devices import entry_of
-from .visibility import CAUSAL, Visibility, own_positions
+from .visibility import Visibility, own_positions
 
-NAME = "kvlab"
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
 WATCHED_BLOCK = 64  # queries whose weights stay there, for each thread
 THREADS = 4  # for so many at most: a block's weights need memory
 
 
-def kvlab_attention(
-    module, query, key, value, attention_mask, *, scaling=None, softcap=None, s_aux=None, dropout=0.0,
-    **kwargs,
-):  # fmt: skip
-    """The attention function of transformers' AttentionInterface.
-
-    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
-    `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
-    padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
-    queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
-    beside those of the tokens, which takes its part of the weight and has no value.
-    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache;
-    backward through what a cache gave raises RuntimeError, since it keeps numbers and no graph.
-    """
-    if _stops.get():
-        raise Asked(query)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
-        )
-    visibility, latent = _visibility(attention_mask), waiting(module)
-    if latent is None and isinstance(key, Tensor):
-        given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
-        if not visibility.known or query.shape[2] != key.shape[2]:
-            raise ValueError(f"{type(module).__name__} attends in a way of its own, which cannot be recorded")
-        if (records := _records.get()) is not None:
-            records.append(given)
-        out, _ = given.attend()
-        return out.transpose(1, 2).contiguous(), None
-    if dropout:
-        raise ValueError(
-            f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
-        )
-    with torch.no_grad():
-        if latent is not None:
-            out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
-        else:
-            out = key.attend(query, visibility, scaling, softcap, s_aux)
-        out = out.transpose(1, 2).contiguous()
-    return (_NoGraph.apply(out, query) if query.requires_grad else out), None
-
-
-class _NoGraph(torch.autograd.Function):
-    """What a cache gave, in a pass that builds a graph: going back through it is refused."""
-
-    @staticmethod
-    def forward(context, out: Tensor, query: Tensor) -> Tensor:
-        return out.view_as(out)
-
-    @staticmethod
-    def backward(context, gradient: Tensor):
-        raise RuntimeError(
-            "a kvlab cache keeps numbers and no graph, so no gradient goes through it: pass no cache, or "
-            "transformers' DynamicCache"
-        )
-
-
-class Asked(Exception):
-    """Ends a forward where something is known: `args[0]`."""
-
-
-_stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
-
-
 @contextmanager
-def _set(variable: ContextVar, value) -> Iterator:
+def while_set(variable: ContextVar, value) -> Iterator:
     """While it lasts, the variable has this value, which it yields."""
     token = variable.set(value)
     try:
@@ -105,76 +33,11 @@ def _set(variable: ContextVar, value) -> Iterator:
 @contextmanager
 def attending() -> Iterator[None]:
     """While it lasts, every pass of a prepared model attends through kvlab, whatever cache it carries."""
-    with _set(always, True):
+    with while_set(always, True):
         yield
 
 
 always: ContextVar[bool] = ContextVar("kvlab_always", default=False)
-
-
-@contextmanager
-def stopping() -> Iterator[None]:
-    """While it lasts, the attention function attends to nothing and raises `Asked(query)`."""
-    with attending(), _set(_stops, True):
-        yield
-
-
-def _visibility(mask) -> Visibility:
-    if isinstance(mask, Visibility):
-        return mask
-    return CAUSAL if mask is None else Visibility(mask)
-
-
-_expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
-_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=CAUSAL)  # of the pass that runs
-
-
-def _told(**said) -> Visibility:
-    """The function of AttentionMaskInterface, which transformers asks before the first layer."""
-    visibility = Visibility.of(**said)
-    _latest.set(visibility)
-    if (found := _all_told.get()) is not None:
-        found.append(visibility)
-    return visibility
-
-
-_all_told: ContextVar[list[Visibility] | None] = ContextVar("kvlab_all_told", default=None)
-
-
-@contextmanager
-def told() -> Iterator[list[Visibility]]:
-    """While it lasts, every mask that transformers asks for is noted: yields the list."""
-    with attending(), _set(_all_told, []) as found:
-        yield found
-
-
-def expanding(layer) -> None:
-    """A latent layer has handed out numbers: the next call of the attention function by its model is about
-    them. None: nobody waits, since a pass begins."""
-    _expanding.set(layer)
-
-
-def waiting(module):
-    """The latent layer that waits for what this attention module made of its numbers, or None."""
-    latent = _expanding.get()
-    if latent is None:
-        return None
-    _expanding.set(None)
-    return latent if latent.serves(module) else None
-
-
-def latest_visibility() -> Visibility:
-    """What the pass that runs may see, for a layer that must know before it attends."""
-    return _latest.get()
-
-
-@cache
-def register() -> None:
-    """Enter both functions into transformers' interfaces, whose import brings the modelling code along."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-
-    AttentionInterface.register(NAME, kvlab_attention)
-    AttentionMaskInterface.register(NAME, _told)
 
 
 @dataclass
@@ -182,7 +45,7 @@ class Recorded:
     """What one layer's attention is given in a pass.
 
     query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
-    head_dim]`; softcap, sinks: see `kvlab_attention`.
+    head_dim]`; softcap, sinks: see `interface.kvlab_attention`.
     """
 
     query: Tensor
@@ -208,15 +71,15 @@ class Recorded:
         return prefill(self, False, True, last)[1]
 
 
-_records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)
+records: ContextVar[list[Recorded] | None] = ContextVar("kvlabrecords", default=None)
 
 
 @contextmanager
 def recording() -> Iterator[list[Recorded]]:
     """While it lasts, passes of kvlab's models without a cache are recorded: yields a list with one entry
     per layer and pass, in the order in which the layers attend."""
-    with attending(), _set(_records, []) as records:
-        yield records
+    with attending(), while_set(records, []) as found:
+        yield found
 
 
 @contextmanager
@@ -255,7 +118,7 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
     query `[batch, heads, q, head_dim]`, keys and values `[batch, kv_heads, slots, head_dim]`, allowed bool
     `[batch, 1 or kv_heads, q, slots]` (or numbers to add to the scores) or None. counted: None, or bool
     `[batch, q]`: the queries whose weights are to be summed up; values may then be None, and so is out.
-    softcap, sinks: see `kvlab_attention`. Returns (out `[batch, heads, q, head_dim]`, received `[batch,
+    softcap, sinks: see `interface.py`. Returns (out `[batch, heads, q, head_dim]`, received `[batch,
     kv_heads, slots]` or None): received is the weight of every slot, averaged over the query heads of the
     group.
     """
@@ -428,7 +291,7 @@ def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None)
 
     scores `[batch, heads, slots]` (-inf: not there) -> `[batch, kv_heads, slots]`. With one query head per
     KV head the score itself ranks; in a group it is the mean of the heads' softmax weights (sinks: see
-    `kvlab_attention`).
+    `interface.kvlab_attention`).
     """
     batch, heads, slots = scores.shape
     if heads == kv_heads:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .attention import Recorded, expanding, latest_visibility
+from .attention import Recorded
+from .interface import expanding, latest_visibility
 from .layer import Layer
 from .turns import join, keep_raw, of_piece
 from .visibility import Visibility

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..attention import told
 from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
+from ..interface import told
 from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of

@@ -13,7 +13,8 @@ from types import FrameType
 
 import torch
 
-from ..attention import NAME, always
+from ..attention import always
+from ..interface import NAME
 
 # The pass that runs: (the frame of its call, whether it carries a kvlab cache, the pass around it). A pass
 # that breaks off, by Ctrl-C too, tells nobody: what counts is whether its frame still runs.

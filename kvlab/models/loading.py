@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from .. import scratch
-from ..attention import Asked, as_it_was, register, stopping, told
+from ..attention import as_it_was
 from ..devices import device_of, entry_of, read_map
 from ..errors import first_line
+from ..interface import Asked, register, stopping, told
 from ..parameters import check_kind
 from ..ranks import split
 from . import fetching, gguf

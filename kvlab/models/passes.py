@@ -9,7 +9,7 @@ import weakref
 import torch
 from torch import nn
 
-from ..attention import expanding
+from ..interface import expanding
 from . import guest
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report

@@ -9,7 +9,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from ..attention import Asked, recorded, stopping
+from ..attention import recorded
+from ..interface import Asked, stopping
 from .passes import Hook
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs

@@ -1,0 +1,151 @@
+"""Interface: the functions that transformers calls in a pass that carries one of our caches.
+
+Between `past_key_values.update(...)` and the attention function the models of transformers do nothing with
+K and V. So `KVCache.update` returns the layer object itself in place of both, and the function registered
+here asks that object to attend. A model is led here by `models/guest.py`, in the passes that need it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from .attention import Recorded, attending, records, while_set
+from .visibility import CAUSAL, Visibility
+
+NAME = "kvlab"
+
+
+def kvlab_attention(
+    module, query, key, value, attention_mask, *, scaling=None, softcap=None, s_aux=None, dropout=0.0,
+    **kwargs,
+):  # fmt: skip
+    """The attention function of transformers' AttentionInterface.
+
+    query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
+    `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
+    padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
+    queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
+    beside those of the tokens, which takes its part of the weight and has no value.
+    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache;
+    backward through what a cache gave raises RuntimeError, since it keeps numbers and no graph.
+    """
+    if _stops.get():
+        raise Asked(query)
+    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(attention_mask, Tensor) and attention_mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}: expected a padding mask [batch, tokens]"
+        )
+    visibility, latent = _visibility(attention_mask), waiting(module)
+    if latent is None and isinstance(key, Tensor):
+        given = Recorded(query, key, value, visibility, scaling, softcap, s_aux)
+        if not visibility.known or query.shape[2] != key.shape[2]:
+            raise ValueError(f"{type(module).__name__} attends in a way of its own, which cannot be recorded")
+        if (found := records.get()) is not None:
+            found.append(given)
+        out, _ = given.attend()
+        return out.transpose(1, 2).contiguous(), None
+    if dropout:
+        raise ValueError(
+            f"attention dropout of {dropout}: a kvlab cache serves a model in eval mode; call model.eval()"
+        )
+    with torch.no_grad():
+        if latent is not None:
+            out = latent.attend_expanded(Recorded(query, key, value, visibility, scaling, softcap, s_aux))
+        else:
+            out = key.attend(query, visibility, scaling, softcap, s_aux)
+        out = out.transpose(1, 2).contiguous()
+    return (_NoGraph.apply(out, query) if query.requires_grad else out), None
+
+
+class _NoGraph(torch.autograd.Function):
+    """What a cache gave, in a pass that builds a graph: going back through it is refused."""
+
+    @staticmethod
+    def forward(context, out: Tensor, query: Tensor) -> Tensor:
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(context, gradient: Tensor):
+        raise RuntimeError(
+            "a kvlab cache keeps numbers and no graph, so no gradient goes through it: pass no cache, or "
+            "transformers' DynamicCache"
+        )
+
+
+class Asked(Exception):
+    """Ends a forward where something is known: `args[0]`."""
+
+
+_stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
+
+
+@contextmanager
+def stopping() -> Iterator[None]:
+    """While it lasts, the attention function attends to nothing and raises `Asked(query)`."""
+    with attending(), while_set(_stops, True):
+        yield
+
+
+def _visibility(mask) -> Visibility:
+    if isinstance(mask, Visibility):
+        return mask
+    return CAUSAL if mask is None else Visibility(mask)
+
+
+_expanding: ContextVar = ContextVar("kvlab_expanding", default=None)  # a latent layer that waits for K and V
+_latest: ContextVar[Visibility] = ContextVar("kvlab_visibility", default=CAUSAL)  # of the pass that runs
+
+
+def _told(**said) -> Visibility:
+    """The function of AttentionMaskInterface, which transformers asks before the first layer."""
+    visibility = Visibility.of(**said)
+    _latest.set(visibility)
+    if (found := _all_told.get()) is not None:
+        found.append(visibility)
+    return visibility
+
+
+_all_told: ContextVar[list[Visibility] | None] = ContextVar("kvlab_all_told", default=None)
+
+
+@contextmanager
+def told() -> Iterator[list[Visibility]]:
+    """While it lasts, every mask that transformers asks for is noted: yields the list."""
+    with attending(), while_set(_all_told, []) as found:
+        yield found
+
+
+def expanding(layer) -> None:
+    """A latent layer has handed out numbers: the next call of the attention function by its model is about
+    them. None: nobody waits, since a pass begins."""
+    _expanding.set(layer)
+
+
+def waiting(module):
+    """The latent layer that waits for what this attention module made of its numbers, or None."""
+    latent = _expanding.get()
+    if latent is None:
+        return None
+    _expanding.set(None)
+    return latent if latent.serves(module) else None
+
+
+def latest_visibility() -> Visibility:
+    """What the pass that runs may see, for a layer that must know before it attends."""
+    return _latest.get()
+
+
+@cache
+def register() -> None:
+    """Enter both functions into transformers' interfaces, whose import brings the modelling code along."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, kvlab_attention)
+    AttentionMaskInterface.register(NAME, _told)
