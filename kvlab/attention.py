@@ -71,7 +71,7 @@ class Recorded:
         return prefill(self, False, True, last)[1]
 
 
-records: ContextVar[list[Recorded] | None] = ContextVar("kvlabrecords", default=None)
+records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default=None)
 
 
 @contextmanager

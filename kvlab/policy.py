@@ -141,7 +141,7 @@ class State:
                     return f"{name} is of shape {tuple(x.shape)}"
                 if numbers and x.is_floating_point() and bool(x.float().isnan().any()):
                     return f"{name} holds NaN"
-        return next(filter(None, (state.odd(batch, heads, slots) for state in self._states())), None)
+        return next(filter(None, (state.odd(batch, heads, slots, numbers) for state in self._states())), None)
 
     def _fits(self, x: Tensor, batch: int) -> bool:
         return x.dim() > 0 and len(x) == batch
