@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import enumerate as enumerate_threads
@@ -13,13 +13,13 @@ from threading import get_ident
 import torch
 from torch import Tensor
 from transformers.cache_utils import (
-    Cache,
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
 )
 
+from .bound import Bound
 from .keep import Keep, KeepAll
 from .latent import LatentLayer
 from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
@@ -41,7 +41,6 @@ from .models.shrunk import forgets
 from .parameters import check_kind, check_whole
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
-from .saved import save
 from .stats import Stats, stats_of
 from .store import buffer_of
 from .turns import begin, cannot_go_back, end, forget_turns, given_to
@@ -51,58 +50,6 @@ ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V:
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 ANOTHER = "another thread is in a pass through this cache: wait for it, or make a cache for each thread"
 LATENT = "K and V are made of a latent after the cache"
-
-
-class Bound(Cache):
-    """A cache that belongs to a model in this process: copied by `copy.deepcopy`, never pickled."""
-
-    prefilling = False  # whether a `prefill` block is open
-    spec = None  # the `Spec` that `make_cache` made it from
-    continues = True  # whether a text may go on with a pass of several tokens
-    broken = False  # whether a pass broke off and left half of what it does
-    fed = False  # whether a pass came in since it was made, loaded or reset
-    stepped = False  # whether whoever feeds it says what a prompt is (see `turns.py`)
-    lengths: Sequence[int] = ()  # real tokens seen, per row
-
-    @property
-    def max_cache_len(self) -> int:
-        """What prefix tuning (PEFT) asks of a cache before it puts another one in its place."""
-        raise AttributeError(
-            "kvlab's caches do not serve a model whose prefix has keys and values of its own"
-        )
-
-    def check_whole(self) -> None:
-        """RuntimeError for a cache that is broken."""
-        if self.broken:
-            raise RuntimeError("the last pass through this cache broke off: start again with cache.reset()")
-
-    @contextmanager
-    def prefill(self) -> Iterator[None]:
-        """See `KVCache.prefill`. Here nothing is compressed, so nothing is held back."""
-        before, self.prefilling = self.prefilling, True
-        try:
-            yield
-        finally:
-            self.prefilling = before
-
-    def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
-        """See `KVCache.filled`. Here nobody asks what was read."""
-
-    def save(self, path) -> None:
-        """Write what it holds to a safetensors file, with versions and a digest of the model;
-        `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache that no `make_cache` made,
-        for one with a link, or with layers of another kind, and for a path that cannot be written;
-        RuntimeError for one whose last pass broke off."""
-        save(self, path)
-
-    def hold(self) -> None:
-        """See `KVCache.hold`. Here nothing is ever let go."""
-
-    def __reduce_ex__(self, protocol):
-        raise TypeError(
-            f"a {type(self).__name__} belongs to a model in this process and cannot be pickled: "
-            "copy.deepcopy(cache) copies it"
-        )
 
 
 class KVCache(Bound):

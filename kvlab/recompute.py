@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 
-from .cache import Bound, Stats
+from .bound import Bound
+from .stats import Stats
 
 
 class NoCache(Bound):

@@ -209,10 +209,10 @@ class InfiniGenState(State):
         """The partial key cache, `[batch, kv_heads, slots, r]`."""
         return self.partial.parts()[0][0]
 
-    def odd(self, batch: int, heads: int, slots: int) -> str | None:
+    def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
         if self.columns is not None and self.columns.shape[-1] != self.partial_keys.shape[-1]:
             return f"columns is of shape {tuple(self.columns.shape)}"
-        return super().odd(batch, heads, slots)
+        return super().odd(batch, heads, slots, numbers)
 
     def append(self, keys: Tensor) -> None:
         """New keys join the partial key cache."""

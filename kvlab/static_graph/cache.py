@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin
 
-from ..cache import Bound, Stats
+from ..bound import Bound
+from ..stats import Stats
 from .quantized import quantize
 
 

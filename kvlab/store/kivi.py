@@ -182,8 +182,8 @@ class KiviState(GrowingState):
             found["recents_real"] = self.recents_real[:, :, : self.filled]
         return found
 
-    def odd(self, batch: int, heads: int, slots: int) -> str | None:
-        found = super().odd(batch, heads, slots)
+    def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
+        found = super().odd(batch, heads, slots, numbers)
         if not found and self.recents_real is not None and self.recents_real.dtype != torch.bool:
             return f"recents_real is of {self.recents_real.dtype}"
         return found
