@@ -1,0 +1,221 @@
+"""Plans: what half a day, a day or two evenings hold, chapter by chapter, and what to leave out when late."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """What is done of a chapter.
+
+    exercises: numbers of those done in the room. home: sections that are left out. late: what to leave out
+    when late, in this order: a section's heading, or `exercise 2`. rest: the section behind which all stand
+    up for a minute.
+    """
+
+    number: int
+    exercises: tuple[int, ...] = ()
+    home: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()
+    rest: str = ""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """A break, or other minutes that no chapter fills."""
+
+    what: str
+    minutes: int
+
+
+DOCTOR = Pause("arrivals; `sh start.sh --check` on every machine; the quiz, first time", 20)
+CHECK_ALL = Pause("arrivals; `sh start.sh --all --check` on every machine", 15)  # without the quiz
+DOCTOR_ALL = replace(DOCTOR, what=DOCTOR.what.replace("--check", "--all --check"))  # where methods are scored
+AGAIN = Pause("the quiz, second time; its picture beside the first; what next", 15)
+BREAK, STRETCH, STAND = Pause("break", 15), Pause("stretch", 4), Pause("all stand up", 1)
+
+START = Chapter(0, home=("How to read timings", "Exercise"), late=("Three questions",))
+BYTES = Chapter(
+    2,
+    (2,),
+    home=("The same answer?", "What the cache holds", "What it costs"),
+    late=("How many bytes", "exercise 2"),
+)
+LOOP = Chapter(
+    1,
+    (3,),
+    home=("Two printed formulas", "What the cache holds", "What it costs"),
+    late=("exercise 3", "The same answer?"),
+)
+LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
+    6,
+    home=(
+        "A cache that does not fit",
+        "How it works",
+        "The same answer?",
+        "What the cache holds",
+        "Where the step's time goes",
+        "What it costs",
+        "When it does not help",
+        "Key points",
+    ),
+)
+REHEARSAL = Chapter(
+    7,
+    (3,),
+    home=("The same answer?", "How sensitive is it?", "When the host is full, too", "What it costs"),
+    late=("What the cache holds", "exercise 3"),
+    rest="How it works",
+)
+
+AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
+    "Half a day": [
+        (
+            "9:00",
+            "13:30",
+            (
+                DOCTOR,
+                START,
+                Chapter(
+                    2,
+                    (3,),
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "How many bytes",
+                        "What limits one step",
+                        "What it costs",
+                        "When it does not help",
+                    ),
+                    late=("exercise 3",),
+                ),
+                BREAK,
+                Chapter(
+                    5,
+                    (3,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("exercise 3",),
+                ),
+                replace(LINK, home=tuple(name for name in LINK.home if name != "How it works")),
+                STRETCH,
+                replace(REHEARSAL, home=(*REHEARSAL.home, "What the cache holds"), late=("exercise 3",)),
+                AGAIN,
+            ),
+        )
+    ],
+    "One day": [
+        (
+            "9:00",
+            "18:00",
+            (
+                DOCTOR_ALL,
+                START,
+                LOOP,
+                BREAK,
+                BYTES,
+                STRETCH,
+                Chapter(
+                    4,
+                    (1,),
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "When it does not help",
+                        "The bill so far",
+                    ),
+                    late=("exercise 1", "Bits and answers"),
+                ),
+                Pause("lunch", 50),
+                Chapter(
+                    5,
+                    (3,),
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("exercise 3",),
+                ),
+                STRETCH,
+                Chapter(
+                    6,
+                    (3,),
+                    home=(
+                        "A cache that does not fit",
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "When it does not help",
+                        "The bill so far",
+                    ),
+                    late=("How it works", "exercise 3"),
+                ),
+                BREAK,
+                REHEARSAL,
+                STRETCH,
+                Chapter(
+                    8,
+                    (1,),  # a method of one's own: the chapter's heart
+                    home=(
+                        "The same answer?",
+                        "What the cache holds",
+                        "What it costs",
+                        "The same on a model people know",
+                        "Clause 17",
+                        "Cached tokens, and models that reason",
+                    ),
+                    late=("The Pareto picture", "The pain"),
+                ),
+                AGAIN,
+            ),
+        )
+    ],
+    "Two evenings": [
+        (
+            "18:00",
+            "21:30",
+            (
+                DOCTOR,
+                START,
+                LOOP,
+                BREAK,
+                BYTES,
+                STRETCH,
+                Chapter(
+                    4,
+                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    late=("Bits and answers",),
+                ),
+            ),
+        ),
+        (
+            "18:00",
+            "21:30",
+            (
+                Pause("what the exercises at home have shown", 10),
+                Chapter(5, (3,), home=("The same answer?",), late=("What the cache holds", "What it costs")),
+                BREAK,
+                LINK,
+                STRETCH,
+                REHEARSAL,
+                AGAIN,
+            ),
+        ),
+    ],
+    "A third evening": [
+        (
+            "18:00",
+            "21:30",
+            (
+                CHECK_ALL,
+                Chapter(8, (1,), home=("The same answer?", "What the cache holds", "What it costs")),
+                BREAK,
+                Chapter(
+                    9,
+                    (2, 3),
+                    home=("The same answer?", "What it costs", "A map of today"),
+                    late=("MLA: made that way", "exercise 3", "exercise 2"),
+                    rest="KVzip: read it again",
+                ),
+            ),
+        ),
+    ],
+}
