@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="package")
 def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KVLAB_CACHE", str(tmp_path_factory.mktemp("reference")))
