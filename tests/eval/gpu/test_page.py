@@ -20,13 +20,17 @@ def example() -> dict:
     ms = {"ms": 0.05, "ms_low": 0.04, "ms_high": 0.06}
     kernel = {"shape": "Llama-3-8B", "tokens": 65536, "batch": 1, **ms, "gbps": 2500.0, "bytes": 1}
     bar = {
-        "prompt": 1920, "batch": 20, "link": "throttled", "prefill_s": 0.8, "ms_low": 99.0, "ms_high": 101.0,
-        "predicted_ms": 118.0, "error": 18.0, "error_total": 12.0,
+        "prompt": 1920, "batch": 20, "link": "real", "prefill_s": 0.8, "ms_low": 99.0, "ms_high": 101.0,
+        "predicted_ms": 118.0, "error": 18.0, "error_total": 12.0, "moved_bytes": 0,
     }  # fmt: skip
     token = {"model": "Llama-3-8B", "tokens": 8192, "batch": 1, "ms_low": 1.0, "ms_high": 99.0, "bits": 16}
     token |= {"way": "eager", "offloads": False}
     rows = {
         "right:kernels": [{"kernel": "int8", "right": True}, {"kernel": "int4", "right": False}],
+        "right:kernels 2": [
+            {"kernel": "kivi2", "dtype": dtype, "tokens": 40000, "error": error, "right": True}
+            for dtype, error in (("bf16", 0.0111), ("fp16", 0.0004))
+        ],
         "right:links": [{"method": "offload", "right": True}],
         "attention:64k": [
             kernel | {"kernel": "kvlab int8", "fraction": 0.75, "speedup": 1.9},
@@ -37,14 +41,17 @@ def example() -> dict:
             token | {"method": "topk", "ms": 90.0, "offloads": True},
             token | {"method": "hf-static", "ms": 12.0},
         ],
-        "step:graph 1": [token | {"method": "hf-static", "ms": 10.0, "way": "graph"}],
+        "step:graph 1": [
+            token | {"method": method, "ms": ms, "way": "graph"}
+            for method, ms in (("hf-static", 12.0), ("static", 10.0), ("int8", 7.0))
+        ],
         "link:copies": [{"what": "to device", "bytes": 4096, **ms, "gbps": 20.0, "fraction": 0.5}],
         "headline:1920": [
             bar | {"system": "infinigen", "ms": 100.0, "total_s": 13.6},
             bar | {"system": "full", "ms": 50.0, "total_s": 6.0},
         ],
         "headline:1920, the others": [
-            bar | {"system": "offload", "ms": 500.0, "total_s": 74.8},
+            bar | {"system": "offload", "ms": 500.0, "total_s": 74.8, "moved_bytes": 9e9},
             {"system": "uvm", "prompt": 1920, "batch": 20, "left_out": "OutOfMemoryError: 90 GB"},
         ],
     }  # fmt: skip
@@ -61,10 +68,11 @@ def cell(text: str, goal: int) -> str:
 
 def test_the_page_says_what_was_reached_and_shows_every_table():
     text = page.filled(EMPTY, {"one": example(), "two": example()})
-    said = ["1.9: reached", "2.5: not reached", "75 %: reached", "5.5: reached", "2: not reached"]
-    said += ["not by h2o 1.50", "18 %: reached"]
-    assert [cell(text, goal) for goal in range(7)] == said
-    assert "### two: Card" in text and text.count("2 of 3 comparisons are right") == 2
+    said = ["1.9: reached", "2.5: not reached", "75 %: reached", "0.0111: not reached"]
+    said += ["not by static 10.0; not measured: full, int4, fp8, h2o, snapkv, kivi2", "not by h2o 1.2"]
+    said += ["90 %: reached", "5.5: reached", "2: reached", "18 %: reached"]
+    assert [cell(text, goal) for goal in range(len(page.GOALS))] == said
+    assert "### two: Card" in text and text.count("4 of 5 comparisons are right") == 2
     for line in ("- link:overlap: it took too long", "- for want of time: right:methods 1"):
         assert text.count(line) == 2
     heads = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ---")]
@@ -75,29 +83,32 @@ def test_the_page_says_what_was_reached_and_shows_every_table():
 
 def test_nothing_is_called_reached_that_was_not_compared():
     found = example()
-    ours, theirs = found["units"]["step:eager 1"]["rows"], found["units"]["step:eager 2"]["rows"]
+    units = found["units"]
+
+    def said(goal: int) -> str:
+        return cell(page.filled(EMPTY, {"one": found}), goal)
+
+    units["step:graph 1"]["rows"] = [
+        units["step:graph 1"]["rows"][0] | {"method": name, "ms": limit}
+        for name, limit in page.LIMITS.items()
+    ]
+    assert said(4) == "reached"
+    del units["step:graph 1"]["rows"][:2]
+    assert said(4) == "reached by the rest; not measured: static, full"
+    del units["step:graph 1"]
+    assert said(4) == "not measured"
+    ours = units["step:eager 1"]["rows"]
     del ours[1]
-    assert cell(page.filled(EMPTY, {"one": found}), 5) == "reached"
-    ours[0]["ms"] = 12.5
-    assert cell(page.filled(EMPTY, {"one": found}), 5) == "not by static 1.25", "beside a graph"
-    del found["units"]["step:graph 1"]
-    assert cell(page.filled(EMPTY, {"one": found}), 5) == "reached"
-    ours.append(ours[0] | {"method": "int4", "bits": 4, "ms": 1.0})
-    full = ours[0] | {"method": "full", "left_out": "OutOfMemoryError"}
-    del full["ms"]
-    ours.append(full)
-    assert (
-        cell(page.filled(EMPTY, {"one": found}), 5) == "reached by the rest; nothing to compare: full, int4"
-    )
-    del theirs[1]
-    assert cell(page.filled(EMPTY, {"one": found}), 5) == "not measured"
-    bars = found["units"]["headline:1920"]["rows"]
+    assert said(5) == "reached"
+    del units["step:eager 2"]
+    assert said(5) == "not measured"
+    bars = units["headline:1920"]["rows"]
     bars.append(bars[0] | {"batch": 8})
-    assert cell(page.filled(EMPTY, {"one": found}), 3) == "5.5: reached", (
-        "the paper's batch, not the last one"
-    )
+    assert said(7) == "5.5: reached", "the paper's batch, not the last one"
+    del units["link:copies"]
+    assert said(6) == "not measured" and said(7) == "5.5: not reached", "a slow FlexGen is no baseline"
     bars[0]["error_total"] = -35.0
-    assert cell(page.filled(EMPTY, {"one": found}), 6) == "35 %: not reached", "a bar is a whole run too"
+    assert said(9) == "35 %: not reached", "a bar is a whole run too"
 
 
 def test_the_page_is_as_it_is_written(tmp_path):
