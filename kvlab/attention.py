@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from .devices import entry_of
@@ -18,6 +19,7 @@ QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weig
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
 WATCHED_BLOCK = 64  # queries whose weights stay there, for each thread
 THREADS = 4  # for so many at most: a block's weights need memory
+HELD_BY = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @contextmanager
@@ -130,13 +132,13 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
         if allowed is not None and allowed.shape[1] > 1:
             allowed = allowed.repeat_interleave(group, dim=1)
         how = {"attn_mask": allowed, "scale": scaling, "enable_gqa": True}
-        return scaled_dot_product_attention(query, keys, values, **how), None
+        return over_held(query, keys, values, **how), None
     # The query heads of a group are just more queries of one KV head.
     grouped = query.reshape(batch, kv_heads, group * count, -1)
     if allowed is not None and group > 1:  # [batch, h, q, slots] -> [batch, h, group * q, slots]
         allowed = allowed[:, :, None].expand(-1, -1, group, -1, -1).flatten(2, 3)
     if fused:
-        out = scaled_dot_product_attention(grouped, keys, values, attn_mask=allowed, scale=scaling)
+        out = over_held(grouped, keys, values, attn_mask=allowed, scale=scaling)
         return out.reshape(batch, heads, count, -1), None
     weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
     if allowed is not None:
@@ -151,6 +153,13 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
         return out, None
     weights = weights.reshape(batch, kv_heads, group, count, -1) * counted[:, None, None, :, None]
     return out, weights.sum((2, 3)) / group
+
+
+def over_held(query: Tensor, keys: Tensor, values: Tensor, **how) -> Tensor:
+    """torch's attention over what is held, on a GPU never by cuDNN, which torch chooses there: it plans anew for
+    every length (some 44 ms on an H200), and takes ten times what flash attention does at 64k tokens."""
+    with sdpa_kernel(HELD_BY) if query.is_cuda else nullcontext():
+        return scaled_dot_product_attention(query, keys, values, **how)
 
 
 def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:

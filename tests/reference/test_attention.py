@@ -5,6 +5,7 @@ import torch
 from reference.definitions.preallocated import Preallocated
 
 import kvlab
+from kvlab import attention
 from kvlab.arithmetic import kv_bytes
 from kvlab.models import ModelShape
 from kvlab.reference.attention import attend, causal, flash_decoding, kv_head, part, shares, weights
@@ -82,3 +83,23 @@ def test_kvlabs_static_store_holds_the_same():
             assert torch.equal(ours, other.transpose(1, 2))
         start = end
     assert cache.stats().device_bytes >= shape.layers * (theirs.keys.nbytes + theirs.values.nbytes)
+
+
+@pytest.mark.parametrize(
+    ("heads", "queries", "masked"), [(4, 1, False), (4, 1, True), (2, 1, False), (4, 3, True)]
+)
+def test_cudnn_never_attends_to_what_is_held_on_a_gpu(monkeypatch, heads, queries, masked):
+    """It plans anew for every length. How torch is set afterwards is how it was."""
+    plain, seen = attention.scaled_dot_product_attention, []
+
+    def attends(*given, **how):
+        seen.append((torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()))
+        return plain(*given, **how)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", attends)
+    query, (keys, values) = torch.randn(2, heads, queries, 16), torch.randn(2, 2, 2, 9, 16)
+    allowed = torch.ones(2, 1, queries, 9, dtype=torch.bool) if masked else None
+    for on_gpu in (False, True):
+        monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x, on_gpu=on_gpu: on_gpu))
+        attention.attend(query, keys, values, 0.25, allowed)
+    assert seen == [(True, True), (False, True)] and torch.backends.cuda.cudnn_sdp_enabled()
