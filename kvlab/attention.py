@@ -156,8 +156,8 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
 
 
 def over_held(query: Tensor, keys: Tensor, values: Tensor, **how) -> Tensor:
-    """torch's attention over what is held, never by cuDNN, which it chooses on a GPU by itself: that one plans
-    anew for every length (some 44 ms on an H200) and takes ten times as long as flash attention at 64k tokens."""
+    """torch's attention over what is held; on a GPU never by cuDNN, its own choice there, which plans anew
+    for every length (some 44 ms on an H200) and takes ten times what flash attention does at 64k tokens."""
     with sdpa_kernel(HELD_BY) if query.is_cuda else nullcontext():
         return scaled_dot_product_attention(query, keys, values, **how)
 
