@@ -231,9 +231,14 @@ class KVCache(Bound):
     def _changing(self) -> Iterator[None]:
         """Tokens are let go or moved outside a pass: what breaks off here leaves a broken cache, too."""
         with self._alone():
+            self._in_order()
             before, self._began = self._began, -1
             yield
             self._began = before
+
+    def _in_order(self) -> None:
+        for layer in self.attending:
+            layer.in_order()
 
     def _enter(self) -> None:
         """This thread comes in. RuntimeError while another one is in a pass, or left one in the middle."""
@@ -331,6 +336,7 @@ class KVCache(Bound):
     def __deepcopy__(self, memo) -> KVCache:
         with self._alone():
             end(self)
+            self._in_order()
             for layer in self.attending:
                 layer.place.flush(layer)  # what is on its way belongs to this cache
             memo[id(self)] = twin = object.__new__(type(self))
@@ -372,6 +378,7 @@ class KVCache(Bound):
         """See `Bound.save`."""
         with self._alone():
             end(self)
+            self._in_order()
             super().save(path)
 
     def hold(self) -> None:

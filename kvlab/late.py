@@ -22,7 +22,7 @@ def later(bad: Tensor, refuse: Callable[[], None]) -> bool:
     """Whether somebody will call `refuse` when it is known that one of `bad`, of one token, is true; else it
     has to be found out now."""
     late = getattr(_open, "late", None)
-    if late is None or not far(bad) or bad.shape[2] != 1:
+    if late is None or not late.takes(bad) or bad.shape[2] != 1:
         return False
     late.ask(bad, refuse)
     return True
@@ -47,6 +47,10 @@ class Late:
         finally:
             _open.late = before
 
+    def takes(self, bad: Tensor) -> bool:
+        """Whether it is asked about these numbers."""
+        return far(bad)
+
     def ask(self, bad: Tensor, refuse: Callable[[], None]) -> None:
         """Call `refuse` later if any of `bad` is true."""
         if capturing():
@@ -65,6 +69,20 @@ class Late:
             if answer[0]:
                 self._asked.clear()
                 refuse()
+
+
+class Flag(Late):
+    """All that is asked meanwhile becomes one answer on the device: told, bool [1]."""
+
+    def __init__(self, told: Tensor):
+        super().__init__()
+        self.told = told
+
+    def takes(self, bad: Tensor) -> bool:
+        return True
+
+    def ask(self, bad: Tensor, refuse: Callable[[], None]) -> None:
+        self.told.logical_or_(bad.any())
 
 
 def capturing() -> bool:

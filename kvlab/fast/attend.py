@@ -237,6 +237,19 @@ def _attend_gpu(query: Tensor, store, scaling: float, allowed: Tensor | None) ->
     return right
 
 
+def trusted(store, heads: int, head_dim: int) -> bool:
+    """Whether the Triton kernel reads this store in a decode step, and has said what the reference does."""
+    if not store.keys[0].is_cuda:
+        return False
+    shape = len(store.keys[0]), heads, 1, head_dim
+    query = torch.randn(shape, device=store.keys[0].device, dtype=store.dtype)
+    if in_blocks(store) or not _fits_gpu(store, query):
+        return False
+    if _case(store, query) not in _trusted:
+        _attend_gpu(query, store, head_dim**-0.5, None)
+    return _trusted[_case(store, query)]
+
+
 def _case(store, query: Tensor) -> tuple:
     kind = _kind(coded(store.format))
     if in_blocks(store):

@@ -11,6 +11,10 @@ class Unsuited(Exception):
     """Why a model's steps are not compiled: one line."""
 
 
+class Later(Unsuited):
+    """It may be otherwise in a later step."""
+
+
 def check(model, stamp: Stamp) -> None:
     """Unsuited for a model that nothing here compiles. stamp: of this model as it is now."""
     config = model.config

@@ -1,0 +1,249 @@
+"""Graph: a decode step on a GPU whose kernels are captured once, in a CUDA graph, and replayed.
+
+Launching a step's kernels from Python takes several times as long as running them. `move_of` says how each
+layer's step goes in buffers that stay where they are; around it are the model's own modules. What a step is
+given (token, position, slots) lies on the device, and the host counts beside it what it counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+import weakref
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from ..attention import attending
+from ..late import Late
+from .compiled import FIXED_ROTARY, GIVEN, is_step
+from .known import coded
+from .moves import move_of
+from .recorder import check_repeats
+from .suited import Later, Unsuited
+
+AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
+FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
+
+
+def graphed(model):
+    """Let decode steps of this prepared model be replayed, where they can; returns the model.
+
+    They can on a GPU, for caches in which every layer decides on the device (`moves.py`). A step is tried
+    before it is captured: two in a row have to be the same operators on the same numbers and addresses. Where
+    they are not the model decodes eagerly, and a warning says why, once. ValueError for a model elsewhere.
+    """
+    if any(parameter.device.type != "cuda" for parameter in model.parameters()):
+        raise ValueError("engine='graph': the model is not on a GPU; expected 'eager' or, on a CPU, 'compiled'")
+    if not isinstance(model.forward, Forward):
+        model.forward = Forward(model)
+    return model
+
+
+class Forward:
+    """A model's forward: a decode step is replayed, all else goes through the model's own.
+
+    served: cache -> its `Graph`, or how many steps it has made without one; said: why others decode eagerly.
+    """
+
+    def __init__(self, model):
+        self.model = weakref.ref(model)
+        self.served, self.said = weakref.WeakKeyDictionary(), set()
+        own = type(model).forward.__get__(model)
+        functools.update_wrapper(self, own, updated=())
+        del self.__wrapped__  # which holds the model
+        self.__signature__ = inspect.signature(own)
+
+    def __deepcopy__(self, memo) -> Forward:
+        return Forward(memo[id(self.model())])
+
+    def __reduce__(self):
+        raise TypeError("a model with the graph engine is not pickled: save_pretrained writes its weights")
+
+    def __call__(self, *args, **kwargs):
+        model = self.model()
+        if len(args) == 1 and "input_ids" not in kwargs:
+            args, kwargs = (), {"input_ids": args[0], **kwargs}
+        if not args and kwargs.keys() <= GIVEN and is_step(model, **kwargs):
+            graph = self.graph(model, kwargs["past_key_values"])
+            if graph is not None and graph.takes(**kwargs):
+                return graph.step(**kwargs)
+        return type(model).forward(model, *args, **kwargs)
+
+    def graph(self, model, cache) -> Graph | None:
+        """The graph of this cache's next step; None where it is eager."""
+        graph = self.served.get(cache, 0)
+        if isinstance(graph, Graph):
+            if graph.ready():
+                return graph
+            graph = FIRST if graph.full() else 0
+            self.served[cache] = graph  # the old one is let go before another is made
+        if graph is None or graph < FIRST:
+            self.served[cache] = None if graph is None else graph + 1
+            return None
+        try:
+            self.served[cache] = Graph(model, cache)
+        except Unsuited as error:
+            later = isinstance(error, Later)
+            self.served[cache] = FIRST - AGAIN if later else None
+            if not later and str(error) not in self.said:
+                self.said.add(str(error))
+                warnings.warn(f"{type(model).__name__} decodes with the eager engine: {error}", stacklevel=4)
+        return self.served[cache]
+
+
+class Graph:
+    """The decode step of one cache, captured. Unsuited, a line, where it cannot be."""
+
+    def __init__(self, model, cache):
+        layers = cache.attending
+        if cache._switch is not None or len(layers) < len(cache.layers):
+            raise Unsuited("it holds more than K and V, or rotates by the text's length")
+        rotation = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+        if rotation.get("rope_type", "default") not in FIXED_ROTARY:
+            raise Unsuited("its rotary embedding depends on the text's length")
+        self.cache, self.model, self.late = weakref.ref(cache), weakref.ref(model), Late()
+        rows, device = len(cache.lengths), layers[0].store.keys[0].device
+        self.ids, self.position = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in "ip")
+        self.slots = torch.empty(len(layers), dtype=torch.int32, device=device)
+        self.counts, self.flags = self.slots + 1, torch.zeros(len(layers), dtype=torch.bool, device=device)
+        own = ((self.slots[i : i + 1], self.counts[i : i + 1], self.flags[i : i + 1]) for i in range(len(layers)))
+        self.moves = [move_of(layer, *one) for layer, one in zip(layers, own, strict=True)]
+        self.told: list[int] = []  # slots in use, as the device has them
+        self.stand = _Cache(self.moves, cache.get_seq_length())
+        self.given = {"use_cache": True}
+        if "position_ids" in inspect.signature(model.forward).parameters:
+            self.given["position_ids"] = self.position
+        self._tell()
+        self.position.fill_(cache.get_seq_length())
+        with torch.no_grad():
+            before = [x.clone() for move in self.moves for x in move.state()]
+            check_repeats(self._run, lambda: self._undo(before))
+            self._tell()
+            self.replay, self.logits = captured(self._run)
+        self.flags.zero_()
+
+    def _run(self) -> Tensor:
+        model = self.model()
+        with attending():
+            made = type(model).forward(
+                model, input_ids=self.ids, past_key_values=self.stand, **self.given
+            ).logits
+        self.slots += 1
+        self.counts += 1
+        self.stand.go_on()
+        return made
+
+    def _undo(self, before: list[Tensor]) -> None:
+        for now, then in zip((x for move in self.moves for x in move.state()), before, strict=True):
+            now.copy_(then)
+        self.stand.go_on(-2)
+        self.told = []
+
+    def _tell(self) -> None:
+        """The device learns which slots are in use, where it does not know."""
+        now = [move.store.filled for move in self.moves]
+        if now != self.told:
+            self.slots.copy_(torch.tensor(now, dtype=torch.int32))
+            torch.add(self.slots, 1, out=self.counts)
+            self.told = now
+
+    def ready(self) -> bool:
+        """Whether it is of the cache as it is now."""
+        return len(self.cache().lengths) == len(self.ids) and all(move.ready() for move in self.moves)
+
+    def full(self) -> bool:
+        """Whether all that is missing is room."""
+        return len(self.cache().lengths) == len(self.ids) and all(move.still() for move in self.moves)
+
+    def takes(self, input_ids, attention_mask=None, position_ids=None, **others) -> bool:
+        """Whether it serves such a step: of as many rows, with a token in each."""
+        if input_ids.shape != self.ids.shape or (position_ids is not None and position_ids.dim() != 2):
+            return False
+        if attention_mask is None:
+            return True
+        held = self.cache().get_seq_length()
+        if attention_mask.shape != (len(self.ids), held + 1) or not bool(attention_mask[:, held:].all()):
+            return False
+        padded = any(length < held for length in self.cache().lengths)
+        return not padded or position_ids is not None
+
+    def step(self, input_ids, position_ids=None, **others):
+        """As the model's own forward, for one new token of every row."""
+        from transformers.modeling_outputs import CausalLMOutputWithPast
+
+        self.late.tell()
+        cache = self.cache()
+        self._tell()
+        self.ids.copy_(input_ids)
+        if position_ids is None:
+            self.position.fill_(cache.get_seq_length())
+        else:
+            self.position.copy_(position_ids.expand(len(self.ids), 1))
+        self.replay()
+        logits = self.logits.clone()
+        self.late.ask(self.flags, self._refuse)
+        for move in self.moves:
+            move.done()
+        self.told = [move.store.filled for move in self.moves]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _refuse(self) -> None:
+        index = int(self.flags.nonzero()[0, 0])
+        named = type(coded(self.moves[index].store.format)).__name__.lower()
+        raise ValueError(
+            f"layer {index}: {named}: the last token but one held NaN, infinity or a value above what the "
+            "format stores; start again with cache.reset()"
+        )
+
+
+def captured(run):
+    """(What replays it, what it returned): `run` as a CUDA graph."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        made = run()
+    return graph.replay, made
+
+
+class _Cache(Cache):
+    """What the model is given in place of the cache while its step is tried and captured."""
+
+    def __init__(self, moves, seen: int):
+        super().__init__(layers=[_Layer(move, seen) for move in moves])
+
+    def go_on(self, tokens: int = 1) -> None:
+        for layer in self.layers:
+            layer.seen += tokens
+
+
+class _Layer(CacheLayerMixin):
+    """A layer of it: hands itself to kvlab's attention function, as `Layer` does."""
+
+    is_sliding = is_compileable = False
+
+    def __init__(self, move, seen: int):
+        super().__init__()
+        self.move, self.seen, self.new = move, seen, None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
+        self.new = key_states, value_states
+        return self, self
+
+    def attend(self, query: Tensor, visibility, *given) -> Tensor:
+        if visibility.rule is not None or not visibility.known:
+            raise Unsuited("its layers see by a rule of their own")
+        return self.move.attend(query, *self.new, *given)
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_max_length(self) -> int:
+        return -1

@@ -1,0 +1,270 @@
+"""Moves: a layer's decode step in buffers that stay where they are, decided on the device alone.
+
+A step writes one token of every row into a slot whose number lies on the device, attends, and lets one token
+of every head go where the keep says so. Nothing here asks the host for a number, so a CUDA graph of it can be
+replayed; what the host counts is counted by `done`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attention import attend
+from ..keep.base import FINITE
+from ..late import Flag
+from ..layer import Layer
+from ..store.exact import Parts
+from ..store.growing import GrowingState, Packed
+from ..store.static import StaticState
+from .attend import trusted
+from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
+from .suited import Later, Unsuited
+
+LEAST_ROOM = 256  # slots that are reserved at a time
+SPARE = 2  # slots that the two steps before a capture need besides the first
+
+
+def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Appends | Replaces:
+    """How the next steps of a layer go. slot, count: int32 [1] on the device, where the next token goes, and
+    how many slots are in use then; flag: bool [1], becomes true where a number cannot be stored. Unsuited, a
+    line, for a layer that decides on the host."""
+    keep, store, named = layer.keep.policy, layer.store, type(layer.store).__name__.removesuffix("State")
+    if type(layer) is not Layer or layer.ranks > 1:
+        raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
+    if layer.place.on_host:
+        raise Unsuited("K and V lie on a host")
+    if layer.local is not None:
+        raise Unsuited("its layers see a window, which the host moves")
+    if type(store) not in (GrowingState, StaticState) or store.exact is not None:
+        raise Unsuited(f"a store of kind {named} is written by the host")
+    if not all(store.begun or [True]):
+        raise Unsuited("a row of it has no token yet")
+    if layer.settled:
+        return Appends(layer, slot, count, flag)
+    if layer.in_prompt or layer.keep.longest is None or max(layer.rows_held) < min(layer.keep.longest):
+        raise Later(f"{type(keep).__name__} lets nothing go yet")
+    if type(keep) not in GOES_BY or keep.chunk_length > 1 or keep.renumber or not one_goes(layer, coming=1):
+        raise Unsuited(f"{type(keep).__name__} lets go of other tokens than one of every head")
+    if len({*layer.keep.longest, *layer.rows_held, layer.slots}) > 1:
+        raise Unsuited("its rows hold different numbers of tokens")
+    return Replaces(layer, flag)
+
+
+class Move:
+    """What both kinds share: the buffers, and how a token is written and read in them."""
+
+    def __init__(self, layer, flag: Tensor, slots: int):
+        store = layer.store
+        self.layer, self.store, self.flag = layer, store, Flag(flag)
+        if store.keys[0].shape[2] < slots:
+            store._lengthen(slots)
+        self.buffers = store.keys, store.values
+        for part in (*store.keys, *store.values):
+            part[:, :, store.filled :] = 0  # what is decoded and not seen must be finite
+        self.beyond = store.beyond = torch.zeros_like(flag, dtype=torch.long) + (store.beyond or 0)
+
+    def held(self, keys: Parts, values: Parts) -> Packed:
+        return self.store.packed(keys, values)
+
+    def coded(self, keys: Tensor, values: Tensor) -> tuple[Parts, Parts]:
+        """One new token of every row in its stored form; see `GrowingState.encode`."""
+        store = self.store
+        forms = (store.format, keys, store.fixed_keys), (store.value_format, values, store.fixed_values)
+        with self.flag.open():
+            return tuple(self._coded(*one) for one in forms)
+
+    def _coded(self, form, x: Tensor, fixed: Parts) -> Parts:
+        x, _ = form.admit(x)
+        if fixed and (beyond := form.beyond(x, fixed)) is not None:
+            self.beyond += beyond.sum()
+        parts = form.write(x, None, fixed)
+        return parts[: len(parts) - form.fixed_parts]
+
+    def still(self) -> bool:
+        """Whether the layer is as it was left: the same buffers, and nobody looks."""
+        layer = self.layer
+        looked_at = layer.on_read is not None or layer.timeline is not None or layer.hears is not None
+        return layer.store is self.store and self.store.keys is self.buffers[0] and not looked_at
+
+    def _counted(self) -> None:
+        layer, table = self.layer, self.layer.table
+        table.lengths = [seen + 1 for seen in table.lengths]
+        table.seen += 1
+        layer.moved_bytes = 0
+
+
+class Appends(Move):
+    """A step adds a token, in the slot behind the others, and nothing goes.
+
+    positions `[batch, 1 or kv_heads, capacity]`: those of all slots to come as well, and allowed, in which
+    ones a token is; None where slot j holds token j.
+    """
+
+    def __init__(self, layer, slot: Tensor, count: Tensor, flag: Tensor):
+        store, table = layer.store, layer.table
+        capacity, filled = store.keys[0].shape[2], store.filled
+        if store.max_length < 0 and capacity <= filled + SPARE:
+            capacity = filled + max(LEAST_ROOM, filled // 8)
+        if capacity <= filled + SPARE:
+            raise Later("its buffer is full")
+        super().__init__(layer, flag, capacity)
+        self.slot, self.count, self.capacity = slot, count, capacity
+        self.positions = self.allowed = None
+        if table.moved is not None:
+            first = torch.tensor(table.lengths, dtype=torch.int32, device=slot.device).view(-1, 1, 1)
+            ahead = first + torch.arange(capacity - filled, dtype=torch.int32, device=slot.device)
+            ahead = ahead.expand(-1, table.moved.shape[1], -1)
+            self.positions = torch.cat([table.moved, ahead], 2)
+            table.moved, there = self.positions[..., :filled], self.positions >= 0
+            self.allowed = None if bool(there.all()) else there[:, :, None]
+        self.places = torch.arange(capacity, device=slot.device)
+        self.kernel = trusted(store, layer.shape.heads, layer.shape.head_dim)
+
+    def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
+        """Shapes as in `attention.attend`, one token of every row."""
+        if self.kernel and softcap is None and sinks is None:
+            return self._by_kernel(query, keys, values, scaling)
+        slot = self.slot.long()
+        for buffers, parts in zip(self.buffers, self.coded(keys, values), strict=True):
+            for buffer, new in zip(buffers, parts, strict=True):
+                buffer.index_copy_(2, slot, new)
+        seen = (self.places < self.count)[None, None, None]
+        allowed = seen if self.allowed is None else seen & self.allowed
+        held = self.held(*self.buffers).read(query.device)
+        allowed = allowed.expand(len(query), -1, -1, -1)
+        return attend(query, *held, scaling, allowed, softcap=softcap, sinks=sinks)[0]
+
+    def _by_kernel(self, query, keys, values, scaling) -> Tensor:
+        from . import gpu
+
+        store, form = self.store, coded(self.store.format)
+        turn = store.format, store.value_format
+        if gpu.appends(form):
+            new = turned(turn[0], keys), turned(turn[1], values)
+            self.flag.told.logical_or_(gpu.append(*self.buffers, *new, form, self.slot))
+        else:
+            slot = self.slot.long()
+            for buffers, parts in zip(self.buffers, self.coded(keys, values), strict=True):
+                for buffer, new in zip(buffers, parts, strict=True):
+                    buffer.index_copy_(2, slot, new)
+        asked = turned(turn[0], query)
+        out = gpu.attend(asked, *self.buffers, form, scaling, self.allowed, count=self.count)
+        return turned(turn[1], out, back=True)
+
+    def ready(self) -> bool:
+        """Whether the next step can go this way."""
+        return self.still() and self.layer.settled and self.store.filled < self.capacity
+
+    def done(self) -> None:
+        """The step has been made: the host counts it."""
+        table = self.layer.table
+        self._counted()
+        table.rows_held = [held + 1 for held in table.rows_held]
+        table.count += 1
+        self.store.filled += 1
+        if self.positions is not None:
+            table.moved = self.positions[..., : table.count]
+
+    def state(self) -> list[Tensor]:
+        """What two steps have changed besides the slots behind those in use."""
+        return [self.beyond]
+
+
+class Replaces(Move):
+    """A step writes its token into the slot that the last one left empty, and one of every head goes.
+
+    positions `[batch, kv_heads, slots]`, one of them -1; hole `[batch, kv_heads, 1]`: which; newest `[batch]`:
+    the position of the next token; sums: what tokens have received, where the keep goes by that. Slots are in
+    any order: `leave` puts them in that of their positions.
+    """
+
+    def __init__(self, layer, flag: Tensor):
+        self.slots, self.how = layer.slots + 1, GOES_BY[type(layer.keep.policy)]
+        super().__init__(layer, flag, self.slots)
+        shape, device = (len(layer.lengths), layer.kv_heads), flag.device
+        self.positions = torch.empty(*shape, self.slots, dtype=torch.int32, device=device)
+        self.hole = torch.empty(*shape, 1, dtype=torch.long, device=device)
+        self.newest = torch.empty(shape[0], dtype=torch.int32, device=device)
+        self.sums = torch.empty(*shape, self.slots, device=device) if self.how == SUM else None
+        self.first, last = may_go(layer)
+        reach = [newest - one for newest, one in zip(layer.lengths, last, strict=True)]
+        self.reach = torch.tensor(reach, dtype=torch.int32, device=device)
+        self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
+        self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
+        self.enter()
+
+    def enter(self) -> None:
+        """Take over what the layer holds, in order."""
+        layer, table, last = self.layer, self.layer.table, self.slots - 1
+        self.positions[..., :last] = table.positions
+        self.positions[..., last] = -1
+        self.hole.fill_(last)
+        self.newest.copy_(torch.tensor(layer.lengths))
+        if self.sums is not None:
+            self.sums[..., :last] = layer.keep.received
+            self.sums[..., last] = 0
+            layer.keep.received = self.sums
+        table.moved, table.count = self.positions, self.slots
+        self.store.filled = self.slots
+        layer.unordered = self.leave
+
+    def leave(self) -> None:
+        """Give the layer back, in the order of positions."""
+        layer = self.layer
+        layer.unordered = None
+        order = self.positions.masked_fill(self.positions < 0, torch.iinfo(torch.int32).max).argsort(-1)
+        layer.let_go(order[..., :-1], layer.keep.longest)
+
+    def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
+        """See `Appends.attend`."""
+        for buffers, parts in zip(self.used, self.coded(keys, values), strict=True):
+            for buffer, new in zip(buffers, parts, strict=True):
+                buffer.scatter_(2, self.hole[..., None].expand(-1, -1, 1, new.shape[3]), new)
+        newest = self.newest.view(-1, 1, 1)
+        self.positions.scatter_(2, self.hole, newest.expand_as(self.hole))
+        held = self.held(*self.used).read(query.device)
+        asked = self.asked if self.how in (SUM, NEWEST) else None
+        out, received = attend(query, *held, scaling, None, asked, softcap=softcap, sinks=sinks)
+        self._let_go(received, newest)
+        return out
+
+    def _let_go(self, received: Tensor | None, newest: Tensor) -> None:
+        """The token with the lowest score goes, the newest of those if it is a tie (`Keep._best`)."""
+        if self.how == SUM:
+            score = self.sums.add_(received)
+        elif self.how == NEWEST:
+            score = received.mean(1, keepdim=True).expand_as(received)
+        else:
+            score = self.positions.float()
+        may = (self.positions >= self.first) & (self.positions <= newest - self.reach.view(-1, 1, 1))
+        score = score.clamp(*FINITE).masked_fill(~may, FINITE[1])
+        score = score.masked_fill(self.positions == newest, torch.inf)
+        least = score.amin(-1, keepdim=True)
+        gone = self.positions.masked_fill(score > least, -1).argmax(-1, keepdim=True)
+        self.positions.scatter_(2, gone, -1)
+        if self.sums is not None:
+            self.sums.scatter_(2, gone, 0.0)
+        self.hole.copy_(gone)
+        self.newest.add_(1)
+
+    def ready(self) -> bool:
+        """See `Appends.ready`."""
+        layer = self.layer
+        if not self.still():
+            return False
+        if layer.table.moved is self.positions:
+            return True
+        if layer.slots != self.slots - 1 or not one_goes(layer, coming=1):
+            return False
+        self.enter()
+        return True
+
+    def done(self) -> None:
+        """See `Appends.done`."""
+        self._counted()
+
+    def state(self) -> list[Tensor]:
+        """See `Appends.state`."""
+        changing = [self.positions, self.hole, self.newest, self.beyond, *self.used[0], *self.used[1]]
+        return changing if self.sums is None else [*changing, self.sums]
