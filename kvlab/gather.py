@@ -10,10 +10,30 @@ from torch import Tensor
 
 def with_room(x: Tensor, slots: int, pinned: bool = False) -> Tensor:
     """A copy of x `[batch, kv_heads, n, ...]` that begins a buffer of so many slots, in pinned host memory or
-    not."""
-    buffer = x.new_empty((*x.shape[:2], slots, *x.shape[3:]), pin_memory=pinned)
-    buffer[:, :, : x.shape[2]] = x
+    not. Pinned memory holds token after token, so that all that is held crosses a link in one copy."""
+    batch, heads, count, *rest = x.shape
+    if pinned:
+        buffer = by_head(x.new_empty((slots, batch, heads, *rest), pin_memory=True))
+    else:
+        buffer = x.new_empty((batch, heads, slots, *rest))
+    buffer[:, :, :count] = x
     return buffer
+
+
+def by_token(x: Tensor) -> Tensor:
+    """`[batch, kv_heads, slots, width]` as `[slots, batch, kv_heads, width]`; the same memory."""
+    return x.permute(2, 0, 1, 3)
+
+
+def by_head(x: Tensor) -> Tensor:
+    """What `by_token` returned as it was."""
+    return x.permute(1, 2, 0, 3)
+
+
+def begun(x: Tensor) -> Tensor:
+    """The whole buffer `[batch, kv_heads, more slots, width]` that x begins, token after token."""
+    slots = x.untyped_storage().nbytes() // x[:, :, :1].nbytes
+    return x.as_strided((*x.shape[:2], slots, x.shape[3]), x.stride(), 0)
 
 
 def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
@@ -42,17 +62,17 @@ def slot_index(tensor: Tensor, slots: Tensor, device: torch.device | None = None
     """`tensor` `[batch, kv_heads, slots, ...]` as one list of slots `[rows, ...]`, and where in that list
     the wanted `slots` `[batch, kv_heads, n]` are, `[batch * kv_heads * n]`, on `device` (default: the
     tensor's). No copy where strides allow."""
-    by_row, by_head, by_slot = tensor.stride()[:3]
-    batch, heads = tensor.shape[:2]
-    inner = math.prod(tensor.shape[3:])
-    if tensor.numel() and by_slot == inner > 0 and by_row % inner == by_head % inner == 0:
-        by_row, by_head = by_row // inner, by_head // inner
-        rows = (batch - 1) * by_row + (heads - 1) * by_head + tensor.shape[2]
-        strides = (by_slot, *tensor.stride()[3:])
+    batch, heads, count = tensor.shape[:3]
+    inner, within = math.prod(tensor.shape[3:]), tensor[0, 0, :1]
+    steps = heads * count, count, 1  # slots from a row, a head and a slot to the next
+    if tensor.numel() and within.is_contiguous() and not any(step % inner for step in tensor.stride()[:3]):
+        steps = tuple(step // inner for step in tensor.stride()[:3])
+        rows = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, steps, strict=False))
+        strides = (inner, *tensor.stride()[3:])
         flat = tensor.as_strided((rows, *tensor.shape[3:]), strides, tensor.storage_offset())
     else:
-        by_row, by_head = heads * tensor.shape[2], tensor.shape[2]
         flat = tensor.flatten(0, 2)
-    row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * by_row
-    head = torch.arange(heads, device=slots.device).view(1, -1, 1) * by_head
-    return flat, (slots.clamp(min=0) + (row + head)).flatten().to(device or tensor.device)
+    row = torch.arange(batch, device=slots.device).view(-1, 1, 1) * steps[0]
+    head = torch.arange(heads, device=slots.device).view(1, -1, 1) * steps[1]
+    at = slots.clamp(min=0) if steps[2] == 1 else slots.clamp(min=0) * steps[2]
+    return flat, (at + (row + head)).flatten().to(device or tensor.device)

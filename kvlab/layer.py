@@ -222,6 +222,9 @@ class Layer(Held):
 
     def let_go(self, slots: Tensor, limits: list[int]) -> None:
         """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
+        if self.slots - max(limits) < self.place.empties(self):
+            self.table.leave(slots, limits, self.keep.policy.newest_stays)
+            return
         self.place.flush(self)
         self.keep.cover(self.slots)
         self.table.keep(slots, limits, self.keep.policy.newest_stays)

@@ -84,6 +84,14 @@ class Slots:
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
+    def leave(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
+        """As `keep`, but what goes leaves its slots behind, empty."""
+        none = torch.full_like(self.positions[..., :1], self.count, dtype=torch.int64)
+        goes = torch.ones(*none.shape[:2], self.count + 1, dtype=torch.bool, device=slots.device)
+        goes.scatter_(2, slots.where(slots >= 0, none), False)
+        self.moved, self.newest = self.positions.masked_fill(goes[..., :-1], -1), newest
+        self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
+
     def empty(self, slots: Tensor) -> None:
         """One token of every head goes, that in slot `slots` `[batch, kv_heads]`, which stays, empty."""
         self.moved = self.positions.clone().scatter_(2, slots[..., None], -1)

@@ -208,12 +208,12 @@ class Keep(Policy):
             state.shares, state.longest, even = shares, shares.amax(-1).tolist(), False
         if even and all(gone == 1 for gone in over) and min(layer.rows_held) == slots:
             return _all_but_the_lowest(score)  # the usual decode step
-        limits = torch.tensor(state.longest, device=score.device)[:, None]
+        limits = by_row(state.longest, score)
         if not even:  # heads as far below the longest one as their shares are
-            limits = limits - state.shares.amax(-1, keepdim=True) + state.shares
+            limits = limits + (state.shares - state.shares.amax(-1, keepdim=True))[..., None]
         order = score.argsort(dim=-1, descending=True, stable=True)[..., : max(state.longest)]
         rank = torch.arange(order.shape[-1], device=order.device)
-        stays = (rank < limits[..., None]) & (positions.gather(2, order) >= 0)
+        stays = (rank < limits) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
 

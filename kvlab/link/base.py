@@ -76,6 +76,7 @@ class Link:
     """
 
     seals = True  # whether contents are compared besides shapes
+    on_gpu = False  # whether it leads to a GPU
 
     def __init__(self, timeout: float = 60.0):
         if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from ..devices import device_of
 from ..faster import gather
+from ..gather import by_head, by_token
 from .base import Link, Parcel, Transfer
 from .staging import Staging
 
 HOST, DEVICE = "host", "device"  # who gathers
+LEAST_ROOM = 16  # slots behind a prompt
 TRIES = 4  # transfers of either way before one is chosen
 
 
@@ -20,14 +22,14 @@ class CudaLink(Link):
     """A link to a GPU. It waits for events, never for the whole device, so that transfers overlap the model's
     kernels.
 
-    Rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
+    Host memory holds token after token, so a whole layer crosses in one copy of each of its parts. Chosen
+    rows are gathered by the host, whose worker collects them in pinned memory for one copy, or by the device,
     whose kernel reads them where they lie in pinned memory (needs triton). Both are tried, and the faster is
     kept: `trial` tells what was found. PCIe and NVLink check every packet (CRC), so contents are not compared
-    again. Written for a GPU; where none is present, making one raises
-    ValueError.
+    again. Written for a GPU; where none is present, making one raises ValueError.
     """
 
-    seals = False
+    seals, on_gpu = False, True
 
     def __init__(self, device="cuda", timeout: float = 60.0):
         super().__init__(timeout)
@@ -42,20 +44,36 @@ class CudaLink(Link):
     def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
         if not all(part.is_pinned() for part in parts):
             return super().fetch(parts, slots, **about)
+        if slots is None and all(by_token(part).is_contiguous() for part in parts):
+            parcel = sealed(parts, parts[0].shape[2])
+            return self._submit(lambda: self._whole(parts), "device", parcel=parcel, **about)
         way = self.trial.next()
         if way == HOST:
             transfer = super().fetch(parts, slots, **about)
         else:
             chosen = slots if slots is None else slots.to(self.device)
             tokens = parts[0].shape[2] if slots is None else slots.shape[2]
-            parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
-            parcel.seal((), sums=False)
-            ready = self._mark()
+            parcel, ready = sealed(parts, tokens), self._mark()
             transfer = self._submit(
                 lambda: self._gather(parts, chosen, ready), "device", parcel=parcel, **about
             )
         self.trial.note(way, transfer)
         return transfer
+
+    def _whole(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """All that is held, each part in one copy, as it lies."""
+        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
+            arrived = []
+            for source in map(by_token, parts):
+                target = torch.empty(
+                    (len(source) + 1, *source.shape[1:]), dtype=source.dtype, device=self.device
+                )
+                target[:-1].copy_(source, non_blocking=True)
+                arrived.append(by_head(target))
+            event = torch.cuda.Event()
+            event.record()
+        event.synchronize()
+        return tuple(arrived)
 
     def _gather(self, parts: tuple[Tensor, ...], slots: Tensor | None, ready) -> tuple[Tensor, ...]:
         with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
@@ -85,14 +103,25 @@ class CudaLink(Link):
     def _to_host(self, parts, ready):
         with torch.cuda.stream(self._outward):
             self._outward.wait_event(ready)
-            hosted = tuple(torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts)
-            for target, source in zip(hosted, parts, strict=True):
-                target.copy_(source, non_blocking=True)
-                source.record_stream(self._outward)
+            hosted = []
+            for part in parts:
+                source, count = by_token(part).contiguous(), part.shape[2]
+                room = max(LEAST_ROOM, count // 8) if count > 1 else 0  # a prompt's buffer is the store's
+                target = torch.empty((count + room, *source.shape[1:]), dtype=part.dtype, pin_memory=True)
+                target[:count].copy_(source, non_blocking=True)
+                part.record_stream(self._outward)
+                hosted.append(by_head(target[:count]))
             event = torch.cuda.Event()
             event.record()
         event.synchronize()
-        return hosted
+        return tuple(hosted)
+
+
+def sealed(parts: tuple[Tensor, ...], tokens: int) -> Parcel:
+    """What a fetch of so many tokens delivers, contents not compared."""
+    parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
+    parcel.seal((), sums=False)
+    return parcel
 
 
 class Trial:

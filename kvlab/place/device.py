@@ -52,6 +52,10 @@ class DeviceState(State):
     def commit(self, layer) -> None:
         """Make the store hold all that was written."""
 
+    def empties(self, layer) -> int:
+        """Slots that may stay empty where tokens go step by step: to move the others is dear there."""
+        return 0
+
     def flush(self, layer) -> None:
         """`commit`, and forget what was prepared for the next read."""
 

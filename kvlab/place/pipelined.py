@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..gather import with_room
 from .synchronous import HostState
 
 
@@ -58,6 +59,22 @@ class PipelinedState(HostState):
             layer.store.add(parts[:count], parts[count:])
             self.new, self.writing, self.lost = None, None, False
 
+    def empties(self, layer) -> int:
+        """An eighth, as long as a GPU's tokens are on the host, whose processor would move them."""
+        far = self.link.on_gpu and not layer.in_prompt and not layer.store.keys[0].is_cuda
+        return layer.slots // 8 if far else 0
+
+    def _lie(self, layer, device: torch.device) -> None:
+        """What is stored lies on this device from now on: a GPU's, where unified memory has room for it."""
+        store = layer.store
+        if not self.link.on_gpu or store.keys[0].device == device:
+            return
+        if device.type == "cpu":
+            moved = (tuple(with_room(x, len(x[0, 0]) + 1, True) for x in parts) for parts in store.used())
+        else:
+            moved = (tuple(x.to(device) for x in parts) for parts in store.used())
+        store.keys, store.values = moved
+
     def flush(self, layer) -> None:
         self.commit(layer)
         if self.ahead is not None:
@@ -102,6 +119,7 @@ class PipelinedState(HostState):
         slots, newest = self.select(layer, query), query.shape[2]
         self.fetched_bytes, self.missed = 0, None
         if self.on_device(layer):
+            self._lie(layer, query.device)
             if self.new is not None:
                 layer.store.add(*self.new)
                 self.new = None
@@ -117,6 +135,7 @@ class PipelinedState(HostState):
     def _ask(self, layer, slots: Tensor | None, why: str) -> None:
         """Let the link fetch past tokens, with room for the newest one."""
         self.commit(layer)
+        self._lie(layer, torch.device("cpu"))
         keys, values = layer.store.parts()
         past = [held - self.uncommitted for held in layer.rows_held]
         size = self.bytes_of(layer, past if slots is None else slots)

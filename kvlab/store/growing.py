@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..gather import gather_slots, with_room
+from ..gather import begun, by_token, gather_slots, with_room
 from ..late import Late
 from ..parameters import FEW, check_kind, check_whole
 from ..policy import Policy, State
@@ -171,10 +172,13 @@ class GrowingState(State):
         return coded[:count], coded[count:]
 
     def add(self, keys: Parts, values: Parts) -> None:
-        """Add encoded tokens."""
+        """Add encoded tokens. Pinned ones come from a link, which holds them no more: the buffers that the
+        first ones begin are the store's."""
         count = keys[0].shape[2]
         if self.keys is None:
-            self.keys, self.values = joined(None, keys), joined(None, values)
+            linked = all(x.is_pinned() and by_token(x).is_contiguous() for x in (*keys, *values))
+            make = partial(map, begun) if linked else partial(joined, None)
+            self.keys, self.values = tuple(make(keys)), tuple(make(values))
         else:
             self.reserve(count)
             for buffer, new in zip((*self.keys, *self.values), (*keys, *values), strict=True):
@@ -220,8 +224,9 @@ class GrowingState(State):
         return self.keeps_room or (self.tight and room - count <= max(1, count // 8))
 
     def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
-        if not self.stays(slots.shape[2], x.shape[2]):
-            return gather_slots(x, slots)
+        if not self.stays(count := slots.shape[2], x.shape[2]):
+            found = gather_slots(x, slots)
+            return with_room(found, count + max(1, count // 8), True) if x.is_pinned() else found
         x[:, :, : slots.shape[2]] = gather_slots(x, slots)
         return x
 

@@ -60,7 +60,9 @@ class StaticState(GrowingState):
         if self.keys is None:
             self.reserve(keys[0].shape[2])
             empty = (tuple(x[:, :, :0] for x in parts) for parts in (keys, values))
-            self.keys, self.values = (tuple(with_room(x, self.capacity) for x in parts) for parts in empty)
+            self.keys, self.values = (
+                tuple(with_room(x, self.capacity, x.is_pinned()) for x in parts) for parts in empty
+            )
         super().add(keys, values)
 
     def reserve(self, tokens: int) -> None:
