@@ -179,7 +179,7 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
         return False
     if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
         return False
-    if torch.is_autocast_enabled(input_ids.device.type):  # in which modules compute in another dtype than they hold
+    if torch.is_autocast_enabled(input_ids.device.type):  # modules compute in another dtype
         return False
     if torch.is_grad_enabled() and any(p.requires_grad for p in model.parameters()):
         return False

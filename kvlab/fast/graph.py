@@ -18,11 +18,17 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..attention import attending
 from ..late import Late
+from ..layer import Layer
+from ..store.growing import GrowingState
+from ..store.kivi import KiviState
+from ..store.static import StaticState
+from .blocks import Blocks
 from .compiled import FIXED_ROTARY, GIVEN, is_step
-from .known import coded
-from .moves import move_of
+from .known import GOES_BY, coded, one_goes
+from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
-from .suited import Later, Unsuited
+from .stamp import Stamp
+from .suited import Later, Unsuited, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
@@ -36,7 +42,7 @@ def graphed(model):
     they are not the model decodes eagerly, and a warning says why, once. ValueError for a model elsewhere.
     """
     if any(parameter.device.type != "cuda" for parameter in model.parameters()):
-        raise ValueError("engine='graph': the model is not on a GPU; expected 'eager' or, on a CPU, 'compiled'")
+        raise ValueError("engine='graph': the model is not on a GPU; use 'eager', or on a CPU 'compiled'")
     if not isinstance(model.forward, Forward):
         model.forward = Forward(model)
     return model
@@ -45,11 +51,12 @@ def graphed(model):
 class Forward:
     """A model's forward: a decode step is replayed, all else goes through the model's own.
 
-    served: cache -> its `Graph`, or how many steps it has made without one; said: why others decode eagerly.
+    stamp: what the model is made of; when that changes, all graphs are let go. served: cache -> its `Graph`,
+    or how many steps it has made without one; said: why others decode eagerly.
     """
 
     def __init__(self, model):
-        self.model = weakref.ref(model)
+        self.model, self.stamp = weakref.ref(model), None
         self.served, self.said = weakref.WeakKeyDictionary(), set()
         own = type(model).forward.__get__(model)
         functools.update_wrapper(self, own, updated=())
@@ -74,24 +81,61 @@ class Forward:
 
     def graph(self, model, cache) -> Graph | None:
         """The graph of this cache's next step; None where it is eager."""
+        if self.stamp is None or not self.stamp.same_step(model):
+            self.stamp = Stamp(model)
+            self.served.clear()
         graph = self.served.get(cache, 0)
-        if isinstance(graph, Graph):
-            if graph.ready():
-                return graph
-            graph = FIRST if graph.full() else 0
-            self.served[cache] = graph  # the old one is let go before another is made
-        if graph is None or graph < FIRST:
-            self.served[cache] = None if graph is None else graph + 1
-            return None
         try:
-            self.served[cache] = Graph(model, cache)
+            if isinstance(graph, Graph):
+                if graph.ready():
+                    graph.capture()
+                    return graph
+                graph = FIRST if graph.full() else 0
+                self.served[cache] = graph  # the old one is let go before another is made
+            if graph is None or graph < FIRST:
+                self.served[cache] = None if graph is None else graph + 1
+                return None
+            if any(not of_ours(hook) for hook in self.stamp.hooking):
+                raise Unsuited("a hook is on a module of it")
+            graph = Graph(model, cache)
+            graph.capture()
+            self.served[cache] = graph
+            return graph
         except Unsuited as error:
             later = isinstance(error, Later)
             self.served[cache] = FIRST - AGAIN if later else None
             if not later and str(error) not in self.said:
                 self.said.add(str(error))
                 warnings.warn(f"{type(model).__name__} decodes with the eager engine: {error}", stacklevel=4)
-        return self.served[cache]
+        return None
+
+
+def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
+    """How the next steps of a layer go. slot, count: int32 [1] on the device, where the next token goes, and
+    how many slots are in use then; flag: bool [1], becomes true where a number cannot be stored. Unsuited, a
+    line, for a layer that decides on the host."""
+    keep, store, named = layer.keep.policy, layer.store, type(layer.store).__name__.removesuffix("State")
+    if type(layer) is not Layer or layer.ranks > 1:
+        raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
+    if layer.place.on_host:
+        raise Unsuited("K and V lie on a host")
+    if layer.local is not None:
+        raise Unsuited("its layers see a window, which the host moves")
+    if type(store) is KiviState:
+        return Blocks(layer, flag)
+    if type(store) not in (GrowingState, StaticState) or store.exact is not None:
+        raise Unsuited(f"a store of kind {named} is written by the host")
+    if not all(store.begun or [True]):
+        raise Unsuited("a row of it has no token yet")
+    if layer.settled:
+        return Appends(layer, slot, count, flag)
+    if layer.in_prompt or layer.keep.longest is None or max(layer.rows_held) < min(layer.keep.longest):
+        raise Later(f"{type(keep).__name__} lets nothing go yet")
+    if type(keep) not in GOES_BY or keep.chunk_length > 1 or keep.renumber or not one_goes(layer, coming=1):
+        raise Unsuited(f"{type(keep).__name__} lets go of other tokens than one of every head")
+    if layer.slots > max(layer.keep.longest):
+        raise Later("slots of it are empty that a step will close")
+    return Replaces(layer, flag)
 
 
 class Graph:
@@ -109,28 +153,35 @@ class Graph:
         self.ids, self.position = (torch.zeros(rows, 1, dtype=torch.long, device=device) for _ in "ip")
         self.slots = torch.empty(len(layers), dtype=torch.int32, device=device)
         self.counts, self.flags = self.slots + 1, torch.zeros(len(layers), dtype=torch.bool, device=device)
-        own = ((self.slots[i : i + 1], self.counts[i : i + 1], self.flags[i : i + 1]) for i in range(len(layers)))
+        own = zip(*(x.split(1) for x in (self.slots, self.counts, self.flags)), strict=True)
         self.moves = [move_of(layer, *one) for layer, one in zip(layers, own, strict=True)]
         self.told: list[int] = []  # slots in use, as the device has them
         self.stand = _Cache(self.moves, cache.get_seq_length())
-        self.given = {"use_cache": True}
+        self.given, self.replays = {"use_cache": True}, {}
         if "position_ids" in inspect.signature(model.forward).parameters:
             self.given["position_ids"] = self.position
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """Try and capture the next step, unless one like it is there. Unsuited where it cannot be."""
+        if self.moves[0].due in self.replays:
+            return
+        self.position.fill_(self.cache().get_seq_length())
         self._tell()
-        self.position.fill_(cache.get_seq_length())
-        with torch.no_grad():
-            before = [x.clone() for move in self.moves for x in move.state()]
-            check_repeats(self._run, lambda: self._undo(before))
-            self._tell()
-            self.replay, self.logits = captured(self._run)
+        before = [x.clone() for move in self.moves for x in move.state()]
+        check_repeats(self._run, lambda: self._undo(before))
+        self._tell()
+        self.replays[self.moves[0].due] = captured(self._run)
         self.flags.zero_()
 
     def _run(self) -> Tensor:
         model = self.model()
         with attending():
-            made = type(model).forward(
-                model, input_ids=self.ids, past_key_values=self.stand, **self.given
-            ).logits
+            made = (
+                type(model)
+                .forward(model, input_ids=self.ids, past_key_values=self.stand, **self.given)
+                .logits
+            )
         self.slots += 1
         self.counts += 1
         self.stand.go_on()
@@ -141,6 +192,8 @@ class Graph:
             now.copy_(then)
         self.stand.go_on(-2)
         self.told = []
+        for move in self.moves:
+            move.told = None
 
     def _tell(self) -> None:
         """The device learns which slots are in use, where it does not know."""
@@ -149,10 +202,14 @@ class Graph:
             self.slots.copy_(torch.tensor(now, dtype=torch.int32))
             torch.add(self.slots, 1, out=self.counts)
             self.told = now
+        for move in self.moves:
+            move.tell()
 
     def ready(self) -> bool:
         """Whether it is of the cache as it is now."""
-        return len(self.cache().lengths) == len(self.ids) and all(move.ready() for move in self.moves)
+        if len(self.cache().lengths) != len(self.ids) or not all(move.ready() for move in self.moves):
+            return False
+        return len({move.due for move in self.moves}) == 1
 
     def full(self) -> bool:
         """Whether all that is missing is room."""
@@ -182,8 +239,9 @@ class Graph:
             self.position.fill_(cache.get_seq_length())
         else:
             self.position.copy_(position_ids.expand(len(self.ids), 1))
-        self.replay()
-        logits = self.logits.clone()
+        replay, made = self.replays[self.moves[0].due]
+        replay()
+        logits = made.clone()
         self.late.ask(self.flags, self._refuse)
         for move in self.moves:
             move.done()

@@ -13,59 +13,57 @@ from torch import Tensor
 from ..attention import attend
 from ..keep.base import FINITE
 from ..late import Flag
-from ..layer import Layer
 from ..store.exact import Parts
-from ..store.growing import GrowingState, Packed
-from ..store.static import StaticState
 from .attend import trusted
 from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
-from .suited import Later, Unsuited
+from .suited import Later
 
 LEAST_ROOM = 256  # slots that are reserved at a time
 SPARE = 2  # slots that the two steps before a capture need besides the first
 
 
-def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Appends | Replaces:
-    """How the next steps of a layer go. slot, count: int32 [1] on the device, where the next token goes, and
-    how many slots are in use then; flag: bool [1], becomes true where a number cannot be stored. Unsuited, a
-    line, for a layer that decides on the host."""
-    keep, store, named = layer.keep.policy, layer.store, type(layer.store).__name__.removesuffix("State")
-    if type(layer) is not Layer or layer.ranks > 1:
-        raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
-    if layer.place.on_host:
-        raise Unsuited("K and V lie on a host")
-    if layer.local is not None:
-        raise Unsuited("its layers see a window, which the host moves")
-    if type(store) not in (GrowingState, StaticState) or store.exact is not None:
-        raise Unsuited(f"a store of kind {named} is written by the host")
-    if not all(store.begun or [True]):
-        raise Unsuited("a row of it has no token yet")
-    if layer.settled:
-        return Appends(layer, slot, count, flag)
-    if layer.in_prompt or layer.keep.longest is None or max(layer.rows_held) < min(layer.keep.longest):
-        raise Later(f"{type(keep).__name__} lets nothing go yet")
-    if type(keep) not in GOES_BY or keep.chunk_length > 1 or keep.renumber or not one_goes(layer, coming=1):
-        raise Unsuited(f"{type(keep).__name__} lets go of other tokens than one of every head")
-    if len({*layer.keep.longest, *layer.rows_held, layer.slots}) > 1:
-        raise Unsuited("its rows hold different numbers of tokens")
-    return Replaces(layer, flag)
-
-
 class Move:
-    """What both kinds share: the buffers, and how a token is written and read in them."""
+    """A layer's step. flag: bool [1] on the device, becomes true where a number cannot be stored; due:
+    whether the next step is of the other kind that there is (`Blocks`)."""
+
+    due = False
+    told = None
+
+    def __init__(self, layer, flag: Tensor):
+        self.layer, self.store, self.flag = layer, layer.store, Flag(flag)
+
+    def still(self) -> bool:
+        """Whether the layer's store is the same, and nobody looks."""
+        layer = self.layer
+        looked_at = layer.on_read is not None or layer.timeline is not None or layer.hears is not None
+        return layer.store is self.store and not looked_at
+
+    def tell(self) -> None:
+        """The device learns what it does not know."""
+
+    def count_one(self, stays: bool = True) -> None:
+        """The host counts one more token of every row; stays: no other one went."""
+        layer, table = self.layer, self.layer.table
+        table.lengths = [seen + 1 for seen in table.lengths]
+        table.seen += 1
+        layer.moved_bytes = 0
+        if stays:
+            table.rows_held = [held + 1 for held in table.rows_held]
+            table.count += 1
+
+
+class Buffered(Move):
+    """A step in the buffers of a `GrowingState`, of so many slots."""
 
     def __init__(self, layer, flag: Tensor, slots: int):
-        store = layer.store
-        self.layer, self.store, self.flag = layer, store, Flag(flag)
+        super().__init__(layer, flag)
+        store = self.store
         if store.keys[0].shape[2] < slots:
             store._lengthen(slots)
         self.buffers = store.keys, store.values
         for part in (*store.keys, *store.values):
             part[:, :, store.filled :] = 0  # what is decoded and not seen must be finite
         self.beyond = store.beyond = torch.zeros_like(flag, dtype=torch.long) + (store.beyond or 0)
-
-    def held(self, keys: Parts, values: Parts) -> Packed:
-        return self.store.packed(keys, values)
 
     def coded(self, keys: Tensor, values: Tensor) -> tuple[Parts, Parts]:
         """One new token of every row in its stored form; see `GrowingState.encode`."""
@@ -82,19 +80,11 @@ class Move:
         return parts[: len(parts) - form.fixed_parts]
 
     def still(self) -> bool:
-        """Whether the layer is as it was left: the same buffers, and nobody looks."""
-        layer = self.layer
-        looked_at = layer.on_read is not None or layer.timeline is not None or layer.hears is not None
-        return layer.store is self.store and self.store.keys is self.buffers[0] and not looked_at
-
-    def _counted(self) -> None:
-        layer, table = self.layer, self.layer.table
-        table.lengths = [seen + 1 for seen in table.lengths]
-        table.seen += 1
-        layer.moved_bytes = 0
+        """Whether its buffers are the same as well."""
+        return super().still() and self.store.keys is self.buffers[0]
 
 
-class Appends(Move):
+class Appends(Buffered):
     """A step adds a token, in the slot behind the others, and nothing goes.
 
     positions `[batch, 1 or kv_heads, capacity]`: those of all slots to come as well, and allowed, in which
@@ -131,7 +121,7 @@ class Appends(Move):
                 buffer.index_copy_(2, slot, new)
         seen = (self.places < self.count)[None, None, None]
         allowed = seen if self.allowed is None else seen & self.allowed
-        held = self.held(*self.buffers).read(query.device)
+        held = self.store.packed(*self.buffers).read(query.device)
         allowed = allowed.expand(len(query), -1, -1, -1)
         return attend(query, *held, scaling, allowed, softcap=softcap, sinks=sinks)[0]
 
@@ -158,12 +148,10 @@ class Appends(Move):
 
     def done(self) -> None:
         """The step has been made: the host counts it."""
-        table = self.layer.table
-        self._counted()
-        table.rows_held = [held + 1 for held in table.rows_held]
-        table.count += 1
+        self.count_one()
         self.store.filled += 1
         if self.positions is not None:
+            table = self.layer.table
             table.moved = self.positions[..., : table.count]
 
     def state(self) -> list[Tensor]:
@@ -171,12 +159,12 @@ class Appends(Move):
         return [self.beyond]
 
 
-class Replaces(Move):
+class Replaces(Buffered):
     """A step writes its token into the slot that the last one left empty, and one of every head goes.
 
-    positions `[batch, kv_heads, slots]`, one of them -1; hole `[batch, kv_heads, 1]`: which; newest `[batch]`:
-    the position of the next token; sums: what tokens have received, where the keep goes by that. Slots are in
-    any order: `leave` puts them in that of their positions.
+    positions `[batch, kv_heads, slots]`, -1 where there is nothing; hole `[batch, kv_heads, 1]`: the slot
+    that was left; newest `[batch]`: the position of the next token; sums: what tokens have received, where
+    the keep goes by that. Slots are in any order: `leave` puts them in that of their positions.
     """
 
     def __init__(self, layer, flag: Tensor):
@@ -191,6 +179,7 @@ class Replaces(Move):
         reach = [newest - one for newest, one in zip(layer.lengths, last, strict=True)]
         self.reach = torch.tensor(reach, dtype=torch.int32, device=device)
         self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
+        self.even = min(layer.rows_held) == layer.slots  # no slot is empty but the one
         self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
         self.enter()
 
@@ -213,8 +202,9 @@ class Replaces(Move):
         """Give the layer back, in the order of positions."""
         layer = self.layer
         layer.unordered = None
-        order = self.positions.masked_fill(self.positions < 0, torch.iinfo(torch.int32).max).argsort(-1)
-        layer.let_go(order[..., :-1], layer.keep.longest)
+        empty = self.positions < 0
+        order = self.positions.masked_fill(empty, torch.iinfo(torch.int32).max).argsort(-1)
+        layer.let_go(order.masked_fill(empty.gather(2, order), -1)[..., :-1], layer.keep.longest)
 
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
         """See `Appends.attend`."""
@@ -223,9 +213,10 @@ class Replaces(Move):
                 buffer.scatter_(2, self.hole[..., None].expand(-1, -1, 1, new.shape[3]), new)
         newest = self.newest.view(-1, 1, 1)
         self.positions.scatter_(2, self.hole, newest.expand_as(self.hole))
-        held = self.held(*self.used).read(query.device)
+        held = self.store.packed(*self.used).read(query.device)
         asked = self.asked if self.how in (SUM, NEWEST) else None
-        out, received = attend(query, *held, scaling, None, asked, softcap=softcap, sinks=sinks)
+        allowed = None if self.even else (self.positions >= 0)[:, :, None]
+        out, received = attend(query, *held, scaling, allowed, asked, softcap=softcap, sinks=sinks)
         self._let_go(received, newest)
         return out
 
@@ -262,7 +253,7 @@ class Replaces(Move):
 
     def done(self) -> None:
         """See `Appends.done`."""
-        self._counted()
+        self.count_one(stays=False)
 
     def state(self) -> list[Tensor]:
         """See `Appends.state`."""

@@ -1,21 +1,27 @@
-"""Recorder: what a step of a model asks of torch, so that one can tell whether replaying it is the next step."""
+"""Recorder: what a step asks of torch, by which one can tell whether to replay it is to make the next."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from .suited import Unsuited
 
-ASKS = ("_local_scalar_dense", "nonzero", "equal", "is_nonzero", "_unique2", "masked_select")  # wait for numbers
+ASKS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "equal",
+    "is_nonzero",
+    "_unique2",
+    "masked_select",
+)  # wait for numbers
 
 
 class Recorder(TorchDispatchMode):
     """While it lasts, every operator is noted: its name, its numbers, and of every tensor the form and where
-    it is, an address or the operator that made it. What is made stays alive, so that no address is used twice.
-    Unsuited for an operator after which the host knows a number of the device's.
+    it is, an address or the operator that made it. What is made stays alive, so that no address is used
+    twice. Unsuited for an operator after which the host knows a number of the device's.
     """
 
     def __init__(self):

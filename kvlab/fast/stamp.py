@@ -62,6 +62,14 @@ class Stamp:
             and _forms(self.parameters) == self.forms
         )
 
+    def same_step(self, model) -> bool:
+        """Whether a captured step of it is one of this model: what lies in parameters and buffers may change
+        there, nothing else."""
+        same = (
+            self.hooks.same() and self.same_weights() and self.modules.same() and model.config is self.config
+        )
+        return same and self.attributes.equal()
+
     def same(self, model) -> bool:
         """Whether nothing has changed but numbers within parameters."""
         return self.hooks.same() and self.same_weights() and self.same_parts(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -106,5 +107,10 @@ class Float4(Exact):
 
 def _numbers(codes: Tensor) -> Tensor:
     """What codes 0 to 15 stand for, fp32."""
-    signed = torch.tensor([*GRID, *(-x for x in GRID)], device=codes.device)
-    return signed[codes.long()]
+    return _signed(codes.device)[codes.long()]
+
+
+@cache
+def _signed(device: torch.device) -> Tensor:
+    """The numbers of all codes: brought to a device once, since it waits for that."""
+    return torch.tensor([*GRID, *(-x for x in GRID)], device=device)

@@ -1,4 +1,4 @@
-"""Replayed: CUDA graphs on a CPU, for tests: the operators of a step, once recorded, run again on their tensors."""
+"""Replayed: CUDA graphs on a CPU, for tests: operators are recorded, and run again on their tensors."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode

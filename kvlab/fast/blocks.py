@@ -1,0 +1,132 @@
+"""Blocks: the decode step of a layer that KIVI holds, in buffers that stay; see `moves.py`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..attention import attend
+from ..gather import with_room
+from ..store.growing import joined
+from ..store.int import pack, unpack
+from .attend import trusted
+from .moves import LEAST_ROOM, Move
+from .suited import Later, Unsuited
+
+
+class Blocks(Move):
+    """A step adds a token to the window; every `group` steps, where it is `due`, the oldest tokens are
+    written as a block before it attends.
+
+    counts: int32 [2] on the device, tokens that are written and recent ones; told: what it says. keys,
+    values, blocks: buffers of which the store sees what is written.
+    """
+
+    def __init__(self, layer, flag: Tensor):
+        super().__init__(layer, flag)
+        store = self.store
+        if layer.table.moved is not None:
+            raise Unsuited("its blocks hold padding")
+        if not store.written:
+            raise Later("no block of it is written yet")
+        group = store.group
+        room = max(LEAST_ROOM, store.written // 8) // group * group + 2 * group
+        self.capacity = store.written + room
+        self.short = (store.recent - store.prompt) % group  # tokens that the first block lacks
+        self.keys, self.values = (longer(parts, room) for parts in (store.keys, store.values))
+        self.blocks = longer(store.blocks, room // group)
+        store.recents = self.recents = longer(store.window, store.recent + group + 2 - store.filled)
+        self.counts = torch.empty(2, dtype=torch.int32, device=flag.device)
+        self.places = torch.arange(self.capacity, device=flag.device)
+        self._show(store.written, store.filled)
+        self.kernel = trusted(store, layer.shape.heads, layer.shape.head_dim)
+
+    def _show(self, written: int, filled: int) -> None:
+        """So many tokens are in use, of the buffers and of the window."""
+        store, blocks = self.store, (written + self.short) // self.store.group
+        for name, slots in (("keys", written), ("values", written), ("blocks", blocks)):
+            setattr(store, name, tuple(part[:, :, :slots] for part in getattr(self, name)))
+        store.filled, self.seen = filled, store.keys
+        self.look()
+
+    def look(self) -> None:
+        """Whether the next step writes a block."""
+        self.due = (self.store.length + 1 - self.store.prompt) % self.store.group == 0
+
+    def tell(self) -> None:
+        held = self.store.written, self.store.filled
+        if held != self.told:
+            self.counts.copy_(torch.tensor(held, dtype=torch.int32))
+            self.told = held
+
+    def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
+        """See `Appends.attend`."""
+        store, written, recent = self.store, self.counts[:1], self.counts[1:]
+        with self.flag.open():
+            forms = (store.format, keys), (store.value_format, values)
+            new = [form.admit(x)[0].to(store.dtype) for form, x in forms]
+        for side, x in zip(self.recents, new, strict=True):
+            side.index_copy_(2, recent.long(), x)
+        recent += 1
+        if self.due:
+            self._write(written, recent)
+        if self.kernel and softcap is None and sinks is None:
+            from . import gpu_kivi
+
+            return gpu_kivi.attend(query, self, scaling, counts=self.counts)
+        block = (self.places + self.short) // store.group
+        scales = [part.index_select(2, block) for part in self.blocks]
+        held = (
+            store.format.numbers(unpack(self.keys[0], store.format.bits), scales, store.dtype),
+            store.value_format.decode(self.values, store.dtype),
+        )
+        window = torch.arange(self.recents[0].shape[2], device=query.device) < recent
+        allowed = torch.cat([self.places < written, window])[None, None, None].expand(len(query), -1, -1, -1)
+        held = joined(held, self.recents)
+        return attend(query, *held, scaling, allowed, softcap=softcap, sinks=sinks)[0]
+
+    def _write(self, written: Tensor, recent: Tensor) -> None:
+        """The oldest `group` tokens of the window become a block; see `KiviState._write`."""
+        store, form, group = self.store, self.store.format, self.store.group
+        keys, values = (side[:, :, :group] for side in self.recents)
+        numbers = form.fit(keys.float())
+        codes = pack(form.quantize(keys.float(), numbers), form.bits)
+        at, block = written.long() + self.places[:group], (written.long() + self.short) // group
+        new = store.value_format.write(values.float())
+        for part, x in zip((*self.keys, *self.values), (codes, *new), strict=True):
+            part.index_copy_(2, at, x)
+        for part, x in zip(self.blocks, numbers, strict=True):
+            part.index_copy_(2, block, x)
+        for side in self.recents:
+            side[:, :, :-group] = side[:, :, group:].clone()
+        written += group
+        recent -= group
+
+    def ready(self) -> bool:
+        """See `Appends.ready`."""
+        store = self.store
+        same = store.keys is self.seen and store.recents is self.recents
+        self.look()
+        return self.still() and same and self.layer.settled and store.written + store.group <= self.capacity
+
+    def done(self) -> None:
+        """See `Appends.done`."""
+        store, group = self.store, self.store.group
+        self.count_one()
+        if self.due:
+            self._show(store.written + group, store.filled + 1 - group)
+        else:
+            store.filled += 1
+        self.told = store.written, store.filled
+
+    def state(self) -> list[Tensor]:
+        """See `Appends.state`."""
+        return [self.counts, *self.recents]
+
+
+def longer(parts, slots: int) -> tuple[Tensor, ...]:
+    """Copies with so many more slots, of zeros."""
+    found = tuple(with_room(part, part.shape[2] + slots) for part in parts)
+    for new, part in zip(found, parts, strict=True):
+        new[:, :, part.shape[2] :] = 0
+    return found
