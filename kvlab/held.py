@@ -30,8 +30,9 @@ class Held(CacheLayerMixin):
     chunk, None where it attends to everything; tokens that no later query sees are let go. policies: keep,
     store, place; `keep`, `store` and `place` are their states. table: `Slots`. given: the pass that runs, or
     what is left of the last one (`attention.Recorded`). cache: a weak reference to the KVCache, which sets
-    it. unordered: puts slots in order that a faster step fills in any. timeline: a `measure.timeline.Timeline` while somebody records. on_read: called as on_read(layer,
-    held, slots, query) with what a step is about to attend to, all of it where slots is None.
+    it. unordered: puts slots in order that a faster step fills in any; None: they are. timeline: a
+    `measure.timeline.Timeline` while somebody records. on_read: called as on_read(layer, held, slots, query)
+    with what a step is about to attend to, all of it where slots is None.
     """
 
     is_sliding = False
