@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from .devices import entry_of
@@ -19,7 +18,6 @@ QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weig
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
 WATCHED_BLOCK = 64  # queries whose weights stay there, for each thread
 THREADS = 4  # for so many at most: a block's weights need memory
-HELD_BY = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @contextmanager
@@ -158,8 +156,14 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
 def over_held(query: Tensor, keys: Tensor, values: Tensor, **how) -> Tensor:
     """torch's attention over what is held; on a GPU never by cuDNN, its own choice there, which plans anew
     for every length (some 44 ms on an H200) and takes ten times what flash attention does at 64k tokens."""
-    with sdpa_kernel(HELD_BY) if query.is_cuda else nullcontext():
+    cudnn = query.is_cuda and torch.backends.cuda.cudnn_sdp_enabled()
+    if cudnn:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
         return scaled_dot_product_attention(query, keys, values, **how)
+    finally:
+        if cudnn:
+            torch.backends.cuda.enable_cudnn_sdp(True)
 
 
 def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
