@@ -49,6 +49,15 @@ def compiled(model, weights: str = "fp32"):
     return compiled(model, weights)
 
 
+def graphed(model):
+    """See `fast.graph.graphed`. ValueError where there is no graph engine."""
+    if lodger() is None:
+        raise ValueError("engine='graph': kvlab.fast is not there; expected 'eager'")
+    from .fast.graph import graphed
+
+    return graphed(model)
+
+
 def engine_of(model, rows: int = 1) -> str:
     """By which engine a model decodes, "eager" or "compiled", and more: see `fast.compiled.engine_of`."""
     if lodger() is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import kvlab
 from kvlab.attention import Recorded
+from kvlab.faster import graphed
 from kvlab.models import ModelShape
 from kvlab.visibility import CAUSAL
 
@@ -70,18 +71,21 @@ def made(bench, name: str):
     return bench.models[name]
 
 
-def for_method(bench, name: str, method: str):
+def for_method(bench, name: str, method: str, way: str = "eager"):
     """The model for a method, always with the same weights: for transformers' caches one that kvlab has never
     touched, and one of its own for what hangs hooks on its model, so that no other method's step pays for
-    them."""
+    them, and for steps that are replayed (way: "graph")."""
     model = made(bench, name)
     if method.startswith("hf-"):
         return bench.models[name, "hf"]
-    if not method.startswith("infinigen"):
+    own = "infinigen" if method.startswith("infinigen") else way
+    if own == "eager":
         return model
-    if (name, "infinigen") not in bench.models:
-        bench.models[name, "infinigen"] = kvlab.prepare(sharing(bench.models[name, "hf"]))
-    return bench.models[name, "infinigen"]
+    if (name, own) not in bench.models:
+        bench.models[name, own] = kvlab.prepare(sharing(bench.models[name, "hf"]))
+        if own == "graph" and bench.on_gpu:
+            graphed(bench.models[name, own])
+    return bench.models[name, own]
 
 
 def sharing(model):

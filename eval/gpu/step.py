@@ -1,11 +1,10 @@
 """Stage step: a whole decode step of a model, every method, beside transformers' own caches.
 
-The caches hold random K and V of a stated length; every step appends a token, as decoding does, and one step
-of each method of a unit is timed in turn by the host's clock, from an idle device to an idle device. `way` is
-how it is launched: `eager`, or `graph`, one step's kernels replayed from a CUDA graph, which writes the same
-slot each time: it says what a step costs without launches and is no decode loop. A kvlab cache is not offered
-to torch.compile: its counts of tokens are numbers of Python's, which every step changes, so that every step
-would be compiled anew. `bytes` are those of the cache.
+The caches hold random K and V of a stated length; every step appends a token, as decoding does, and some
+steps of each method of a unit, one after the other, are timed in turn by the host's clock, from an idle
+device to an idle device. `way` is how they are launched: `eager`, or `graph`, kvlab's graph engine, which
+decodes. transformers' caches have none: there one step's kernels are replayed from a CUDA graph, which writes
+the same slot each time. `bytes` are those of the cache.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from . import models
 from .bench import spread
 from .unit import FIRST, LAST, Unit, groups
 
-METHODS = (  # the most telling first: transformers' caches, and those of ours that never grow
-    "hf-static", "hf-dynamic", "static", "static-int8", "static-fp8",
-    "hf-fp8", "paged", "static-int4", "full", "h2o",
-    "int8", "int4", "fp8", "kivi2", "kivi4",
-    "sinks", "snapkv", "tova", "pyramidkv", "int2:group=32",
+METHODS = (  # the most telling first: transformers' caches, and those that they are compared with
+    "hf-static", "hf-dynamic", "static", "full", "int8",
+    "int4", "fp8", "h2o", "snapkv", "kivi2",
+    "hf-fp8", "static-int8", "static-fp8", "static-int4", "kivi4",
+    "sinks", "tova", "pyramidkv", "int2:group=32", "paged",
     "infinigen:budget=0.1", "offload", "offload+int4", "offload+h2o", "topk",
     "uvm",
 )  # fmt: skip
 OFFLOADING = ("infinigen", "offload", "offload+int4", "offload+h2o", "topk", "uvm")  # threads: no graph
-STEPS, WARM, SPARE = 9, 2, 64  # steps counted, before them, and tokens a preallocated buffer has room for
+REPEATS, WARM, SPARE = 7, 4, 192  # times counted, steps before, and tokens a preallocated buffer has room for
+LOOP = {"eager": 1, "graph": 8}  # steps in a row
 FORMATS = {"static-int8": Int(8), "static-int4": Int(4), "static-fp8": Float8()}  # in a buffer of one size
 
 
@@ -68,19 +68,19 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], way:
         row = {"method": method, "model": model, "tokens": tokens, "batch": batch, "bits": bits(method)}
         rows[method] = row = row | {"way": way, "offloads": offloads(method)}
         try:
-            run = Run(bench, model, method, tokens, batch)
+            run = Run(bench, model, method, tokens, batch, way)
             for _ in range(WARM):
                 run.step()
             row["bytes"] = run.bytes()
-            calls[method] = (way == "graph" and bench.captured(run.step)) or run.step
+            calls[method] = run.launched(way)
         except Exception as error:
             row["left_out"] = bench.left_out(method, error)
         run = None
         bench.tidy()
     weights = models.weight_bytes(model)
-    for method, times in bench.interleaved(calls, STEPS, bench.wall).items():
+    for method, times in bench.interleaved(calls, REPEATS, bench.wall).items():
         row = rows[method]
-        row |= spread(times)
+        row |= spread([ms / LOOP[way] for ms in times])
         row["gbps"] = (weights + row["bytes"]) / row["ms"] / 1e6
         row["fraction"] = row["gbps"] * 1e9 / bench.bandwidth
     line = ", ".join(f"{method} {rows[method]['ms']:.2f} ms" for method in calls)
@@ -90,10 +90,10 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], way:
 class Run:
     """One method on one model: a cache that holds `tokens` tokens, and a step."""
 
-    def __init__(self, bench, name: str, method: str, tokens: int, batch: int):
-        self.ids = models.next_ids(bench, batch)
+    def __init__(self, bench, name: str, method: str, tokens: int, batch: int, way: str):
+        self.ids, self.bench = models.next_ids(bench, batch), bench
         self.position, self.theirs = tokens, method.startswith("hf-")
-        self.model = models.for_method(bench, name, method)
+        self.model = models.for_method(bench, name, method, way)
         if self.theirs:
             self.cache = their_cache(method, self.model, tokens, batch, bench)
         else:
@@ -107,6 +107,20 @@ class Run:
             positions = {"position_ids": torch.full_like(self.ids[:1], self.position)}
         self.model(self.ids, past_key_values=self.cache, use_cache=True, **positions)
         self.position += 1
+
+    def launched(self, way: str):
+        """What makes `LOOP` steps in a row. ValueError where they are not replayed."""
+        step = self.step
+        if way == "graph" and self.theirs:
+            step = self.bench.captured(self.step) or self.step
+        elif way == "graph" and self.bench.on_gpu and not self.model.forward.replays(self.cache):
+            raise ValueError("; ".join(self.model.forward.said) or "its step is not captured")
+
+        def several() -> None:
+            for _ in range(LOOP[way]):
+                step()
+
+        return several
 
     def bytes(self) -> int:
         """Bytes that the cache holds on the device."""

@@ -79,6 +79,10 @@ class Forward:
                 return graph.step(**kwargs)
         return type(model).forward(model, *args, **kwargs)
 
+    def replays(self, cache) -> bool:
+        """Whether this cache's last step was replayed, or captured."""
+        return isinstance(self.served.get(cache), Graph)
+
     def graph(self, model, cache) -> Graph | None:
         """The graph of this cache's next step; None where it is eager."""
         if self.stamp is None or not self.stamp.same_step(model):
