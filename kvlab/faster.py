@@ -59,7 +59,7 @@ def graphed(model):
 
 
 def engine_of(model, rows: int = 1) -> str:
-    """By which engine a model decodes, "eager" or "compiled", and more: see `fast.compiled.engine_of`."""
+    """By which engine a model decodes, and more: see `fast.compiled.engine_of`."""
     if lodger() is None:
         return "eager"
     from .fast.compiled import engine_of

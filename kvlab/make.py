@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from .cache import KVCache
-from .faster import compiled
+from .faster import compiled, graphed
 from .finding import put, role_of
 from .measure.machines import link_named
 from .models import loading
@@ -16,7 +16,7 @@ from .saved import fill, opened
 from .spec import Spec, parse
 from .twin import serve
 
-ENGINES = ("eager", "compiled")
+ENGINES = ("eager", "compiled", "graph")
 WEIGHTS = ("fp32", "bf16", "int8")  # of the compiled engine
 
 
@@ -26,10 +26,11 @@ def load(
 ):  # fmt: skip
     """Load a model ready for kvlab caches, and its tokenizer; returns (model in eval mode, tokenizer).
 
-    engine: what computes a decode step, "eager" (the model's own modules) or "compiled" (see
-    `kvlab.fast.compiled`). weights: "fp32", or "bf16" or "int8" with the compiled engine, which reads them
-    so and says a little else (see `kvlab.fast.narrow`). Everything else, and what is raised: see
-    `models.load`. ValueError for weights that no engine reads, and a model that cannot have them.
+    engine: what computes a decode step, "eager" (the model's own modules), "compiled" (on a CPU, see
+    `kvlab.fast.compiled`) or "graph" (on a GPU, see `kvlab.fast.graph`). weights: "fp32", or "bf16" or "int8"
+    with the compiled engine, which reads them so and says a little else (see `kvlab.fast.narrow`). Everything
+    else, and what is raised: see `models.load`. ValueError for weights that no engine reads, for a model that
+    cannot have them, and for the graph engine where the model is not on a GPU.
     """
     check_one_of("engine", engine, ENGINES)
     check_one_of("weights", weights, WEIGHTS)
@@ -39,6 +40,8 @@ def load(
     model, tokenizer = loading.load(name_or_path, dtype=dtype, **where)
     if engine == "compiled":
         compiled(model, weights)
+    elif engine == "graph":
+        graphed(model)
     return model, tokenizer
 
 

@@ -35,10 +35,10 @@ class Accuracy(Pooled):
         "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"
     )
     batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
-    engine: str = option(
-        "what computes the methods' decode steps; compiled: of 8 rows, or 64, at most (default: eager)",
-        "eager",
-        choices=["eager", "compiled"],
+    engine: str | None = option(
+        "what computes the methods' decode steps; compiled: of 8 rows, or 64, at most (default: graph on a "
+        "GPU, else eager)",
+        choices=["eager", "compiled", "graph"],
     )
     protocol: str = option(
         "what of a prompt is compressed: all of it, or its context before the question is known (default: "
@@ -171,7 +171,10 @@ class Accuracy(Pooled):
         self.tasks = tuple(tasks)
         self.sources = taskset.Sources(tuple(folders), tuple(named), tuple(rows), about)
         settings.generation(taskset.arguments(self.gen_kwargs) if self.gen_kwargs else {}, "--gen-kwargs")
-        if self.engine != "eager" and (self.device_map is not None or self.tp):
+        in_parts = self.device_map is not None or self.tp
+        if self.engine is None:
+            self.engine = "eager" if in_parts else self.engine_here()
+        if self.engine != "eager" and in_parts:
             raise Problem(f"--engine {self.engine}: the model is in one piece: no --device-map, no --tp")
         if unknown := set(self.model_arguments) - {"max_length"}:
             raise Problem(f"--model-args {', '.join(sorted(unknown))}: expected max_length=TOKENS")

@@ -184,6 +184,13 @@ class OnModel(Measurement):
             **more,
         }
 
+    def engine_here(self) -> str:
+        """The engine where none is named: a GPU's steps are replayed where they can be."""
+        import torch
+
+        on_gpu = torch.cuda.is_available() if self.device is None else self.device.startswith("cuda")
+        return "graph" if on_gpu else "eager"
+
     def check(self) -> None:
         if self.device is None:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import kvlab
-from kvlab.faster import compiled
+from kvlab.faster import compiled, graphed
 from kvlab.models import source_of
 
 STEPS = 16  # tokens decoded per repeat
@@ -41,6 +41,8 @@ def load(options: dict, attention: str):
             kvlab.prepare(model)
             if options.get("engine") == "compiled":
                 compiled(model, options.get("weights", "fp32"))
+            elif options.get("engine") == "graph":
+                graphed(model)
         else:
             model.set_attn_implementation(attention)
         return model

@@ -41,8 +41,9 @@ class Speed(Pooled):
     allow_noisy: bool = option(
         "under Ray: others may use the node meanwhile, which the cells record", False, action="store_true"
     )
-    engine: str = option(
-        "what computes the decode steps of kvlab's methods", "eager", choices=["eager", "compiled"]
+    engine: str | None = option(
+        "what computes the decode steps of kvlab's methods (default: graph on a GPU, else eager)",
+        choices=["eager", "compiled", "graph"],
     )
     weights: str = option(
         "how the compiled engine holds the weights of kvlab's methods",
@@ -91,6 +92,7 @@ class Speed(Pooled):
         return [said] if over else []
 
     def check(self) -> None:
+        self.engine = self.engine or self.engine_here()
         if self.weights != "fp32" and self.engine != "compiled":
             raise Problem(
                 f"--weights {self.weights}: the eager engine reads fp32 alone; add --engine compiled"

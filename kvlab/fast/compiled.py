@@ -91,10 +91,12 @@ def _narrowed(model, weights: str) -> None:
 
 
 def engine_of(model, rows: int = 1) -> str:
-    """By which engine the model decodes as it is now: "eager" or "compiled"; narrow weights are named beside
-    it, as in "compiled, int8 weights", and where steps have up to so many rows, how few of them are compiled,
-    as in "compiled, eager above 64 rows"."""
+    """By which engine the model decodes as it is now: "eager", "compiled" or "graph"; narrow weights are
+    named beside it, as in "compiled, int8 weights", and where steps have up to so many rows, how few of them
+    are compiled, as in "compiled, eager above 64 rows"."""
     forward, weights = model.forward, weights_of(model)
+    if type(forward).__module__.endswith(".graph"):
+        return "graph"
     body = forward.current(model) if isinstance(forward, Forward) else None
     named = "eager" if body is None else "compiled"
     named += "" if weights == "fp32" else f", {weights} weights"

@@ -410,5 +410,5 @@ def test_load_takes_an_engine():
         warnings.simplefilter("error")
         assert engine_of(kvlab.load(engine="compiled")[0]) == "compiled"
         assert engine_of(kvlab.load()[0]) == "eager"
-    with pytest.raises(ValueError, match="engine='fast': expected one of eager, compiled"):
+    with pytest.raises(ValueError, match="engine='fast': expected one of eager, compiled, graph"):
         kvlab.load(engine="fast")

@@ -1,0 +1,219 @@
+"""Steps as graphs: what replaying a captured step gives is what the eager engine gives, and what cannot be
+replayed is refused before it is captured. Without a GPU a step's operators are recorded and run again."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from fast import replayed
+from tiny import tiny
+
+import kvlab
+from kvlab.decode import Stepper
+from kvlab.fast import graph
+from kvlab.fast.recorder import check_repeats
+from kvlab.fast.suited import Unsuited
+from kvlab.methods import METHODS
+
+STEPS, PROMPT, BLOCKS = 40, 30, "kivi2:group=4,recent=6"
+EAGER = {  # methods that no graph serves, and why
+    "paged": "a store of kind Paged is written by the host",
+    "kvquant": "a store of kind PreRope is written by the host",
+    "d2o": "H2O lets go of other tokens than one of every head",
+    "kvzip": "a store of kind Ragged is written by the host",
+    "adakv": "a store of kind Ragged is written by the host",
+    "rkv": "RKV lets go of other tokens than one of every head",
+    "quest": "K and V lie on a host",
+    "quest+int8": "K and V lie on a host",
+    "topk": "K and V lie on a host",
+    "shadowkv": "K and V lie on a host",
+    "offload": "K and V lie on a host",
+    "offload+int4": "K and V lie on a host",
+    "offload+h2o": "K and V lie on a host",
+    "uvm": "K and V lie on a host",
+    "uvm+h2o": "K and V lie on a host",
+}
+NONE = {"recompute", "padded", "infinigen", "infinigen+int4"}  # no KVCache, or one that listens to the model
+
+
+def spec_of(name: str) -> str:
+    """The method at a setting at which it gives something up."""
+    return METHODS[name].spec(METHODS[name].less) if METHODS[name].less else name
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch):
+    monkeypatch.setattr(graph, "captured", replayed.captured)
+
+
+def replaying(model):
+    model = copy.deepcopy(model)
+    model.forward = graph.Forward(kvlab.prepare(model))
+    return model
+
+
+def decoded(model, spec, *, rows=2, padded=0, steps=STEPS, after=None):
+    """(Logits of a prompt and some steps, the cache); after: step -> what happens to the cache before it."""
+    cache, generator = kvlab.make_cache(model, spec), torch.Generator().manual_seed(1)
+    ids = torch.randint(2, 90, (rows, PROMPT), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[0, :padded] = 0
+    stepper = Stepper(model, cache)
+    found = [stepper.feed(ids, mask if padded else None, last=True)]
+    for step in range(steps):
+        if after and step in after:
+            stepper = after[step](stepper) or stepper
+        ids = torch.randint(2, 90, (len(cache.lengths), 1), generator=generator)
+        found.append(stepper.feed(ids, last=True))
+    return found, stepper.cache
+
+
+def same(model, spec, tolerance=1e-3, **how):
+    other = replaying(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, cache = decoded(other, spec, **how)
+    assert other.forward.replays(cache)
+    expected, its = decoded(model, spec, **how)
+    for one, right in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, right, atol=tolerance, rtol=0)
+    cache._in_order()
+    for layer, right in zip(cache.attending, its.attending, strict=True):
+        assert torch.equal(layer.slot_positions, right.slot_positions)
+        assert (layer.lengths, layer.rows_held, layer.seen) == (right.lengths, right.rows_held, right.seen)
+    return cache, its
+
+
+@pytest.mark.parametrize("padded", [0, 7])
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in {*EAGER, *NONE}])
+def test_a_method_s_replayed_steps_are_its_steps(name, padded):
+    if padded and name.startswith("kivi"):
+        pytest.skip("blocks that hold padding are eager")
+    same(tiny("llama"), spec_of(name), padded=padded)
+
+
+@pytest.mark.parametrize("name", EAGER)
+def test_a_method_that_decides_on_the_host_says_so_and_stays_eager(name):
+    model = replaying(tiny("llama"))
+    with pytest.warns(UserWarning, match=EAGER[name]):
+        found, cache = decoded(model, spec_of(name), steps=5)
+    assert not model.forward.replays(cache)
+    expected, _ = decoded(tiny("llama"), spec_of(name), steps=5)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_every_method_is_in_one_of_the_lists():
+    assert {*EAGER, *NONE} <= METHODS.keys()
+
+
+@pytest.mark.parametrize(
+    "spec", ["full", "int4", "h2o:budget=9", "kivi2:group=4,recent=6", "snapkv:budget=9"]
+)
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "mistral", "phi", "qwen2", "qwen3"])
+def test_of_every_family(family, spec):
+    same(tiny(family), spec)
+
+
+def test_a_model_that_makes_something_of_the_text_s_length_is_refused():
+    model = replaying(tiny("opt"))
+    with pytest.warns(UserWarning, match="aten::ones is given something else at every step"):
+        decoded(model, "full", steps=5)
+
+
+@pytest.mark.parametrize(
+    "spec", ["full", "h2o:budget=9", "sinks:budget=9", "kivi2:group=4,recent=6", "tova:budget=9"]
+)
+def test_forks_copies_and_saves_in_between(spec, tmp_path):
+    """What is done to a cache between replayed steps finds its slots in the order of positions."""
+
+    def fork(stepper):
+        stepper.fork(torch.tensor([1, 0, 1]))
+
+    def saved(stepper):
+        stepper.cache.save(tmp_path / "cache.safetensors")
+        cache = kvlab.load_cache(tmp_path / "cache.safetensors", stepper.model)
+        return Stepper(stepper.model, cache)
+
+    def copied(stepper):
+        stepper.cache = copy.deepcopy(stepper.cache)
+
+    def several(stepper):
+        stepper.feed(torch.arange(2, 8).expand(len(stepper.ids), -1))
+
+    same(tiny("llama"), spec, after={6: fork, 13: saved, 20: several, 24: copied, 30: fork})
+
+
+def test_tokens_that_were_taken_back_are_written_over():
+    def back(stepper):
+        stepper.cache.crop(-3)
+        stepper.ids, stepper.mask = stepper.ids[:, :-3], stepper.mask[:, :-3]
+
+    same(tiny("llama"), "int8", after={10: back, 11: back, 30: back})
+
+
+def test_a_keep_that_is_not_full_yet_is_eager_until_it_is():
+    same(tiny("llama"), "h2o:budget=35", steps=80)
+
+
+def test_a_buffer_that_is_full_is_lengthened_and_captured_again():
+    model = replaying(tiny("llama", max_position_embeddings=700))
+    cache = kvlab.make_cache(model, "full")
+    stepper = Stepper(model, cache)
+    stepper.feed(torch.randint(2, 90, (1, 8)))
+    made = set()
+    for _ in range(300):
+        stepper.feed(torch.full((1, 1), 3))
+        made.add(id(model.forward.served.get(cache)))
+    assert cache.attending[0].store.copies < 600 and len(made) <= 5
+
+
+def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
+    model = replaying(tiny("llama"))
+    cache = kvlab.make_cache(model, "int8")
+    stepper = Stepper(model, cache)
+    stepper.feed(torch.randint(2, 90, (1, 8)))
+    for _ in range(6):
+        stepper.feed(torch.full((1, 1), 3))
+    with torch.no_grad():
+        model.model.layers[2].self_attn.v_proj.weight.fill_(torch.inf)
+    with pytest.raises(ValueError, match=r"layer 2: .*NaN, infinity|not finite"):
+        for _ in range(3):
+            stepper.feed(torch.full((1, 1), 3))
+
+
+def test_other_weights_and_a_hook_of_someone_else_s_let_the_graph_go():
+    model = replaying(tiny("llama"))
+    cache = kvlab.make_cache(model, "full")
+    stepper = Stepper(model, cache)
+    stepper.feed(torch.randint(2, 90, (1, 8)))
+    for _ in range(5):
+        stepper.feed(torch.full((1, 1), 3))
+    assert model.forward.replays(cache)
+    seen = []
+    hook = model.model.layers[1].register_forward_hook(lambda *given: seen.append(1))
+    with pytest.warns(UserWarning, match="a hook is on a module of it"):
+        for _ in range(4):
+            stepper.feed(torch.full((1, 1), 3))
+    assert len(seen) == 4 and not model.forward.replays(cache)
+    hook.remove()
+    for _ in range(4):
+        stepper.feed(torch.full((1, 1), 3))
+    assert model.forward.replays(cache)
+
+
+def test_a_step_that_asks_the_device_is_refused():
+    x = torch.ones(3)
+    with pytest.raises(Unsuited, match="asks the device for a number"):
+        check_repeats(lambda: x.sum().item(), lambda: None)
+    lengths = iter(range(5))
+    with pytest.raises(Unsuited, match="given something else"):
+        check_repeats(lambda: x + next(lengths), lambda: None)
+    with pytest.raises(Unsuited, match="given something else"):
+        check_repeats(lambda: x * torch.tensor([1.0, 2.0, 3.0]), lambda: None)
+    check_repeats(lambda: (x * 2).cumsum(0), lambda: None)
+
+
+def test_a_model_that_is_not_on_a_gpu_has_no_graphs():
+    with pytest.raises(ValueError, match="engine='graph': the model is not on a GPU"):
+        kvlab.load(device="cpu", engine="graph")
