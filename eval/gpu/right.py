@@ -15,6 +15,7 @@ from kvlab.store.kivi import KiviState
 from kvlab.store.static import Static, StaticState
 
 from . import models
+from .led import Led
 from .unit import FIRST, NEXT, Unit, groups
 
 FORMS = {
@@ -35,8 +36,6 @@ METHODS = (  # every method that decodes on the device or over a link
 LINKED = ("offload", "offload+int4", "offload+h2o", "uvm", "topk", "infinigen")
 STEPS = 8  # tokens decoded beside the CPU
 FP32, BF16 = 1e-4, 1e-3  # how far a method may be from its CPU self: see `methods`
-COARSE = ("int", "fp8", "kivi", "offload+int4")  # where the last digit may turn a code into the next
-COARSE_FP32 = 2e-3
 
 
 def units(size: str) -> list[Unit]:
@@ -195,10 +194,12 @@ def small_model(device: torch.device, dtype: torch.dtype):
 
 
 @torch.no_grad()
-def logits_of(model, method, ids: torch.Tensor, prompt: int, masked: int) -> torch.Tensor:
+def logits_of(model, method, ids: torch.Tensor, prompt: int, masked: int, led=None) -> torch.Tensor:
     """Log-probabilities `[steps, rows, vocabulary]` of the given tokens, fed one by one after the prompt,
-    whose second row begins with `masked` tokens of padding."""
+    whose second row begins with `masked` tokens of padding. led: watches the cache (`Led`)."""
     cache = kvlab.make_cache(model, method)
+    if led is not None:
+        led.watch(cache)
     stepper = kvlab.Stepper(model, cache)
     ids = ids.to(model.device)
     mask = torch.ones_like(ids[:, :prompt])
@@ -209,10 +210,10 @@ def logits_of(model, method, ids: torch.Tensor, prompt: int, masked: int) -> tor
 
 
 def methods(bench, methods: list[str], small: bool = False) -> list[dict]:
-    """Methods on the device beside their CPU selves: in fp32 the largest difference of a log-probability is
-    at most 1e-4 (2e-3 where codes are coarse: rounding may turn one into the next); in bf16 the distance
-    from the CPU's fp32 is at most 1e-3 more than that of the CPU's own bf16 (root mean square). A method
-    that chooses may choose differently where two tokens are as good, which fp32 shows too."""
+    """Methods on the device beside their CPU selves, which take over what codes the device has stored and
+    what it has fetched (`Led`). In fp32 a code that differs is a tie, everything fetched and held is the
+    same, and the largest difference of a log-probability is at most 1e-4. In bf16 the distance from the CPU's
+    fp32 is at most 1e-3 more than that of the CPU's own bf16 (root mean square)."""
     host, here, prompt = torch.device("cpu"), bench.device.type, 48 if small else 200
     ids = torch.randint(0, 512, (2, prompt + STEPS), generator=torch.Generator().manual_seed(2))
     rows = []
@@ -224,13 +225,21 @@ def methods(bench, methods: list[str], small: bool = False) -> list[dict]:
     for method in methods:
         row: dict = {"method": method}
         try:
-            found = {key: logits_of(model, method, ids, prompt, masked=7) for key, model in made.items()}
-            truth = found["cpu", "fp32"]
-            row["fp32"] = float((found[here, "fp32"] - truth).abs().max())
-            away = {where: (found[where, "bf16"] - truth).square().mean().sqrt() for where in (here, "cpu")}
-            row["bf16"], row["bf16_cpu"] = float(away[here]), float(away["cpu"])
-            bound = COARSE_FP32 if method.startswith(COARSE) else FP32
-            row["right"] = row["fp32"] <= bound and row["bf16"] - row["bf16_cpu"] <= BF16
+            away = {}
+            for (where, dtype), model in made.items():
+                leader = Led()
+                found = logits_of(model, method, ids, prompt, masked=7, led=leader)
+                led = Led(leader)
+                truth = logits_of(made["cpu", "fp32"], method, ids, prompt, masked=7, led=led)
+                away[where, dtype] = found - truth
+                if (where, dtype) == (here, "fp32"):
+                    row |= {"codes": led.numbers, "differ": led.differ, "no_tie": led.apart, "sets": led.sets}
+                    row["sets"] += leader.held != led.held
+            row["fp32"] = float(away[here, "fp32"].abs().max())
+            for name, where in (("bf16", here), ("bf16_cpu", "cpu")):
+                row[name] = float(away[where, "bf16"].square().mean().sqrt())
+            same = row["no_tie"] == row["sets"] == 0
+            row["right"] = same and row["fp32"] <= FP32 and row["bf16"] - row["bf16_cpu"] <= BF16
         except Exception as error:
             row |= {"right": False, "error": bench.left_out(method, error)}
         rows.append(row)
