@@ -154,7 +154,7 @@ def test_group_importance():
 
 
 def test_a_gpus_skewing_matrices_are_made_in_fp64(monkeypatch):
-    """Its fp32 decomposition parts from a CPU's where singular values lie close, and other tokens are chosen."""
+    """In fp32 it parts from a CPU where singular values lie close, and other tokens are chosen."""
     queries = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(0))
     wanted = torch.linalg.svd(queries.double(), full_matrices=False).Vh.transpose(-1, -2)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
