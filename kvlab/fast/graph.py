@@ -22,6 +22,7 @@ from ..layer import Layer
 from ..store.growing import GrowingState
 from ..store.kivi import KiviState
 from ..store.static import StaticState
+from ..visibility import CAUSAL
 from .blocks import Blocks
 from .compiled import FIXED_ROTARY, GIVEN, is_step
 from .known import GOES_BY, coded, one_goes
@@ -173,7 +174,13 @@ class Graph:
         self.position.fill_(self.cache().get_seq_length())
         self._tell()
         before = [x.clone() for move in self.moves for x in move.state()]
-        check_repeats(self._run, lambda: self._undo(before))
+        try:
+            check_repeats(self._run, lambda: self._undo(before))
+        except Unsuited:
+            if "attention_mask" in self.given:
+                raise
+            self.given["attention_mask"] = CAUSAL  # else OPT makes a mask as long as the text
+            check_repeats(self._run, lambda: self._undo(before))
         self._tell()
         self.replays[self.moves[0].due] = captured(self._run)
         self.flags.zero_()
@@ -194,7 +201,7 @@ class Graph:
     def _undo(self, before: list[Tensor]) -> None:
         for now, then in zip((x for move in self.moves for x in move.state()), before, strict=True):
             now.copy_(then)
-        self.stand.go_on(-2)
+        self.stand.go_on(self.cache().get_seq_length() - self.stand.get_seq_length())
         self.told = []
         for move in self.moves:
             move.told = None
