@@ -8,9 +8,9 @@ in the middle of the 128 that it writes; `total_s` is the prompt's time and 128 
 Unified memory is modelled as everywhere in kvlab: on the real link its pages cost nothing besides their
 bytes, which flatters it; on the throttled one they pay for their faults. No managed memory is asked for. On
 the throttled link the prompt is not run again: its time is worked out from that on the real link
-(`prefill_modelled`). `predicted` is the simulator with this machine's measured bandwidth, operations and
-link; `error` and `error_total` are what it is off in a step and in `total_s`, in per cent of what stands in
-the row.
+(`prefill_modelled`). `predicted` is the simulator with this machine's measured bandwidth, operations, link
+and launches (`launches.py`); `error` and `error_total` are what it is off in a step and in `total_s`, in per
+cent of what stands in the row.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from kvlab.spec import parse
 
 from . import link as links
 from . import models, predict
+from .launches import Launches, measured
 from .unit import FIRST, LAST, NEXT, Unit
 
 COUNTED = 3  # steps, after one that is not
@@ -85,7 +86,7 @@ def throttled(bench) -> Link:
 
 def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> dict:
     made = models.made(bench, model)
-    machine = asked(bench)
+    machine, launches = asked(bench), measured(bench, predict.SYSTEMS, lambda: throttled(bench))
     about = {"model": model, "prompt": prompt, "batch": fitting(bench, model, prompt, batch)}
     if bench.on_gpu:
         warm(bench, made, prompt, about["batch"])
@@ -97,8 +98,8 @@ def measure(bench, model: str, prompt: int, batch: int, systems: list[str]) -> d
         except Exception as error:
             rows.append({"system": system, **about, "left_out": bench.left_out(system, error)})
         bench.tidy()
-    predict_bars(rows, machine, ModelShape.of(models.published(model)), about)
-    rows.append({"system": "the simulator's machine", **about, **vars(machine)})
+    predict_bars(rows, machine, ModelShape.of(models.published(model)), about, launches)
+    rows.append({"system": "the simulator's machine", **about, **vars(machine), **vars(launches)})
     steps = ", ".join(f"{row['system']} {row['ms']:.0f} ms" for row in rows if row.get("link") == "real")
     return {"rows": rows, "line": steps}
 
@@ -187,13 +188,14 @@ def later(system: str, prefill: float, out: float) -> float:
     return out if system.startswith("uvm") else max(0.0, out - prefill)
 
 
-def predict_bars(rows: list[dict], machine: Machine, shape, about: dict) -> None:
+def predict_bars(rows: list[dict], machine: Machine, shape, about: dict, launches: Launches) -> None:
     """The simulator's prediction of every bar, and how far it is off."""
     for row in rows:
         if "ms" in row:
             carries = machine.link if row["link"] == "real" else min(predict.PUBLISHED_LINK, machine.link)
             on = replace(machine, link=carries)
-            said = predict.bar(row["system"], on, shape, about["prompt"], about["batch"])
+            launched = {"launches": launches.of(row["system"]), "paged": row["link"] != "real"}
+            said = predict.bar(row["system"], on, shape, about["prompt"], about["batch"], **launched)
             row["predicted_ms"], row["predicted_total_s"] = said["step_ms"], said["total_s"]
             row["error"] = 100 * (said["step_ms"] / row["ms"] - 1)
             row["error_total"] = 100 * (said["total_s"] / row["total_s"] - 1)

@@ -22,11 +22,17 @@ SYSTEMS = {  # of the simulator: the method that is measured; h2o holds a fifth,
 }
 
 
-def step_seconds(system: str, machine: Machine, shape: ModelShape, stored: int, batch: int) -> float:
+def step_seconds(
+    system: str, machine: Machine, shape: ModelShape, stored: int, batch: int,
+    launches: float | None = None, paged: bool = True,
+) -> float:  # fmt: skip
     """Seconds of one decode step of a system: the second of two, so that what is asked for a step ahead is on
-    its way."""
-    works = [simulate.decode_works(system, machine, shape, stored + step, batch) for step in range(2)]
-    link = simulate.link_of(machine, system)
+    its way. launches: see `decode_works`; paged: whether unified memory pays for its pages."""
+    works = [
+        simulate.decode_works(system, machine, shape, stored + step, batch, launches=launches)
+        for step in range(2)
+    ]
+    link = simulate.link_of(machine, system if paged else "offload")
     return simulate.simulate(works, link).seconds - simulate.simulate(works[:1], link).seconds
 
 
@@ -41,12 +47,15 @@ def prefill_seconds(system: str, machine: Machine, shape: ModelShape, tokens: in
     return compute + out if system.startswith("uvm") else max(compute, out)
 
 
-def bar(system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int) -> dict[str, float]:
+def bar(
+    system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, **launched
+) -> dict[str, float]:
     """prefill_s, step_ms and total_s of prompts of `tokens` tokens and STEPS more, as the stage measures
-    them: a prompt that reaches to the middle of the run, and STEPS steps from there."""
+    them: a prompt that reaches to the middle of the run, and STEPS steps from there. launched: as
+    `step_seconds` takes it."""
     middle = tokens + STEPS // 2
     prefill = prefill_seconds(system, machine, shape, middle, batch)
-    step = step_seconds(system, machine, shape, middle, batch)
+    step = step_seconds(system, machine, shape, middle, batch, **launched)
     return {"prefill_s": prefill, "step_ms": step * 1e3, "total_s": prefill + STEPS * step}
 
 

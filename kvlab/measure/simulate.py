@@ -129,14 +129,17 @@ SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "
 def decode_works(
     system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, *,
     h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
+    launches: float | None = None,
 ) -> list[Work]:  # fmt: skip
     """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.
 
     tokens: held per row before the step. h2o: part of the tokens that h2o holds; fetched: part that `topk`
     and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
     quantized cache, scales included; memory: part of the tokens that unified memory has room for.
-    Projections read their weights or compute, whichever is longer; attention reads K and V; every part pays
-    for its launches. Quantization, top-k and page tables cost what they read and nothing else.
+    launches: seconds that the host needs for a layer's operators, where somebody has measured that: no part
+    is shorter than its share. Projections read their weights or compute, whichever is longer; attention reads
+    K and V; every part pays for its launches. Quantization, top-k and page tables cost what they read and
+    nothing else.
     Raises ValueError for another system.
     """
     if system not in SYSTEMS:
@@ -149,9 +152,10 @@ def decode_works(
     def matrix(values: float) -> float:
         return max(2 * values / machine.memory, 2 * batch * values / machine.flops)
 
-    rest = matrix(9 * h**2) + LAUNCHES / 2
+    def launched(seconds: float, share: float) -> float:
+        return seconds + LAUNCHES * share if launches is None else max(seconds, launches * share)
+
     kv_share = shape.kv_heads / shape.heads
-    project = matrix((1 + 2 * kv_share) * h**2) + LAUNCHES / 4
     asks = {
         "offload": AHEAD, "offload+int4": AHEAD, "offload+h2o": AHEAD, "topk": NEEDED, "infinigen": REHEARSED,
         "uvm": NEEDED, "uvm+h2o": NEVER if h2o <= memory else NEEDED, "full": NEVER,
@@ -165,11 +169,14 @@ def decode_works(
         if not whole:  # all keys where topk's scores are computed, some columns for infinigen
             columns = 1.0 if system == "topk" else ratio
             where = machine.host_memory if system == "topk" else machine.memory
-            selection = token / 2 * columns * tokens / where + LAUNCHES / 2
+            selection = launched(token / 2 * columns * tokens / where, 1 / 2)
+        left = 1.0 if whole or launches is None else 1 / 2  # of the launches, besides the selection's
+        rest = launched(matrix(9 * h**2), left / 2)
+        project = launched(matrix((1 + 2 * kv_share) * h**2), left / 4)
         asked = AHEAD if chosen and whole else asks[system]
         fetch = 0 if asked == NEVER else int(token * attended * small)
         write = 0 if asked == NEVER else int(token * small)
-        layers.append(Work(project, read + LAUNCHES / 4, rest, selection, asked, fetch, write))
+        layers.append(Work(project, launched(read, left / 4), rest, selection, asked, fetch, write))
     return layers
 
 
