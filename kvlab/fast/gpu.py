@@ -1,12 +1,16 @@
 """Decode attention over packed K and V on a GPU, in Triton.
 
 A decode step is bound by memory, so K and V cross the memory bus as they are stored, and become numbers in
-registers. Flash-decoding (Dao et al. 2023): `_attend_split` runs through one split of the sequence of one
-(row, KV head) with an online softmax, `_merge` puts the splits of one query head together. The query heads
-of a group share every load. The reference is `decode` of the format, then `attention.attend`.
+registers (`gpu_numbers.py`). Flash-decoding (Dao et al. 2023): `_attend_split` runs through one split of the
+sequence of one (row, KV head) with an online softmax, `_merge` puts the splits of one query head together.
+The reference is `decode` of the format, then `attention.attend`.
+
+No scale meets V: it multiplies a token's score, or its probability. A product has sixteen rows at least, more
+than query heads share a KV head. So every (query head, group of channels with one scale) has its own row:
+it sees its group's channels of K, and of what it sums up of V those alone are kept.
 
 Layouts as in `store/int.py`: codes `[batch, kv_heads, tokens, width]`, where a byte of int4 or int2 holds
-a channel of each half or quarter of the head, and fp16 scales `[batch, kv_heads, tokens, groups]`. Triton
+a channel of each half or quarter of the head, and scales `[batch, kv_heads, tokens, groups]`. Triton
 comes with torch's CUDA builds. With TRITON_INTERPRET=1 the same kernels run on CPU tensors, slowly.
 """
 
@@ -20,104 +24,122 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..store import Float8, Int
+from .gpu_append import append, appends
+from .gpu_numbers import INTERPRETED, WORDS, kind_of, numbers, supports
 
-BLOCKS = {torch.float32: 16}  # tokens that a program holds in registers at a time: fp32 products need many
-BLOCK = 64  # and 16-bit ones few
-LEAST, MOST = 2, 256  # blocks of a split at least, and splits of a sequence at most
-CHUNK = 16  # splits that are put together at a time
-ROWS = 16  # fewest rows of a tensor-core product: the query heads of a group, and rows of zeros
+__all__ = ["append", "appends", "attend", "compiles", "supports"]
+
+MOST = 256  # splits of a sequence at most
+ROWS = 16  # fewest rows of a tensor-core product
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-INTERPRETED = triton.knobs.runtime.interpret  # the interpreter cannot multiply bf16, nor round to it
+SIGNED = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
+LOG2_E = tl.constexpr(math.log2(math.e))
 # What changes while a cache grows: a kernel compiled for one value serves all.
-VARYING = ("count", "split", "scale_stride", "kv_heads", "allowed_stride", "allowed_heads", "splits")
+VARYING = ("count", "kv_heads", "scale_stride", "allowed_row", "allowed_head")
 
 
 @triton.jit
-def _numbers(codes, place, BITS: tl.constexpr):
-    """Codes as loaded -> fp32 numbers before scaling; `place` says which part of each byte is meant."""
-    if BITS == 8:  # int8 or float8
-        return codes.to(tl.float32)
+def _scales(base, token, count, group, GROUPS: tl.constexpr, SPREAD: tl.constexpr):
+    """Of every token one scale `[1, BLOCK]`, or that of each row's group `[ROWS, BLOCK]`."""
+    if SPREAD == 1:
+        return tl.load(base + token, mask=token < count, other=0.0)[None, :]
     else:
-        unsigned = (codes.to(tl.int32) >> (place * BITS)) & (2**BITS - 1)
-        return (unsigned - 2 ** (BITS - 1)).to(tl.float32)
+        there = (token < count)[None, :] & (group < GROUPS)[:, None]
+        return tl.load(base + token[None, :] * GROUPS + group[:, None], mask=there, other=0.0)
 
 
-@triton.jit(do_not_specialize=list(VARYING[:-1]))
+@triton.jit(do_not_specialize=list(VARYING))
 def _attend_split(
     query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
-    count, split, scaling, code_stride, scale_stride, kv_heads, allowed_stride, allowed_heads,
-    BITS: tl.constexpr, D: tl.constexpr, GROUP: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr,
+    count, scaling, code_stride, scale_stride, kv_heads, allowed_row, allowed_head,
+    FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
-    RUN: tl.constexpr, LANES: tl.constexpr, CHANNELS: tl.constexpr,
+    PARTS: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score.
+    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score (in
+    powers of two). Splits have the same number of blocks, give or take one.
 
-    RUN: neighbouring channels with one scale in one part of the bytes. LANES and CHANNELS are RUN and D, or
-    the next powers of two, whose last lanes hold zeros."""
-    WIDTH: tl.constexpr = D * BITS // 8  # bytes of a token's codes
-    head, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    GROUPS: scales of a token, 0: none. A word has PARTS channels: BYTES neighbours in each part of a head of
+    WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros."""
+    SPREAD: tl.constexpr = 1 if GROUPS < 2 else triton.next_power_of_2(GROUPS)  # rows of a query head
+    HELD: tl.constexpr = D // PARTS  # words of a token
+    head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    if COUNTED:
+        count = tl.load(count)
     keys, values = keys + head * code_stride, values + head * code_stride
     key_scales, value_scales = key_scales + head * scale_stride, value_scales + head * scale_stride
-    allowed += (head // kv_heads * allowed_heads + head % kv_heads % allowed_heads) * allowed_stride
-    row, lane, channel = tl.arange(0, ROWS), tl.arange(0, LANES), tl.arange(0, CHANNELS)
-    asked, written = (row < SHARE)[:, None], (row < SHARE)[:, None]
-    if LANES != RUN:
-        asked = asked & (lane < RUN)[None, :]
-    if CHANNELS != D:
-        written = written & (channel < D)[None, :]
-    query += head * SHARE * D + row[:, None] * D
+    allowed += head // kv_heads * allowed_row + head % kv_heads * allowed_head
+    row, lane, tile = tl.arange(0, ROWS), tl.arange(0, LANES), tl.arange(0, BLOCK)
+    group, real_lane = row % SPREAD, (lane < HELD)[None, :]
+    real_row = (row < SHARE * SPREAD)[:, None] & real_lane
+    at = (head * SHARE + row // SPREAD)[:, None] * D
 
+    asked, total = (), ()
+    for one in tl.static_range(PARTS):
+        channel = (BYTES * lane + one % BYTES + one // BYTES * WIDTH)[None, :]
+        mine = real_row
+        if SPREAD > 1:
+            mine = mine & (channel // (D // GROUPS) == group[:, None])
+        asked += (tl.load(query + at + channel, mask=mine, other=0.0).to(DOT),)
+        total += (tl.zeros([ROWS, LANES], tl.float32),)
     most = tl.full([ROWS], NOTHING, tl.float32)
-    weight = tl.zeros([ROWS], tl.float32)
-    total = tl.zeros([ROWS, CHANNELS], tl.float32)
-    end = min(count, (part + 1) * split)
-    for start in range(part * split, end, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        real = token < end
-        held, held_v = real[:, None], real[:, None]
-        if LANES != RUN:
-            held = held & (lane < RUN)[None, :]
-        if CHANNELS != D:
-            held_v = held_v & (channel < D)[None, :]
-        # q . K: one product per run of channels, the scale applied to its sum
+    weight = tl.zeros([ROWS, BLOCK], tl.float32)
+    blocks = (count + BLOCK - 1) // BLOCK
+    first, last = part * blocks // parts, (part + 1) * blocks // parts
+    if GROUPS > 0:  # loaded a block ahead
+        key_next = _scales(key_scales, first * BLOCK + tile, count, group, GROUPS, SPREAD)
+        value_next = _scales(value_scales, first * BLOCK + tile, count, group, GROUPS, SPREAD)
+    for block in tl.range(first, last):
+        token = block * BLOCK + tile
+        real = token < count
+        held = real[:, None]
+        if LANES != HELD:
+            held = held & real_lane
+        place = token.to(tl.int64)[:, None] * HELD + lane[None, :]
+        # q . K: the scale is applied to the sum
+        code = numbers(tl.trans(tl.load(keys + place, mask=held, other=0)), FORM, DOT)
         scores = tl.zeros([ROWS, BLOCK], tl.float32)
-        for run in tl.static_range(D // RUN):
-            q = tl.load(query + run * RUN + lane[None, :], mask=asked, other=0.0)
-            code = tl.load(keys + token[:, None] * WIDTH + run * RUN % WIDTH + lane[None, :], mask=held)
-            code = _numbers(code, run * RUN // WIDTH, BITS)
-            if LANES != RUN:
-                code = tl.where(held, code, 0.0)
-            dot = tl.dot(q.to(DOT), tl.trans(code).to(DOT), input_precision="ieee")
-            if SCALED:
-                scale = tl.load(key_scales + token * (D // GROUP) + run * RUN // GROUP, mask=real, other=0.0)
-                dot *= scale.to(tl.float32)[None, :]
-            scores += dot
+        for one in tl.static_range(PARTS):
+            scores = tl.dot(asked[one], code[one], scores, input_precision="ieee")
+        if GROUPS > 0:
+            scores *= key_next.to(tl.float32)
+            key_next = _scales(key_scales, token + BLOCK, count, group, GROUPS, SPREAD)
+        if SPREAD > 1:
+            scores = tl.sum(tl.reshape(scores, [ROWS // SPREAD, SPREAD, BLOCK]), 1)
+            scores = tl.broadcast_to(scores[:, None, :], [ROWS // SPREAD, SPREAD, BLOCK])
+            scores = tl.reshape(scores, [ROWS, BLOCK])
         seen = real
         if MASKED:
             seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
-        scores = tl.where(seen[None, :], scores * scaling, NOTHING)
+        scores = tl.where(seen[None, :], scores * (scaling * LOG2_E), NOTHING)
         # online softmax: what was summed up so far shrinks when a larger score appears
         highest = tl.maximum(most, tl.max(scores, 1))
-        shrink = tl.exp(most - highest)
-        p = tl.where(real[None, :], tl.exp(scores - highest[:, None]), 0.0)
-        weight = weight * shrink + tl.sum(p, 1)
+        shrink = tl.exp2(most - highest)[:, None]
+        p = tl.where(real[None, :], tl.exp2(scores - highest[:, None]), 0.0)
+        weight = weight * shrink + p
         most = highest
-        # p . V: both parts of a byte in one tile, scaled in registers, as every token has scales of its own
-        code = tl.load(values + token[:, None] * WIDTH + channel[None, :] % WIDTH, mask=held_v)
-        v = _numbers(code, (channel // WIDTH)[None, :], BITS)
-        if SCALED:
-            at = token[:, None] * (D // GROUP) + channel[None, :] // GROUP
-            v *= tl.load(value_scales + at, mask=held_v, other=0.0).to(tl.float32)
-        v = tl.where(held_v, v, 0.0)
-        summed = tl.dot(p.to(DOT), v.to(DOT), input_precision="ieee")
-        total = total * shrink[:, None] + summed
+        # p . V
+        if GROUPS > 0:
+            p *= value_next.to(tl.float32)
+            value_next = _scales(value_scales, token + BLOCK, count, group, GROUPS, SPREAD)
+        code = numbers(tl.load(values + place, mask=held, other=0), FORM, DOT)
+        p = p.to(DOT)
+        grown = ()
+        for one in tl.static_range(PARTS):
+            grown += (tl.dot(p, code[one], total[one] * shrink, input_precision="ieee"),)
+        total = grown
 
-    mine = (head * tl.num_programs(1) + part) * SHARE + row
-    tl.store(sums + mine[:, None] * D + channel[None, :], total, mask=written)
-    tl.store(weights + mine, weight, mask=row < SHARE)
-    tl.store(largest + mine, most, mask=row < SHARE)
+    found = (head * parts + part) * SHARE + row // SPREAD
+    for one in tl.static_range(PARTS):
+        channel = (BYTES * lane + one % BYTES + one // BYTES * WIDTH)[None, :]
+        mine = real_row
+        if SPREAD > 1:
+            mine = mine & (channel // (D // GROUPS) == group[:, None])
+        tl.store(sums + found[:, None] * D + channel, total[one], mask=mine)
+    first_row = (row < SHARE * SPREAD) & (group == 0)
+    tl.store(weights + found, tl.sum(weight, 1), mask=first_row)
+    tl.store(largest + found, most, mask=first_row)
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -134,7 +156,7 @@ def _merge(
     for start in range(0, splits, CHUNK):
         part = start + tl.arange(0, CHUNK)
         at, real = first + part * SHARE, part < splits
-        factor = tl.where(real, tl.exp(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
+        factor = tl.where(real, tl.exp2(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
         there = real[:, None]
         if CHANNELS != D:
             there = there & (channel < D)[None, :]
@@ -147,41 +169,32 @@ def _merge(
         tl.store(out + head * D + channel, total / weight)
 
 
-def supports(form, head_dim: int) -> bool:
-    """Whether these kernels read a format: symmetric integers of 2, 4 or 8 bits, or 8-bit floats, whose
-    scales, if any, belong to single tokens; head dimensions are multiples of 16, and 16 neighbouring channels
-    at least have one scale and lie in one part of the bytes (see `_run`)."""
-    if not isinstance(form, Int | Float8) or head_dim % 16 or head_dim > 256:
-        return False
-    scales, bits = form.scales, getattr(form, "bits", 8)
-    if bits not in (2, 4, 8):
-        return False
-    if scales is None:
-        return True
-    group = scales.group or head_dim
-    small = head_dim % group or _run(group, head_dim, bits) < 16
-    return not (small or scales.fixed) and getattr(form, "symmetric", True)
-
-
-def _run(group: int, head_dim: int, bits: int) -> int:
-    """Neighbouring channels that share a scale and lie in one part of the bytes."""
-    return math.gcd(group, head_dim * bits // 8)
-
-
 def compiles(form, capability: tuple[int, int] | None) -> bool:
-    """Whether a GPU of this compute capability (None: interpreted) knows the format's numbers: Triton has
-    e4m3 from 8.9 on."""
-    return capability is None or getattr(form, "format", None) != "e4m3" or capability >= (8, 9)
+    """Whether a GPU of this compute capability (None: interpreted) knows what numbers are made of: bf16, from
+    8.0 on."""
+    return capability is None or capability >= (8, 0)
+
+
+def configured(form, head_dim: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int, int]:
+    """Tokens that a program holds in registers at a time, its warps, stages of its loads, such programs on a
+    processor: measured on an H200. fp32 products need many registers, 16-bit ones few."""
+    if dtype == torch.float32:
+        return 16, 4, 2, 3
+    if head_dim > 128 or rows > ROWS:
+        return 32, 4, 3, 2
+    return 64, 4, 3, 3
 
 
 def attend(
-    query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None
-) -> Tensor:
+    query: Tensor, keys, values, form, scaling: float, allowed=None, split: int | None = None,
+    count: Tensor | None = None, config: tuple[int, int, int, int] | None = None,
+) -> Tensor:  # fmt: skip
     """Attention of one query per head over packed K and V.
 
     query `[batch, heads, 1, head_dim]`; keys, values: what `form.encode` returned; allowed bool `[batch, 1 or
-    kv_heads, 1, tokens]` or None; split: tokens of a split (default: see `_splits`).
-    Returns `[batch, heads, 1, head_dim]` in query's dtype.
+    kv_heads, 1, tokens]` or None; split: tokens of a split, about (default: see `_splits`). count: int32
+    `[1]` on the device: so many tokens, the first, are there (None: all); the host does not read it. config:
+    see `configured`. Returns `[batch, heads, 1, head_dim]` in query's dtype.
     Raises ValueError for a format that `supports` refuses and for more than one query.
     """
     batch, heads, queries, head_dim = query.shape
@@ -189,38 +202,54 @@ def attend(
         raise ValueError(
             f"{type(form).__name__}: no kernel for {queries} queries of head dimension {head_dim}"
         )
-    kv_heads, count = keys[0].shape[1:3]
-    scaled = len(keys) > 1
+    kv_heads, tokens = keys[0].shape[1:3]
+    kind, groups = kind_of(form), keys[1].shape[3] if len(keys) > 1 else 0
+    share, spread = heads // kv_heads, triton.next_power_of_2(max(1, groups))
+    rows = max(ROWS, triton.next_power_of_2(share) * spread)
     (codes, codes_v), (scales, scales_v) = _even(keys[0], values[0]), _even(keys[-1], values[-1])
-    bits = 8 * codes.shape[-1] // head_dim
-    if isinstance(form, Float8):
-        codes, codes_v = (part.view(form.TYPES[form.format]) for part in (codes, codes_v))
-    block = BLOCKS.get(query.dtype, BLOCK)
+    parts, size = (1, 1) if kind == "exact" else (4, WORDS[kind])
+    if parts > 1:
+        codes, codes_v = (part.view(SIGNED[size]) for part in (codes, codes_v))
+    block, warps, stages, programs = config or configured(form, head_dim, query.dtype, rows)
     if split is None:
-        parts = _splits(_programs(query), batch * kv_heads, -(-count // (LEAST * block)))
-        split = -(-count // (parts * block)) * block
-    splits = -(-count // split)
-    share = heads // kv_heads
+        splits = _splits(_processors(query) * programs, batch * kv_heads, -(-tokens // block))
+    else:
+        splits = -(-tokens // split)
     query = query.contiguous()
-    new = {"device": query.device, "dtype": torch.float32}
-    sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
-    # One by one, so that each begins where memory is aligned: else a kernel is compiled for every alignment.
-    weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
-    group = head_dim // scales.shape[-1] if scaled else head_dim
-    run, channels = _run(group, head_dim, bits), triton.next_power_of_2(head_dim)
-    mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
+    found = partial_sums(query, batch * kv_heads, splits, share)
+    mask, *strides = query, 0, 0
+    if allowed is not None:
+        mask = allowed.expand(batch, kv_heads, 1, tokens).view(torch.uint8)
+        mask = mask if mask.stride(3) == 1 else mask.contiguous()
+        strides = mask.stride()[:2]
     _attend_split[(batch * kv_heads, splits)](
-        query, codes, scales, codes_v, scales_v, mask, sums, weights, largest,
-        count, split, scaling, codes.stride(1), scales.stride(1), kv_heads, count, mask.shape[1],
-        BITS=bits, D=head_dim, GROUP=group, SCALED=scaled, MASKED=allowed is not None, SHARE=share,
-        ROWS=max(ROWS, triton.next_power_of_2(share)), BLOCK=block,
-        DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
-        RUN=run, LANES=triton.next_power_of_2(run), CHANNELS=channels,
+        query, codes, scales, codes_v, scales_v, mask, *found,
+        tokens if count is None else count, scaling, codes.stride(1), scales.stride(1), kv_heads, *strides,
+        FORM=kind, D=head_dim, GROUPS=groups, MASKED=allowed is not None, COUNTED=count is not None,
+        SHARE=share, ROWS=rows, BLOCK=block, DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
+        PARTS=parts, BYTES=size, WIDTH=keys[0].shape[3],
+        LANES=max(16, triton.next_power_of_2(head_dim // parts)), num_warps=warps, num_stages=stages,
     )  # fmt: skip
+    return merged(query, found)
+
+
+def partial_sums(query: Tensor, sequences: int, splits: int, share: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for every split's sums, weights and largest score. One by one, so that each begins where memory is
+    aligned: else a kernel is compiled for every alignment."""
+    like = {"device": query.device, "dtype": torch.float32}
+    shape = sequences, splits, share
+    return torch.empty(*shape, query.shape[3], **like), torch.empty(shape, **like), torch.empty(shape, **like)
+
+
+def merged(query: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """All splits together, shaped like the query."""
+    sequences, splits, share, head_dim = found[0].shape
+    channels = triton.next_power_of_2(head_dim)
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
-    _merge[(batch * heads,)](
-        sums, weights, largest, out, splits,
-        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=CHUNK, CHANNELS=channels,
+    _merge[(sequences * share,)](
+        *found, out, splits,
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits),
+        CHUNK=min(triton.next_power_of_2(splits), 8192 // channels), CHANNELS=channels,
     )  # fmt: skip
     return out.to(query.dtype)
 
@@ -237,11 +266,8 @@ def _even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return (keys, values) if even and same else (keys.contiguous(), values.contiguous())
 
 
-def _programs(query: Tensor) -> int:
-    """Programs that a GPU runs at the same time, as far as registers go: on sm_90 one with heads of 128 takes
-    up to 168 registers a thread, with heads of 256 all there are."""
-    processors = torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
-    return processors * (3 if query.shape[3] <= 128 else 2)
+def _processors(query: Tensor) -> int:
+    return torch.cuda.get_device_properties(query.device).multi_processor_count if query.is_cuda else 1
 
 
 @cache

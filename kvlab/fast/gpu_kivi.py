@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import gpu
-from .gpu import NOTHING, _merge, _numbers
+from .gpu import LOG2_E, NOTHING
 
 LEAST_SIDE = 16  # of a tensor-core product
 NUMBERS = {torch.float32: 32 * 128}  # of V that a program holds in registers at a time: more are spilled
@@ -28,12 +28,22 @@ VARYING = ("count", "recent", "tiles", "split", "parts", "kv_heads", "allowed_he
 
 
 @triton.jit
+def _numbers(codes, place, BITS: tl.constexpr):
+    """Codes as loaded -> fp32 numbers before scaling; `place` says which part of each byte is meant."""
+    if BITS == 8:
+        return codes.to(tl.float32)
+    else:
+        unsigned = (codes.to(tl.int32) >> (place * BITS)) & (2**BITS - 1)
+        return (unsigned - 2 ** (BITS - 1)).to(tl.float32)
+
+
+@triton.jit
 def _softened(scores, seen, real, most, weight):
     """One step of the online softmax: (p, largest score, sum of weights, factor of what was there before)."""
     scores = tl.where(seen[None, :], scores, NOTHING)
     highest = tl.maximum(most, tl.max(scores, 1))
-    shrink = tl.exp(most - highest)
-    p = tl.where(real[None, :], tl.exp(scores - highest[:, None]), 0.0)
+    shrink = tl.exp2(most - highest)
+    p = tl.where(real[None, :], tl.exp2(scores - highest[:, None]), 0.0)
     return p, highest, weight * shrink + tl.sum(p, 1), shrink
 
 
@@ -88,7 +98,9 @@ def _attend_written(
         seen = real
         if MASKED:
             seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
-        p, most, weight, shrink = _softened((scores + offset[:, None]) * scaling, seen, real, most, weight)
+        p, most, weight, shrink = _softened(
+            (scores + offset[:, None]) * (scaling * LOG2_E), seen, real, most, weight
+        )
         # p . V: all channels of a byte in one tile
         codes = tl.load(values + token[:, None] * WIDTH + channel[None, :] % WIDTH, mask=held_v, other=0)
         at = token[:, None] * (D // SHARED) + channel[None, :] // SHARED
@@ -133,7 +145,7 @@ def _attend_window(
         seen = real
         if MASKED:
             seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
-        p, most, weight, shrink = _softened(scores * scaling, seen, real, most, weight)
+        p, most, weight, shrink = _softened(scores * (scaling * LOG2_E), seen, real, most, weight)
         v = tl.load(values + token[:, None] * D + channel[None, :], mask=held, other=0.0)
         total = total * shrink[:, None] + tl.dot(p.to(DOT), v.to(DOT), input_precision="ieee")
 
@@ -174,20 +186,17 @@ def attend(
     block = max(LEAST_SIDE, block)  # tokens of a tile
     tiles = -(-store.group // block) * parts[1].shape[2]
     if split is None:
-        least = -(-gpu.LEAST * gpu.BLOCK // min(block, store.group))  # tiles of a split at least
-        split = -(-tiles // gpu._splits(gpu._programs(query), batch * kv_heads, -(-tiles // least)))
+        least = -(-128 // min(block, store.group))  # tiles of a split at least
+        split = -(-tiles // gpu._splits(3 * gpu._processors(query), batch * kv_heads, -(-tiles // least)))
     splits = -(-tiles // split) + 1
     query = query.contiguous()
-    new = {"device": query.device, "dtype": torch.float32}
-    sums = torch.empty(batch * kv_heads, splits, share, head_dim, **new)
-    weights, largest = (torch.empty(batch * kv_heads, splits, share, **new) for _ in "wl")
+    found = gpu.partial_sums(query, batch * kv_heads, splits, share)
     mask = query if allowed is None else allowed.expand(batch, -1, -1, -1).contiguous().view(torch.uint8)
     same = {
         "D": head_dim, "MASKED": allowed is not None, "SHARE": share, "CHANNELS": channels,
         "ROWS": max(gpu.ROWS, triton.next_power_of_2(share)),
         "DOT": tl.float32 if gpu.INTERPRETED else gpu.TYPES[query.dtype],
     }  # fmt: skip
-    found = sums, weights, largest
     _attend_written[(batch * kv_heads, splits - 1)](
         query, *parts, mask, *found,
         count, recent, tiles, split, splits, scaling, kv_heads, mask.shape[1],
@@ -196,11 +205,6 @@ def attend(
     )  # fmt: skip
     _attend_window[(batch * kv_heads,)](
         query, *window, mask, *found, count, recent, splits, scaling, kv_heads, mask.shape[1],
-        BLOCK=gpu.BLOCKS.get(query.dtype, gpu.BLOCK), **same,
+        BLOCK=16 if query.dtype == torch.float32 else 64, **same,
     )  # fmt: skip
-    out = torch.empty_like(query, dtype=torch.float32 if gpu.INTERPRETED else query.dtype)
-    _merge[(batch * heads,)](
-        *found, out, splits,
-        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), CHUNK=gpu.CHUNK, CHANNELS=channels,
-    )  # fmt: skip
-    return out.to(query.dtype)
+    return gpu.merged(query, found)

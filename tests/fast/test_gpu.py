@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 
 from kvlab.attention import attend as reference
 from kvlab.fast import gpu
-from kvlab.store import Float8, Int, Static
+from kvlab.store import Exact, Float8, Int, Static
 from kvlab.store.static import StaticState
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = [
-    Int(8, 32), Int(8, scale="fp32"), Int(4, 16), Int(4, axis="token"), Int(2, 16), Float8("e4m3"),
-    Float8("e5m2"), Float8("e4m3", group=32),
+    Exact(), Int(8, 32), Int(8, 8), Int(8, scale="fp32"), Int(4, 16), Int(4, axis="token"), Int(2, 16),
+    Float8("e4m3"), Float8("e5m2"), Float8("e4m3", group=32),
 ]  # fmt: skip
 
 
 def name(form):
-    kind = getattr(form, "bits", None) or form.format
-    return f"{kind}-{form.scales and (form.scales.axis, form.scales.group)}"
+    scales = getattr(form, "scales", None)
+    return f"{gpu.kind_of(form)}-{scales and (scales.axis, scales.group)}"
 
 
 def made(form, batch, kv_heads, share, count, head_dim, dtype=torch.float32, seed=0):
@@ -62,10 +62,13 @@ def test_equals_the_reference_in_fp32(form, data):
 
 
 @pytest.mark.parametrize("head_dim", [80, 96, 160])
-@pytest.mark.parametrize("form", [Int(8), Int(4), Int(4, 32), Int(8, 16), Int(2), Float8("e5m2")], ids=name)
+@pytest.mark.parametrize(
+    "form", [Exact(), Int(8), Int(4), Int(4, 32), Int(8, 16), Int(2), Float8("e5m2")], ids=name
+)
 def test_head_dimensions_between_powers_of_two(form, head_dim):
     """Phi-2 has 80, Phi-3-mini 96: the last lanes hold zeros. A group of 32 may cross the bytes' middle."""
-    if form.scales is not None and head_dim % (form.scales.group or head_dim):
+    scales = getattr(form, "scales", None)
+    if scales is not None and head_dim % (scales.group or head_dim):
         assert not gpu.supports(form, head_dim)
         return
     query, keys, values = made(form, 2, 2, 3, 77, head_dim)
@@ -100,6 +103,32 @@ def test_reads_a_static_buffer_in_place():
     assert gpu._even(parts[0][0], parts[1][0])[0] is parts[0][0], "no copy"
     out = gpu.attend(query, *parts, form, 0.2)
     assert torch.allclose(out, expected(query, *parts, form), atol=1e-5)
+
+
+@pytest.mark.parametrize("form", [Exact(), Int(8), Int(4, 32), Int(2, 16), Float8("e4m3")], ids=name)
+@given(data=st.data())
+@settings(max_examples=4, deadline=None)
+def test_of_a_buffer_so_many_tokens_as_the_device_says(form, data):
+    """What lies behind is never read: it is NaN where that can be written."""
+    block = gpu.configured(form, 64, torch.float32, 16)[0]
+    capacity = data.draw(st.integers(2 * block, 6 * block))
+    count = data.draw(st.sampled_from([1, block - 1, block, block + 1, capacity - 1, capacity]))
+    query, keys, values = made(form, 2, 2, 3, capacity, 64, seed=count)
+    for part in (*keys, *values):
+        spoilt = part[:, :, count:]
+        spoilt.view(torch.uint8).random_(0, 256) if part.dtype == torch.uint8 else spoilt.fill_(-1)
+        if part.is_floating_point():
+            spoilt.fill_(torch.nan)
+    allowed = None
+    if data.draw(st.booleans()):
+        allowed = torch.rand(2, data.draw(st.sampled_from([1, 2])), 1, capacity, device=DEVICE) < 0.5
+        allowed[:, :, :, 0] = True
+    split = data.draw(st.sampled_from([None, 7, block]))
+    told = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+    out = gpu.attend(query, keys, values, form, 0.2, allowed, split, told)
+    used = [tuple(part[:, :, :count] for part in parts) for parts in (keys, values)]
+    right = expected(query, *used, form, None if allowed is None else allowed[..., :count])
+    assert (out - right).abs().max() <= 1e-5 * right.abs().max()
 
 
 def test_a_split_in_which_nothing_may_be_seen_counts_nothing():
@@ -137,10 +166,9 @@ def test_the_same_input_gives_the_same_bits():
 
 
 def test_what_it_cannot_read_is_refused():
-    assert not gpu.supports(Int(8, 8), 64)
     assert not gpu.supports(Int(8), 72) and not gpu.supports(Int(8), 512)
-    assert not gpu.supports(Int(4, 8), 96), "eight channels at a time"
-    assert not gpu.supports(Int(2, 8), 32)
+    assert not gpu.supports(Int(4, 4), 96), "24 scales of a token"
+    assert not gpu.supports(Int(8, 32), 80)
     assert not gpu.supports(Int(8, symmetric=False), 64)
     assert not gpu.supports(Int(8, axis="channel"), 64)
     assert not gpu.supports(Float8(axis="tensor"), 64)
