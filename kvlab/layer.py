@@ -117,7 +117,9 @@ class Layer(Held):
         held, self.fetched = self.place.read(self, query.detach())
         if self.on_read is not None:
             self.on_read(self, held, self.fetched, query)
-        allowed, asked = self.table.visible(query.shape[2], self.fetched, given.visibility)
+        allowed, asked = self.table.visible(
+            query.shape[2], self.fetched, given.visibility, self.place.complete
+        )
         renumber = self.evicts and self.keep.policy.renumber
         plain, found = given.softcap is None and given.sinks is None and not renumber, None
         if plain:

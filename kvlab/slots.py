@@ -135,11 +135,12 @@ class Slots:
         """Positions of some slots `[batch, kv_heads, n]` (-1: none)."""
         return gather_slots(self.positions, slots).masked_fill(slots < 0, -1)
 
-    def visible(self, queries: int, slots: Tensor | None, visibility: Visibility):
+    def visible(self, queries: int, slots: Tensor | None, visibility: Visibility, complete: bool = False):
         """What the newest `queries` tokens may attend to of `slots` (None: all): (allowed, positions of the
-        queries), see `Visibility.allowed`; (None, None) where one query may see everything."""
+        queries), see `Visibility.allowed`; (None, None) where one query may see everything. complete: whether
+        no slot is known to be -1."""
         untouched = self.moved is None and queries == 1 and visibility.rule is None
-        if untouched and (slots is None or bool((slots >= 0).all())):
+        if untouched and (slots is None or complete or bool((slots >= 0).all())):
             return None, None
         positions = self.positions if self.moved is None else self.moved
         asked = positions[:, 0, -queries:]

@@ -51,8 +51,8 @@ def units(size: str) -> list[Unit]:
         Unit("headline", f"OPT-13B, {prompt} tokens, batch {batch}{', the others' * (systems is rest)}", rank,
              seconds, {"model": "OPT-13B", "prompt": prompt, "batch": batch, "systems": systems})
         for prompt, batch, systems, rank, seconds in (
-            (1920, 20, some, FIRST, 60), (1920, 20, rest, NEXT, 100), (384, 8, some, NEXT, 8),
-            (896, 8, some, NEXT, 11), (1408, 8, some, NEXT, 15), (1920, 8, some, LAST, 30),
+            (1920, 20, some, FIRST, 60), (1920, 8, some, NEXT, 30), (1920, 20, rest, NEXT, 100),
+            (384, 8, some, NEXT, 8), (896, 8, some, LAST, 11), (1408, 8, some, LAST, 15),
             (1920, 8, rest, LAST, 40),
         )  # as the paper has it: all systems at batch 20, and lengths of text at batch 8
     ]  # fmt: skip

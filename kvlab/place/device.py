@@ -35,6 +35,7 @@ class DeviceState(State):
     index = ()  # tensors that a fetch policy chooses by
     learns = chooses = False  # whether a prompt teaches it something, and a step reads but a part
     fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
+    complete = False  # whether it is known that no slot of the last choice is -1
     lost = False  # whether a write has failed, so that tokens are gone
 
     @property

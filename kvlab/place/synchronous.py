@@ -118,7 +118,11 @@ class HostState(DeviceState):
 
     def bytes_of(self, layer, tokens: list[int] | Tensor) -> int:
         """Bytes of so many tokens of each row in all KV heads, or of the given slots."""
-        count = int((tokens >= 0).sum()) if isinstance(tokens, Tensor) else sum(tokens) * layer.kv_heads
+        if not isinstance(tokens, Tensor):
+            return sum(tokens) * layer.kv_heads * self.slot_bytes(layer)
+        count = getattr(tokens, "there", None)  # see `most_important`
+        count = int((tokens >= 0).sum()) if count is None else count
+        self.complete = count == tokens.numel()
         return count * self.slot_bytes(layer)
 
     def slot_bytes(self, layer) -> int:

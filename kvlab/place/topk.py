@@ -18,16 +18,18 @@ from .fetch import Fetch
 def most_important(importance: Tensor, counts: list[int]) -> Tensor:
     """The `counts[row]` slots with the highest importance, `[batch, kv_heads, max(counts)]`, -1 beyond.
 
-    importance `[batch, kv_heads, slots]`, -inf (or below any weight) where there is nothing.
+    importance `[batch, kv_heads, slots]`, -inf (or below any weight) where there is nothing. The tensor's
+    `there` says how many are no -1, for which a GPU would be asked, and waited for.
     """
     most = min(max(counts), importance.shape[-1])
     slots = _largest(importance, most)
-    if min(counts) >= most:
-        return slots
-    slots = slots.gather(-1, importance.gather(-1, slots).argsort(-1, descending=True))
-    rank = torch.arange(most, device=slots.device)
-    limit = torch.tensor(counts, device=slots.device).view(-1, 1, 1)
-    return slots.masked_fill(rank >= limit, -1)
+    if min(counts) < most:
+        slots = slots.gather(-1, importance.gather(-1, slots).argsort(-1, descending=True))
+        rank = torch.arange(most, device=slots.device)
+        limit = torch.tensor(counts, device=slots.device).view(-1, 1, 1)
+        slots = slots.masked_fill(rank >= limit, -1)
+    slots.there = sum(min(count, most) for count in counts) * importance.shape[1]
+    return slots
 
 
 def _largest(importance: Tensor, count: int) -> Tensor:

@@ -26,6 +26,7 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
     generator = torch.Generator().manual_seed(seed)
     importance = torch.randint(kinds, (len(counts), heads, slots), generator=generator).float().log()
     found = most_important(importance, counts)
+    assert found.there == int((found >= 0).sum())
     assert found.shape == (len(counts), heads, min(max(counts), slots))
     for row, count in enumerate(counts):
         for head in range(heads):
