@@ -116,7 +116,7 @@ class Run:
         elif way == "graph" and self.bench.on_gpu and not self.model.forward.replays(self.cache):
             raise ValueError("; ".join(self.model.forward.said) or "its step is not captured")
 
-        def several() -> None:
+        def several(holds=self) -> None:  # what a graph writes to must not be let go
             for _ in range(LOOP[way]):
                 step()
 

@@ -30,6 +30,7 @@ from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
 from .stamp import Stamp
 from .suited import Later, Unsuited, of_ours
+from .traced import _sees
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
@@ -95,7 +96,7 @@ class Forward:
                 if graph.ready():
                     graph.capture()
                     return graph
-                graph = FIRST if graph.full() else 0
+                graph = graph.full()
                 self.served[cache] = graph  # the old one is let go before another is made
             if graph is None or graph < FIRST:
                 self.served[cache] = None if graph is None else graph + 1
@@ -124,15 +125,13 @@ def move_of(layer, slot: Tensor, count: Tensor, flag: Tensor) -> Move:
         raise Unsuited("a layer of it holds more than K and V, or shares its heads with other processes")
     if layer.place.on_host:
         raise Unsuited("K and V lie on a host")
-    if layer.local is not None:
-        raise Unsuited("its layers see a window, which the host moves")
     if type(store) is KiviState:
         return Blocks(layer, flag)
     if type(store) not in (GrowingState, StaticState) or store.exact is not None:
         raise Unsuited(f"a store of kind {named} is written by the host")
     if not all(store.begun or [True]):
         raise Unsuited("a row of it has no token yet")
-    if layer.settled:
+    if layer.settled or (layer.local is not None and not (layer.in_prompt or layer.evicts)):
         return Appends(layer, slot, count, flag)
     if layer.in_prompt or layer.keep.longest is None or max(layer.rows_held) < min(layer.keep.longest):
         raise Later(f"{type(keep).__name__} lets nothing go yet")
@@ -148,6 +147,8 @@ class Graph:
 
     def __init__(self, model, cache):
         layers = cache.attending
+        if any(layer.local is not None for layer in layers):
+            _sees(model)  # Unsuited where what a layer sees is no sliding window
         if cache._switch is not None or len(layers) < len(cache.layers):
             raise Unsuited("it holds more than K and V, or rotates by the text's length")
         rotation = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
@@ -222,9 +223,11 @@ class Graph:
             return False
         return len({move.due for move in self.moves}) == 1
 
-    def full(self) -> bool:
-        """Whether all that is missing is room."""
-        return len(self.cache().lengths) == len(self.ids) and all(move.still() for move in self.moves)
+    def full(self) -> int:
+        """As how many steps without a graph count: enough for another one where all that is missing is room,
+        but for one step in which windows move on."""
+        same = len(self.cache().lengths) == len(self.ids) and all(move.still() for move in self.moves)
+        return (FIRST - any(move.layer.local is not None for move in self.moves)) if same else 0
 
     def takes(self, input_ids, attention_mask=None, position_ids=None, **others) -> bool:
         """Whether it serves such a step: of as many rows, with a token in each."""
@@ -304,7 +307,7 @@ class _Layer(CacheLayerMixin):
         return self, self
 
     def attend(self, query: Tensor, visibility, *given) -> Tensor:
-        if visibility.rule is not None or not visibility.known:
+        if not visibility.known or (visibility.rule is not None) != (self.move.layer.local is not None):
             raise Unsuited("its layers see by a rule of their own")
         return self.move.attend(query, *self.new, *given)
 

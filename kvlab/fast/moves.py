@@ -85,7 +85,8 @@ class Buffered(Move):
 
 
 class Appends(Buffered):
-    """A step adds a token, in the slot behind the others, and nothing goes.
+    """A step adds a token, in the slot behind the others, and nothing goes; what leaves a window goes with
+    the next eager step, and is not seen until then.
 
     positions `[batch, 1 or kv_heads, capacity]`: those of all slots to come as well, and allowed, in which
     ones a token is; None where slot j holds token j.
@@ -100,12 +101,12 @@ class Appends(Buffered):
             raise Later("its buffer is full")
         super().__init__(layer, flag, capacity)
         self.slot, self.count, self.capacity = slot, count, capacity
-        self.positions = self.allowed = None
-        if table.moved is not None:
+        self.positions, self.allowed, self.local = None, None, layer.local
+        if table.moved is not None or self.local is not None:
             first = torch.tensor(table.lengths, dtype=torch.int32, device=slot.device).view(-1, 1, 1)
             ahead = first + torch.arange(capacity - filled, dtype=torch.int32, device=slot.device)
-            ahead = ahead.expand(-1, table.moved.shape[1], -1)
-            self.positions = torch.cat([table.moved, ahead], 2)
+            held = table.positions[:, :1] if table.moved is None else table.moved
+            self.positions = torch.cat([held, ahead.expand(-1, held.shape[1], -1)], 2)
             table.moved, there = self.positions[..., :filled], self.positions >= 0
             self.allowed = None if bool(there.all()) else there[:, :, None]
         self.places = torch.arange(capacity, device=slot.device)
@@ -115,36 +116,47 @@ class Appends(Buffered):
         """Shapes as in `attention.attend`, one token of every row."""
         if self.kernel and softcap is None and sinks is None:
             return self._by_kernel(query, keys, values, scaling)
-        slot = self.slot.long()
-        for buffers, parts in zip(self.buffers, self.coded(keys, values), strict=True):
-            for buffer, new in zip(buffers, parts, strict=True):
-                buffer.index_copy_(2, slot, new)
-        seen = (self.places < self.count)[None, None, None]
-        allowed = seen if self.allowed is None else seen & self.allowed
+        self._write(self.coded(keys, values))
+        seen, allowed = (self.places < self.count)[None, None, None], self._allowed()
+        allowed = seen if allowed is None else seen & allowed
         held = self.store.packed(*self.buffers).read(query.device)
         allowed = allowed.expand(len(query), -1, -1, -1)
         return attend(query, *held, scaling, allowed, softcap=softcap, sinks=sinks)[0]
 
     def _by_kernel(self, query, keys, values, scaling) -> Tensor:
-        from . import gpu
+        from .gpu import attend
+        from .gpu_append import append, appends
 
         store, form = self.store, coded(self.store.format)
         turn = store.format, store.value_format
-        if gpu.appends(form):
+        if appends(form):
             new = turned(turn[0], keys), turned(turn[1], values)
-            self.flag.told.logical_or_(gpu.append(*self.buffers, *new, form, self.slot))
+            append(*self.buffers, *new, form, self.slot, self.flag.told)
         else:
-            slot = self.slot.long()
-            for buffers, parts in zip(self.buffers, self.coded(keys, values), strict=True):
-                for buffer, new in zip(buffers, parts, strict=True):
-                    buffer.index_copy_(2, slot, new)
+            self._write(self.coded(keys, values))
         asked = turned(turn[0], query)
-        out = gpu.attend(asked, *self.buffers, form, scaling, self.allowed, count=self.count)
+        out = attend(asked, *self.buffers, form, scaling, self._allowed(), count=self.count)
         return turned(turn[1], out, back=True)
+
+    def _write(self, coded: tuple[Parts, Parts]) -> None:
+        slot = self.slot.long()
+        for buffers, parts in zip(self.buffers, coded, strict=True):
+            for buffer, new in zip(buffers, parts, strict=True):
+                buffer.index_copy_(2, slot, new)
+
+    def _allowed(self) -> Tensor | None:
+        """Which slots the newest token sees as far as their positions go, `[batch, 1 or kv_heads, 1,
+        slots]`."""
+        if self.local is None:
+            return self.allowed
+        newest = self.positions.index_select(2, self.slot)
+        near = (self.positions > newest - self.local)[:, :, None]
+        return near if self.allowed is None else near & self.allowed
 
     def ready(self) -> bool:
         """Whether the next step can go this way."""
-        return self.still() and self.layer.settled and self.store.filled < self.capacity
+        held_back = self.layer.in_prompt if self.local is not None else not self.layer.settled
+        return self.still() and not held_back and self.store.filled < self.capacity
 
     def done(self) -> None:
         """The step has been made: the host counts it."""

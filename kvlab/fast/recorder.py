@@ -16,6 +16,7 @@ ASKS = (
     "_unique2",
     "masked_select",
 )  # wait for numbers
+COPIES = ("aten::_to_copy", "aten::copy_")
 
 
 class Recorder(TorchDispatchMode):
@@ -43,8 +44,9 @@ class Recorder(TorchDispatchMode):
             if (place := x.untyped_storage().data_ptr()) not in known:
                 self._makers[place] = len(self.found)
         self._alive.append((given, out))
-        if any(isinstance(x, Tensor) and x.is_cuda for x in given) and any(not x.is_cuda for x in made):
-            raise Unsuited(f"{name} brings numbers to the host")
+        tensors = [x for x in given if isinstance(x, Tensor)]
+        if name in COPIES and len({x.is_cuda for x in (*tensors, *made)}) > 1:
+            raise Unsuited(f"{name} carries numbers between host and device")
         return out
 
     def _described(self, x):
