@@ -32,6 +32,11 @@ class Led:
         self._stored = self._chosen = 0
 
     @property
+    def leads(self) -> bool:
+        """Whether there is anything to take over."""
+        return bool(self.codes) or any(slots is not None for slots in self.slots)
+
+    @property
     def held(self) -> list:
         """The positions of the tokens that every layer holds."""
         return [layer.positions.tolist() for layer in self.layers]

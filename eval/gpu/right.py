@@ -225,14 +225,15 @@ def methods(bench, methods: list[str], small: bool = False) -> list[dict]:
     for method in methods:
         row: dict = {"method": method}
         try:
-            away = {}
-            for (where, dtype), model in made.items():
+            away, led = {}, None
+            for where, dtype in ((here, "fp32"), (here, "bf16"), ("cpu", "bf16")):
                 leader = Led()
-                found = logits_of(model, method, ids, prompt, masked=7, led=leader)
-                led = Led(leader)
-                truth = logits_of(made["cpu", "fp32"], method, ids, prompt, masked=7, led=led)
+                found = logits_of(made[where, dtype], method, ids, prompt, masked=7, led=leader)
+                if led is None or leader.leads:
+                    led = Led(leader)
+                    truth = logits_of(made["cpu", "fp32"], method, ids, prompt, masked=7, led=led)
                 away[where, dtype] = found - truth
-                if (where, dtype) == (here, "fp32"):
+                if dtype == "fp32":
                     row |= {"codes": led.numbers, "differ": led.differ, "no_tie": led.apart, "sets": led.sets}
                     row["sets"] += leader.held != led.held
             row["fp32"] = float(away[here, "fp32"].abs().max())
