@@ -101,11 +101,7 @@ class Link:
         shapes = [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts]
         staged, parcel = self.staging.take(shapes, [part.dtype for part in parts]), Parcel(parts, shapes)
 
-        def work() -> tuple[Tensor, ...]:
-            gather(parts, slots, staged)
-            parcel.seal(staged, self.seals)
-            return self._to_device(staged)
-
+        work = lambda: self._collect(parts, slots, staged, parcel)
         return self._submit(work, "device", parcel=parcel, **about)
 
     def write(self, parts: tuple[Tensor, ...], **about) -> Transfer:
@@ -144,6 +140,12 @@ class Link:
     def paged(self, page: int, fault: float) -> Link:
         """The same wires under unified memory: pages of `page` bytes, `fault` seconds for each."""
         return self
+
+    def _collect(self, parts, slots: Tensor | None, staged, parcel: Parcel) -> tuple[Tensor, ...]:
+        """Gather rows and carry them to the device."""
+        gather(parts, slots, staged)
+        parcel.seal(staged, self.seals)
+        return self._to_device(staged)
 
     def _to_device(self, staged: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return staged

@@ -7,10 +7,10 @@ import statistics
 import torch
 from torch import Tensor
 
+from .. import faster
 from ..devices import device_of
-from ..faster import gather
 from ..gather import by_head, by_token
-from .base import Link, Parcel, Transfer
+from .base import Link, Parcel, Transfer, gather
 from .staging import Staging
 
 HOST, DEVICE = "host", "device"  # who gathers
@@ -38,7 +38,7 @@ class CudaLink(Link):
             raise ValueError(f"device={str(device)!r}: a CudaLink needs a CUDA device")
         self.staging = Staging(pinned=True)
         self._inward, self._outward = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-        self._rows = gather()
+        self._rows = faster.gather()
         self.trial = Trial(HOST, DEVICE) if self._rows else Trial(HOST)
 
     def fetch(self, parts: tuple[Tensor, ...], slots: Tensor | None, **about) -> Transfer:
@@ -84,14 +84,19 @@ class CudaLink(Link):
         event.synchronize()
         return arrived
 
-    def _to_device(self, staged):
-        with torch.cuda.stream(self._inward):
-            arrived = tuple(part.to(self.device, non_blocking=True) for part in staged)
+    def _collect(self, parts, slots, staged, parcel):
+        """One part crosses while the next one is gathered."""
+        parcel.seal(staged, self.seals)
+        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
+            arrived = []
+            for part, source in zip(parts, staged, strict=True):
+                gather((part,), slots, (source,))
+                arrived.append(torch.empty_like(source, device=self.device).copy_(source, non_blocking=True))
             event = torch.cuda.Event()
             event.record()
         event.synchronize()
         self.staging.give_back(staged)
-        return arrived
+        return tuple(arrived)
 
     def release(self, parts) -> None:
         for part in parts:  # freed on the model's stream: the copy stream may have its memory only afterwards

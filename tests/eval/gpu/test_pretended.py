@@ -215,11 +215,6 @@ def test_a_real_link_says_what_none_says(bench, monkeypatch, way):
             self.device = torch.device(device)
             self.trial = cuda.Trial(way)
 
-        def _to_device(self, staged):
-            arrived = tuple(part.clone() for part in staged)  # what is on a CPU already is not copied
-            super()._to_device(staged)
-            return arrived
-
     monkeypatch.setattr("kvlab.place.CudaLink", Here)
     monkeypatch.setattr(right, "STEPS", 2)
     monkeypatch.setattr(right, "gathered", lambda bench: [])
