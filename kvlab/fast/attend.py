@@ -204,7 +204,9 @@ def _fits_gpu(store, query: Tensor) -> bool:
         from . import gpu_kivi
 
         return store.window[0].dtype == query.dtype and gpu_kivi.supports(store, query.shape[3])
-    form = coded(store.format)
+    form, keys = coded(store.format), store.keys[0]
+    if type(form) is Exact and keys.stride(2) != keys.shape[3]:  # as a link brings it: torch makes no copy
+        return False
     return _kind(form) == _kind(coded(store.value_format)) and gpu.supports(form, query.shape[3])
 
 
