@@ -48,12 +48,17 @@ def units(size: str) -> list[Unit]:
              {"model": model, "tokens": tokens, "batch": batch, "methods": methods, "way": way})
         for model, tokens, batch, rank, ways in sizes
         for way in ways
-        for number, methods in enumerate(groups([m for m in METHODS if way == "eager" or not offloads(m)]), 1)
+        for number, methods in enumerate(groups([m for m in METHODS if way == "eager" or stays(m)]), 1)
     ]  # fmt: skip
 
 
 def offloads(method: str) -> bool:
     return name_of(method) in OFFLOADING
+
+
+def stays(method: str) -> bool:
+    """Whether its steps may be captured."""
+    return not offloads(method) and method != "hf-fp8"
 
 
 def bits(method: str) -> int:
@@ -93,6 +98,7 @@ class Run:
     def __init__(self, bench, name: str, method: str, tokens: int, batch: int, way: str):
         self.ids, self.bench = models.next_ids(bench, batch), bench
         self.position, self.theirs = tokens, method.startswith("hf-")
+        self.growing, self.alive = way == "graph" and method == "hf-dynamic", []
         self.model = models.for_method(bench, name, method, way)
         if self.theirs:
             self.cache = their_cache(method, self.model, tokens, batch, bench)
@@ -105,6 +111,8 @@ class Run:
         positions = {}
         if self.theirs and "Llama" in type(self.model).__name__:
             positions = {"position_ids": torch.full_like(self.ids[:1], self.position)}
+        if self.growing:  # a graph of one step reads what the next one would let go
+            self.alive += [(layer.keys, layer.values) for layer in self.cache.layers]
         self.model(self.ids, past_key_values=self.cache, use_cache=True, **positions)
         self.position += 1
 

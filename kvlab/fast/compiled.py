@@ -177,7 +177,7 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
             return_dict=True, **others) -> bool:  # fmt: skip
     """Whether a forward is asked for a decode step that the compiled code serves."""
     cache = past_key_values
-    if input_ids is None or not isinstance(cache, KVCache) or cache.layers[0].seen == 0:
+    if input_ids is None or not isinstance(cache, KVCache) or cache.attending[0].seen == 0:
         return False
     if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
         return False

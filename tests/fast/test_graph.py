@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 import torch
+from families.models import FAMILIES, family
 from fast import replayed
 from tiny import tiny
 
@@ -80,8 +81,10 @@ def same(model, spec, tolerance=1e-3, **how):
         torch.testing.assert_close(one, right, atol=tolerance, rtol=0)
     cache._in_order()
     for layer, right in zip(cache.attending, its.attending, strict=True):
-        assert torch.equal(layer.slot_positions, right.slot_positions)
-        assert (layer.lengths, layer.rows_held, layer.seen) == (right.lengths, right.rows_held, right.seen)
+        assert (layer.lengths, layer.seen) == (right.lengths, right.seen)
+        if layer.local is None:  # what has left a window goes with the next eager step
+            assert torch.equal(layer.slot_positions, right.slot_positions)
+            assert layer.rows_held == right.rows_held
     return cache, its
 
 
@@ -107,12 +110,17 @@ def test_every_method_is_in_one_of_the_lists():
     assert {*EAGER, *NONE} <= METHODS.keys()
 
 
-@pytest.mark.parametrize(
-    "spec", ["full", "int4", "h2o:budget=9", "kivi2:group=4,recent=6", "snapkv:budget=9"]
-)
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "mistral", "opt", "phi", "qwen2", "qwen3"])
-def test_of_every_family(family, spec):
-    same(tiny(family), spec)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_of_every_family(name):
+    """With windows, soft caps, sinks beside the tokens, odd sizes; chunks, and what holds more than K and V,
+    are eager."""
+    model = family(name)
+    more = not kvlab.make_cache(model, "full").fillable
+    if not (more or name.startswith("Llama 4")):
+        same(model, "full", padded=5)
+        return
+    with pytest.warns(UserWarning, match="holds more than K and V" if more else "see by a rule of their own"):
+        decoded(replaying(model), "full", steps=4)
 
 
 @pytest.mark.parametrize(
