@@ -95,7 +95,7 @@ def measure(bench, model: str, tokens: int, batch: int, methods: list[str], way:
 class Run:
     """One method on one model: a cache that holds `tokens` tokens, and a step."""
 
-    def __init__(self, bench, name: str, method: str, tokens: int, batch: int, way: str):
+    def __init__(self, bench, name: str, method: str, tokens: int, batch: int, way="eager"):
         self.ids, self.bench = models.next_ids(bench, batch), bench
         self.position, self.theirs = tokens, method.startswith("hf-")
         self.growing, self.alive = way == "graph" and method == "hf-dynamic", []
