@@ -29,7 +29,7 @@ class Blocks(Move):
             raise Unsuited("its blocks hold padding")
         if not store.written:
             raise Later("no block of it is written yet")
-        group = store.group
+        self.group = group = store.group
         room = max(LEAST_ROOM, store.written // 8) // group * group + 2 * group
         self.capacity = store.written + room
         self.short = (store.recent - store.prompt) % group  # tokens that the first block lacks

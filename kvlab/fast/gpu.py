@@ -36,29 +36,79 @@ SIGNED = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
 NOTHING = tl.constexpr(-1e30)  # score of what may not be seen; finite, so that no split is NaN
 LOG2_E = tl.constexpr(math.log2(math.e))
 # What changes while a cache grows: a kernel compiled for one value serves all.
-VARYING = ("count", "kv_heads", "scale_stride", "allowed_row", "allowed_head")
+VARYING = ("count", "splits", "first_part", "kv_heads", "scale_stride", "allowed_row", "allowed_head")
 
 
 @triton.jit
-def _scales(base, token, count, group, GROUPS: tl.constexpr, SPREAD: tl.constexpr):
+def channels(lane, one, BYTES: tl.constexpr, WIDTH: tl.constexpr):
+    """The channel that is number `one` of each word: of BYTES neighbours in every part of WIDTH channels."""
+    return (BYTES * lane + one % BYTES + one // BYTES * WIDTH)[None, :]
+
+
+@triton.jit
+def scales_of(base, token, real, group, GROUPS: tl.constexpr, SPREAD: tl.constexpr):
     """Of every token one scale `[1, BLOCK]`, or that of each row's group `[ROWS, BLOCK]`."""
     if SPREAD == 1:
-        return tl.load(base + token, mask=token < count, other=0.0)[None, :]
+        return tl.load(base + token, mask=real, other=0.0)[None, :]
     else:
-        there = (token < count)[None, :] & (group < GROUPS)[:, None]
+        there = real[None, :] & (group < GROUPS)[:, None]
         return tl.load(base + token[None, :] * GROUPS + group[:, None], mask=there, other=0.0)
+
+
+@triton.jit
+def softened(scores, allowed, token, real, most, weight, MASKED: tl.constexpr):
+    """A step of the online softmax, in powers of two: (weights p, largest score, p summed up in every column,
+    by what all that came before shrinks)."""
+    seen = real
+    if MASKED:
+        seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
+    scores = tl.where(seen[None, :], scores, NOTHING)
+    highest = tl.maximum(most, tl.max(scores, 1))
+    shrink = tl.exp2(most - highest)[:, None]
+    p = tl.where(real[None, :], tl.exp2(scores - highest[:, None]), 0.0)
+    return p, highest, weight * shrink + p, shrink
+
+
+@triton.jit
+def weighed(
+    p, values, place, held, total, shrink, FORM: tl.constexpr, DOT: tl.constexpr, PARTS: tl.constexpr
+):
+    """p . V on top of what shrinks."""
+    code, p, grown = numbers(tl.load(values + place, mask=held, other=0), FORM, DOT), p.to(DOT), ()
+    for one in tl.static_range(PARTS):
+        grown += (tl.dot(p, code[one], total[one] * shrink, input_precision="ieee"),)
+    return grown
+
+
+@triton.jit
+def kept(
+    sums, weights, largest, found, total, more, weight, most, row, lane,
+    D: tl.constexpr, GROUPS: tl.constexpr, SPREAD: tl.constexpr, SHARE: tl.constexpr, PARTS: tl.constexpr,
+    BYTES: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Store a split at `found`: of every row the channels of its group, `more` added to each."""
+    there = row < SHARE * SPREAD
+    for one in tl.static_range(PARTS):
+        channel = channels(lane, one, BYTES, WIDTH)
+        mine = there[:, None] & (lane < D // PARTS)[None, :]
+        if SPREAD > 1:
+            mine = mine & (channel // (D // GROUPS) == (row % SPREAD)[:, None])
+        tl.store(sums + found[:, None] * D + channel, total[one] + more[:, None], mask=mine)
+    first = there & (row % SPREAD == 0)
+    tl.store(weights + found, tl.sum(weight, 1), mask=first)
+    tl.store(largest + found, most, mask=first)
 
 
 @triton.jit(do_not_specialize=list(VARYING))
 def _attend_split(
     query, keys, key_scales, values, value_scales, allowed, sums, weights, largest,
-    count, scaling, code_stride, scale_stride, kv_heads, allowed_row, allowed_head,
+    count, splits, first_part, scaling, code_stride, scale_stride, kv_heads, allowed_row, allowed_head,
     FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     PARTS: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score (in
-    powers of two). Splits have the same number of blocks, give or take one.
+    """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score. Splits
+    have the same number of blocks, give or take one; they are `first_part` and the following of all `splits`.
 
     GROUPS: scales of a token, 0: none. A word has PARTS channels: BYTES neighbours in each part of a head of
     WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros."""
@@ -72,13 +122,12 @@ def _attend_split(
     allowed += head // kv_heads * allowed_row + head % kv_heads * allowed_head
     row, lane, tile = tl.arange(0, ROWS), tl.arange(0, LANES), tl.arange(0, BLOCK)
     group, real_lane = row % SPREAD, (lane < HELD)[None, :]
-    real_row = (row < SHARE * SPREAD)[:, None] & real_lane
     at = (head * SHARE + row // SPREAD)[:, None] * D
 
     asked, total = (), ()
     for one in tl.static_range(PARTS):
-        channel = (BYTES * lane + one % BYTES + one // BYTES * WIDTH)[None, :]
-        mine = real_row
+        channel = channels(lane, one, BYTES, WIDTH)
+        mine = (row < SHARE * SPREAD)[:, None] & real_lane
         if SPREAD > 1:
             mine = mine & (channel // (D // GROUPS) == group[:, None])
         asked += (tl.load(query + at + channel, mask=mine, other=0.0).to(DOT),)
@@ -88,8 +137,9 @@ def _attend_split(
     blocks = (count + BLOCK - 1) // BLOCK
     first, last = part * blocks // parts, (part + 1) * blocks // parts
     if GROUPS > 0:  # loaded a block ahead
-        key_next = _scales(key_scales, first * BLOCK + tile, count, group, GROUPS, SPREAD)
-        value_next = _scales(value_scales, first * BLOCK + tile, count, group, GROUPS, SPREAD)
+        token = first * BLOCK + tile
+        key_next = scales_of(key_scales, token, token < count, group, GROUPS, SPREAD)
+        value_next = scales_of(value_scales, token, token < count, group, GROUPS, SPREAD)
     for block in tl.range(first, last):
         token = block * BLOCK + tile
         real = token < count
@@ -104,42 +154,20 @@ def _attend_split(
             scores = tl.dot(asked[one], code[one], scores, input_precision="ieee")
         if GROUPS > 0:
             scores *= key_next.to(tl.float32)
-            key_next = _scales(key_scales, token + BLOCK, count, group, GROUPS, SPREAD)
+            key_next = scales_of(key_scales, token + BLOCK, token + BLOCK < count, group, GROUPS, SPREAD)
         if SPREAD > 1:
             scores = tl.sum(tl.reshape(scores, [ROWS // SPREAD, SPREAD, BLOCK]), 1)
             scores = tl.broadcast_to(scores[:, None, :], [ROWS // SPREAD, SPREAD, BLOCK])
             scores = tl.reshape(scores, [ROWS, BLOCK])
-        seen = real
-        if MASKED:
-            seen = real & tl.load(allowed + token, mask=real, other=0).to(tl.int1)
-        scores = tl.where(seen[None, :], scores * (scaling * LOG2_E), NOTHING)
-        # online softmax: what was summed up so far shrinks when a larger score appears
-        highest = tl.maximum(most, tl.max(scores, 1))
-        shrink = tl.exp2(most - highest)[:, None]
-        p = tl.where(real[None, :], tl.exp2(scores - highest[:, None]), 0.0)
-        weight = weight * shrink + p
-        most = highest
-        # p . V
+        scores *= scaling * LOG2_E
+        p, most, weight, shrink = softened(scores, allowed, token, real, most, weight, MASKED)
         if GROUPS > 0:
             p *= value_next.to(tl.float32)
-            value_next = _scales(value_scales, token + BLOCK, count, group, GROUPS, SPREAD)
-        code = numbers(tl.load(values + place, mask=held, other=0), FORM, DOT)
-        p = p.to(DOT)
-        grown = ()
-        for one in tl.static_range(PARTS):
-            grown += (tl.dot(p, code[one], total[one] * shrink, input_precision="ieee"),)
-        total = grown
-
-    found = (head * parts + part) * SHARE + row // SPREAD
-    for one in tl.static_range(PARTS):
-        channel = (BYTES * lane + one % BYTES + one // BYTES * WIDTH)[None, :]
-        mine = real_row
-        if SPREAD > 1:
-            mine = mine & (channel // (D // GROUPS) == group[:, None])
-        tl.store(sums + found[:, None] * D + channel, total[one], mask=mine)
-    first_row = (row < SHARE * SPREAD) & (group == 0)
-    tl.store(weights + found, tl.sum(weight, 1), mask=first_row)
-    tl.store(largest + found, most, mask=first_row)
+            value_next = scales_of(value_scales, token + BLOCK, token + BLOCK < count, group, GROUPS, SPREAD)
+        total = weighed(p, values, place, held, total, shrink, FORM, DOT, PARTS)
+    found = (head * splits + first_part + part) * SHARE + row // SPREAD
+    kept(sums, weights, largest, found, total, tl.zeros([ROWS], tl.float32), weight, most, row, lane,
+         D, GROUPS, SPREAD, SHARE, PARTS, BYTES, WIDTH)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["splits"])
@@ -175,7 +203,7 @@ def compiles(form, capability: tuple[int, int] | None) -> bool:
     return capability is None or capability >= (8, 0)
 
 
-def configured(form, head_dim: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int, int]:
+def configured(kind: str, head_dim: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int, int]:
     """Tokens that a program holds in registers at a time, its warps, stages of its loads, such programs on a
     processor: measured on an H200. fp32 products need many registers, 16-bit ones few."""
     if dtype == torch.float32:
@@ -203,34 +231,58 @@ def attend(
             f"{type(form).__name__}: no kernel for {queries} queries of head dimension {head_dim}"
         )
     kv_heads, tokens = keys[0].shape[1:3]
-    kind, groups = kind_of(form), keys[1].shape[3] if len(keys) > 1 else 0
-    share, spread = heads // kv_heads, triton.next_power_of_2(max(1, groups))
-    rows = max(ROWS, triton.next_power_of_2(share) * spread)
-    (codes, codes_v), (scales, scales_v) = _even(keys[0], values[0]), _even(keys[-1], values[-1])
-    parts, size = (1, 1) if kind == "exact" else (4, WORDS[kind])
-    if parts > 1:
-        codes, codes_v = (part.view(SIGNED[size]) for part in (codes, codes_v))
-    block, warps, stages, programs = config or configured(form, head_dim, query.dtype, rows)
+    sequences, share = batch * kv_heads, heads // kv_heads
+    config = config or configured(kind_of(form), head_dim, query.dtype, _rows(share, keys))
     if split is None:
-        splits = _splits(_processors(query) * programs, batch * kv_heads, -(-tokens // block))
+        splits = _splits(_processors(query) * config[3], sequences, -(-tokens // config[0]))
     else:
         splits = -(-tokens // split)
-    query = query.contiguous()
-    found = partial_sums(query, batch * kv_heads, splits, share)
-    mask, *strides = query, 0, 0
-    if allowed is not None:
-        mask = allowed.expand(batch, kv_heads, 1, tokens).view(torch.uint8)
-        mask = mask if mask.stride(3) == 1 else mask.contiguous()
-        strides = mask.stride()[:2]
-    _attend_split[(batch * kv_heads, splits)](
-        query, codes, scales, codes_v, scales_v, mask, *found,
-        tokens if count is None else count, scaling, codes.stride(1), scales.stride(1), kv_heads, *strides,
-        FORM=kind, D=head_dim, GROUPS=groups, MASKED=allowed is not None, COUNTED=count is not None,
-        SHARE=share, ROWS=rows, BLOCK=block, DOT=tl.float32 if INTERPRETED else TYPES[query.dtype],
-        PARTS=parts, BYTES=size, WIDTH=keys[0].shape[3],
-        LANES=max(16, triton.next_power_of_2(head_dim // parts)), num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    found = partial_sums(query, sequences, splits, share)
+    launch(query, keys, values, kind_of(form), scaling, allowed, count, found, 0, splits, config)
     return merged(query, found)
+
+
+def _rows(share: int, parts) -> int:
+    """Rows of a product: query heads that share a KV head, times scales of a token."""
+    groups = parts[1].shape[3] if len(parts) > 1 else 1
+    return max(ROWS, triton.next_power_of_2(share) * triton.next_power_of_2(groups))
+
+
+def launch(
+    query: Tensor, keys, values, kind: str, scaling: float, allowed, count, found, first, parts, config
+):
+    """Attend to K and V in so many parts, which are those from `first` on of `found`."""
+    batch, heads, _, head_dim = query.shape
+    kv_heads, tokens = keys[0].shape[1:3]
+    (codes, codes_v), (scales, scales_v) = even(keys[0], values[0]), even(keys[-1], values[-1])
+    numbers_, size = (1, 1) if kind == "exact" else (4, WORDS[kind])
+    if kind != "exact":
+        codes, codes_v = (part.view(SIGNED[size]) for part in (codes, codes_v))
+    block, warps, stages, _ = config
+    mask, *strides = visible(query, allowed, kv_heads)
+    _attend_split[(batch * kv_heads, parts)](
+        query.contiguous(), codes, scales, codes_v, scales_v, mask, *found,
+        tokens if count is None else count, found[0].shape[1], first, scaling,
+        codes.stride(1), scales.stride(1), kv_heads, *strides,
+        FORM=kind, D=head_dim, GROUPS=keys[1].shape[3] if len(keys) > 1 else 0,
+        MASKED=allowed is not None, COUNTED=count is not None,
+        SHARE=heads // kv_heads, ROWS=_rows(heads // kv_heads, keys), BLOCK=block, DOT=dot_type(query),
+        PARTS=numbers_, BYTES=size, WIDTH=keys[0].shape[3],
+        LANES=max(16, triton.next_power_of_2(head_dim // numbers_)), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+
+
+def dot_type(query: Tensor):
+    return tl.float32 if INTERPRETED else TYPES[query.dtype]
+
+
+def visible(query: Tensor, allowed: Tensor | None, kv_heads: int) -> tuple[Tensor, int, int]:
+    """The mask as bytes, and its strides from row to row and from KV head to KV head."""
+    if allowed is None:
+        return query, 0, 0
+    mask = allowed.expand(query.shape[0], kv_heads, -1, -1).view(torch.uint8)
+    mask = mask if mask.stride(3) == 1 else mask.contiguous()
+    return mask, mask.stride(0), mask.stride(1)
 
 
 def partial_sums(query: Tensor, sequences: int, splits: int, share: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +306,7 @@ def merged(query: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     return out.to(query.dtype)
 
 
-def _even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def even(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """K and V with the same strides: tokens one after the other, (row, head) pairs equally far apart."""
     even = all(
         part.stride(3) == 1

@@ -1,10 +1,12 @@
 """KIVI's Triton kernels against decode-then-attend; interpreted on the CPU where there is no GPU."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 from tiny import started
+from torch.nn.functional import pad
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip(
@@ -32,12 +34,12 @@ def made(policy, prompt, steps, head_dim=64, batch=1, kv_heads=2, share=1, dtype
     return torch.randn(batch, kv_heads * share, 1, head_dim).to(DEVICE, dtype), store
 
 
-def expected(query, store, allowed=None):
+def expected(query, store, allowed=None, scaling=0.2):
     """In fp64, from the same codes and the same window."""
     store.dtype, before = torch.float64, store.dtype
     keys, values = store.read(query.device)
     store.dtype = before
-    return reference(query.double(), keys.double(), values.double(), 0.2, allowed)[0]
+    return reference(query.double(), keys.double(), values.double(), scaling, allowed)[0]
 
 
 def off(query, store, allowed=None, split=None) -> float:
@@ -111,6 +113,46 @@ def test_in_16_bits_it_is_as_near_to_the_truth_as_the_reference(bits, dtype):
     plain = reference(query, *store.read(query.device), 0.2)[0]
     allowance = (plain.double() - right).norm() + 1e-3 * right.norm()
     assert (gpu_kivi.attend(query, store, 0.2).double() - right).norm() <= allowance
+
+
+def test_40000_tokens_in_bf16(monkeypatch):
+    """Whatever a tensor core multiplies is rounded to bf16 first, here too: zero points are not among it."""
+    if DEVICE == "cpu":
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        def dot(self, a, b, *more, plain=InterpreterBuilder.create_dot):
+            for one in (a, b):
+                one.data = torch.from_numpy(one.data).bfloat16().float().numpy()
+            return plain(self, a, b, *more)
+
+        monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)
+    query, store = made(Kivi(2, 64), 40000, 0, 64, kv_heads=1, share=4, dtype=torch.bfloat16)
+    right = expected(query, store, scaling=0.125)
+    out = gpu_kivi.attend(query, store, 0.125).double()
+    assert (out - right).norm() <= 0.01 * right.norm()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 7, 31])
+@pytest.mark.parametrize("masked", [False, True])
+def test_of_longer_buffers_so_many_as_the_device_says(steps, masked):
+    """As a captured step holds them: what lies behind is never read."""
+    query, store = made(Kivi(2, 16, 32), 117, steps, batch=2, share=3)
+    written, recent = store.written, store.window[0].shape[2]
+    right = expected(query, store)
+    longer = SimpleNamespace(group=store.group)
+    for name, more in (("keys", 48), ("values", 48), ("blocks", 3)):
+        parts = (pad(part, (0, 0, 0, more), value=99) for part in getattr(store, name))
+        setattr(longer, name, tuple(parts))
+    longer.recents = tuple(pad(side, (0, 0, 0, 9), value=torch.nan) for side in store.window)
+    allowed = None
+    if masked:
+        allowed = torch.rand(2, 1, 1, written + 48 + recent + 9, device=DEVICE) < 0.5
+        allowed[..., 3] = True
+        seen = torch.cat([allowed[..., :written], allowed[..., written + 48 :][..., :recent]], -1)
+        right = expected(query, store, seen)
+    counts = torch.tensor([written, recent], dtype=torch.int32, device=DEVICE)
+    out = gpu_kivi.attend(query, longer, 0.2, allowed, counts=counts)
+    assert (out - right).abs().max() <= 1e-5 * right.abs().max()
 
 
 def test_the_same_input_gives_the_same_bits():
