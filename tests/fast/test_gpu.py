@@ -100,7 +100,7 @@ def test_reads_a_static_buffer_in_place():
     query = torch.randn(2, 6, 1, 64, device=DEVICE)
     parts = store.parts()
     assert not parts[0][0].is_contiguous()
-    assert gpu._even(parts[0][0], parts[1][0])[0] is parts[0][0], "no copy"
+    assert gpu.even(parts[0][0], parts[1][0])[0] is parts[0][0], "no copy"
     out = gpu.attend(query, *parts, form, 0.2)
     assert torch.allclose(out, expected(query, *parts, form), atol=1e-5)
 
