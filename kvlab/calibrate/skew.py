@@ -27,9 +27,9 @@ def skewing_matrices(queries: Tensor) -> Tensor:
     queries `[kv_heads, tokens, head_dim]`, as attention sees them (after RoPE) -> `[kv_heads, head_dim,
     head_dim]`, fp32. A is orthogonal, so (Q A)(K A)^T = Q K^T.
     """
-    queries = queries.double() if queries.is_cuda else queries.float()  # a GPU's is off by 1e-4 in fp32
+    device, queries = queries.device, queries.float().cpu()  # a GPU's is less exact, and takes longer
     few = queries.shape[1] < queries.shape[2]
-    return torch.linalg.svd(queries, full_matrices=few).Vh.transpose(-1, -2).contiguous().float()
+    return torch.linalg.svd(queries, full_matrices=few).Vh.transpose(-1, -2).contiguous().to(device)
 
 
 def skew(model, ids: list | None = None) -> list[Tensor]:

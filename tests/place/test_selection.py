@@ -154,10 +154,9 @@ def test_group_importance():
     assert torch.allclose(group_importance(scores, 1), mean)
 
 
-def test_a_gpus_skewing_matrices_are_made_in_fp64(monkeypatch):
+def test_a_gpus_skewing_matrices_are_made_on_the_cpu(monkeypatch):
     """In fp32 it parts from a CPU where singular values lie close, and other tokens are chosen."""
-    queries = torch.randn(2, 40, 8, generator=torch.Generator().manual_seed(0))
-    wanted = torch.linalg.svd(queries.double(), full_matrices=False).Vh.transpose(-1, -2)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: True))
-    found = skewing_matrices(queries)
-    assert found.dtype == torch.float32 and torch.equal(found, wanted.float())
+    plain, seen = torch.Tensor.cpu, []
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: seen.append(self) or plain(self))
+    skewing_matrices(torch.randn(2, 40, 8))
+    assert len(seen) == 1
