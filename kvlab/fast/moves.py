@@ -63,7 +63,9 @@ class Buffered(Move):
         self.buffers = store.keys, store.values
         for part in (*store.keys, *store.values):
             part[:, :, store.filled :] = 0  # what is decoded and not seen must be finite
-        self.beyond = store.beyond = torch.zeros_like(flag, dtype=torch.long) + (store.beyond or 0)
+        if store.fixed_keys or store.fixed_values:
+            store.beyond = flag.new_zeros(1, dtype=torch.long) + (0 if store.beyond is None else store.beyond)
+        self.beyond = store.beyond
 
     def coded(self, keys: Tensor, values: Tensor) -> tuple[Parts, Parts]:
         """One new token of every row in its stored form; see `GrowingState.encode`."""
@@ -81,7 +83,8 @@ class Buffered(Move):
 
     def still(self) -> bool:
         """Whether its buffers are the same as well."""
-        return super().still() and self.store.keys is self.buffers[0]
+        same = self.store.keys is self.buffers[0] and self.store.beyond is self.beyond
+        return same and super().still()
 
 
 class Appends(Buffered):
@@ -168,7 +171,7 @@ class Appends(Buffered):
 
     def state(self) -> list[Tensor]:
         """What two steps have changed besides the slots behind those in use."""
-        return [self.beyond]
+        return [] if self.beyond is None else [self.beyond]
 
 
 class Replaces(Buffered):
@@ -269,5 +272,5 @@ class Replaces(Buffered):
 
     def state(self) -> list[Tensor]:
         """See `Appends.state`."""
-        changing = [self.positions, self.hole, self.newest, self.beyond, *self.used[0], *self.used[1]]
-        return changing if self.sums is None else [*changing, self.sums]
+        also = [x for x in (self.sums, self.beyond) if x is not None]
+        return [self.positions, self.hole, self.newest, *self.used[0], *self.used[1], *also]
