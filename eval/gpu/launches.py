@@ -35,7 +35,7 @@ def thin(device: torch.device):
     """An OPT of many layers that are next to nothing."""
     from transformers import AutoModelForCausalLM, OPTConfig
 
-    shape = {"hidden_size": 64, "ffn_dim": 128, "num_attention_heads": 4, "word_embed_proj_dim": 64}
+    shape = {"hidden_size": 512, "ffn_dim": 512, "num_attention_heads": 4, "word_embed_proj_dim": 512}
     config = OPTConfig(**shape, num_hidden_layers=LAYERS, vocab_size=64, max_position_embeddings=2 * TOKENS)
     with torch.device(device):
         return kvlab.prepare(AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval())
