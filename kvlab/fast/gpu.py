@@ -25,11 +25,12 @@ import triton.language as tl
 from torch import Tensor
 
 from .gpu_append import append, appends
-from .gpu_numbers import INTERPRETED, WORDS, kind_of, numbers, supports
+from .gpu_numbers import INTERPRETED, WORDS, begun, kind_of, numbers, overlap, supports
 
 __all__ = ["append", "appends", "attend", "compiles", "supports"]
 
 MOST = 256  # splits of a sequence at most
+SLICE = 32  # channels that are put together at a time
 ROWS = 16  # fewest rows of a tensor-core product
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 SIGNED = {4: torch.int32, 2: torch.int16, 1: torch.int8}  # by bytes
@@ -106,12 +107,14 @@ def _attend_split(
     FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     PARTS: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score. Splits
     have the same number of blocks, give or take one; they are `first_part` and the following of all `splits`.
 
     GROUPS: scales of a token, 0: none. A word has PARTS channels: BYTES neighbours in each part of a head of
     WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros."""
+    begun(OVERLAP)
     SPREAD: tl.constexpr = 1 if GROUPS < 2 else triton.next_power_of_2(GROUPS)  # rows of a query head
     HELD: tl.constexpr = D // PARTS  # words of a token
     head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -173,28 +176,20 @@ def _attend_split(
 @triton.jit(do_not_specialize=["splits"])
 def _merge(
     sums, weights, largest, out, splits,
-    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr, CHANNELS: tl.constexpr,
+    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out `[heads, D]`."""
-    head, channel = tl.program_id(0).to(tl.int64), tl.arange(0, CHANNELS)
-    first = head // SHARE * splits * SHARE + head % SHARE
-    every = tl.arange(0, SPLITS)
-    most = tl.max(tl.load(largest + first + every * SHARE, mask=every < splits, other=NOTHING), 0)
-    total, weight = tl.zeros([CHANNELS], tl.float32), 0.0
-    for start in range(0, splits, CHUNK):
-        part = start + tl.arange(0, CHUNK)
-        at, real = first + part * SHARE, part < splits
-        factor = tl.where(real, tl.exp2(tl.load(largest + at, mask=real, other=NOTHING) - most), 0.0)
-        there = real[:, None]
-        if CHANNELS != D:
-            there = there & (channel < D)[None, :]
-        parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=there, other=0.0)
-        total += tl.sum(factor[:, None] * parts, 0)
-        weight += tl.sum(factor * tl.load(weights + at, mask=real, other=0.0), 0)
-    if CHANNELS != D:
-        tl.store(out + head * D + channel, total / weight, mask=channel < D)
-    else:
-        tl.store(out + head * D + channel, total / weight)
+    """The splits of some channels of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out
+    `[heads, D]`."""
+    begun(OVERLAP)
+    head, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * SLICE + tl.arange(0, SLICE)
+    split = tl.arange(0, SPLITS)
+    at, real = head // SHARE * splits * SHARE + head % SHARE + split * SHARE, split < splits
+    score = tl.load(largest + at, mask=real, other=NOTHING)
+    factor = tl.where(real, tl.exp2(score - tl.max(score, 0)), 0.0)
+    weight = tl.sum(factor * tl.load(weights + at, mask=real, other=0.0), 0)
+    there = real[:, None] & (channel < D)[None, :]
+    parts = tl.load(sums + at[:, None] * D + channel[None, :], mask=there, other=0.0)
+    tl.store(out + head * D + channel, tl.sum(factor[:, None] * parts, 0) / weight, mask=channel < D)
 
 
 def compiles(form, capability: tuple[int, int] | None) -> bool:
@@ -269,6 +264,7 @@ def launch(
         SHARE=heads // kv_heads, ROWS=_rows(heads // kv_heads, keys), BLOCK=block, DOT=dot_type(query),
         PARTS=numbers_, BYTES=size, WIDTH=keys[0].shape[3],
         LANES=max(16, triton.next_power_of_2(head_dim // numbers_)), num_warps=warps, num_stages=stages,
+        **overlap(query),
     )  # fmt: skip
 
 
@@ -296,12 +292,10 @@ def partial_sums(query: Tensor, sequences: int, splits: int, share: int) -> tupl
 def merged(query: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """All splits together, shaped like the query."""
     sequences, splits, share, head_dim = found[0].shape
-    channels = triton.next_power_of_2(head_dim)
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
-    _merge[(sequences * share,)](
+    _merge[(sequences * share, -(-head_dim // SLICE))](
         *found, out, splits,
-        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits),
-        CHUNK=min(triton.next_power_of_2(splits), 8192 // channels), CHANNELS=channels,
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), SLICE=SLICE, **overlap(query),
     )  # fmt: skip
     return out.to(query.dtype)
 
