@@ -98,7 +98,7 @@ class Appends(Buffered):
     def __init__(self, layer, slot: Tensor, count: Tensor, flag: Tensor):
         store, table = layer.store, layer.table
         capacity, filled = store.keys[0].shape[2], store.filled
-        if store.max_length < 0 and capacity <= filled + SPARE:
+        if store.max_length < 0 and capacity < filled + LEAST_ROOM:
             capacity = filled + max(LEAST_ROOM, filled // 8)
         if capacity <= filled + SPARE:
             raise Later("its buffer is full")
