@@ -1,4 +1,5 @@
-"""Page: the marked tables of docs/gpu.md, from docs/results/gpu/*.json, machines one after the other.
+"""Page: the marked tables of docs/gpu.md, from docs/results/gpu/*.json, machines one after the other; and
+README's, of the newest run.
 
 What a table shows is the rows as a run wrote them; only ratios within a table and what is said of goals are
 computed here.
@@ -60,13 +61,15 @@ def write(docs: Path) -> str:
                 raise ValueError("it is of a dry run, which says nothing about a GPU")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
-    write_file(page, filled(page.read_text(encoding="utf-8"), machines))
+    for one in (page, docs.parent / "README.md"):
+        if one.is_file():
+            write_file(one, filled(one.read_text(encoding="utf-8"), machines))
     return f"{page}: {len(machines)} machines"
 
 
 def filled(text: str, machines: dict[str, dict]) -> str:
     """The page with its tables as these machines say: {name: gpu.json}."""
-    makers = {"goals": goals, "predicted": predicted, "measured": measured}
+    makers = {"goals": goals, "predicted": predicted, "measured": measured, "steps": steps}
     return MARKED.sub(lambda mark: f"{mark[1]}{makers[mark[2]](machines)}{mark[3]}", text)
 
 
@@ -147,7 +150,7 @@ def reached_by(machine: dict) -> list[str]:
         said(int4.get("speedup"), lambda x: x >= 3),
         said(share, lambda x: x >= 70, " %"),
         said(max(kivi, default=None), lambda x: x < 0.01),
-        *steps_within(rows_of(machine, "step")),
+        *steps_within(machine),
         said(moved, lambda x: x >= 85, " %") + at_batch,
         said(ours.get("faster"), lambda x: x >= 1.5 and (moved or 0) >= 85) + at_batch,
         said(ours.get("of_ideal"), lambda x: x <= 2) + at_batch,
@@ -155,16 +158,14 @@ def reached_by(machine: dict) -> list[str]:
     ]
 
 
-def steps_within(rows: list[dict]) -> tuple[str, str]:
+def steps_within(machine: dict) -> tuple[str, str]:
     """Whether steps as graphs are within LIMITS, and whether eager ones are near to transformers' static
     cache's; who is not, and who was not measured, is named."""
-    rows = [row for row in rows if (row["model"], row["tokens"], row["batch"]) == ("Llama-3-8B", 8192, 1)]
-    ours = [row for row in rows if "ms" in row and not (row["method"].startswith("hf-") or row["offloads"])]
-    graphs = {row["method"]: row["ms"] for row in ours if row["way"] != "eager"}
-    eager = {row["method"]: row["ms"] for row in ours if row["way"] == "eager"}
-    theirs = [
-        row["ms"] for row in rows if (row["method"], row["way"]) == ("hf-static", "eager") and "ms" in row
-    ]
+    rows = at_8192(machine)
+    ours = {key: ms for key, ms in rows.items() if not (key[0].startswith("hf-") or step.offloads(key[0]))}
+    graphs = {method: ms for (method, graph), ms in ours.items() if graph}
+    eager = {method: ms for (method, graph), ms in ours.items() if not graph}
+    theirs = rows.get(("hf-static", False))
 
     def verdict(slower: list[str], missing: list[str]) -> str:
         said = f"not by {', '.join(slower)}" if slower else "reached by the rest" if missing else "reached"
@@ -175,8 +176,29 @@ def steps_within(rows: list[dict]) -> tuple[str, str]:
     first = verdict(slower, [name for name in LIMITS if name not in graphs]) if found else "not measured"
     if not (theirs and eager):
         return first, "not measured"
-    times = {name: ms / min(theirs) for name, ms in eager.items()}
+    times = {name: ms / theirs for name, ms in eager.items()}
     return first, verdict([f"{name} {by:.1f}" for name, by in sorted(times.items()) if by > 1.1], [])
+
+
+def at_8192(machine: dict) -> dict[tuple[str, bool], float]:
+    """{(method, whether as a graph): milliseconds} of steps of Llama-3-8B at 8,192 tokens and one row."""
+    return {
+        (row["method"], row["way"] != "eager"): row["ms"]
+        for row in rows_of(machine, "step")
+        if (row["model"], row["tokens"], row["batch"]) == ("Llama-3-8B", 8192, 1) and "ms" in row
+    }
+
+
+def steps(machines: dict[str, dict]) -> str:
+    """The steps of the newest run, for who reads nothing else."""
+    made = {max(unit.get("made", "") for unit in one["units"].values()): one for one in machines.values()}
+    if not made or not (found := at_8192(newest := made[max(made)])):
+        return ""
+    names = dict.fromkeys(name for name, _ in found if name in LIMITS or name.startswith("hf-"))
+    rows = [[f"`{name}`", *(number(found.get((name, graph))) for graph in (False, True))] for name in names]
+    about = newest["machine"]
+    title = f"{about['device']}, commit {about.get('commit')}: a step, ms"
+    return markdown([title, "eager", "as a graph"], rows) + "\n"
 
 
 # What was measured.

@@ -81,6 +81,17 @@ def test_the_page_says_what_was_reached_and_shows_every_table():
     assert page.filled(text, {}) == page.filled(EMPTY, {}), "what stood there goes"
 
 
+def test_readme_has_the_steps_of_the_newest_run():
+    text = "<!-- gpu: steps -->\nold\n<!-- end of gpu -->\n"
+    old, new = example(), example()
+    new["machine"] = new["machine"] | {"device": "Newer"}
+    for found, made in ((old, "2026-01-01"), (new, "2026-02-01")):
+        found["units"]["step:eager 1"]["made"] = made
+    lines = page.filled(text, {"b": old, "a": new}).splitlines()
+    assert "Newer" in lines[1] and lines[3] == "| `static` | 10.2 | 10 |" and "| `h2o` | 15 | – |" in lines
+    assert page.filled(text, {}) == text.replace("old\n", "")
+
+
 def test_nothing_is_called_reached_that_was_not_compared():
     found = example()
     units = found["units"]
@@ -111,8 +122,9 @@ def test_nothing_is_called_reached_that_was_not_compared():
     assert said(9) == "35 %: not reached", "a bar is a whole run too"
 
 
-def test_the_page_is_as_it_is_written(tmp_path):
-    stored = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["docs/gpu.md", "README.md"])
+def test_the_page_is_as_it_is_written(name):
+    stored = (ROOT / name).read_text(encoding="utf-8")
     machines = {
         file.stem: json.loads(file.read_text(encoding="utf-8"))
         for file in sorted((ROOT / "docs" / "results" / "gpu").glob("*.json"))
