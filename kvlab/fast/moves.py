@@ -13,7 +13,7 @@ from torch import Tensor
 from ..attention import attend
 from ..keep.base import FINITE
 from ..late import Flag
-from ..store.exact import Parts
+from ..store.exact import Exact, Parts
 from .attend import trusted
 from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
 from .suited import Later
@@ -196,6 +196,8 @@ class Replaces(Buffered):
         self.asked = torch.ones(shape[0], 1, dtype=torch.bool, device=device)
         self.even = min(layer.rows_held) == layer.slots  # no slot is empty but the one
         self.used = tuple(tuple(part[:, :, : self.slots] for part in parts) for parts in self.buffers)
+        exact = type(self.store.format) is type(self.store.value_format) is Exact
+        self.kernel = exact and trusted(layer.store, layer.shape.heads, layer.shape.head_dim)
         self.enter()
 
     def enter(self) -> None:
@@ -223,6 +225,8 @@ class Replaces(Buffered):
 
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
         """See `Appends.attend`."""
+        if self.kernel and softcap is None and sinks is None:
+            return self._by_kernel(query, keys, values, scaling)
         for buffers, parts in zip(self.used, self.coded(keys, values), strict=True):
             for buffer, new in zip(buffers, parts, strict=True):
                 buffer.scatter_(2, self.hole[..., None].expand(-1, -1, 1, new.shape[3]), new)
@@ -233,6 +237,14 @@ class Replaces(Buffered):
         allowed = None if self.even else (self.positions >= 0)[:, :, None]
         out, received = attend(query, *held, scaling, allowed, asked, softcap=softcap, sinks=sinks)
         self._let_go(received, newest)
+        return out
+
+    def _by_kernel(self, query, keys, values, scaling) -> Tensor:
+        from . import gpu_going
+
+        gpu_going.place(self, keys, values)
+        out, received = gpu_going.attended(self, query, scaling)
+        gpu_going.let_go(self, received)
         return out
 
     def _let_go(self, received: Tensor | None, newest: Tensor) -> None:
