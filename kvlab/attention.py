@@ -56,6 +56,11 @@ class Recorded:
     softcap: float | None = None
     sinks: Tensor | None = None
 
+    def part(self, start: int, end: int, seen: int) -> Recorded:
+        """Tokens start..end of the pass, `seen` being those before them."""
+        cut = {name: getattr(self, name)[:, :, start:end] for name in ("query", "keys", "values")}
+        return replace(self, visibility=self.visibility.first(seen + end - start), **cut)
+
     def attend(self, observes: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
         """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where a keep observes)."""
         return prefill(self, True, observes, last)

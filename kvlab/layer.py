@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -61,6 +62,14 @@ class Layer(Held):
             return out
         if (out := faster.step(self, given)) is not None:
             return out
+        if given.keys.shape[2] == 1 or not self.store.in_blocks:
+            return self._later(given)
+        ends = self.store.ends(given.keys.shape[2])
+        return torch.cat([self._later(given.part(*cut, self.seen)) for cut in pairwise([0, *ends])], 2)
+
+    def _later(self, given: Recorded) -> Tensor:
+        """A pass on top of what is held."""
+        query = given.query
         self.append(given)
         self.place.append(self, given.keys)
         with self.timed("attention"):

@@ -73,6 +73,11 @@ class Visibility:
         self._found = (seen, tokens), found
         return found
 
+    def first(self, tokens: int) -> Visibility:
+        """The same, of a pass that ends with so many tokens."""
+        padding = None if self.padding is None else self.padding[:, :tokens]
+        return Visibility(padding, self.rule, self.local, self.known)
+
     def allowed(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Which keys a query may see, bool `[batch, 1 or kv_heads, q, slots]`.
 

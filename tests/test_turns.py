@@ -195,6 +195,29 @@ def means(kept):
     return [float((at >= 0).sum(-1).double().mean()) if len(at) else 0.0 for at in kept[1]]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_turn_under_kivi_sees_what_its_tokens_one_by_one_would(seed):
+    """A block is rounded between two tokens of the turn, however it is cut."""
+    dice = random.Random(seed)
+    model = tiny("llama", dtype=torch.float64)
+    spec = f"kivi{dice.choice([2, 4])}:group={dice.choice([1, 3, 4, 8])},recent={dice.choice([0, 5, 6])}"
+    size, rows, found = dice.randint(9, 30), dice.choice([1, 2]), []
+    for pieces in ([size], [1] * size, [dice.randint(2, 5)] * (size // 5) + [size]):
+        stepper = kvlab.Stepper(model, make(model, spec))
+        stepper.feed(prompt(12, rows, seed=1))
+        said = torch.cat([stepper.feed(ids) for ids in _split(prompt(size, rows, seed=2), pieces)], 1)
+        found.append((said, held(stepper.cache)))
+    for said, kept in found[1:]:
+        torch.testing.assert_close(said, found[0][0], atol=1e-9, rtol=0)
+        same(kept, found[0][1])
+
+
+def _split(ids, sizes):
+    """Pieces of these sizes, the last one as long as what is left."""
+    ends = [min(sum(sizes[: i + 1]), ids.shape[1]) for i in range(len(sizes))]
+    return [ids[:, start:end] for start, end in pairwise([0, *ends]) if end > start]
+
+
 def test_a_turn_in_pieces_leaves_no_larger_buffers_of_a_link():
     model, name, held = tiny("mistral"), "int4 per channel on the host, topk", []
     for chunk in (None, 7):

@@ -132,6 +132,13 @@ class KiviState(GrowingState):
         if end > self.written:
             self._write(end - self.written)
 
+    def ends(self, tokens: int) -> list[int]:
+        """Where a pass of so many tokens is cut, so that it sees what tokens one by one would see: before and
+        behind every token with which a block is written."""
+        first = self.group - (self.length - self.prompt) % self.group
+        full = range(first, tokens + 1, self.group)
+        return sorted({tokens, *full, *(end - 1 for end in full)} - {0})
+
     def reserve(self, tokens: int) -> None:
         """Make room for so many more in the window: until it overflows, where that is more."""
         end = self.filled + tokens
