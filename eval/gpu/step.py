@@ -19,7 +19,7 @@ from kvlab.store import Float8, Int, Static
 
 from . import models
 from .bench import spread
-from .unit import FIRST, LAST, Unit, groups
+from .unit import FIRST, LAST, NEXT, Unit, groups
 
 METHODS = (  # the most telling first: transformers' caches, and those that they are compared with
     "hf-static", "hf-dynamic", "static", "full", "int8",
@@ -44,7 +44,8 @@ def units(size: str) -> list[Unit]:
         return [Unit("step", f"small-llama, {way}", FIRST, 10, given | {"way": way}) for way in WAYS]
     sizes = (("Llama-3-8B", 8192, 1, FIRST, WAYS), ("Llama-3-8B", 2048, 16, LAST, ("eager",)))
     return [
-        Unit("step", f"{model}, {tokens} tokens, batch {batch}, {way} {number}", rank, 4 + 3 * len(methods),
+        Unit("step", f"{model}, {tokens} tokens, batch {batch}, {way} {number}",
+             max(rank, NEXT if any(map(offloads, methods)) else FIRST), 4 + 3 * len(methods),
              {"model": model, "tokens": tokens, "batch": batch, "methods": methods, "way": way})
         for model, tokens, batch, rank, ways in sizes
         for way in ways
