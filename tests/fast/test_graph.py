@@ -45,7 +45,8 @@ def spec_of(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch):
-    monkeypatch.setattr(graph, "captured", replayed.captured)
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(graph, "captured", replayed.captured)
 
 
 def replaying(model):
@@ -57,7 +58,7 @@ def replaying(model):
 def decoded(model, spec, *, rows=2, padded=0, steps=STEPS, after=None):
     """(Logits of a prompt and some steps, the cache); after: step -> what happens to the cache before it."""
     cache, generator = kvlab.make_cache(model, spec), torch.Generator().manual_seed(1)
-    ids = torch.randint(2, 90, (rows, PROMPT), generator=generator)
+    ids = torch.randint(2, 90, (rows, PROMPT), generator=generator).to(model.device)
     mask = torch.ones_like(ids)
     mask[0, :padded] = 0
     stepper = Stepper(model, cache)
@@ -65,7 +66,7 @@ def decoded(model, spec, *, rows=2, padded=0, steps=STEPS, after=None):
     for step in range(steps):
         if after and step in after:
             stepper = after[step](stepper) or stepper
-        ids = torch.randint(2, 90, (len(cache.lengths), 1), generator=generator)
+        ids = torch.randint(2, 90, (len(cache.lengths), 1), generator=generator).to(model.device)
         found.append(stepper.feed(ids, last=True))
     return found, stepper.cache
 
@@ -73,7 +74,7 @@ def decoded(model, spec, *, rows=2, padded=0, steps=STEPS, after=None):
 def same(model, spec, tolerance=1e-3, **how):
     other = replaying(model)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.filterwarnings("error", message=".*eager engine")
         found, cache = decoded(other, spec, **how)
     assert other.forward.replays(cache)
     expected, its = decoded(model, spec, **how)
@@ -144,6 +145,19 @@ def test_forks_copies_and_saves_in_between(spec, tmp_path):
         stepper.feed(torch.arange(2, 8).expand(len(stepper.ids), -1))
 
     same(tiny("llama"), spec, after={6: fork, 13: saved, 20: several, 24: copied, 30: fork})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(
+    "spec", ["full", "int8", "h2o:budget=20", "kivi2:group=32,recent=16", "tova:budget=20"]
+)
+@pytest.mark.parametrize("padded", [0, 7])
+def test_on_a_gpu_600_tokens_are_the_eager_engine_s(spec, padded):
+    """Through kernels, across captures and flushes."""
+    if padded and spec.startswith("kivi"):
+        pytest.skip("blocks that hold padding are eager")
+    model = tiny("llama", head_dim=64, max_position_embeddings=800)
+    same(copy.deepcopy(model).to("cuda"), spec, padded=padded, steps=600)
 
 
 def test_tokens_that_were_taken_back_are_written_over():
