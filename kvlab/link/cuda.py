@@ -45,44 +45,45 @@ class CudaLink(Link):
         if not all(part.is_pinned() for part in parts):
             return super().fetch(parts, slots, **about)
         if slots is None and all(by_token(part).is_contiguous() for part in parts):
-            parcel = sealed(parts, parts[0].shape[2])
-            return self._submit(lambda: self._whole(parts), "device", parcel=parcel, **about)
+            return self._queued(parts, None, self._whole, **about)
         way = self.trial.next()
         if way == HOST:
             transfer = super().fetch(parts, slots, **about)
         else:
-            chosen = slots if slots is None else slots.to(self.device)
-            tokens = parts[0].shape[2] if slots is None else slots.shape[2]
-            parcel, ready = sealed(parts, tokens), self._mark()
-            transfer = self._submit(
-                lambda: self._gather(parts, chosen, ready), "device", parcel=parcel, **about
-            )
+            transfer = self._queued(parts, slots, self._gather, **about)
         self.trial.note(way, transfer)
         return transfer
 
-    def _whole(self, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """All that is held, each part in one copy, as it lies."""
-        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
-            arrived = []
-            for source in map(by_token, parts):
-                target = torch.empty(
-                    (len(source) + 1, *source.shape[1:]), dtype=source.dtype, device=self.device
-                )
-                target[:-1].copy_(source, non_blocking=True)
-                arrived.append(by_head(target))
-            event = torch.cuda.Event()
+    def _queued(self, parts: tuple[Tensor, ...], slots: Tensor | None, brings, **about) -> Transfer:
+        """What asks the host for nothing is put into the stream by who asks, behind what is there: no thread
+        has to be woken before the link goes on. The lane waits for it."""
+        chosen = slots if slots is None else slots.to(self.device)
+        ready, tokens = self._mark(), parts[0].shape[2] if slots is None else slots.shape[2]
+        with torch.inference_mode(False), torch.cuda.device(self.device), torch.cuda.stream(self._inward):
+            arrived, event = brings(parts, chosen, ready), torch.cuda.Event()
             event.record()
-        event.synchronize()
+
+        def work(held=(parts, chosen)) -> tuple[Tensor, ...]:
+            event.synchronize()
+            return arrived
+
+        parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
+        parcel.seal((), sums=False)
+        return self._submit(work, "device", parcel=parcel, **about)
+
+    def _whole(self, parts: tuple[Tensor, ...], slots, ready) -> tuple[Tensor, ...]:
+        """All that is held, each part in one copy, as it lies."""
+        arrived = []
+        for source in map(by_token, parts):
+            shape = len(source) + 1, *source.shape[1:]
+            target = torch.empty(shape, dtype=source.dtype, device=self.device)
+            target[:-1].copy_(source, non_blocking=True)
+            arrived.append(by_head(target))
         return tuple(arrived)
 
     def _gather(self, parts: tuple[Tensor, ...], slots: Tensor | None, ready) -> tuple[Tensor, ...]:
-        with torch.cuda.device(self.device), torch.cuda.stream(self._inward):
-            self._inward.wait_event(ready)
-            arrived = self._rows(parts, slots, self.device)
-            event = torch.cuda.Event()
-            event.record()
-        event.synchronize()
-        return arrived
+        self._inward.wait_event(ready)
+        return self._rows(parts, slots, self.device)
 
     def _collect(self, parts, slots, staged, parcel):
         """One part crosses while the next one is gathered."""
@@ -120,13 +121,6 @@ class CudaLink(Link):
             event.record()
         event.synchronize()
         return tuple(hosted)
-
-
-def sealed(parts: tuple[Tensor, ...], tokens: int) -> Parcel:
-    """What a fetch of so many tokens delivers, contents not compared."""
-    parcel = Parcel(parts, [(*part.shape[:2], tokens + 1, part.shape[3]) for part in parts])
-    parcel.seal((), sums=False)
-    return parcel
 
 
 class Trial:
