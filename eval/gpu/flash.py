@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvlab.store import Float8, Int
+from kvlab.store import Exact, Float8, Int
 
 from .bench import spread
 from .right import triton_there
@@ -27,6 +27,7 @@ SHAPES = {  # heads, KV heads, head dimension
     "small": (4, 2, 64),
 }
 FORMS = {
+    "exact": Exact,
     "int8": lambda: Int(8),
     "int8:group=32": lambda: Int(8, 32),
     "int4": lambda: Int(4),
@@ -41,7 +42,7 @@ SIZES = (  # shape, batch, tokens, when: what goals hang on, then what nine minu
     ("Llama-3-8B", 1, 16384, NEXT), ("Llama-3-8B", 1, 4096, NEXT), ("Llama-3-8B", 64, 16384, NEXT),
     ("Llama-2-13B", 1, 65536, NEXT), ("Llama-2-13B", 8, 16384, NEXT), ("Llama-3-8B", 64, 4096, LAST),
 )  # fmt: skip
-TOTAL_BITS = 16 + 8.125 + 8.5 + 4.125 + 4.5 + 8  # of all contestants, for each number held
+TOTAL_BITS = 2 * 16 + 8.125 + 8.5 + 4.125 + 4.5 + 8  # of all contestants, for each number held
 
 
 def units(size: str) -> list[Unit]:

@@ -22,10 +22,8 @@ CAPABILITY = 90  # of an H100
 WARP = 32
 
 
-def compile_part(folder: Path, capability: int, part: int, parts: int) -> None:
-    """Compile one of several parts of the kernels of the stages right and attention into `folder`."""
-    os.environ["TRITON_CACHE_DIR"] = str(folder)
-    import torch
+def pretend(capability: int, made=lambda kernel: None) -> None:
+    """From now on every call of a kernel compiles it for this GPU, hands it to `made`, launches nothing."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
@@ -42,12 +40,19 @@ def compile_part(folder: Path, capability: int, part: int, parts: int) -> None:
         def get_current_stream(self, device) -> int:
             return 0
 
-    from kvlab.fast import gpu_numbers
+    def run(self, *args, warmup, **given):
+        made(launched(self, *args, warmup=True, **given))
 
-    gpu_numbers.capability = lambda x: divmod(capability, 10)
     driver.set_active(Driver())
-    launched = JITFunction.run
-    JITFunction.run = lambda self, *args, warmup, **given: launched(self, *args, warmup=True, **given)
+    launched, JITFunction.run = JITFunction.run, run
+
+
+def compile_part(folder: Path, capability: int, part: int, parts: int) -> None:
+    """Compile one of several parts of the kernels of the stages right and attention into `folder`."""
+    os.environ["TRITON_CACHE_DIR"] = str(folder)
+    import torch
+
+    pretend(capability)
     with torch.no_grad():
         for call in calls(divmod(capability, 10))[part::parts]:
             with contextlib.suppress(Exception):  # the others are of use all the same

@@ -10,7 +10,7 @@ import torch
 import kvlab
 from kvlab.attention import attend
 from kvlab.spec import parse
-from kvlab.store import Float8, Int, Kivi
+from kvlab.store import Exact, Float8, Int, Kivi
 from kvlab.store.kivi import KiviState
 from kvlab.store.static import Static, StaticState
 
@@ -19,7 +19,7 @@ from .led import Led
 from .unit import FIRST, NEXT, Unit, groups
 
 FORMS = {
-    "int8": lambda: Int(8), "int8:group=32": lambda: Int(8, 32), "int4": lambda: Int(4),
+    "exact": Exact, "int8": lambda: Int(8), "int8:group=32": lambda: Int(8, 32), "int4": lambda: Int(4),
     "int4:group=32": lambda: Int(4, 32), "int2:group=16": lambda: Int(2, 16),
     "fp8:e4m3": lambda: Float8("e4m3"), "fp8:e5m2": lambda: Float8("e5m2"),
     "fp8:e4m3,group=32": lambda: Float8("e4m3", group=32),
@@ -134,8 +134,7 @@ def compared(bench, kernel, form, case: dict, seed: int) -> dict:
     dim, dtype = case["head_dim"], case["dtype"]
     query, keys, values, allowed = drawn(bench, case, DTYPES[dtype], seed)
     if isinstance(form, Kivi):
-        store = KiviState(form, replace(form.values, group=math.gcd(form.group, dim)))  # as `Kivi.start`
-        store.append(keys, values)
+        store = holding(form, keys, values)
         if not kernel.supports(store, dim):
             return {"left_out": "no kernel: decoded first"}
         store.dtype = torch.float64  # in which the reference reads its codes
@@ -152,6 +151,13 @@ def compared(bench, kernel, form, case: dict, seed: int) -> dict:
     out = kernel.attend(query, *stored, dim**-0.5, allowed)
     error = float((out.double() - right).norm() / right.norm())
     return {"error": error, "bound": BOUNDS[dtype], "right": error <= BOUNDS[dtype]}  # NaN is not right
+
+
+def holding(form: Kivi, keys, values) -> KiviState:
+    """What KIVI holds after such a prompt."""
+    store = KiviState(form, replace(form.values, group=math.gcd(form.group, values.shape[3])))
+    store.append(keys, values)
+    return store
 
 
 def drawn(bench, case: dict, dtype: torch.dtype, seed: int):

@@ -25,11 +25,11 @@ import triton.language as tl
 from torch import Tensor
 
 from .gpu_append import append, appends
-from .gpu_numbers import INTERPRETED, WORDS, begun, kind_of, numbers, overlap, supports
+from .gpu_numbers import INTERPRETED, WORDS, kind_of, numbers, supports
 
 __all__ = ["append", "appends", "attend", "compiles", "supports"]
 
-MOST = 256  # splits of a sequence at most
+LEAST, MOST = 512, 256  # tokens of a split at least, splits of a sequence at most
 SLICE = 32  # channels that are put together at a time
 ROWS = 16  # fewest rows of a tensor-core product
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
@@ -107,14 +107,12 @@ def _attend_split(
     FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     PARTS: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score. Splits
     have the same number of blocks, give or take one; they are `first_part` and the following of all `splits`.
 
     GROUPS: scales of a token, 0: none. A word has PARTS channels: BYTES neighbours in each part of a head of
     WIDTH bytes. LANES: words of a token, or more, whose last lanes hold zeros."""
-    begun(OVERLAP)
     SPREAD: tl.constexpr = 1 if GROUPS < 2 else triton.next_power_of_2(GROUPS)  # rows of a query head
     HELD: tl.constexpr = D // PARTS  # words of a token
     head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -176,11 +174,10 @@ def _attend_split(
 @triton.jit(do_not_specialize=["splits"])
 def _merge(
     sums, weights, largest, out, splits,
-    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr, OVERLAP: tl.constexpr,
+    SHARE: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, SLICE: tl.constexpr,
 ):  # fmt: skip
     """The splits of some channels of one query head: sums `[KV heads of all rows, splits, SHARE, D]` -> out
     `[heads, D]`."""
-    begun(OVERLAP)
     head, channel = tl.program_id(0).to(tl.int64), tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     split = tl.arange(0, SPLITS)
     at, real = head // SHARE * splits * SHARE + head % SHARE + split * SHARE, split < splits
@@ -198,14 +195,20 @@ def compiles(form, capability: tuple[int, int] | None) -> bool:
     return capability is None or capability >= (8, 0)
 
 
-def configured(kind: str, head_dim: int, dtype: torch.dtype, rows: int) -> tuple[int, int, int, int]:
+def configured(kind: str, head_dim: int, dtype: torch.dtype, rows: int, groups: int) -> tuple[int, ...]:
     """Tokens that a program holds in registers at a time, its warps, stages of its loads, such programs on a
-    processor: measured on an H200. fp32 products need many registers, 16-bit ones few."""
+    processor: measured on an H200 with heads of 128. fp32 products need many registers, 16-bit ones few."""
     if dtype == torch.float32:
         return 16, 4, 2, 3
+    if kind == "exact" and head_dim <= 128:
+        return 64, 4, 4, 1
+    if head_dim <= 64:
+        return 32, 2, 3, 6
     if head_dim > 128 or rows > ROWS:
         return 32, 4, 3, 2
-    return 64, 4, 3, 3
+    if groups > 1:
+        return (64, 2, 3, 4) if kind == "int4" else (64, 4, 3, 3)
+    return 128, 4, 3, {"int4": 4, "int2": 3}.get(kind, 2)
 
 
 def attend(
@@ -227,9 +230,10 @@ def attend(
         )
     kv_heads, tokens = keys[0].shape[1:3]
     sequences, share = batch * kv_heads, heads // kv_heads
-    config = config or configured(kind_of(form), head_dim, query.dtype, _rows(share, keys))
+    groups = keys[1].shape[3] if len(keys) > 1 else 1
+    config = config or configured(kind_of(form), head_dim, query.dtype, _rows(share, keys), groups)
     if split is None:
-        splits = _splits(_processors(query) * config[3], sequences, -(-tokens // config[0]))
+        splits = _splits(_processors(query) * config[3], sequences, -(-tokens // LEAST))
     else:
         splits = -(-tokens // split)
     found = partial_sums(query, sequences, splits, share)
@@ -264,7 +268,6 @@ def launch(
         SHARE=heads // kv_heads, ROWS=_rows(heads // kv_heads, keys), BLOCK=block, DOT=dot_type(query),
         PARTS=numbers_, BYTES=size, WIDTH=keys[0].shape[3],
         LANES=max(16, triton.next_power_of_2(head_dim // numbers_)), num_warps=warps, num_stages=stages,
-        **overlap(query),
     )  # fmt: skip
 
 
@@ -295,7 +298,7 @@ def merged(query: Tensor, found: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     out = torch.empty_like(query, dtype=torch.float32 if INTERPRETED else query.dtype)
     _merge[(sequences * share, -(-head_dim // SLICE))](
         *found, out, splits,
-        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), SLICE=SLICE, **overlap(query),
+        SHARE=share, D=head_dim, SPLITS=triton.next_power_of_2(splits), SLICE=SLICE,
     )  # fmt: skip
     return out.to(query.dtype)
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .gpu_numbers import INTERPRETED, begun, kind_of, overlap, supports
+from .gpu_numbers import INTERPRETED, kind_of, supports
 
 ROUND = tl.constexpr(1.5 * 2**23)  # added and taken away, it leaves whole numbers: half to even
 LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
@@ -85,10 +85,9 @@ def _append(
     new_k, new_v, keys, values, key_scales, value_scales, slot, bad, largest, inverse,
     kv_heads, k_row, k_head, v_row, v_head, code_row, code_head, scale_row, scale_head,
     FORM: tl.constexpr, D: tl.constexpr, BITS: tl.constexpr, GROUPS: tl.constexpr, EXACTLY: tl.constexpr,
-    LANES: tl.constexpr, SPREAD: tl.constexpr, MEMBERS: tl.constexpr, OVERLAP: tl.constexpr,
+    LANES: tl.constexpr, SPREAD: tl.constexpr, MEMBERS: tl.constexpr,
 ):  # fmt: skip
     """K or V of one (row, KV head)."""
-    begun(OVERLAP)
     WIDTH: tl.constexpr = D * BITS // 8 if BITS < 16 else D
     row, head = tl.program_id(0) // kv_heads, tl.program_id(0) % kv_heads
     at = tl.load(slot).to(tl.int64)
@@ -143,6 +142,6 @@ def append(
         kv_heads, *keys.stride()[:2], *values.stride()[:2], *codes.stride()[:2], *scales.stride()[:2],
         FORM=kind, D=head_dim, BITS=bits, GROUPS=groups, EXACTLY=INTERPRETED,
         LANES=triton.next_power_of_2(codes.shape[3]), SPREAD=triton.next_power_of_2(groups),
-        MEMBERS=triton.next_power_of_2(head_dim // groups), **overlap(keys),
+        MEMBERS=triton.next_power_of_2(head_dim // groups),
     )  # fmt: skip
     return bad

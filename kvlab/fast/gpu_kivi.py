@@ -21,7 +21,7 @@ from torch import Tensor
 
 from . import gpu
 from .gpu import LOG2_E, NOTHING, channels, even, kept, scales_of, softened, weighed
-from .gpu_numbers import WORDS, begun, numbers, overlap
+from .gpu_numbers import WORDS, numbers
 
 LEAST = 16  # tokens of a tensor-core product at least
 # What changes while a cache grows: a kernel compiled for one value serves all.
@@ -46,13 +46,11 @@ def _attend_written(
     FORM: tl.constexpr, D: tl.constexpr, GROUPS: tl.constexpr, MASKED: tl.constexpr, COUNTED: tl.constexpr,
     SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, DOT: tl.constexpr,
     GROUP: tl.constexpr, HALF: tl.constexpr, BYTES: tl.constexpr, WIDTH: tl.constexpr, LANES: tl.constexpr,
-    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One split of one (row, KV head): sums `[SHARE, D]` of weighted V, sum of weights, largest score.
 
     GROUP: tokens of a block; BLOCK: those of a tile, the last one of a block may reach beyond it. HALF: what
     `numbers` says less than the code. GROUPS: scales of a token's V. BYTES, WIDTH, LANES as in `gpu.py`."""
-    begun(OVERLAP)
     SPREAD: tl.constexpr = triton.next_power_of_2(GROUPS)  # rows of a query head
     TILES: tl.constexpr = (GROUP + BLOCK - 1) // BLOCK  # of a block
     head, part, parts = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
@@ -138,12 +136,12 @@ def attend(
         gpu.ROWS, triton.next_power_of_2(heads // kv_heads) * triton.next_power_of_2(scales_v.shape[3])
     )
     fp32 = query.dtype == torch.float32
-    warps, stages, programs = config or (4, 2, 3)
     block = min(triton.next_power_of_2(store.group), 16 if fp32 else 64 if head_dim <= 128 else 32)
     block = max(LEAST, block)  # tokens of a tile
+    warps, stages, programs = config or ((2, 3, 4) if block <= 32 else (4, 2, 2))  # measured on an H200
     tiles = -(-store.group // block) * scales.shape[2]
     if split is None:
-        least = -(-128 // min(block, store.group))  # tiles of a split at least
+        least = -(-gpu.LEAST // min(block, store.group))  # tiles of a split at least
         parts = gpu._splits(programs * gpu._processors(query), batch * kv_heads, -(-tiles // least))
     else:
         parts = -(-tiles // split)
@@ -159,7 +157,6 @@ def attend(
         SHARE=heads // kv_heads, ROWS=rows, BLOCK=block, DOT=gpu.dot_type(query),
         GROUP=store.group, HALF=2 ** (8 * width // head_dim - 1), BYTES=WORDS[kind], WIDTH=width,
         LANES=max(LEAST, triton.next_power_of_2(head_dim // 4)), num_warps=warps, num_stages=stages,
-        **overlap(query),
     )  # fmt: skip
     recent = None if counts is None else counts[1:]
     settings = 16 if fp32 or head_dim > 128 else 64, 4, 2, 1

@@ -8,7 +8,6 @@ its exponent and fraction; a power of two does the rest.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 
@@ -113,26 +112,6 @@ def numbers(words, FORM: tl.constexpr, DOT: tl.constexpr):
         return tl.inline_asm_elementwise(INT4, "=r,=r,=r,=r,r", [words], FOUR, True, 2)
     else:
         return tl.inline_asm_elementwise(INT2, "=r,=r,=r,=r,=r,=r,=r,=r,r", [words], FOUR, True, 4)
-
-
-@triton.jit
-def begun(OVERLAP: tl.constexpr):
-    """Let the next kernel begin, and wait for the end of the one before: the start of every kernel."""
-    if OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-
-
-def capability(x) -> tuple[int, int]:
-    """That of the NVIDIA GPU on which a tensor lies; (0, 0) elsewhere."""
-    there = x.is_cuda and torch.version.cuda is not None
-    return torch.cuda.get_device_capability(x.device) if there else (0, 0)
-
-
-def overlap(x) -> dict:
-    """How kernels are launched that may begin before the last one ends, where a GPU can: a launch takes as
-    long as a short one runs."""
-    return {"OVERLAP": True, "launch_pdl": True} if capability(x) >= (9, 0) else {"OVERLAP": False}
 
 
 def kind_of(form) -> str | None:
