@@ -100,6 +100,12 @@ class Held(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new K and V `[batch, kv_heads, tokens, head_dim]`; returns the layer, twice."""
+        for name, x in (("keys", key_states), ("values", value_states)):
+            if not isinstance(x, Tensor) or x.dim() != 4:
+                shape = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+                raise ValueError(
+                    f"{name}: expected a tensor [batch, kv_heads, tokens, head_dim], not {shape}"
+                )
         self.is_initialized = True
         self.in_order()
         self._pending = key_states.detach(), value_states.detach()

@@ -27,6 +27,7 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .attention import Recorded
+from .parameters import check_kind
 from .reread import note
 from .store import Exact, Growing, Static
 from .visibility import own_positions
@@ -193,7 +194,9 @@ def given_to(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
     if ids is None or len(args) > 1:
         given = inspect.signature(body.forward).bind_partial(*args, **kwargs).arguments
         ids, positions = given.get("input_ids"), given.get("position_ids")
-        ids = given["inputs_embeds"] if ids is None else ids
+        ids = given.get("inputs_embeds") if ids is None else ids
+    check_kind("input_ids", ids, Tensor, "a tensor [batch, tokens], or inputs_embeds")
+    check_kind("position_ids", positions, Tensor | None, "a tensor [batch, tokens] or none")
     return ids, positions
 
 

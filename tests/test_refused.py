@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from reference.definitions import store as reference
 from tiny import tiny
 
@@ -212,3 +213,36 @@ def test_formats_of_widths_that_they_do_not_fill():
     ):
         with one_line(says):
             make()
+
+
+@pytest.mark.parametrize(
+    "touch, line",
+    [
+        (
+            lambda model, cache: model(None, past_key_values=cache),
+            "input_ids is a NoneType: expected a tensor",
+        ),
+        (
+            lambda model, cache: model(torch.ones(1, 4).long(), past_key_values=cache, position_ids=True),
+            "position_ids is a bool: expected a tensor",
+        ),
+        (
+            lambda model, cache: cache.update(torch.ones(1, 2, 1, 8), (), 0),
+            "values: expected a tensor .*not tuple",
+        ),
+        (lambda model, cache: cache.update(None, None, 0), "keys: expected a tensor .*not NoneType"),
+        (
+            lambda model, cache: cache.update(torch.ones(2), torch.ones(2), 0),
+            r"keys: expected a tensor .*not \(2,\)",
+        ),
+    ],
+)
+def test_what_is_no_pass_is_refused_in_one_line(touch, line):
+    """Nothing is lost by it: the cache goes on."""
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "int8")
+    model(torch.ones(1, 5).long(), past_key_values=cache)
+    with pytest.raises((TypeError, ValueError), match=line):
+        touch(model, cache)
+    model(torch.ones(1, 1).long(), past_key_values=cache)
+    assert cache.get_seq_length() == 6

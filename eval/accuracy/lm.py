@@ -231,6 +231,8 @@ class KVLabLM(Texts):
 
     def loglikelihood(self, requests, disable_tqdm=False) -> list[tuple[float, bool]]:
         """As lm-eval's, without its bar where `on_progress` is told instead."""
+        if any(request.args == ("", "") for request in requests):
+            raise ValueError("loglikelihood: a request has no text at all, neither context nor continuation")
         self._ends = self._cut(requests)
         answers = super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
         self._warn()
