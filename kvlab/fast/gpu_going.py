@@ -14,7 +14,6 @@ from torch import Tensor
 
 from . import gpu
 from .gpu import LOG2_E, NOTHING
-from .gpu_numbers import begun, overlap
 from .known import NEWEST, PLACE, SUM
 
 BLOCK, MANY = 64, 1024  # slots of a program that multiplies, and of one that compares
@@ -24,10 +23,9 @@ LARGEST = tl.constexpr(torch.finfo(torch.float32).max)
 @triton.jit(do_not_specialize=["slots", "kv_heads"])
 def _place(
     keys, values, new_keys, new_values, positions, hole, newest, stride, slots, kv_heads,
-    D: tl.constexpr, LANES: tl.constexpr, OVERLAP: tl.constexpr,
+    D: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """Of one (row, KV head): K, V and position of the new token go into its empty slot."""
-    begun(OVERLAP)
     head, lane = tl.program_id(0).to(tl.int64), tl.arange(0, LANES)
     there, slot = lane < D, tl.load(hole + head)
     to = head * stride + slot * D + lane
@@ -40,10 +38,9 @@ def _place(
 def _received(
     query, keys, positions, weights, largest, received, scaling, stride, slots, splits,
     D: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, LANES: tl.constexpr,
-    SPLITS: tl.constexpr, DOT: tl.constexpr, OVERLAP: tl.constexpr,
+    SPLITS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """What some slots of one (row, KV head) were given, mean of the query heads that share it."""
-    begun(OVERLAP)
     head, token = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row, lane, split = tl.arange(0, ROWS), tl.arange(0, LANES), tl.arange(0, SPLITS)
     real, asked = token < slots, (row < SHARE)[:, None]
@@ -66,10 +63,9 @@ def _received(
 @triton.jit(do_not_specialize=["slots", "kv_heads", "first"])
 def _lowest(
     received, sums, positions, hole, newest, reach, slots, kv_heads, first,
-    HOW: tl.constexpr, SUM: tl.constexpr, PLACE: tl.constexpr, MANY: tl.constexpr, OVERLAP: tl.constexpr,
+    HOW: tl.constexpr, SUM: tl.constexpr, PLACE: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Of one (row, KV head): the token with the lowest score goes, the newest of them if it is a tie."""
-    begun(OVERLAP)
     head = tl.program_id(0).to(tl.int64)
     row = head // kv_heads
     now = tl.load(newest + row)
@@ -113,7 +109,7 @@ def place(move, keys: Tensor, values: Tensor) -> None:
     _place[(batch * kv_heads,)](
         held, held_values, keys.contiguous(), values.contiguous(), move.positions, move.hole, move.newest,
         held.stride(1), move.slots, kv_heads,
-        D=head_dim, LANES=triton.next_power_of_2(head_dim), **overlap(keys),
+        D=head_dim, LANES=triton.next_power_of_2(head_dim),
     )  # fmt: skip
 
 
@@ -122,10 +118,9 @@ def attended(move, query: Tensor, scaling: float) -> tuple[Tensor, Tensor | None
     (held,), (held_values,) = move.used
     kv_heads, share = held.shape[1], query.shape[1] // held.shape[1]
     allowed = None if move.even else (move.positions >= 0)[:, :, None]
-    config = gpu.configured("exact", query.shape[3], query.dtype, gpu.ROWS)
-    splits = gpu._splits(
-        gpu._processors(query) * config[3], len(query) * kv_heads, -(-move.slots // config[0])
-    )
+    config = gpu.configured("exact", query.shape[3], query.dtype, gpu.ROWS, 1)
+    programs = gpu._processors(query) * config[3]
+    splits = gpu._splits(programs, len(query) * kv_heads, -(-move.slots // gpu.LEAST))
     found = gpu.partial_sums(query, len(query) * kv_heads, splits, share)
     gpu.launch(query, (held,), (held_values,), "exact", scaling, allowed, None, found, 0, splits, config)
     out, received = gpu.merged(query, found), None
@@ -137,7 +132,7 @@ def attended(move, query: Tensor, scaling: float) -> tuple[Tensor, Tensor | None
             move.slots, splits,
             D=query.shape[3], SHARE=share, ROWS=max(gpu.ROWS, triton.next_power_of_2(share)), BLOCK=block,
             LANES=triton.next_power_of_2(query.shape[3]),
-            SPLITS=triton.next_power_of_2(splits), DOT=gpu.dot_type(query), **overlap(query),
+            SPLITS=triton.next_power_of_2(splits), DOT=gpu.dot_type(query),
         )  # fmt: skip
     return out, received
 
@@ -148,6 +143,6 @@ def let_go(move, received: Tensor | None) -> None:
     _lowest[(heads,)](
         positions if received is None else received, positions if move.sums is None else move.sums, positions,
         move.hole, move.newest, move.reach, move.slots, positions.shape[1], move.first,
-        HOW=move.how, SUM=SUM, PLACE=PLACE, MANY=MANY, **overlap(positions),
+        HOW=move.how, SUM=SUM, PLACE=PLACE, MANY=MANY,
     )  # fmt: skip
     move.newest.add_(1)

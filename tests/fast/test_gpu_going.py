@@ -5,12 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiny import tiny
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip(
         "needs triton (pip install triton), which torch's CPU build leaves out", allow_module_level=True
     )
 
+import kvlab
+from kvlab.fast import gpu_going
+from kvlab.fast import moves as moves_of_steps
 from kvlab.fast.known import NEWEST, PLACE, SUM
 from kvlab.fast.moves import Replaces
 from kvlab.store import Exact
@@ -69,3 +73,24 @@ def test_the_same_tokens_go(how, batch, kv_heads, share, slots, head_dim, empty)
             torch.testing.assert_close(plain.sums, by_kernel.sums, atol=1e-5, rtol=0)
         for one, other in zip(plain.used, by_kernel.used, strict=True):
             assert torch.equal(one[0], other[0])
+
+
+@pytest.mark.parametrize("spec", ["h2o:budget=9", "tova:budget=12", "sinks:budget=10"])
+def test_kernels_are_held_against_torch_before_they_are_used(spec, monkeypatch):
+    """What the layer holds is then as it was."""
+    model = tiny("llama", head_dim=16).to(DEVICE)
+    cache = kvlab.make_cache(model, spec)
+    stepper = kvlab.Stepper(model, cache)
+    for size in (20, 1, 1):
+        stepper.feed(torch.randint(2, 90, (2, size)).to(DEVICE))
+    monkeypatch.setattr(moves_of_steps, "trusted", lambda *given: True)
+    monkeypatch.setattr(moves_of_steps, "_agreed", {})
+    layer, held = cache.attending[1], cache.attending[1].keys
+    move = Replaces(layer, torch.zeros(1, dtype=torch.bool, device=DEVICE))
+    assert move.kernel and list(moves_of_steps._agreed.values()) == [True]
+    layer.in_order()
+    assert torch.equal(layer.keys, held)
+    monkeypatch.setattr(moves_of_steps, "_agreed", {})
+    monkeypatch.setattr(gpu_going, "let_go", lambda move, received: None)
+    with pytest.warns(UserWarning, match="do without their kernels"):
+        assert not Replaces(layer, torch.zeros(1, dtype=torch.bool, device=DEVICE)).kernel

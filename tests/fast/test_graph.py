@@ -94,7 +94,7 @@ def same(model, spec, tolerance=1e-3, **how):
 def test_a_method_s_replayed_steps_are_its_steps(name, padded):
     if padded and name.startswith("kivi"):
         pytest.skip("blocks that hold padding are eager")
-    same(tiny("llama"), spec_of(name), padded=padded)
+    same(tiny("llama", dtype=torch.float64), spec_of(name), padded=padded, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("name", EAGER)
