@@ -183,21 +183,17 @@ class Graph:
             self.given["attention_mask"] = CAUSAL  # else OPT makes a mask as long as the text
             check_repeats(self._run, lambda: self._undo(before))
         self._tell()
-        self.replays[self.moves[0].due] = captured(self._run)
+        self.replays[self.moves[0].due] = captured(self._run, self.ids.device)
         self.flags.zero_()
 
     def _run(self) -> Tensor:
         model = self.model()
         with attending():
-            made = (
-                type(model)
-                .forward(model, input_ids=self.ids, past_key_values=self.stand, **self.given)
-                .logits
-            )
+            out = type(model).forward(model, input_ids=self.ids, past_key_values=self.stand, **self.given)
         self.slots += 1
         self.counts += 1
         self.stand.go_on()
-        return made
+        return out.logits
 
     def _undo(self, before: list[Tensor]) -> None:
         for now, then in zip((x for move in self.moves for x in move.state()), before, strict=True):
@@ -271,8 +267,11 @@ class Graph:
         )
 
 
-def captured(run):
-    """(What replays it, what it returned): `run` as a CUDA graph."""
+def captured(run, device: torch.device):
+    """(What replays it, what it returned): `run` as a CUDA graph. Unsuited on another device, of which it
+    would hold nothing."""
+    if device.type != "cuda":
+        raise Unsuited("the model is not on a GPU any more")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         made = run()

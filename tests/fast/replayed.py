@@ -32,7 +32,7 @@ def tensors(tree) -> list[torch.Tensor]:
     return [x for x in tree_flatten(tree)[0] if isinstance(x, torch.Tensor)]
 
 
-def captured(run):
+def captured(run, device):
     """As `graph.captured`. Nothing is computed by capturing: what has been written is put back."""
     kept = {}
 

@@ -184,13 +184,26 @@ def test_a_buffer_that_is_full_is_lengthened_and_captured_again():
     assert cache.attending[0].store.copies < 600 and len(made) <= 5
 
 
-def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
+def begun(spec):
+    """A model, a cache and its stepper, after steps of which the last were replayed."""
     model = replaying(tiny("llama"))
-    cache = kvlab.make_cache(model, "int8")
-    stepper = Stepper(model, cache)
+    stepper = Stepper(model, kvlab.make_cache(model, spec))
     stepper.feed(torch.randint(2, 90, (1, 8)))
     for _ in range(6):
         stepper.feed(torch.full((1, 1), 3))
+    return model, stepper.cache, stepper
+
+
+def test_a_model_that_has_left_the_gpu_is_eager(monkeypatch):
+    """A graph of what a CPU does would hold nothing, and replay nothing."""
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="not on a GPU any more"):
+        model, cache, _ = begun("full")
+    assert not model.forward.replays(cache)
+
+
+def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
+    model, _, stepper = begun("int8")
     with torch.no_grad():
         model.model.layers[2].self_attn.v_proj.weight.fill_(torch.inf)
     with pytest.raises(ValueError, match=r"layer 2: .*NaN, infinity|not finite"):
@@ -199,12 +212,7 @@ def test_a_number_that_cannot_be_stored_is_refused_one_step_later():
 
 
 def test_other_weights_and_a_hook_of_someone_else_s_let_the_graph_go():
-    model = replaying(tiny("llama"))
-    cache = kvlab.make_cache(model, "full")
-    stepper = Stepper(model, cache)
-    stepper.feed(torch.randint(2, 90, (1, 8)))
-    for _ in range(5):
-        stepper.feed(torch.full((1, 1), 3))
+    model, cache, stepper = begun("full")
     assert model.forward.replays(cache)
     seen = []
     hook = model.model.layers[1].register_forward_hook(lambda *given: seen.append(1))
