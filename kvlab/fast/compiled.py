@@ -22,7 +22,6 @@ from .pages import gather
 from .prompts import PromptLinear, by_blocks, faster
 from .stamp import Stamp
 from .suited import Unsuited, check
-from .traced import Traced
 
 ROWS = 8  # with more, torch's matrix products are faster
 MOST = 64  # the same where its library leaves half of the registers unused, and `block.py` does not
@@ -42,15 +41,15 @@ FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depe
 def compiled(model, weights: str = "fp32"):
     """Let decode steps of this prepared model run compiled, where they can; returns the model.
 
-    They can for models in fp32 on a CPU, with a `KVCache`: Llama-shaped ones with as many rows as `block.py`
-    multiplies faster than torch (`Body`), others with one (`Traced`), where torch.compile takes half a minute
-    at first. Prompts, and everything else that a forward is asked for, go through the model's own modules,
-    whose linear layers take the faster of two libraries for many rows (`prompts.py`). Every step computes
-    with the modules, weights and numbers that the model has then (`Stamp`): where any is another than before,
-    the body is read anew and, unless only weights are others, tried anew. Weights move into large pages of
-    memory (`gather`), where the model's parameters are views of them, and want no gradients: whoever asks for
-    them again (`requires_grad_`) gets them, from the model's own modules. A model whose steps cannot, or not
-    as long as somebody's hook is on a module of it, decodes with the eager engine, and a warning says why.
+    They can for Llama-shaped models in fp32 on a CPU (`Body`), with a `KVCache` and as many rows as
+    `block.py` multiplies faster than torch. Prompts, and everything else that a forward is asked for, go
+    through the model's own modules, whose linear layers take the faster of two libraries for many rows
+    (`prompts.py`). Every step computes with the modules, weights and numbers that the model has then
+    (`Stamp`): where any is another than before, the body is read anew and, unless only weights are others,
+    tried anew. Weights move into large pages of memory (`gather`), where the model's parameters are views of
+    them, and want no gradients: whoever asks for them again (`requires_grad_`) gets them, from the model's
+    own modules. A model whose steps cannot, or not as long as somebody's hook is on a module of it, decodes
+    with the eager engine, and a warning says why.
 
     weights: "fp32" as they are, or "bf16" or "int8": then the model's linear layers hold theirs so from now
     on (`narrow`), for prompts too, which widen them layer by layer. ValueError for another name, and for a
@@ -81,7 +80,7 @@ def _narrowed(model, weights: str) -> None:
     try:
         stamp = Stamp(model)
         check(model, stamp)
-        Body(model, stamp)
+        Body(model)
     except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"weights={weights!r}: only compiled code for Llama-shaped models on a CPU reads them, and "
@@ -114,7 +113,7 @@ class Forward:
     def __init__(self, model):
         self.model = weakref.ref(model)
         self.stamp: Stamp | None = None
-        self.body: Body | Traced | None = None
+        self.body: Body | None = None
         self.why: str | None = None
         functools.update_wrapper(self, type(model).forward.__get__(model), updated=())
         del self.__wrapped__  # which holds the model
@@ -138,7 +137,7 @@ class Forward:
                 return body.step(**kwargs)
         return type(model).forward(model, *args, **kwargs)
 
-    def current(self, model) -> Body | Traced | None:
+    def current(self, model) -> Body | None:
         """The body of the model as it is now; None, after a warning, where there is none."""
         before = self.stamp
         if before is not None and before.same(model):
@@ -153,24 +152,19 @@ class Forward:
         self.body, self.why, self.stamp = body, why, Stamp(model)  # a first pass may have changed something
         return body
 
-    def _read(self, model, stamp: Stamp) -> Body | Traced:
+    def _read(self, model, stamp: Stamp) -> Body:
         """A body of the model as it is now, with the model's own logits. Unsuited where there is none."""
         check(model, stamp)
         before = self.stamp  # of a model that was tried with other numbers at most?
         tried = before is not None and before.same_parts(model) and before.forms == stamp.forms
-        if tried and self.body is not None and self.body.still(stamp):
-            return self.body
-        for kind in (Body, Traced):
-            try:
-                body = kind(model, stamp)
-                if not (tried and type(self.body) is Body):
-                    off = _difference(model, body)
-                    if not off <= TOLERANCE:
-                        raise Unsuited(f"its logits would be {off:.1g} off")
-                return body
-            except (Unsuited, AttributeError, TypeError, ValueError, RuntimeError, OSError) as error:
-                why = first_line(error)
-        raise Unsuited(why)
+        try:
+            body = Body(model)
+            off = 0.0 if tried and self.body is not None else _difference(model, body)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            raise Unsuited(first_line(error)) from None
+        if not off <= TOLERANCE:
+            raise Unsuited(f"its logits would be {off:.1g} off")
+        return body
 
 
 def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
@@ -195,7 +189,7 @@ def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, us
 class Body:
     """A Llama-shaped model's weights, as the compiled code takes them. Unsuited for any other model."""
 
-    def __init__(self, model, stamp: Stamp):
+    def __init__(self, model):
         config, inner = model.config, getattr(model, "model", None)
         _are(model, {"model": None, "lm_head": nn.Linear})
         _are(inner, {"embed_tokens": nn.Embedding, "layers": nn.ModuleList, "norm": None, "rotary_emb": None})
@@ -247,14 +241,6 @@ class Body:
             raise Unsuited(str(error)) from None
         self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
         self.rows = MOST if block.MANY and faster() else ROWS
-
-    def still(self, stamp: Stamp) -> bool:
-        """Whether it is of a model with these weights: it is read anew, in no time."""
-        return False
-
-    def knows(self, visibility: Visibility) -> bool:
-        """Whether its layers may see by this rule."""
-        return visibility.known and visibility.rule is None
 
     def takes(self, input_ids, past_key_values, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""
@@ -371,7 +357,7 @@ def _listens(cache) -> bool:
 @torch.no_grad()
 def _difference(model, body: Body) -> float:
     """How far the compiled body's logits are from the model's own, of its largest logit; Unsuited where its
-    layers see by a rule. A `Body` is tried at the model's last position, too: some models scale by it."""
+    layers see by a rule. It is tried at the model's last position, too: some models scale by it."""
     ids = torch.arange(7, 12)[None] % model.config.vocab_size
     own, found = type(model).forward.__get__(model), []
     before = vars(model).get("forward")
@@ -381,15 +367,14 @@ def _difference(model, body: Body) -> float:
             stepper = Stepper(model, KVCache(model))
             with told() as rules:
                 stepper.feed(ids)
-            if any(not body.knows(rule) for rule in rules):
+            if not all(each.known and each.rule is None for each in rules):
                 raise Unsuited("its layers see by a rule of their own")
             model.forward = step
             said = [stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]
-            if isinstance(body, Body):
-                last = torch.tensor([[model.config.max_position_embeddings - 1]])
-                with torch.no_grad():
-                    far = step(input_ids=ids[:, :1], past_key_values=stepper.cache, position_ids=last)
-                said.append(far.logits[:, -1])
+            last = torch.tensor([[model.config.max_position_embeddings - 1]])
+            said.append(
+                step(input_ids=ids[:, :1], past_key_values=stepper.cache, position_ids=last).logits[:, -1]
+            )
             found.append(torch.cat(said))
         finally:
             del model.forward

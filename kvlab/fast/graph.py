@@ -29,8 +29,7 @@ from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
 from .stamp import Stamp
-from .suited import Later, Unsuited, of_ours
-from .traced import _sees
+from .suited import Later, Unsuited, check_windows, of_ours
 
 AGAIN = 32  # steps after which a cache is looked at again that is not as a graph needs it yet
 FIRST = 2  # steps of a cache that are eager: a fork with a short ending is over before a graph would pay
@@ -148,7 +147,7 @@ class Graph:
     def __init__(self, model, cache):
         layers = cache.attending
         if any(layer.local is not None for layer in layers):
-            _sees(model)  # Unsuited where what a layer sees is no sliding window
+            check_windows(model)
         if cache._switch is not None or len(layers) < len(cache.layers):
             raise Unsuited("it holds more than K and V, or rotates by the text's length")
         rotation = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ..attention import recorded
+from ..cache import KVCache
+from ..visibility import Visibility
 from .stamp import Stamp
+
+PROMPT = 5  # tokens of the pass that shows what every layer may see
 
 
 class Unsuited(Exception):
@@ -31,6 +36,26 @@ def check(model, stamp: Stamp) -> None:
         raise Unsuited("its configuration asks for more than logits")
     if getattr(config, "return_dict", True) is not True:
         raise Unsuited("its configuration asks for another kind of forward")
+
+
+def check_windows(model) -> None:
+    """Unsuited where a layer holds something else than K and V, or sees by a rule but a sliding window."""
+    cache = KVCache(model)
+    if not cache.fillable:
+        raise Unsuited("its layers hold something else than K and V")
+    found = [given.visibility for given in recorded(model, torch.zeros(1, PROMPT, dtype=torch.long))]
+    if len(found) != len(cache.layers) or not all(each.rule is None or slides(each) for each in found):
+        raise Unsuited("its layers see by a rule of their own")
+
+
+def slides(visibility: Visibility) -> bool:
+    """Whether it is a sliding window of `local` tokens, the same wherever it stands, and no chunk."""
+    if (local := visibility.local) is None:
+        return False
+    queries = torch.tensor([local - 1, local, local + 1, 2 * local + 1])
+    keys = torch.arange(2 * local + 2)
+    near = (keys <= queries[:, None]) & (keys > queries[:, None] - local)
+    return torch.equal(visibility.allowed(queries[None], keys[None, None])[0, 0], near)
 
 
 def of_ours(hook) -> bool:

@@ -1,36 +1,27 @@
-"""What the engine's tests share: nothing is compiled to machine code by torch, and steps are counted."""
+"""What the engine's tests share: models, and steps that are counted."""
 
 import copy
 import inspect
-import logging
 
 import pytest
 import torch
 from fast.atonce import of
 
-from kvlab.fast import traced, whole
+from kvlab.fast import whole
 from kvlab.fast.compiled import compiled
-
-
-@pytest.fixture(autouse=True)
-def backend(monkeypatch):
-    """Models are traced as for a compiler, and the graph's operations are run one by one, in milliseconds."""
-    monkeypatch.setattr(traced, "BACKEND", "eager")
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)  # megabytes, kept by pytest
 
 
 @pytest.fixture()
 def steps(monkeypatch):
     """A list that grows by one entry for every pass of a compiled body, but for those that try it."""
     module = inspect.getmodule(compiled)
-    made, difference = [], module._difference
-    for kind in (module.Body, module.Traced):
+    made, difference, own = [], module._difference, module.Body.step
 
-        def step(self, *, own=kind.step, **given):
-            made.append(given)
-            return own(self, **given)
+    def step(self, **given):
+        made.append(given)
+        return own(self, **given)
 
-        monkeypatch.setattr(kind, "step", step)
+    monkeypatch.setattr(module.Body, "step", step)
 
     def tried(*given):
         count = len(made)
