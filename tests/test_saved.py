@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from families.profiles import profiled
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tiny import prompt, tiny
 
 import kvlab
@@ -58,23 +60,6 @@ def test_a_stepper_goes_on_with_a_loaded_cache(name, method, tmp_path):
         second.feed(torch.zeros(3, 84, dtype=torch.long))
     with pytest.raises(RuntimeError, match="has seen 46 tokens, but 0 were fed here"):
         Stepper(model, second.cache).feed(step)
-
-
-def test_it_can_be_forked_held_and_saved_again(tmp_path):
-    model = tiny("llama")
-    ids = torch.arange(30).view(1, -1)
-    cache = kvlab.make_cache(model, "h2o:budget=12")
-    Stepper(model, cache).feed(ids)
-    cache.save(tmp_path / "one")
-    loaded = kvlab.load_cache(tmp_path / "one", model)
-    loaded.hold()
-    loaded.reorder_cache(torch.tensor([0, 0]))
-    loaded.save(tmp_path / "two")
-    again = kvlab.load_cache(tmp_path / "two", model)
-    with torch.no_grad():
-        for _ in range(3):
-            model(torch.tensor([[5], [6]]), past_key_values=again)
-    assert again.layers[0].rows_held == [15, 15]
 
 
 SCRIPT = """
@@ -190,6 +175,18 @@ def saved(tmp_path, method="int4"):
     return model, path, cache
 
 
+def contents(path) -> tuple[dict, dict]:
+    """What a file says, and its tensors."""
+    with safe_open(path, framework="pt") as file:
+        return file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def forge(path, about, tensors, **changes) -> None:
+    """Write it anew, with a digest that fits."""
+    about |= changes
+    save_file(tensors, path, metadata=about | {"digest": contents_digest(about, tensors)})
+
+
 def test_a_flipped_bit_is_told(tmp_path):
     """Of a tensor, first and last, and of what the header says."""
     model, path, _ = saved(tmp_path)
@@ -207,12 +204,8 @@ def test_a_flipped_bit_is_told(tmp_path):
 
 def test_a_file_of_another_version_says_so(tmp_path):
     """Its digest of the model is made in another way."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     model, path, _ = saved(tmp_path)
-    with safe_open(path, framework="pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about, tensors = contents(path)
     for told, said in ((about | {"format": "2"}, "was saved in format 2, but"), ({}, "holds no cache of")):
         save_file(tensors, path, metadata=told)
         with pytest.raises(ValueError, match=said):
@@ -283,13 +276,9 @@ def spoilt(x: torch.Tensor, dice: random.Random) -> torch.Tensor:
 @pytest.mark.parametrize("seed", range(100))
 def test_forged_contents_are_one_line(seed, tmp_path):
     """Anything in the place of anything, with a digest that fits."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     dice = random.Random(seed)
     model, path, _ = saved(tmp_path, dice.choice(FORGED))
-    with safe_open(path, framework="pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about, tensors = contents(path)
     layers = json.loads(about["layers"])
     if dice.random() < 0.6:
         *above, last = dice.choice(list(places(layers)))
@@ -303,9 +292,7 @@ def test_forged_contents_are_one_line(seed, tmp_path):
     else:
         name = dice.choice(list(tensors))
         tensors[name] = spoilt(tensors[name], dice)
-    about["layers"] = json.dumps(layers)
-    about["digest"] = contents_digest(about, tensors)
-    save_file(tensors, path, metadata=about)
+    forge(path, about, tensors, layers=json.dumps(layers))
     try:
         cache = kvlab.load_cache(path, model)
     except ValueError as error:
@@ -322,14 +309,10 @@ def test_forged_contents_are_one_line(seed, tmp_path):
 @pytest.mark.parametrize("seed", range(24))
 def test_a_layer_whose_counts_are_not_its_tokens_is_one_line(seed, tmp_path):
     """A number, or what would take another turn: each alone would be read, and answer otherwise."""
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     dice = random.Random(seed)
     methods = ("full", "h2o:budget=12", "topk:budget=4", "kivi2", "paged", "tova", "kvzip", "int4")
     model, path, _ = saved(tmp_path, methods[seed % 8])
-    with safe_open(path, framework="pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about, tensors = contents(path)
     layer = dice.choice(layers := json.loads(about["layers"]))
     table = layer["table"]
     what = ("rows_held", "lengths", "count", "in_prompt", "host", "limits")[seed // 4]
@@ -345,24 +328,16 @@ def test_a_layer_whose_counts_are_not_its_tokens_is_one_line(seed, tmp_path):
         )
     else:
         layer["keep"]["longest"] = {"list": [dice.choice((-3, -2.5, 2**70, None))]}
-    about["layers"] = json.dumps(layers)
-    about["digest"] = contents_digest(about, tensors)
-    save_file(tensors, path, metadata=about)
+    forge(path, about, tensors, layers=json.dumps(layers))
     with pytest.raises(ValueError, match=r"holds no cache of [^\n]*$"):
         kvlab.load_cache(path, model)
 
 
 def test_a_file_imports_no_module(tmp_path):
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-
     model, path, _ = saved(tmp_path, "h2o:budget=0.5")
-    with safe_open(path, framework="pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    about, tensors = contents(path)
     for method in ("antigravity.Keep", "adakv:of=antigravity.Keep", "a.b.antigravity.Keep:budget=0.5"):
-        about["method"] = method
-        about["digest"] = contents_digest(about, tensors)
-        save_file(tensors, path, metadata=about)
+        forge(path, about, tensors, method=method)
         with pytest.raises(ValueError, match="since no file imports a module"):
             kvlab.load_cache(path, model)
     assert "antigravity" not in sys.modules

@@ -360,14 +360,6 @@ def test_pieces_and_turns_in_the_compiled_engine(spec):
         same(one, other)
 
 
-def test_a_batch_does_not_change_between_pieces():
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "h2o")
-    pass_through(model, cache, prompt(9, 2), None)
-    with pytest.raises(ValueError, match="batch of 3 rows, but the cache holds 2"):
-        pass_through(model, cache, prompt(9, 3), None)
-
-
 @pytest.mark.parametrize(
     "spec",
     [

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 
-import nbformat
 import pytest
 
-from course import editions
 from course.instructor import agenda
 
 CHAPTERS, TITLES = agenda.read()
@@ -41,24 +38,3 @@ def test_the_minutes_of_a_session_add_up_and_end_in_time(start, end, items):
             assert 0 <= row.minutes - sum(section.minutes for section in row.sections) < 1
             assert sum(row.parts) == row.minutes and min(row.parts) >= 1
             assert all(abs(part - one.minutes) < 1 for part, one in zip(row.parts, row.sections))
-
-
-@pytest.mark.parametrize("path", sorted(agenda.NOTEBOOKS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem)
-def test_the_cells_are_where_the_learner_finds_them(path):
-    """Counted here by another way, in the notebook that learners are handed; the page is read, not made."""
-    book = editions.learner(nbformat.read(path, as_version=4))
-    title, heading, number, there = editions.title(book), "Title and at a glance", 0, {}
-    for cell in book.cells:
-        if cell.cell_type == "code":
-            number += 1
-            there.setdefault(heading, []).append(number)
-        elif headings := re.findall(r"(?m)^## (?!At a glance)(.*?)(?: \(.*)?$", cell.source):
-            heading = headings[-1]
-    wrong = []
-    for line in agenda.PAGE.read_text().splitlines():
-        if f"**{title}" in line:
-            told = line.split("**: ")[1].split(" | ")[0].split(" · ")
-            for said, first, last in re.findall(r"(?m)^(.+?) \[(\d+)(?:–(\d+))?\] \d+$", "\n".join(told)):
-                if [int(first), int(last or first)] != [there[said][0], there[said][-1]]:
-                    wrong.append((said, first, last, there[said]))
-    assert wrong == []

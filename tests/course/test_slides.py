@@ -17,23 +17,6 @@ CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9
 BOOKS = {path.stem: nbformat.read(path, as_version=4) for path in CHAPTERS}
 NAMES = [name for name, book in BOOKS.items() if any(cell.metadata.get("slides") for cell in book.cells)]
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
-NUMBER = re.compile(r"\d[\d,.]*\d|\d")
-ONES = """zero one two three four five six seven eight nine ten eleven twelve
-thirteen fourteen fifteen sixteen seventeen eighteen nineteen"""
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-SMALL = {word: number for number, word in enumerate(ONES.split())}
-SMALL |= {word: 10 * number for number, word in enumerate(TENS.split(), 2)}
-SPOKEN = re.compile(r"\b(a|(?:W)(?:-(?:W))?)(\s+hundred)?(\s+thousand)?\b".replace("W", "|".join(SMALL)))
-COUNTED = {  # (chapter, cell): numbers that are said there, and where they come from
-    ("00_start_here", "c05"): {"200"},  # the pages of the story
-    ("00_start_here", "c22"): {"30"},  # the ratio of 30.3
-    ("01_recompute", "reveal"): {"27"},  # 399,600 / 14,950
-    ("01_recompute", "c29"): {"10"},  # the lines of the solution
-    ("01_recompute", "real"): {"200"},  # 59.9 / 0.287, about
-    ("01_recompute", "c49"): {"33"},  # the seconds of the bill, which is the section before
-    ("08_compare", "bill"): {"17"},  # the clause of the story
-    ("09_what_came_after", "c00"): {"20"},  # the lawyers of the story
-}
 MEASURE = (Path(__file__).parent / "measure_slides.js").read_text()
 
 
@@ -128,51 +111,6 @@ def test_a_slide_that_cannot_be_shown_is_refused_with_its_cell(kind, source, giv
     with pytest.raises(ValueError, match=re.escape(said)) as error:
         one(kind, source, given)
     assert "3. Title, cell " in str(error.value)
-
-
-def numbers(text):
-    """Those of a text, in digits or in words: `99`, `ninety-nine` and `two hundred` as 99 and 200."""
-    found = {number.rstrip(".") for number in NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}\b)", "", text))}
-    for word, hundred, thousand in SPOKEN.findall(text.lower()):
-        if word != "a" or hundred or thousand:
-            one = 1 if word == "a" else sum(SMALL[part] for part in word.split("-"))
-            found.add(str(one * (100 if hundred else 1) * (1000 if thousand else 1)))
-    return found
-
-
-def sections(book):
-    """The texts of a chapter, heading to heading, outputs included; and of each cell, in which it stands."""
-    texts, places = [""], []
-    for cell in book.cells:
-        parts = re.split(r"(?m)^(?=## )", cell.source) if cell.cell_type == "markdown" else [cell.source]
-        first = len(texts) - bool(parts[0])
-        texts[-1] += "\n" + parts[0]
-        texts += parts[1:]
-        places.append(range(first, len(texts)))
-        for out in cell.get("outputs", []):
-            shown = [about.get("alt", "") for about in out.get("metadata", {}).values()]
-            texts[-1] += "\n".join(["", out.get("text", ""), *shown])
-    return texts, places
-
-
-def made_up(book, name):
-    """(cell, number) of each number of two digits or more that a slide tells and its section does not."""
-    texts, places = sections(book)
-    found = []
-    for cell, where in zip(book.cells, places):
-        known = numbers("\n".join(texts[place] for place in where)) | COUNTED.get((name, cell.id), set())
-        for given in cell.metadata.get("slides", []):
-            told = [given[key] for key in ("title", "answer", "say") if key in given]
-            told += [line for key in ("words", "choice", "wrong") for line in given.get(key, [])]
-            unknown = numbers("\n".join(told)) - known
-            found += [(cell.id, number) for number in sorted(unknown) if len(number) > 1]
-    return found
-
-
-@pytest.mark.parametrize("name", BOOKS)
-def test_no_number_on_a_slide_is_made_up(name):
-    """Each of two digits or more stands in the slide's section: in its text, or in what its cells stored."""
-    assert made_up(BOOKS[name], name) == []
 
 
 def test_learners_do_not_get_what_the_speaker_knows():

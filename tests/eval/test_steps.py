@@ -118,65 +118,6 @@ def test_a_model_that_is_not_there_is_said_once(tmp_path, capsys):
     assert len(said) == 1 and "no configuration could be read from 'NONESUCH'" in said[0]
 
 
-def row(method: str, cpu: float, wall: float, engine: str = "llama.cpp", threads: int = 1) -> dict:
-    times = {
-        f"{clock}_ms{part}": ms
-        for clock, ms in (("cpu", cpu), ("wall", wall))
-        for part in ("", "_low", "_high")
-    }
-    return {"model": "m", "context": 9, "engine": engine, "method": method, "threads": threads} | times
-
-
-ABOUT = {
-    "shape": [], "machine": "m", "torch": "2", "weights": "fp32", "weight_bytes": 1, "bandwidth_gbps": 1.0,
-    "made": "2026-11-25", "code_digest": "c", "simd": "AVX512",
-}  # fmt: skip
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def test_the_faster_way_to_attend_counts(monkeypatch):
-    rows = [row("f32, flash off", 2.0, 3.0), row("f32, flash on", 4.0, 1.0)]
-    rows += [row("f32, flash off", 2.0, 3.0, threads=2), row("f32, flash on", 4.0, 1.0, threads=2)]
-    rows += [row("full", 3.0, 2.0, "kvlab, compiled"), row("full", 3.0, 2.0, "kvlab, compiled", 2)]
-    rows = [ABOUT | one for one in rows]
-    monkeypatch.setattr(tables, "study", lambda name: rows)
-    shown = lambda *words: [cells(line) for line in timed.speed(*words).splitlines()[2:]]
-    assert shown("times", "m", "1")[0] == ["llama.cpp: f32", "2.00 (2.00–2.00)"]
-    assert shown("times", "m", "2")[0] == ["llama.cpp: f32", "1.00 (1.00–1.00)"]
-    assert shown("ratios", "1")[0][1:] == ["1.50"] and shown("ratios", "2")[0][1:] == ["2.00"]
-    assert shown("ratios", "1")[1][1:] == ["–"]  # nothing was measured of it
-
-
-def test_processors_that_can_less_have_tables_of_their_own(tmp_path, monkeypatch):
-    about = ABOUT
-    stored = [
-        row("full", ms, ms, "us") | about | {"simd": simd} for simd, ms in (("AVX512", 1.0), ("AVX2", 2.0))
-    ]
-    monkeypatch.setattr(tables, "study", lambda name: stored)
-    shown = documents.TABLES["speed"]
-    first, other = shown("times", "m", "1"), shown("times", "m", "1", "AVX2")
-    assert "| us: full | 1.00 (" in first and "m, AVX512, " in first
-    assert "| us: full | 2.00 (" in other and "m, AVX2, " in other
-    file = tmp_path / "speed.json"
-    file.write_text(collect.text("speed", "about", stored))
-    new = [row("full", 3.0, 3.0, "us") | about | {"simd": simd} for simd in ("AVX", "AVX512")]
-    collect.write(new, "about", ("model", "shape", "context", "simd"), file, print)
-    told = collect.read(file)
-    # measuring on one machine takes nothing of another's, and moves nothing
-    assert [(one["simd"], one["cpu_ms"]) for one in told] == [("AVX512", 3.0), ("AVX2", 2.0), ("AVX", 3.0)]
-
-
-def test_rows_of_batches_and_layers_stand_in_no_table(monkeypatch):
-    """Those that are stored, of 2026-11-25."""
-    one = ABOUT | row("full", 3.0, 3.0, "us")
-    other = one | {"shape": ["batch=2"], "cpu_ms": 9.0}
-    monkeypatch.setattr(tables, "study", lambda name: [one, other])
-    assert cells(timed.speed("times", "m", "1").splitlines()[2]) == ["us: full", "3.00 (3.00–3.00)"]
-
-
 @built
 def test_llama_computes_the_same_model(llama_folder, quick):
     bench = turns.Bench(str(llama_folder), 64)
@@ -262,7 +203,3 @@ def test_a_filled_cache_is_attended_to_whole(llama_folder):
     scale = found[0].abs().max()
     assert 0 < (found[0] - found[1]).abs().max() / scale < 0.02  # the new token's own weight is halved too
     assert (other - found[1]).abs().max() / scale > 1e-3
-
-
-def test_what_is_stored_is_json(tmp_path):
-    assert json.loads(collect.text("speed", "about", [row("f32, flash on", 1.0, 2.0)]))["study"] == "speed"

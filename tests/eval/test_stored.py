@@ -8,7 +8,7 @@ import pyarrow.parquet
 import pytest
 
 from eval.report.statistics import differs, mcnemar
-from eval.reproduce import collect, documents, tables
+from eval.reproduce import collect, documents
 from eval.reproduce.studies import STUDIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,32 +63,10 @@ def test_documents_say_what_is_stored(document):
     assert documents.MARKED.search(text) and documents.filled(text) == text
 
 
-def test_a_sentence_about_the_toy_names_stored_numbers_only():
-    """Every figure with one decimal in the ten sentences stands in a table of the same page."""
-    text = (ROOT / "docs" / "toy_and_real.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"\d+\.\d+", " ".join(match[0] for match in documents.MARKED.finditer(text))))
-    sentences = re.findall(
-        r"^\d+\. .*?(?=^\d+\. |^#|\Z)", documents.MARKED.sub("", text), re.MULTILINE | re.DOTALL
-    )
-    assert len(sentences) == 10
-    said = set(re.findall(r"\d+\.\d+", " ".join(sentences)))
-    assert said and said <= told, said - told
-
-
 @pytest.mark.parametrize("document", documents.DOCUMENTS, ids=lambda document: document.name)
 def test_pictures_of_documents_are_there(document):
     shown = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", document.read_text(encoding="utf-8"))
     assert [file for file in shown if not (document.parent / file).is_file()] == []
-
-
-def test_what_the_readme_says_of_later_methods_is_stored():
-    """Every figure with one decimal in that paragraph is a cell of SmolLM2 with the question unknown."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (said,) = re.findall(r"^Of the later methods.*?(?=^$)", text, re.MULTILINE | re.DOTALL)
-    rows = [*tables.study("after"), *tables.study("learned_smollm2")]
-    stored = {f"{100 * row['value']:.1f}" for row in rows if row["protocol"] == "context-first"}
-    told = set(re.findall(r"\d+\.\d+", said))
-    assert len(told) > 5 and told <= stored, told - stored
 
 
 @pytest.mark.parametrize(

@@ -194,14 +194,6 @@ def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent,
         assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("kv_heads", [1, 3])
-@pytest.mark.parametrize("share", [1, 2, 3])
-@pytest.mark.parametrize("masked", [False, True])
-def test_heads_lengths_and_masks_uncompiled(kv_heads, share, masked, uncompiled):
-    for tokens in LENGTHS:
-        case(Int(4, 8), 24, kv_heads, share, tokens, masked)
-
-
 @pytest.mark.parametrize("bits, head_dim, group", INTEGERS[::15])
 def test_asymmetric_codes_are_left_to_the_reference(bits, head_dim, group):
     store = filled(Int(bits, group, symmetric=False), head_dim, 1, 3)
@@ -334,18 +326,6 @@ COMPILED = {
     "int4 in thirds": (lambda: Int(4, 32), 96),
     "fp8": (lambda: Float8("e4m3"), 160),
 }
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled(name, threads, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(attend, "ALONE", 0)
-    make, head_dim = COMPILED[name]
-    for tokens in (1, 2, 3, 5, 127, 128, 129, 131, 4097):
-        for kv_heads, share, masked in ((1, 1, True), (3, 1, False), (1, 2, False), (3, 3, True)):
-            store, query = case(make(), head_dim, kv_heads, share, tokens, masked, batch=2)
-            assert fast.fits(store, query)
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -14,7 +14,6 @@ from kvlab.fast.narrow import NarrowEmbedding, NarrowLinear, rounded
 
 KINDS = ("bf16", "int8")
 CANNOT = "OPTForCausalLM cannot use it: it is no Llama-shaped model"
-NAN = "'model.layers.1.mlp.up_proj.weight' holds NaN or infinity"
 
 
 def numbers(weight: torch.Tensor, kind: str) -> torch.Tensor:

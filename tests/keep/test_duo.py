@@ -60,27 +60,6 @@ def test_window(made):
     assert counts == {11, RECENT}  # what the next query will see; the first tokens are out of sight
 
 
-def stored(cache) -> int:
-    """Bytes of the storages of K and V."""
-    parts = [part for layer in cache.layers for side in layer.store.used() for part in side or ()]
-    left = [part for layer in cache.layers for part in (layer.store.left.keys or ())]
-    left += [part for layer in cache.layers for part in (layer.store.left.values or ())]
-    return sum(part.nbytes for part in parts) + sum(part.untyped_storage().nbytes() for part in left)
-
-
-def test_bytes(made):
-    """What the heads hold adds up in the storages, after the prompt and after 60 steps."""
-    model = tiny("llama")
-    policy = Duo(made(model), 0.5)
-    for steps in (0, 60):
-        cache, _ = fed(model, policy, prompt(40), steps=steps)
-        retrieving = int(policy.retrieves.sum())
-        held = retrieving * (40 + steps) + (policy.retrieves.numel() - retrieving) * (SINKS + RECENT)
-        assert sum(int((layer.positions >= 0).sum()) for layer in cache.layers) == held
-        assert steps or stored(cache) == held * 2 * 8 * 4
-        assert cache.stats().scored == 0
-
-
 def test_which_heads_retrieve(made):
     model = tiny("llama")
     file = made(model)

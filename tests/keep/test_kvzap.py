@@ -70,17 +70,6 @@ def test_window(made):
     assert len({len(mine) for mine in held}) > 1
 
 
-def test_bytes(made):
-    """What the heads hold adds up in the storages, and the table and what is judged beside it."""
-    model = tiny("llama")
-    cache, _ = fed(model, KVzap(made(model)), prompt(40), steps=0)
-    held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
-    left = [part for layer in cache.layers for part in (*layer.store.left.keys, *layer.store.left.values)]
-    assert sum(part.untyped_storage().nbytes() for part in left) == held * 2 * 8 * 4
-    assert RECENT * 8 < held < 40 * 8
-    assert cache.stats().scored == pytest.approx(1 - RECENT * 8 / held, abs=0.1)
-
-
 def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
     """Each head holds what the definition says of the decoded keys and values."""
     model = tiny("llama", num_hidden_layers=1)

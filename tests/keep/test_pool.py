@@ -1,25 +1,11 @@
 """The pool in whole models, and under pressure for two thousand steps; its definition: tests/reference."""
 
 import pytest
-import torch
 from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import Pool
 from kvlab.place import Host
-
-
-def test_policies_differ_and_a_full_pool_loses_nothing():
-    model, ids = tiny("llama"), prompt(40)
-    outputs = {}
-    for policy in ("fifo", "lru", "counter"):
-        spec = f"infinigen:budget=6,alpha=inf,full_layers=0,pool=30,victim={policy}"
-        outputs[policy] = kvlab.decode(model, ids, kvlab.make_cache(model, spec), 25)
-    assert len({tuple(trace.logprobs[0].tolist()) for trace in outputs.values()}) == 3
-    assert outputs["fifo"].tokens_held == [30] * 25
-    large = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen:pool=64"), 25)
-    unlimited = kvlab.decode(model, ids, kvlab.make_cache(model, "infinigen"), 25)
-    assert torch.equal(large.logprobs, unlimited.logprobs)
 
 
 def test_a_capacity_in_bytes():

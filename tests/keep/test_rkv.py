@@ -28,17 +28,6 @@ def test_what_is_said_again_goes_first():
     assert redundancy(keys, empty)[0, 0, 2] == 0
 
 
-def test_no_bytes_but_the_last_queries():
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "rkv:budget=10,window=5")
-    kvlab.decode(model, prompt(60, rows=3), cache, 20)
-    recent = cache.layers[0].keep.recent
-    assert recent.query.shape == (3, 4, 5, 8) and recent.positions[0].tolist() == [74, 75, 76, 77, 78]
-    slots = 4 * 3 * 2 * 29  # layers, rows, heads, tokens
-    expected = slots * (2 * 8 * 4 + 4) + 4 * (recent.query.nbytes + recent.positions.nbytes)
-    assert cache.stats().device_bytes == expected
-
-
 @pytest.mark.parametrize("budget", [9, 4])
 def test_a_window_of_the_model(budget):
     """Under a sliding window of 9 a budget of 9 gives nothing up, one of 4 does."""

@@ -57,23 +57,6 @@ def test_a_crop_leaves_what_was_held(cut):
         assert torch.allclose(ours, fresh.feed(token)[:, -1], atol=1e-4)
 
 
-def test_bytes_by_hand():
-    """Rank 4 of 2 heads of 8; 50 tokens are 12 chunks of 4, of which the last two stay, and one outlier."""
-    model = tiny("llama")
-    cache, _ = stepped(model, "shadowkv:budget=9,rank=4,chunk=4,outliers=1,recent=2", prompt(50, rows=3), 1)
-    rows, layers, heads, width, floats = 3, 4, 2, 8, 4
-    low, basis = 50 * 4, 4 * heads * width
-    landmarks, offered = 10 * heads * width, 10 * heads
-    exact = 4 + (50 - 40) + 1
-    numbers = low + basis + landmarks + 2 * exact * heads * width
-    stats = cache.stats()
-    assert stats.device_bytes == rows * layers * (numbers * floats + offered + exact * heads * 8)
-    assert stats.host_bytes == rows * layers * 51 * heads * width * floats
-    assert stats.index_bytes == rows * layers * landmarks * floats
-    value = rows * layers * heads * width * floats
-    assert stats.fetched_bytes == 8 * value and stats.moved_bytes == 9 * value  # two chunks of a budget of 9
-
-
 def test_half_precision_is_held_in_half_precision():
     model = tiny("llama", dtype=torch.bfloat16)
     cache, found = stepped(model, "shadowkv:rank=0.5,chunk=4", prompt(40, rows=2))

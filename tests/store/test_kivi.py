@@ -14,24 +14,6 @@ def fresh(bits, group, recent, width):
     return started(Kivi(bits, group, recent), width)
 
 
-def test_what_is_written_is_never_written_again():
-    """300 appends: the codes, scales and numbers of every written token stay what they were."""
-    store, generator = fresh(2, 8, 5, 8), torch.Generator().manual_seed(0)
-    kept = []
-    for step in range(301):
-        x = torch.randn(2, 1, 11 if step == 0 else 1, 8, generator=generator) * (1 + step % 5)
-        store.append(x, x + 1)
-        assert 5 <= store.window[0].shape[2] < 5 + 8
-        if step % 60 == 0:
-            numbers = tuple(side[:, :, : store.written] for side in store.read(x.device))
-            kept.append([part.clone() for part in (*store.keys, *store.blocks, *store.values, *numbers)])
-            for early in kept:
-                numbers = tuple(side[:, :, : store.written] for side in store.read(x.device))
-                now = (*store.keys, *store.blocks, *store.values, *numbers)
-                for old, new in zip(early, now, strict=True):
-                    assert torch.equal(old, new[:, :, : old.shape[2]])
-
-
 @pytest.mark.parametrize("bits, tokens", [(2, 200), (4, 97), (2, 20), (4, 33), (2, 32)])
 def test_stated_bits_are_those_of_the_storages(bits, tokens):
     store = fresh(bits, 32, 32, 64)
@@ -64,27 +46,6 @@ def test_what_follows_a_cropped_padding_is_none():
     store.crop(5)
     store.append(*x[:, :, :, :2])
     assert store.recents_real[:, 0, :7].tolist() == [[False] * 5 + [True] * 2, [True] * 7]
-
-
-def test_kivi2_costs_three_bits_plus_the_window():
-    store = fresh(2, 32, 32, 128)
-    tokens = 32 + 32 * 100
-    window = 32 * 16 / tokens
-    assert store.policy.bits_per_value((8, tokens, 128)) == pytest.approx(3.0 * 3200 / tokens + window)
-
-
-def test_channels_that_are_outliers_survive_two_bits():
-    """The reason for KIVI: a channel far from zero costs its neighbours their levels, unless it is alone."""
-    x = torch.randn(1, 1, 64, 32, generator=torch.Generator().manual_seed(2))
-    x[..., 3] = x[..., 3] * 0.5 + 30
-    errors = {}
-    for name, form in (
-        ("kivi", fresh(2, 32, 0, 32)),
-        ("token", started(kvlab.store.Growing(kvlab.store.Int(2)))),
-    ):
-        form.append(x, x)
-        errors[name] = (form.read(x.device)[0] - x).norm().item()
-    assert errors["kivi"] < errors["token"] / 2
 
 
 def test_crop_inside_the_window_or_not_at_all():

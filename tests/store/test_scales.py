@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tiny import LESS, SAME, policies, started
 
 from kvlab.store import Exact, Float8, Growing, Int, Static
-from kvlab.store.int import AXES
 
 pytestmark = pytest.mark.uncounted
 
@@ -39,39 +38,11 @@ def test_no_methods_format_is_left_out_above(name):
     assert type(form) is Exact or form in FORMS, f"{name}: {form} is missing in FORMS, tests/drawn.py"
 
 
-@pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("buffer", [Growing, Static])
-def test_what_is_stored_never_changes(axis, buffer):
-    """300 appends: the bits and the numbers of every token stay what they were when it came."""
-    form = Int(4, axis=axis, symmetric=False)
-    store = started(Static(400, form) if buffer is Static else buffer(form))
-    generator = torch.Generator().manual_seed(3)
-    kept = []
-    for step in range(301):
-        x = torch.randn(2, 1, 7 if step == 0 else 1, 8, generator=generator) * (1 + step % 5)
-        store.append(x, -x)
-        if step % 75 == 0:
-            kept.append([part.clone() for part in (*store.read(x.device), *sum(store.parts(), ()))])
-            for early in kept:
-                now = (*store.read(x.device), *sum(store.parts(), ()))
-                for old, new in zip(early, now, strict=True):
-                    assert torch.equal(old, new[:, :, : old.shape[2]])
-
-
 def test_what_comes_later_is_clipped_to_the_fixed_range():
     form = Int(8, axis="channel")
     _, *fixed = form.encode(torch.tensor([1.0, -2.0]).view(1, 1, 1, 2))
     later = form.encode(torch.tensor([50.0, 1.0]).view(1, 1, 1, 2), fixed=tuple(fixed))
     assert torch.allclose(form.decode(later, torch.float32).flatten(), torch.tensor([1.0, 1.0]), atol=0.02)
-
-
-def test_asymmetric_is_right_where_symmetric_wastes_its_levels():
-    x = torch.linspace(100, 101, 8).view(1, 1, 1, 8)
-    errors = {}
-    for symmetric in (True, False):
-        form = Int(2, symmetric=symmetric, scale="fp32")
-        errors[symmetric] = (form.decode(form.encode(x), torch.float32) - x).abs().max().item()
-    assert errors[False] <= 1 / 6 + 1e-4 < errors[True]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e30])
