@@ -5,10 +5,12 @@ The environment is set before torch, transformers or datasets are imported anywh
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import os
 import socket
 import sys
+from collections import Counter
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -31,11 +33,25 @@ settings.register_profile("kvlab", deadline=None, max_examples=25, derandomize=T
 settings.load_profile("kvlab")
 
 
+def pytest_collection_finish(session):
+    """What was imported stays: nobody looks for garbage in it at every test."""
+    gc.collect()
+    gc.freeze()
+
+
+COUNTED = 30  # cases of a test whose lines are counted
+cases: Counter = Counter()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """Tests marked `uncounted` run without counting lines: they are thousands of cases of lines that other
-    tests count, and counting costs them a third of their time (Python 3.11)."""
-    tracer = sys.gettrace() if item.get_closest_marker("uncounted") else None
+    """Tests marked `uncounted`, and cases of a test behind the first ones unless it is marked `counted`, run
+    without counting lines: others count the same ones, and counting costs a third of a test's time (Python
+    3.11)."""
+    test = item.nodeid.partition("[")[0]
+    cases[test] += 1
+    again = cases[test] > COUNTED and not item.get_closest_marker("counted")
+    tracer = sys.gettrace() if again or item.get_closest_marker("uncounted") else None
     if tracer is None:
         return (yield)
     sys.settrace(None)

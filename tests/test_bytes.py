@@ -30,6 +30,7 @@ def storages(value, seen):
     return seen
 
 
+@pytest.mark.counted
 @pytest.mark.parametrize("spec", EVERY)
 def test_stats_add_up_to_the_storages_really_allocated(spec):
     model, cache = tiny("llama"), make(tiny("llama"), spec)

@@ -344,6 +344,7 @@ def test_a_file_imports_no_module(tmp_path):
     kvlab.load_cache(saved(tmp_path, "h2o:budget=0.5")[1], model)  # 0.5 is no module
 
 
+@pytest.mark.counted
 @pytest.mark.parametrize("way", ["steps", "crop"])
 @pytest.mark.parametrize("method", METHODS + MORE + ["paged:block=4,blocks=260"])
 def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, way, tmp_path):

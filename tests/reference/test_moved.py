@@ -5,6 +5,8 @@ from reference.definitions import place
 from reference.driven import KV_HEADS, Driven, check, keep_all
 from reference.keeps import by_h2o
 
+pytestmark = pytest.mark.uncounted
+
 
 @pytest.mark.parametrize("link", ["", ",link=1e12"])
 def test_quest_over_integers_fetches_the_same_pages_in_fewer_bytes(link):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from fast import replayed
 
-from eval.gpu import about, flash, headline, link, models, precompile, right, step
+from eval.gpu import about, flash, headline, launches, link, models, precompile, predict, right, step
 from eval.gpu import bench as clock
 from eval.gpu.bench import Bench
 from eval.gpu.unit import FIRST, Unit
@@ -27,6 +27,9 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,
     reason="needs triton (pip install triton), which torch's CPU build leaves out",
 )
+
+
+LAUNCHES = launches.Launches(1e-5, dict.fromkeys(predict.SYSTEMS, 30.0))  # counted in test_launches.py
 
 
 class Event:
@@ -178,6 +181,8 @@ def test_a_spoiled_device_fails_the_unit_and_ends_the_process(bench, monkeypatch
 def test_a_step(bench, way, monkeypatch):
     monkeypatch.setattr(graph, "captured", replayed.captured)
     monkeypatch.setattr(late, "capturing", lambda: False)
+    monkeypatch.setattr(step, "REPEATS", 2)
+    monkeypatch.setattr(step, "LOOP", {"eager": 1, "graph": 2})
     monkeypatch.setattr(models, "graphed", lambda model: setattr(model, "forward", graph.Forward(model)))
     methods = ["static", "static-int8", "h2o", "hf-dynamic", "hf-static"]
     rows = step.measure(bench, "small-llama", 40, 2, methods, way)["rows"]
@@ -205,6 +210,7 @@ def test_the_headline(bench, monkeypatch):
             super().__init__()
 
     monkeypatch.setattr(headline, "CudaLink", Pretended)
+    monkeypatch.setattr(headline, "measured", lambda *_: LAUNCHES)
     found = headline.measure(bench, "small-opt", 48, 4, ["full", "offload"])
     assert [row.get("left_out") for row in found["rows"]] == [None] * 5
 
