@@ -46,19 +46,21 @@ cases: Counter = Counter()
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
     """Tests marked `uncounted`, and cases of a test behind the first ones unless it is marked `counted`, run
-    without counting lines: others count the same ones, and counting costs a third of a test's time (Python
-    3.11)."""
+    without counting lines, and so do processes that they start: others count the same ones, and counting
+    takes a third of a test's time (Python 3.11)."""
     test = item.nodeid.partition("[")[0]
     cases[test] += 1
     again = cases[test] > COUNTED and not item.get_closest_marker("counted")
     tracer = sys.gettrace() if again or item.get_closest_marker("uncounted") else None
     if tracer is None:
         return (yield)
-    sys.settrace(None)
-    try:
-        return (yield)
-    finally:
-        sys.settrace(tracer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)
+        sys.settrace(None)
+        try:
+            return (yield)
+        finally:
+            sys.settrace(tracer)
 
 
 class NetworkAccess(RuntimeError):

@@ -77,6 +77,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.safetensors")):
 """
 
 
+@pytest.mark.uncounted
 def test_another_process_reads_every_method(tmp_path):
     """InfiniGen first: what it learns of a model has to be there at a process's first step."""
     methods = sorted(METHODS + MORE, key=lambda method: not method.startswith("infinigen"))

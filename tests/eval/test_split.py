@@ -27,6 +27,7 @@ SWEEP = [
 ]
 
 
+@pytest.mark.uncounted
 @pytest.mark.slow
 def test_two_processes_give_the_table_of_one(folder, tmp_path):
     """Only the first one writes and speaks; bytes are those of both."""
@@ -54,6 +55,7 @@ def test_two_processes_give_the_table_of_one(folder, tmp_path):
         assert found["scored"] == pytest.approx(cell["scored"], abs=1e-6)
 
 
+@pytest.mark.uncounted
 @pytest.mark.slow
 def test_who_ends_badly_after_the_work_takes_no_report_away(tmp_path):
     """torchrun ends all processes with the first that ends badly, as one may whose work was right."""

@@ -68,12 +68,6 @@ def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
     assert untried.startswith("it could not be tried: no tiny model of its class runs (ValueError: shrunk")
 
 
-def test_the_doctor_tries_a_real_configuration():
-    found = row(AutoConfig.for_model("deepseek_v3", rope_parameters=YARN))
-    assert found["full"] == found["int8"] == found["snapkv"] == "equal"
-    assert "made of a latent after the cache" in found["topk"]
-
-
 def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says():
     tried, found = [], {}
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}

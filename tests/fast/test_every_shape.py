@@ -251,6 +251,7 @@ def test_every_code_is_the_number_that_torch_says():
     exec(NUMBERS, {})
 
 
+@pytest.mark.uncounted
 def test_so_it_is_on_a_processor_that_knows_less(tmp_path):
     """Compiled for AVX2 where this one knows AVX-512, for SSE2 elsewhere."""
     if platform.machine() not in ("x86_64", "AMD64"):

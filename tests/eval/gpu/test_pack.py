@@ -23,6 +23,7 @@ needs_triton = pytest.mark.skipif(
 )
 
 
+@pytest.mark.uncounted
 def test_a_pack_runs_elsewhere(tmp_path, monkeypatch):
     """Unpacked and started in an empty folder, with nothing of this checkout on the path."""
 
