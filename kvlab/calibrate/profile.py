@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..parameters import shown
 from ..saved import model_digest
 
 FORMAT = "2"  # of the file; another one is refused
@@ -17,33 +19,28 @@ FORMAT = "2"  # of the file; another one is refused
 
 @dataclass(frozen=True)
 class Profile:
-    """tensors: by name; about: numbers by name that belong to them; model: `saved.model_digest` of the model
-    that they are of; path: where they were read. A policy takes from it what it needs."""
+    """arrays: by name; about: numbers by name that belong to them; model: `saved.model_digest` of the model
+    that they are of; path: where they were read."""
 
     path: str
-    kind: str
     model: str
-    tensors: Mapping[str, Tensor]
+    arrays: Mapping[str, np.ndarray]
     about: Mapping[str, float]
 
+    def check(self, model, **shapes: tuple[int, ...]) -> None:
+        """ValueError, one line, where it was made for a model with another digest, or does not fit."""
+        if (digest := model_digest(model)) != self.model:
+            raise ValueError(
+                f"profile={self.path}: it was made for a model with digest {self.model}, not {digest} "
+                "(recipes read a model in float32; another dtype has another digest)"
+            )
+        self.fits(**shapes)
 
-def check(path: str, made_for: str, model, **shapes: tuple[tuple, tuple]) -> None:
-    """ValueError, one line, where the profile in this file was made for a model with another digest, or where
-    it does not fit (`fits`)."""
-    if (digest := model_digest(model)) != made_for:
-        raise ValueError(
-            f"profile={path}: it was made for a model with digest {made_for}, not {digest} "
-            "(recipes read a model in float32; another dtype has another digest)"
-        )
-    fits(path, **shapes)
-
-
-def fits(path: str, **shapes: tuple[tuple, tuple]) -> None:
-    """ValueError, one line, where a tensor of the profile in this file has another shape than a model asks
-    for. shapes: (its own, the other), by name."""
-    for name, (found, wanted) in shapes.items():
-        if tuple(found) != wanted:
-            raise ValueError(f"profile={path}: {name} has shape {tuple(found)}, expected {wanted}")
+    def fits(self, **shapes: tuple[int, ...]) -> None:
+        """ValueError, one line, where an array has another shape than a model asks for. shapes: by name."""
+        for name, wanted in shapes.items():
+            if (found := self.arrays[name].shape) != wanted:
+                raise ValueError(f"profile={self.path}: {name} has shape {found}, expected {wanted}")
 
 
 def check_folder(path: str | Path) -> None:
@@ -62,9 +59,12 @@ def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **a
 
 def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
     """The profile of a kind in a file. dimensions: of the tensors that it must hold, by name. ValueError, one
-    line, for a file that holds none, or that lacks something."""
+    line, for what is no file of one, or lacks something."""
     from safetensors import SafetensorError, safe_open
 
+    if not isinstance(path, str | Path):
+        made = f"python -m course.recipes.{kind} makes one"
+        raise ValueError(f"profile={shown(path)}: expected the file of a profile; {made}")
     try:
         with safe_open(path, "pt") as file:
             told = file.metadata() or {}
@@ -78,7 +78,7 @@ def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
         if held is None or held.dim() != count or held.dtype != torch.float32 or not held.isfinite().all():
             raise ValueError(f"profile={path}: expected {name}, finite float32 of {count} dimensions")
     try:
-        about = dict(json.loads(told["about"]))
-        return Profile(str(path), kind, told["model"], tensors, about)
+        arrays = {name: tensors[name].numpy() for name in dimensions}
+        return Profile(str(path), told["model"], arrays, dict(json.loads(told["about"])))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"profile={path}: it does not say which model and numbers it is of") from error

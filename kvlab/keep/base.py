@@ -57,8 +57,10 @@ class Keep(Policy):
     newest_stays = True  # False: `choose` may let the newest token go
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
     rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
+    sinks = 0  # first tokens that stay by rule
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
+    shared = ()  # names in the state: what belongs to no row and no slot
 
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
@@ -68,6 +70,7 @@ class Keep(Policy):
             check_whole("every", self.every, 1)
         for name in ("renumber", "merge"):
             check_bool(name, getattr(self, name))
+        check_whole("sinks", self.sinks, 0)
 
     @property
     def evicts(self) -> bool:
@@ -81,7 +84,7 @@ class Keep(Policy):
     def start(self, layer) -> State:
         if self.scores_keys and self.evicts and is_latent(layer.model):
             raise ValueError("latents are cached: there are no keys to compare")
-        return KeepState(self, self.per_row, self.per_slot)
+        return KeepState(self)
 
     def observe(self, layer, received: Tensor | None) -> None:
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
@@ -124,11 +127,10 @@ class Keep(Policy):
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
     def by_rule(self, layer) -> Tensor:
-        """The slots that stay whatever they score, bool `[batch, kv_heads, slots]`: the newest token, and
-        what a method's definition names besides by its place in the text (first tokens, a recent window).
-        What else is held, the score chose."""
-        positions = layer.slot_positions
-        return positions == positions.amax(-1, keepdim=True)
+        """The slots that stay whatever they score, bool `[batch, kv_heads, slots]`: the newest token, the
+        first `sinks`, and what a method's definition names besides by its place in the text (a recent
+        window). What else is held, the score chose."""
+        return newest(layer) | first(layer, self.sinks)
 
     def limits(self, layer) -> list[int]:
         """Tokens that each row may hold after its prompt."""
@@ -184,9 +186,8 @@ class Keep(Policy):
 
     def ranked(self, layer) -> Tensor:
         """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
-        positions = layer.slot_positions
-        newest = positions == positions.amax(-1, keepdim=True)
-        return self.scored(layer).masked_fill(newest, torch.inf).masked_fill(positions < 0, -torch.inf)
+        score = self.scored(layer).masked_fill(newest(layer), torch.inf)
+        return score.masked_fill(layer.slot_positions < 0, -torch.inf)
 
     def scored(self, layer) -> Tensor:
         """`score`, finite fp32, of chunks where tokens go by chunks."""
@@ -216,6 +217,23 @@ class Keep(Policy):
         stays = (rank < limits) & (positions.gather(2, order) >= 0)
         chosen = order.masked_fill(~stays, slots).sort(dim=-1).values
         return chosen.masked_fill(chosen == slots, -1)
+
+
+def newest(layer) -> Tensor:
+    """Which slots hold the newest token of their head, bool `[batch, kv_heads, slots]`."""
+    return layer.slot_positions == layer.slot_positions.amax(-1, keepdim=True)
+
+
+def first(layer, count: int) -> Tensor:
+    """Which slots hold one of a row's first tokens."""
+    return (layer.slot_positions >= 0) & (layer.slot_positions < count)
+
+
+def recent(layer, count: int | list[int]) -> Tensor:
+    """Which slots hold one of the last tokens that a row has seen, so many (a list: of each row)."""
+    counts = [count] * len(layer.lengths) if isinstance(count, int) else count
+    start = [seen - mine for seen, mine in zip(layer.lengths, counts, strict=True)]
+    return layer.slot_positions >= by_row(start, layer.slot_positions)
 
 
 def by_row(numbers: list[int], like: Tensor) -> Tensor | int:
@@ -276,8 +294,8 @@ class KeepState(State):
     on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
     lags = property(lambda self: self.on_top or self.policy.prompt_only, doc="It is told of no new slots.")
 
-    def __init__(self, policy: Keep, per_row: tuple[str, ...] = (), per_slot: tuple[str, ...] = ()):
-        super().__init__(policy, per_row, per_slot)
+    def __init__(self, policy: Keep):
+        super().__init__(policy)
         self.last, self.late = LastQueries(policy), Late()
 
     def cover(self, slots: int) -> None:

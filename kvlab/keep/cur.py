@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..named import named
 from ..parameters import check_whole
-from .base import Keep
+from .base import Keep, first
 
 
 @named(
@@ -39,18 +39,13 @@ class CUR(Keep):
     def __post_init__(self):
         super().__post_init__()
         check_whole("window", self.window, 1)
-        check_whole("sinks", self.sinks, 0)
-
-    def by_rule(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim] each
         window = (positions.clamp(min=0) // self.window).long()
         score = _share(keys, positions, window) * _share(values, positions, window)
-        return score.round(decimals=6).masked_fill(positions < self.sinks, torch.inf)
+        return score.round(decimals=6).masked_fill(first(layer, self.sinks), torch.inf)
 
 
 def _share(x: Tensor, positions: Tensor, window: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..calibrate.profile import check, fits, read
+from ..calibrate.profile import read
 from ..gather import in_order
 from ..models.shape import is_latent
 from ..named import named
-from ..parameters import check_number, check_whole, shown
+from ..parameters import check_number, check_whole
 from .base import Keep, KeepState
 
 KIND = "duo"
@@ -42,26 +42,21 @@ class Duo(Keep):
     which is more than most prompts here have: a profile may have other numbers. While a prompt is read all
     heads attend to all of it; in the paper, streaming heads do not.
     ValueError for a profile of another model, and for models that cache latents.
+    State: `retrieves` `[kv_heads, 1]`, which heads of the layer hold everything.
     """
 
     ragged = True
+    shared = ("retrieves",)
 
     def __init__(
         self, profile: str | None = None, heads: float = 0.5, every: int | None = None, turns: str = "all"
     ):
         super().__init__(1, every=every, turns=turns)
         check_number("heads", heads, lambda x: 0 <= x <= 1, "a share between 0 and 1")
-        if not isinstance(profile, str):
-            raise ValueError(
-                f"profile={shown(profile)}: expected the file of trained gates; "
-                "python -m course.recipes.duo makes one"
-            )
-        found = read(profile, KIND, gates=2)
+        self.profile, self.heads = read(profile, KIND, gates=2), heads
+        self.sinks, self.recent = (self.profile.about.get(name) for name in ("sinks", "recent"))
         for name, least in (("sinks", 0), ("recent", 1)):
-            check_whole(f"profile={profile}: {name}", found.about.get(name), least)
-        self.profile, self.heads, self.made_for = found.path, heads, found.model
-        self.gates = tuple(map(tuple, found.tensors["gates"].tolist()))  # of every such layer, of its heads
-        self.sinks, self.recent = (found.about[name] for name in ("sinks", "recent"))
+            check_whole(f"profile={profile}: {name}", getattr(self, name), least)
 
     @property
     def evicts(self) -> bool:
@@ -70,19 +65,15 @@ class Duo(Keep):
     @property
     def retrieves(self) -> Tensor:
         """Which heads hold everything, bool `[layers that attend, kv_heads]`."""
-        gates = torch.tensor(self.gates)
+        gates = torch.from_numpy(self.profile.arrays["gates"])
         order = gates.flatten().argsort(descending=True, stable=True)
         found = torch.zeros(gates.numel(), dtype=torch.bool)
         found[order[: round(self.heads * gates.numel())]] = True
         return found.view_as(gates)
 
-    def shapes(self, shape) -> dict[str, tuple[tuple, tuple]]:
-        """Of the gates: what the profile has, and what a model of this shape asks for."""
-        return {"gates": ((len(self.gates), len(self.gates[0])), (shape.layers, shape.kv_heads))}
-
     def limits(self, layer) -> list[float]:
         """Tokens that a head of the layer holds after its prompt, mean over the heads, as the bill asks."""
-        fits(self.profile, **self.shapes(layer.shape))
+        self.profile.fits(gates=(layer.shape.layers, layer.shape.kv_heads))
         whole, found = float(self.retrieves[layer.order].float().mean()), []
         for tokens in layer.lengths:
             seen = min(tokens, layer.local - 1) if layer.local else tokens
@@ -94,8 +85,8 @@ class Duo(Keep):
         if is_latent(layer.model):
             raise ValueError(LATENT)
         if layer.order == 0:
-            check(self.profile, self.made_for, layer.model, **self.shapes(layer.shape))
-        state, mine = DuoState(self), self.retrieves[layer.order]
+            self.profile.check(layer.model, gates=(layer.shape.layers, layer.shape.kv_heads))
+        state, mine = super().start(layer), self.retrieves[layer.order]
         first = layer.rank * layer.kv_heads
         state.retrieves = mine[first : first + layer.kv_heads, None]
         return state
@@ -117,9 +108,3 @@ class Duo(Keep):
             return None
         stays |= held & ~due[:, None, None]
         return in_order(stays)
-
-
-class DuoState(KeepState):
-    """See `Duo`. retrieves `[kv_heads, 1]`: which heads of the layer hold everything."""
-
-    shared = (*KeepState.shared, "retrieves")

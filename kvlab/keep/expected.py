@@ -11,7 +11,7 @@ from torch import Tensor
 from ..models import rotations_of
 from ..named import named
 from ..parameters import FEW, check_whole
-from .base import Keep, KeepState
+from .base import Keep, KeepState, first
 
 
 @named(
@@ -37,21 +37,22 @@ class ExpectedAttention(Keep):
     Deviation: as in kvpress, the prompt is compressed once; heads that share a budget, which its entry of
     that name adds, are `adakv`.
     State, while the prompt is open: `count` `[batch, 1]`, queries so far, `total` `[batch, heads, head_dim]`,
-    their sum, `squares` `[batch, heads, head_dim, head_dim]`, that of their outer products, in fp64.
+    their sum, `squares` `[batch, heads, head_dim, head_dim]`, that of their outer products, in fp64;
+    `rotation`, how the layer rotates (`models.Rotation`; None: not at all).
     """
 
     future: int = 512
     sinks: int = 4
 
     once = reads_queries = True
+    per_row, shared = ("count", "total", "squares"), ("rotation",)
 
     def __post_init__(self):
         super().__post_init__()
         check_whole("future", self.future, 1, "positions", most=FEW)
-        check_whole("sinks", self.sinks, 0)
 
     def start(self, layer) -> KeepState:
-        state = ExpectedState(self)
+        state = super().start(layer)
         state.rotation = rotations_of(layer.model)[layer.order]
         return state
 
@@ -67,22 +68,18 @@ class ExpectedAttention(Keep):
         for name, x in zip(("count", "total", "squares"), new, strict=True):
             setattr(state, name, x if getattr(state, name) is None else x + getattr(state, name))
 
-    def by_rule(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
-
     def score(self, layer) -> Tensor:
         positions, (mean, spread) = layer.slot_positions, self.expected(layer)
         keys, values = layer.store.read(positions.device)  # [batch, kv_heads, slots, head_dim]
-        first = (positions >= 0) & (positions < self.sinks)
+        sinks = first(layer, self.sinks)
         group, keys = mean.shape[1] // keys.shape[1], keys.float()
         weight = 0.0
         for member in range(group):
             m, s = mean[:, member::group, :, None], spread[:, member::group]
             varied = ((keys @ s) * keys).sum(-1) * layer.scaling**2 / 2
             score = (keys @ m)[..., 0] * layer.scaling + varied
-            weight = weight + score.masked_fill(first | (positions < 0), -torch.inf).softmax(-1) / group
-        return (weight * values.float().norm(dim=-1)).masked_fill(first, torch.inf)
+            weight = weight + score.masked_fill(sinks | (positions < 0), -torch.inf).softmax(-1) / group
+        return (weight * values.float().norm(dim=-1)).masked_fill(sinks, torch.inf)
 
     def expected(self, layer) -> tuple[Tensor, Tensor]:
         """Mean `[batch, heads, head_dim]` and covariance `[batch, heads, head_dim, head_dim]` of the queries
@@ -92,8 +89,8 @@ class ExpectedAttention(Keep):
         mean = state.total / count
         spread = state.squares / count[..., None] - mean[..., None] * mean[..., None, :]
         if (rotation := state.rotation) is not None:
-            first = torch.tensor(layer.lengths, device=mean.device)[:, None]
-            cos, sin = rotation.angles(first + torch.arange(self.future, device=mean.device))
+            next_one = torch.tensor(layer.lengths, device=mean.device)[:, None]
+            cos, sin = rotation.angles(next_one + torch.arange(self.future, device=mean.device))
             cos, sin = cos.mean(1)[:, None], sin.mean(1)[:, None]  # [batch, 1, pairs]
             mean = rotation.turn(mean, cos, sin)
             for _ in range(2):  # R S, and then R (R S)'
@@ -103,10 +100,3 @@ class ExpectedAttention(Keep):
     def forget(self, state) -> None:
         if self.prompt_only:
             state.count = state.total = state.squares = None
-
-
-class ExpectedState(KeepState):
-    """See `ExpectedAttention`. rotation: how the layer rotates (`models.Rotation`), None for not at all."""
-
-    per_row = (*KeepState.per_row, "count", "total", "squares")
-    shared = (*KeepState.shared, "rotation")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..named import named
 from ..parameters import check_number
-from .base import Keep, by_row
+from .base import Keep, recent
 
 
 @named(
@@ -52,9 +52,7 @@ class H2O(Keep):
         layer.state.received = received
 
     def by_rule(self, layer) -> Tensor:
-        recent = [max(1, int(limit * self.recent)) for limit in layer.state.limits]
-        first = [seen - count for seen, count in zip(layer.lengths, recent, strict=True)]
-        return layer.slot_positions >= by_row(first, layer.slot_positions)
+        return recent(layer, [max(1, int(limit * self.recent)) for limit in layer.state.limits])
 
     def score(self, layer) -> Tensor:
         return layer.state.received.masked_fill(self.ruled(layer), torch.inf)

@@ -8,13 +8,13 @@ import math
 import torch
 from torch import Tensor
 
-from ..calibrate.profile import check, fits, read
+from ..calibrate.profile import read
 from ..gather import gather_slots, in_order
 from ..models import rotations_of
 from ..named import named
-from ..parameters import check_number, check_whole, shown
+from ..parameters import check_number, check_whole
 from ..ranks import all_heads, own_heads
-from .base import Keep, KeepState, by_row
+from .base import Keep, KeepState, by_row, recent
 
 KIND = "kvzap"
 
@@ -47,10 +47,12 @@ class KVzap(Keep):
     adds to the output and divided by that of the input. recent is 128 there, more than many a prompt here
     holds. While a prompt is read all of it is attended to, as in kvpress, the authors' code.
     ValueError for a profile of another model, and for models without RoPE.
-    State: `judged`, for each row how many of its tokens have been.
+    State: `judged`, for each row how many of its tokens have been; `rotation`, how the layer rotates; of its
+    linear model, of all processes' heads, `weight` `[kv_heads, numbers]` and `bias` `[kv_heads]`.
     """
 
     ragged = True
+    per_row, shared = ("judged",), ("rotation", "weight", "bias")
 
     def __init__(
         self,
@@ -61,57 +63,44 @@ class KVzap(Keep):
         turns: str = "all",
     ):
         super().__init__(1, every=every, turns=turns)
-        if not isinstance(profile, str):
-            raise ValueError(
-                f"profile={shown(profile)}: expected the file of a calibration; "
-                "python -m course.recipes.kvzap makes one"
-            )
-        within = lambda x: 0 <= x <= 1, "a weight between 0 and 1"
-        if threshold is not None:
-            check_number("threshold", threshold, *within)
-        if recent is not None:
-            check_whole("recent", recent, 1)
-        found = read(profile, KIND, weight=3, bias=2)
-        told = found.about
-        check_number(f"profile={profile}: threshold", told.get("threshold"), *within)
-        check_whole(f"profile={profile}: recent", told.get("recent"), 1)
-        self.profile, self.made_for = found.path, found.model
-        self.threshold = told["threshold"] if threshold is None else threshold
-        self.recent = told["recent"] if recent is None else recent
-        own = (self.threshold, self.recent) == (told["threshold"], told["recent"])
-        self.share = told.get("share") if own else None
-        self.weight, self.bias = (found.tensors[name].numpy() for name in ("weight", "bias"))
+        self.profile = read(profile, KIND, weight=3, bias=2)
+        own = self.profile.about.get("threshold"), self.profile.about.get("recent")
+        given = own[0] if threshold is None else threshold, own[1] if recent is None else recent
+        for where, (weight, tokens) in ((f"profile={profile}: ", own), ("", given)):
+            check_number(f"{where}threshold", weight, lambda x: 0 <= x <= 1, "a weight between 0 and 1")
+            check_whole(f"{where}recent", tokens, 1)
+        self.threshold, self.recent = given
+        self.share = self.profile.about.get("share") if given == own else None
 
     @property
     def evicts(self) -> bool:
         return self.threshold != 0
 
-    def shapes(self, shape) -> dict[str, tuple[tuple, tuple]]:
-        """Of the linear models: what the profile has, and what a model of this shape asks for."""
+    def shapes(self, shape) -> dict[str, tuple[int, ...]]:
+        """Of the linear models of a model of this shape."""
         heads = shape.layers, shape.kv_heads
-        numbers = shape.kv_heads * (shape.head_dim + shape.value_dim)
-        return {"weight": (self.weight.shape, (*heads, numbers)), "bias": (self.bias.shape, heads)}
+        return {"weight": (*heads, shape.kv_heads * (shape.head_dim + shape.value_dim)), "bias": heads}
 
     def limits(self, layer) -> list[float]:
         """Tokens that a head of the layer holds after its prompt, as the bill asks: the share of the
         calibration's texts that the profile's own threshold held, over all heads. ValueError for another
         threshold, of which nobody knows what it holds before it has read the text."""
-        fits(self.profile, **self.shapes(layer.shape))
+        self.profile.fits(**self.shapes(layer.shape))
         if self.share is None:
             raise ValueError("how many tokens stay hangs on the text, but for the profile's own threshold")
         return [max(self.share * tokens, min(self.recent, tokens)) for tokens in layer.lengths]
 
     def start(self, layer) -> KeepState:
-        state = KVzapState(self)
+        state = super().start(layer)
         state.rotation = rotations_of(layer.model)[layer.order]
         if layer.order == 0:
-            check(self.profile, self.made_for, layer.model, **self.shapes(layer.shape))
-        state.weight, state.bias = (torch.from_numpy(x[layer.order]) for x in (self.weight, self.bias))
+            self.profile.check(layer.model, **self.shapes(layer.shape))
+        for name, of_layers in self.profile.arrays.items():
+            setattr(state, name, torch.from_numpy(of_layers[layer.order]))
         return state
 
     def by_rule(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        return positions >= by_row([length - self.recent for length in layer.lengths], positions)
+        return recent(layer, self.recent)
 
     def choose(self, layer) -> Tensor | None:
         state, positions = layer.state, layer.slot_positions
@@ -147,11 +136,3 @@ def features(keys: Tensor, values: Tensor) -> Tensor:
     """What a layer holds of a token: keys before RoPE and values `[batch, kv_heads, n, head_dim]`, side by
     side, head after head, `[batch, n, kv_heads * 2 * head_dim]`."""
     return torch.cat([keys, values], -1).transpose(1, 2).flatten(2)
-
-
-class KVzapState(KeepState):
-    """See `KVzap`. rotation: how the layer rotates; weight `[kv_heads, numbers]`, bias `[kv_heads]`: of its
-    linear model, of all processes' heads."""
-
-    per_row = (*KeepState.per_row, "judged")
-    shared = (*KeepState.shared, "rotation", "weight", "bias")

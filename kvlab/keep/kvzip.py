@@ -60,7 +60,6 @@ class KVzip(Keep):
         super().__post_init__()
         check_one_of("over", self.over, ("model", "layer", "head"))
         check_whole("chunk", self.chunk, LEAST)
-        check_whole("sinks", self.sinks, 0)
 
     @property
     def ragged(self) -> bool:
@@ -131,10 +130,6 @@ class KVzip(Keep):
             shares = [counts([score], limit)[0] for score, limit in zip(ranked, limits, strict=True)]
         for layer, share in zip(layers, shares, strict=True):
             layer.state.shares = own_heads(layer, share)
-
-    def by_rule(self, layer) -> Tensor:
-        positions = layer.slot_positions
-        return super().by_rule(layer) | ((positions >= 0) & (positions < self.sinks))
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

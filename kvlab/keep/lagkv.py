@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..named import named
-from ..parameters import check_fraction_or_count, check_whole, resolve_budget
+from ..parameters import check_fraction_or_count, resolve_budget
 from .base import Keep, prompts
 
 
@@ -46,7 +46,6 @@ class LagKV(Keep):
     def __post_init__(self):
         super().__post_init__()
         object.__setattr__(self, "lag", check_fraction_or_count("lag", self.lag))
-        check_whole("sinks", self.sinks, 0)
 
     def limits(self, layer) -> list[int]:
         found = super().limits(layer)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool1d, normalize
+from torch.nn.functional import normalize
 
 from ..attention import QUERY_BLOCK, capped
 from ..named import named
 from ..parameters import check_number, check_odd, check_whole
-from .base import Keep, KeepState, LastQueries
+from .base import Keep, KeepState, LastQueries, recent
+from .snapkv import largest_near
 
 ALIKE = 0.5  # cosine above which a key says again what another one said
 
@@ -47,8 +48,8 @@ class RKV(Keep):
     share: float = 0.07
     every: int | None = field(default=128, kw_only=True, repr=False)
 
-    scores_keys = True
-    reads_queries = True
+    scores_keys = reads_queries = True
+    states = ("recent",)
 
     def __post_init__(self):
         super().__post_init__()
@@ -61,15 +62,15 @@ class RKV(Keep):
         return self.window
 
     def start(self, layer) -> KeepState:
-        super().start(layer)
-        return RKVState(self)
+        state = super().start(layer)
+        state.recent = LastQueries(self)
+        return state
 
     def note(self, layer, query: Tensor) -> None:
         layer.state.recent.note(query, layer.slot_positions[:, 0, -query.shape[2] :])
 
     def by_rule(self, layer) -> Tensor:
-        lengths = torch.tensor(layer.lengths, device=layer.slot_positions.device).view(-1, 1, 1)
-        return layer.slot_positions >= lengths - self.window
+        return recent(layer, self.window)
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions
@@ -79,16 +80,14 @@ class RKV(Keep):
 
     def importance(self, layer, keys: Tensor) -> Tensor:
         """What the last queries look at, `[batch, kv_heads, slots]`."""
-        positions, recent = layer.slot_positions, layer.state.recent
-        hidden, asked = self.ruled(layer) | (positions < 0), recent.positions >= 0
-        grouped = recent.query.float().unflatten(1, (keys.shape[1], -1))  # [batch, h, group, window, d]
+        positions, last = layer.slot_positions, layer.state.recent
+        hidden, asked = self.ruled(layer) | (positions < 0), last.positions >= 0
+        grouped = last.query.float().unflatten(1, (keys.shape[1], -1))  # [batch, h, group, window, d]
         scores = capped(grouped @ keys[:, :, None].transpose(3, 4) * layer.scaling, layer.softcap).amax(2)
         weights = scores.masked_fill(hidden[:, :, None], -torch.inf).softmax(-1) * asked[:, None, :, None]
         mean = weights.sum(2) / asked.sum(1).clamp(min=1)[:, None, None]
         mean = mean.masked_fill(hidden, 0.0)  # also where there is nothing before the window
-        order = (positions < 0).int().argsort(dim=-1, stable=True)  # neighbours have no empty slots between
-        pooled = max_pool1d(mean.gather(-1, order), self.kernel, stride=1, padding=self.kernel // 2)
-        return torch.empty_like(mean).scatter_(-1, order, pooled)
+        return largest_near(mean, positions, self.kernel)
 
 
 def redundancy(keys: Tensor, positions: Tensor) -> Tensor:
@@ -105,13 +104,3 @@ def redundancy(keys: Tensor, positions: Tensor) -> Tensor:
         total += cosines.masked_fill(slots == latest, 0.0).sum(2)
     mean = total / real.sum(-1, keepdim=True)
     return mean.masked_fill(~real, -torch.inf).softmax(-1)
-
-
-class RKVState(KeepState):
-    """See `RKV`."""
-
-    states = (*KeepState.states, "recent")
-
-    def __init__(self, policy: RKV):
-        super().__init__(policy)
-        self.recent = LastQueries(policy)

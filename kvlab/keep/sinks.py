@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ..named import named
-from ..parameters import check_whole
 from .base import Keep
 
 
@@ -26,10 +25,6 @@ class Sinks(Keep):
     """
 
     sinks: int = 4
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_whole("sinks", self.sinks, 0)
 
     def by_rule(self, layer) -> Tensor:
         return layer.slot_positions >= 0  # a place in the text is all it goes by

@@ -10,7 +10,7 @@ from torch.nn.functional import max_pool1d
 
 from ..named import named
 from ..parameters import check_odd, check_whole
-from .base import Keep
+from .base import Keep, recent
 
 
 @named(
@@ -51,17 +51,20 @@ class SnapKV(Keep):
         layer.state.votes = received
 
     def by_rule(self, layer) -> Tensor:
-        lengths = torch.tensor(layer.lengths, device=layer.slot_positions.device).view(-1, 1, 1)
-        return layer.slot_positions >= lengths - self.window
+        return recent(layer, self.window)
 
     def score(self, layer) -> Tensor:
-        positions, recent = layer.slot_positions, self.ruled(layer)
-        votes = layer.state.votes.masked_fill(recent | (positions < 0), 0.0)  # the window votes for others
-        order = (positions < 0).int().argsort(dim=-1, stable=True)  # a row's own tokens, side by side
-        pooled = max_pool1d(votes.gather(-1, order), self.kernel, stride=1, padding=self.kernel // 2)
-        pooled = torch.empty_like(pooled).scatter_(-1, order, pooled)
+        positions, window = layer.slot_positions, self.ruled(layer)
+        votes = layer.state.votes.masked_fill(window | (positions < 0), 0.0)  # the window votes for others
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
-        return torch.where(recent, self.window + 1 + positions, pooled)
+        return torch.where(window, self.window + 1 + positions, largest_near(votes, positions, self.kernel))
 
     def forget(self, state) -> None:
         state.votes = None
+
+
+def largest_near(votes: Tensor, positions: Tensor, kernel: int) -> Tensor:
+    """The largest vote within `kernel` neighbours of every token, `[batch, kv_heads, slots]`."""
+    order = (positions < 0).int().argsort(dim=-1, stable=True)  # a row's own tokens, side by side
+    pooled = max_pool1d(votes.gather(-1, order), kernel, stride=1, padding=kernel // 2)
+    return torch.empty_like(pooled).scatter_(-1, order, pooled)

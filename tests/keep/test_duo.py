@@ -63,7 +63,7 @@ def test_window(made):
 def test_which_heads_retrieve(made):
     model = tiny("llama")
     file = made(model)
-    gates = profile.read(file, "duo").tensors["gates"]
+    gates = torch.from_numpy(profile.read(file, "duo", gates=2).arrays["gates"])
     for heads in (0, 0.25, 0.5, 1):
         found = Duo(file, heads).retrieves
         assert found.sum() == round(heads * 8)
@@ -88,7 +88,7 @@ def test_bad_input(made, tmp_path):
     with pytest.raises(ValueError, match=r"heads=1.5: expected a share between 0 and 1"):
         Duo(file, 1.5)
     with pytest.raises(
-        ValueError, match=r"profile=None: expected the file of trained gates; python -m course.recipes.duo"
+        ValueError, match=r"profile=None: expected the file of a profile; python -m course.recipes.duo"
     ):
         Duo(None)
     with pytest.raises(ValueError, match="was made for a model"):

@@ -32,7 +32,8 @@ def test_definition(sizes, head_dim, group, every, made):
     given = {"sizes": sizes, "passes": passes, "head_dim": head_dim, "group": group}
     model = Driven(**given).model
     policy = KVzap(made(model), every=every)
-    (rotation,), weight, bias = rotations_of(model), policy.weight[0], policy.bias[0]
+    (rotation,), told = rotations_of(model), policy.profile.arrays
+    weight, bias = told["weight"][0], told["bias"][0]
     frequencies = rotation.frequencies.double().tolist()
 
     def start(row):
@@ -78,10 +79,13 @@ def test_over_what_is_rounded_the_rounded_numbers_are_judged(made):
     rounded = kvlab.store.Ragged(kvlab.store.Int(4))
     whole, _ = fed(model, all_of_it, ids, steps=0, store=rounded)
     keys, values = (x[0].double() for x in whole.layers[0].store.read("cpu"))
-    weight, frequencies = torch.from_numpy(policy.weight[0]).double(), rotation.frequencies.tolist()
+    weight, frequencies = (
+        torch.from_numpy(policy.profile.arrays["weight"][0]).double(),
+        rotation.frequencies.tolist(),
+    )
     cache, _ = fed(model, policy, ids, steps=0, store=rounded)
     for head, held in enumerate(cache.layers[0].positions[0]):
-        about = frequencies, weight[head], float(policy.bias[0][head])
+        about = frequencies, weight[head], float(policy.profile.arrays["bias"][0][head])
         guess = lambda p, about=about: keep.surrogate(keys[:, p], values[:, p], p, *about)
         wanted = keep.kvzap([*range(30)], guess, 0, policy.threshold, RECENT)
         assert held[held >= 0].tolist() == wanted and len(wanted) < 30

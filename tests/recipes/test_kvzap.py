@@ -109,7 +109,7 @@ def test_the_command_writes_a_profile_that_the_keep_reads(tmp_path, monkeypatch,
     assert "of the variance" in (said := capsys.readouterr().out) and str(out) in said
     model, _ = kvlab.load()
     found = profile.read(out, "kvzap", weight=3, bias=2)
-    assert found.about["share"] == 0.4 and found.tensors["weight"].shape == (8, 8, 8 * 64)
+    assert found.about["share"] == 0.4 and found.arrays["weight"].shape == (8, 8, 8 * 64)
     cache = kvlab.make_cache(model, f"kvzap:profile={out},recent=2")
     kvlab.Stepper(model, cache).feed(prompt(60))
     held = sum(int((layer.positions >= 0).sum()) for layer in cache.layers)
