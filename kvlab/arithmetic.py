@@ -66,11 +66,6 @@ TIERS = {
 }
 
 
-def bus_bandwidth(bits: int, transfers: float) -> float:
-    """Bytes per second of a bus `bits` wide that moves so many times per second."""
-    return bits / 8 * transfers
-
-
 LAUNCHES = 50e-6  # seconds to launch the kernels of a layer: about ten, 5 microseconds each
 
 
@@ -111,11 +106,6 @@ def latent_step(
 def kv_bytes(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -> float:
     """Bytes of the KV cache of `batch` rows of `tokens` tokens."""
     return batch * tokens * kv_bytes_per_token(shape, bits)
-
-
-def tokens_that_fit(shape: ModelShape, size: float, bits: float = 16) -> int:
-    """Tokens whose cache fits into `size` bytes, over all rows together."""
-    return int(size // kv_bytes_per_token(shape, bits))
 
 
 def padded_buffer_bytes(shape: ModelShape, length: int, factor: float = 2, bits: float = 16) -> float:

@@ -40,7 +40,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         return doctor.model(arguments.model)
     if arguments.workshop is not None:
-        return doctor.run(doctor.workshop(arguments.workshop))
+        return doctor.run(beside("course", "kit.ready").workshop(arguments.workshop))
     return doctor.run(results=arguments.results)
 
 
@@ -89,14 +89,13 @@ def bill(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def harness(words: list[str]) -> int:
-    """What the harness does with these words: kvlab_eval where kvlab is installed, eval beside it in a
-    checkout."""
+def beside(package: str, module: str):
+    """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
     root = Path(__file__).resolve().parents[1]
-    name = "eval" if (root / "eval" / "core" / "results.py").is_file() else "kvlab_eval"
+    name = package if (root / "eval" / "core" / "results.py").is_file() else f"kvlab_{package}"
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
-    return import_module(f"{name}.__main__").main(words)
+    return import_module(f"{name}.{module}")
 
 
 def separated(words: list[str]) -> list[str]:
@@ -155,7 +154,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command line; returns the exit code (2: bad input or an unusable file, 130: Ctrl-C)."""
     words = sys.argv[1:] if argv is None else argv
     if words[:1] == ["eval"]:
-        return harness(words[1:])
+        return beside("eval", "__main__").main(words[1:])
     arguments = build_parser().parse_args(words)
     try:
         code = arguments.run(arguments)

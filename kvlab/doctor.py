@@ -2,7 +2,7 @@
 
 Every check is a function without required arguments that returns `(ok, text)`. A check
 that raises counts as failed and shows the first line of its error. ok is None where all
-works and something is to be known. `kvlab doctor --workshop` asks what a classroom needs.
+works and something is to be known. What a classroom needs besides is asked in `course/kit/ready.py`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import math
 import os
 import platform
 import shutil
-import socket
-import subprocess
 import sys
 import time
 import warnings
@@ -31,18 +29,13 @@ Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
 
 PACKAGES = ("transformers", "lm-eval", "datasets", "numpy")
-TAUGHT_WITH = ("transformers", "numpy", "matplotlib", "onnxruntime", "jupyterlab", "lm-eval")
 ON_REQUEST = ("lm-eval", "datasets")  # what a workshop's kit installs when it is asked to
 START = "start.bat" if os.name == "nt" else "sh start.sh"  # how a kit is started
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
-# GiB, and what is said where there are fewer. A run: the workshop model, lm-eval and two worker processes. A
-# chapter: a browser's tab, JupyterLab and the kernel of the largest one.
+# GiB, and what is said where there are fewer: for the workshop model, lm-eval and two worker processes.
 FOR_A_RUN = 2, "`make demo` needs about 2 GiB, close other programs"
-FOR_A_CHAPTER = 1.5, "a chapter needs 1.5 GiB, close other programs and tabs"
-NEEDED_DISK = 0.5e9  # bytes, once the environment is there: notebooks, compiled kernels, what a browser keeps
-PORTS = range(8888, 8898)  # JupyterLab takes the first that is free
 PROMPT = "Once upon a time"
 
 
@@ -184,62 +177,6 @@ def check_memory(needed: float, short: str) -> Result:
     return (False, f"{text}: {short}") if free < needed else (True, text)
 
 
-def check_disk(folder: str | os.PathLike = ".") -> Result:
-    """There is room where the notebooks are."""
-    free = shutil.disk_usage(folder).free
-    text = f"free disk: {free / 1e9:.1f} GB"
-    if free < NEEDED_DISK:
-        return False, f"{text}: {NEEDED_DISK / 1e9:.1f} GB are needed, clear up or choose another disk"
-    return True, text
-
-
-def check_ports(ports: Iterable[int] = PORTS) -> Result:
-    """A port of this machine is free for JupyterLab."""
-    for port in ports:
-        with socket.socket() as one:
-            try:
-                one.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return True, f"port {port}: free for JupyterLab"
-    return False, "no port of 8888 to 8897 is free for JupyterLab: close other notebook servers"
-
-
-def check_stick(folder: str | os.PathLike = ".") -> Result:
-    """Whether the kit in `folder` can be set up without a network: asked of pip, nothing is installed."""
-    setup = Path(folder) / "setup"
-    wheels = setup / "wheels"
-    if not wheels.is_dir():
-        return None, (
-            "offline set-up: no folder setup/wheels here, so every machine downloads about 350 MB "
-            "(to fill it: run `sh start.sh --stick` in the unpacked folder kvlab-learner, and carry that one)"
-        )
-    size = sum(path.stat().st_size for path in wheels.iterdir())
-    text = f"offline set-up: setup/wheels, {size / 1e6:.0f} MB"
-    if missing := lacking(setup, "requirements-torch.txt", "requirements.txt"):
-        return False, f"{text}, lacks {missing}: run `sh start.sh --stick` on such a machine, with a network"
-    if lacking(setup, "requirements-torch.txt", "requirements.txt", "requirements-all.txt"):
-        return None, (
-            f"{text}, has all that such a machine needs, but not what chapter 8 scores with: for a day that "
-            "teaches it, run `sh start.sh --stick --all` on such a machine, with a network"
-        )
-    return True, f"{text}, has all that such a machine needs, chapter 8 included"
-
-
-def lacking(setup: Path, *names: str) -> str:
-    """What setup/wheels lacks of these lists of requirements, as pip names it; "" where it has all."""
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-index"]
-    command += ["--quiet", "--disable-pip-version-check", "--find-links", str(setup / "wheels")]
-    command += ["-c", str(setup / "constraints.txt")]
-    for name in names:
-        command += ["-r", str(setup / name)]
-    asked = subprocess.run(command, capture_output=True, text=True)
-    if not asked.returncode:
-        return ""
-    lines = [line for line in asked.stderr.splitlines() if "No matching distribution" in line] or [""]
-    return lines[-1].rpartition(" for ")[2] or "something"
-
-
 def check_model() -> Result:
     """The workshop model loads and decodes one token greedily."""
     import torch
@@ -280,7 +217,7 @@ def check_results(folder: str | os.PathLike = "results") -> Result:
     return True, f"results folder: {folder} can be written"
 
 
-def _first(names: Iterable[str]) -> list[Check]:
+def first_checks(names: Iterable[str]) -> list[Check]:
     """What every machine is asked first, and whether it has these packages."""
     return [
         ("Python", lambda: (True, f"Python {platform.python_version()}")),  # pip refuses one that is too old
@@ -296,23 +233,11 @@ def _first(names: Iterable[str]) -> list[Check]:
 def checks(results: str | os.PathLike = "results") -> list[Check]:
     """All checks in the order they are printed, as (label, function)."""
     return [
-        *_first(PACKAGES),
+        *first_checks(PACKAGES),
         ("memory bandwidth", check_bandwidth),
         ("free memory", lambda: check_memory(*FOR_A_RUN)),
         ("workshop model", check_model),
         ("results folder", lambda: check_results(results)),
-    ]
-
-
-def workshop(kit: str | os.PathLike = "") -> list[Check]:
-    """The checks of a machine in a classroom; kit: its folder, to ask for the stick as well."""
-    return [
-        *_first(TAUGHT_WITH),
-        ("free memory", lambda: check_memory(*FOR_A_CHAPTER)),
-        ("free disk", lambda: check_disk(kit or ".")),
-        ("ports", check_ports),
-        ("workshop model", check_model),
-        *([("offline set-up", lambda: check_stick(kit))] if kit else []),
     ]
 
 

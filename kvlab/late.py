@@ -71,20 +71,6 @@ class Late:
                 refuse()
 
 
-class Flag(Late):
-    """All that is asked meanwhile becomes one answer on the device: told, bool [1]."""
-
-    def __init__(self, told: Tensor):
-        super().__init__()
-        self.told = told
-
-    def takes(self, bad: Tensor) -> bool:
-        return True
-
-    def ask(self, bad: Tensor, refuse: Callable[[], None]) -> None:
-        self.told.logical_or_(bad.any())
-
-
 def capturing() -> bool:
     """Whether a CUDA graph is being captured, in which no question can be answered."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

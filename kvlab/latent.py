@@ -102,25 +102,3 @@ class LatentLayer(Layer):
 
 def _mean(received: Tensor | None) -> Tensor | None:
     return None if received is None else torch.mean(received, 1, keepdim=True)
-
-
-def absorbed(expand, query: Tensor, latents: Tensor, rotary: Tensor, scaling: float, allowed=None) -> Tensor:
-    """What attention over latents returns without K and V ever being made of them (DeepSeek-V2, 2024, section
-    2.1.2), `[batch, heads, queries, value_dim]`.
-
-    The model makes K and V by a linear map, so its matrices can join the query and the output instead: q (W
-    c) = (W'q) c. expand: the map, an attention module's `expand_kv`; query `[batch, heads, queries,
-    qk_head_dim]`; latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]` as they are
-    cached; allowed: see `attention.attend`. `arithmetic.latent_step` counts both ways. A cache cannot take
-    this one: the model's own forward makes K and V before it attends.
-    """
-    (rank, width), like = (latents.shape[-1], rotary.shape[-1]), query.new_zeros
-    ones = torch.eye(rank, dtype=query.dtype, device=query.device)[None, None]
-    of_latent, of_value = expand(ones, like(1, 1, rank, width))  # [1, heads, rank, ...]
-    ones = torch.eye(width, dtype=query.dtype, device=query.device)[None, None]
-    of_rotary, _ = expand(like(1, 1, width, rank), ones)
-    scores = query @ of_latent.transpose(2, 3) @ latents.transpose(2, 3)
-    scores = (scores + query @ of_rotary.transpose(2, 3) @ rotary.transpose(2, 3)) * scaling
-    if allowed is not None:
-        scores = scores.masked_fill(~allowed, -torch.inf)
-    return scores.softmax(-1) @ latents @ of_value

@@ -38,21 +38,6 @@ class Visibility:
         rule = None if local is None and allow_is_causal_skip else mask_function
         return cls(attention_mask, rule, local, allow_is_causal_skip)
 
-    @classmethod
-    def joined(cls, parts: list[tuple[int, Visibility]], padding: Tensor | None) -> Visibility:
-        """That of all rows, from those of so many rows each; padding `[batch, tokens]`: of all rows."""
-
-        def rule(rows, head, queries, keys):
-            found, start = [], 0
-            for count, part in parts:
-                mine = slice(start, start + count)
-                found.append(part.rule(rows[:count], head, queries[mine], keys[mine]))
-                start += count
-            return torch.cat(found)
-
-        first = parts[0][1]
-        return cls(padding, None if first.rule is None else rule, first.local, first.known)
-
     def real(self, batch: int, tokens: int, seen: int) -> tuple[Tensor | None, list[int]]:
         """Which new tokens are no padding, bool `[batch, tokens]` or None when all are, and how many per row.
 

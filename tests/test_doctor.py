@@ -10,6 +10,7 @@ from importlib import metadata
 
 import pytest
 
+from course.kit import ready
 from kvlab import cli, doctor
 
 LINE = re.compile(r"^\[(ok|!!)\] \S.*$")
@@ -169,7 +170,7 @@ def test_a_classroom_is_checked(capsys, tmp_path):
     for line in ("[ok] jupyterlab 4.", "[ok] onnxruntime ", "GiB", "[ok] free disk: ", "[ok] port 88"):
         assert line in text
     assert "offline" not in text and "[ok] lm-eval 0." in text
-    names = [name for name, _ in doctor.workshop(tmp_path)]
+    names = [name for name, _ in ready.workshop(tmp_path)]
     assert names[-1] == "offline set-up"
 
 
@@ -177,10 +178,10 @@ def test_a_small_classroom_machine(monkeypatch):
     free = types.SimpleNamespace(available=2**30)
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: free)
     assert "free memory: 1.0 GiB: a chapter needs 1.5 GiB" in failed(
-        doctor.check_memory(*doctor.FOR_A_CHAPTER)
+        doctor.check_memory(*ready.FOR_A_CHAPTER)
     )
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1e8))
-    ok, text = doctor.check_disk()
+    monkeypatch.setattr(ready.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=1e8))
+    ok, text = ready.check_disk()
     assert not ok and "free disk: 0.1 GB: 0.5 GB are needed" in text
 
 
@@ -189,25 +190,25 @@ def test_ports_that_are_taken():
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        assert "close other notebook servers" in failed(doctor.check_ports([taken]))
-    assert doctor.check_ports([taken]) == (True, f"port {taken}: free for JupyterLab")
+        assert "close other notebook servers" in failed(ready.check_ports([taken]))
+    assert ready.check_ports([taken]) == (True, f"port {taken}: free for JupyterLab")
 
 
 def test_a_stick_is_asked_for_everything(tmp_path):
-    ok, text = doctor.check_stick(tmp_path)
+    ok, text = ready.check_stick(tmp_path)
     assert ok is None and "start.sh --stick" in text
     (tmp_path / "setup" / "wheels").mkdir(parents=True)
     for name in ("constraints.txt", "requirements-torch.txt"):
         (tmp_path / "setup" / name).write_text("")
     (tmp_path / "setup" / "requirements.txt").write_text("kvlab-without==1.0")
-    text = failed(doctor.check_stick(tmp_path))
+    text = failed(ready.check_stick(tmp_path))
     assert "setup/wheels, 0 MB, lacks kvlab-without==1.0: run" in text
     (tmp_path / "setup" / "requirements.txt").write_text("")
     (tmp_path / "setup" / "requirements-all.txt").write_text("kvlab-without==1.0")
-    ok, text = doctor.check_stick(tmp_path)
+    ok, text = ready.check_stick(tmp_path)
     assert ok is None and "not what chapter 8 scores with" in text and "--stick --all" in text
     (tmp_path / "setup" / "requirements-all.txt").write_text("")
-    assert doctor.check_stick(tmp_path)[0]
+    assert ready.check_stick(tmp_path)[0]
 
 
 def test_little_memory(monkeypatch):

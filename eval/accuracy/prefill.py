@@ -65,8 +65,23 @@ def joined(parts: tuple[Recorded, ...], mask: Tensor | None) -> Recorded:
         return parts[0]
     names = ("query", "keys", "values")
     rows = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
-    seen = Visibility.joined([(len(part.query), part.visibility) for part in parts], mask)
+    seen = visible([(len(part.query), part.visibility) for part in parts], mask)
     return replace(parts[0], visibility=seen, **rows)
+
+
+def visible(parts: list[tuple[int, Visibility]], padding: Tensor | None) -> Visibility:
+    """What all rows may see, from what so many rows each may; padding `[batch, tokens]`: of all rows."""
+
+    def rule(rows, head, queries, keys):
+        found, start = [], 0
+        for count, part in parts:
+            mine = slice(start, start + count)
+            found.append(part.rule(rows[:count], head, queries[mine], keys[mine]))
+            start += count
+        return torch.cat(found)
+
+    first = parts[0][1]
+    return Visibility(padding, None if first.rule is None else rule, first.local, first.known)
 
 
 @torch.inference_mode()

@@ -8,13 +8,14 @@ replayed; what the host counts is counted by `done`.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from ..attention import attend
 from ..keep.base import FINITE
-from ..late import Flag
+from ..late import Late
 from ..store.exact import Exact, Parts
 from .attend import TOLERANCE, trusted
 from .known import GOES_BY, NEWEST, SUM, coded, may_go, one_goes, turned
@@ -327,3 +328,17 @@ class Replaces(Buffered):
         """See `Appends.state`."""
         also = [x for x in (self.sums, self.beyond) if x is not None]
         return [self.positions, self.hole, self.newest, *self.used[0], *self.used[1], *also]
+
+
+class Flag(Late):
+    """All that is asked meanwhile becomes one answer on the device: told, bool [1]."""
+
+    def __init__(self, told: Tensor):
+        super().__init__()
+        self.told = told
+
+    def takes(self, bad: Tensor) -> bool:
+        return True
+
+    def ask(self, bad: Tensor, refuse: Callable[[], None]) -> None:
+        self.told.logical_or_(bad.any())

@@ -20,36 +20,22 @@ class Pool(Keep):
     often. Ties: the oldest. What counts as fetched is what the place offered to attention; a layer that
     fetches everything uses every token. Victims are chosen per KV head, and a victim is gone for good.
 
-    capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). unit:
-    "tokens", or "bytes" for a capacity in bytes of K and V of all rows, layers and heads together. turns: see
-    `Keep`.
+    capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). turns:
+    see `Keep`.
     State: `last_used` (step of the last fetch) and `count` (fetches), `[batch, kv_heads, slots]`; `step`.
     """
 
     per_slot = ("last_used", "count")
 
-    def __init__(self, capacity: float | int = 0.8, policy: str = "counter", unit: str = "tokens",
-                 turns: str = "all"):  # fmt: skip
+    def __init__(self, capacity: float | int = 0.8, policy: str = "counter", turns: str = "all"):
         super().__init__(check_fraction_or_count("capacity", capacity), turns=turns)
         check_one_of("policy", policy, VICTIMS)
-        check_one_of("unit", unit, ("tokens", "bytes"))
-        if unit == "bytes" and isinstance(self.budget, float):
-            raise ValueError(f"capacity={capacity!r}: expected a whole number of bytes")
-        self.victim, self.unit = policy, unit
+        self.victim = policy
 
     def start(self, layer) -> State:
         state = super().start(layer)
         state.step = 0
         return state
-
-    def limits(self, layer) -> list[int]:
-        if self.unit == "tokens":
-            return super().limits(layer)
-        rows = len(layer.lengths)
-        token = layer.shape.layers * layer.kv_heads * layer.store.bytes_per_slot * rows
-        if self.budget < 2 * token:
-            raise ValueError(f"capacity={self.budget}: expected room for two tokens, {2 * token} bytes")
-        return [self.budget // token] * rows
 
     def observe(self, layer, received: Tensor | None) -> None:
         """Count the fetches of the pass that just ended."""

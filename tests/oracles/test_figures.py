@@ -13,7 +13,6 @@ from kvlab.arithmetic import (
     SHAPES,
     TIERS,
     batch_that_fits,
-    bus_bandwidth,
     decode_flops,
     kv_bytes,
     kv_bytes_per_token,
@@ -23,7 +22,6 @@ from kvlab.arithmetic import (
     prefill_flops,
     required_bandwidth,
     throughput,
-    tokens_that_fit,
     weight_bytes,
 )
 from kvlab.keep import H2O
@@ -34,6 +32,16 @@ def prints(value: float, printed: str) -> bool:
     """Rounded to as many decimals as were printed, is it what was printed?"""
     decimals = len(printed.partition(".")[2])
     return f"{value:.{decimals}f}" == printed
+
+
+def bus_bandwidth(bits: int, transfers: float) -> float:
+    """Bytes per second of a bus `bits` wide that moves so many times per second."""
+    return bits / 8 * transfers
+
+
+def tokens_that_fit(shape: ModelShape, size: float) -> int:
+    """Tokens whose 16-bit cache fits into `size` bytes, over all rows together."""
+    return int(size // kv_bytes_per_token(shape))
 
 
 # QC AI Research (n.d.)
