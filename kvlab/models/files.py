@@ -38,8 +38,8 @@ def damage(folder: Path) -> str | None:
     listed = folder / SUMS
     if not listed.is_file():
         return f"{folder} is incomplete: {SUMS} is missing"
-    for line in listed.read_text(encoding="utf-8").splitlines():
-        expected, name = line.split()
+    for line in listed.read_text(encoding="utf-8", errors="replace").splitlines():
+        expected, _, name = line.partition("  ")
         file = folder / name
         if not file.is_file():
             return f"{folder} is incomplete: {name} is missing"

@@ -7,13 +7,9 @@ import hashlib
 import io
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import torch
 
 from .. import scratch
@@ -41,9 +37,9 @@ def folder_of(name: str | os.PathLike) -> Path:
     if not home.is_dir():
         _checked(file)
         print(f"kvlab: converting {file.name}, once: to {home}", file=sys.stderr, flush=True)
-        with unfinished(models, file.stem) as work:
+        with scratch.unfinished(models) as work:
             convert(file, work / "model")
-            move(work / "model", home)
+            scratch.move(work / "model", home)
     return home
 
 
@@ -184,27 +180,3 @@ def _cut(tokenizer, pre: str | None, file: Path) -> None:
             f"{file}: how its tokenizer cuts text ({pre!r}) is not known here, so its tokens would be wrong; "
             "load the model's own folder or hub id instead"
         )
-
-
-@contextlib.contextmanager
-def unfinished(models: Path, name: str) -> Iterator[Path]:
-    """A folder of this process's own beside the finished ones; what a killed process left is removed."""
-    models.mkdir(parents=True, exist_ok=True)
-    for left in models.glob(".*.unfinished"):
-        owner = left.name.split("-")[-2]
-        if not (owner.isdigit() and psutil.pid_exists(int(owner))):
-            shutil.rmtree(left, ignore_errors=True)
-    work = tempfile.mkdtemp(dir=models, prefix=f".{name}-{os.getpid()}-", suffix=".unfinished")
-    try:
-        yield Path(work)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def move(made: Path, home: Path) -> None:
-    """Give a finished folder its name, unless another process was faster."""
-    try:
-        made.rename(home)
-    except OSError:
-        if not home.is_dir():
-            raise

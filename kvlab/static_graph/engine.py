@@ -235,15 +235,13 @@ def _check_layers(model, length: int) -> None:
 
 
 def _length(model, asked: int | None) -> int:
-    config = model.config.get_text_config()
-    context, window = ModelShape.of(model).context, getattr(config, "sliding_window", None)
-    if asked is None:
-        limits = [limit for limit in (context, window) if limit]
-        if not limits:
-            raise ValueError("max_length: this model states no context length, so name one")
-        return min(limits)
-    if context is not None and asked > context:
-        raise ValueError(f"max_length={asked}: more than the model's {context} positions")
-    if window is not None and asked > window:
-        raise ValueError(f"max_length={asked}: more than the model's sliding window of {window} tokens")
-    return asked
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
+    limits = {"context": ModelShape.of(model).context, "sliding window": window}
+    limits = {name: most for name, most in limits.items() if most}
+    if asked is None and not limits:
+        raise ValueError("max_length: this model states no context length, so name one")
+    length = min(limits.values()) if asked is None else asked
+    for name, most in limits.items():
+        if length > most:
+            raise ValueError(f"max_length={length}: more than the model's {name} of {most} tokens")
+    return length

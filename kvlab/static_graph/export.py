@@ -6,7 +6,7 @@ compiles has fixed sizes.
 
 A graph is named by what it was made from: the digest of the model's weights and configuration, the form and
 the quantization scales. It is written to a temporary folder and renamed, so a folder that is there is whole;
-what is inside is checked against its manifest before it is used.
+what is inside is checked against its checksums before it is used.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ import contextlib
 import gc
 import hashlib
 import importlib.util
-import json
 import logging
-import shutil
-import tempfile
-import time
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -31,16 +27,14 @@ from torch import Tensor
 from .. import scratch
 from ..errors import first_line
 from ..models import ModelShape, prepare
-from ..models.files import sha256
+from ..models.files import damage, write_sums
 from . import graph
 from .graph import StaticStep, sequence_names
 
 OPSET = 18
 FORMS = ("single", "multi")
 PACKAGES = ("onnxruntime", "onnx", "onnxscript")
-FILE, MANIFEST = "graph.onnx", "manifest.json"
-UNFINISHED = ".new-"  # begins the name of a folder in which a process is exporting
-KILLED = 3600  # seconds since anything was written there: an export takes some ten
+FILE = "graph.onnx"
 ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S
 TRACED = 7  # rows of the past while the step is traced: nothing but `StaticLayer` sees how many there are
 CODE = (graph.__file__, __file__)  # what is traced, and what is made of it
@@ -84,33 +78,18 @@ def scales_digest(scales: list[Tensor] | None) -> str:
 
 def graph_file(model, spec: GraphSpec, scales: list[Tensor] | None = None, cache: Path | None = None) -> Path:
     """The graph of `spec`, exported first when it is not there. Raises ValueError for a damaged one."""
-    cache = scratch.folder("static_graph") if cache is None else Path(cache)
-    folder = cache / spec.folder
+    folder = (scratch.folder("static_graph") if cache is None else Path(cache)) / spec.folder
     if not folder.is_dir():
-        cache.mkdir(parents=True, exist_ok=True)
-        clear_unfinished(cache)
-        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=cache, ignore_cleanup_errors=True) as new:
-            made = Path(new) / "graph"
-            made.mkdir()
-            export(model, spec, made, scales)
-            with contextlib.suppress(OSError):  # another process was faster: theirs is as good
-                made.rename(folder)
-    return check(folder, spec)
-
-
-def clear_unfinished(cache: Path) -> None:
-    """Remove the folders of exports that were killed: those that nothing was written to for `KILLED` seconds.
-    Their age tells it of processes of other machines too, which may share the folder."""
-    for folder in cache.glob(f"{UNFINISHED}*"):
-        with contextlib.suppress(OSError):  # gone meanwhile
-            newest = max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
-            ours = {path.name for path in folder.iterdir()} <= {"graph"}
-            if ours and time.time() - newest > KILLED:
-                shutil.rmtree(folder, ignore_errors=True)
+        with scratch.unfinished(folder.parent) as work:
+            export(model, spec, work / "graph", scales)
+            scratch.move(work / "graph", folder)
+    if wrong := damage(folder):
+        raise ValueError(f"{wrong}: delete that folder, the graph is made again")
+    return folder / FILE
 
 
 def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = None) -> None:
-    """Trace one step of `model` and write the graph and its manifest into `folder`."""
+    """Trace one step of `model` and write the graph and its checksums into a new folder."""
     require_engine()
     import onnx_ir
 
@@ -134,10 +113,9 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
             verbose=False,
         )
         _open(program.model.graph, set(weights(model)))
+        folder.mkdir()
         onnx_ir.save(program.model, folder / FILE)
-    files = {path.name: sha256(path) for path in sorted(folder.iterdir())}
-    manifest = {"spec": asdict(spec), "files": files, "torch": torch.__version__}
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    write_sums(folder)
 
 
 def weights(model) -> dict[str, Tensor]:
@@ -168,25 +146,6 @@ def _open(traced, weights: set[str]) -> None:
     for node in traced:
         for value in set(node.outputs) - set(traced.outputs):
             value.shape = None  # for the session to find out
-
-
-def check(folder: Path, spec: GraphSpec) -> Path:
-    """The graph file in `folder`; ValueError when it is damaged or was made for something else."""
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        made_for, files = manifest["spec"], manifest["files"]
-        whole = FILE in files and all(sha256(folder / name) == sha for name, sha in files.items())
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise ValueError(f"graph file {folder / FILE} is damaged: delete that folder, it is made again")
-    for name, wanted in asdict(spec).items():
-        if made_for.get(name) != wanted:
-            raise ValueError(
-                f"graph file {folder / FILE} was made for another {name} ({made_for.get(name)!r}, not "
-                f"{wanted!r}): delete that folder, it is made again"
-            )
-    return folder / FILE
 
 
 def session(path: Path, length: int, threads: int):

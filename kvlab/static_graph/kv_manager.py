@@ -13,8 +13,11 @@ memory reserved behind it; when that is used up, the window is copied back to th
 from __future__ import annotations
 
 import ctypes
+import math
 
 import numpy as np
+
+from ..parameters import check_number, check_one_of, check_whole
 
 POLICIES = ("shift", "double", "compromise", "ring")
 
@@ -22,15 +25,12 @@ POLICIES = ("shift", "double", "compromise", "ring")
 def spare_part(policy: str = "double", extra: float | None = None) -> float:
     """Rows reserved behind the window, as a part of S - 1: 0 for shift and ring, 1 for double, `extra` (0.5
     unless given) for compromise. Raises ValueError for other policies and for a bad `extra`."""
-    if policy not in POLICIES:
-        raise ValueError(f"policy={policy!r}: expected one of {', '.join(POLICIES)}")
+    check_one_of("policy", policy, POLICIES)
     if extra is not None and policy != "compromise":
         raise ValueError(f"extra={extra!r}: only policy=compromise takes it")
     if policy == "compromise":
         extra = 0.5 if extra is None else extra
-        number = isinstance(extra, int | float) and not isinstance(extra, bool)
-        if not number or not 0 <= extra < float("inf"):
-            raise ValueError(f"extra={extra!r}: expected a part of S - 1 that is at least 0")
+        check_number("extra", extra, lambda x: 0 <= x < math.inf, "a part of S - 1 that is at least 0")
         return float(extra)
     return 1.0 if policy == "double" else 0.0
 
@@ -57,11 +57,9 @@ class KVManager:
         extra: float | None = None, dtype=np.float32,
     ):  # fmt: skip
         part = spare_part(policy, extra)
-        counts = {"sequences": sequences, "length": length, "head_dim": head_dim, "heads": heads}
-        for name, value in counts.items():
-            least = 2 if name == "length" else 1
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name}={value!r}: expected a whole number of at least {least}")
+        check_whole("length", length, 2)
+        for name, value in {"sequences": sequences, "head_dim": head_dim, "heads": heads}.items():
+            check_whole(name, value, 1, name)
         self.arguments = {"heads": heads, "policy": policy, "extra": extra, "dtype": dtype}
         self.length, self.window, self.head_dim, self.heads = length, length - 1, head_dim, heads
         self.ring = policy == "ring"

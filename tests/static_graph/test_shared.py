@@ -1,10 +1,9 @@
 """What is held once and made once: weights, the file of every S, and folders that a killed export left."""
 
 import copy
-import os
+import platform
 import subprocess
 import sys
-import time
 
 import numpy as np
 import onnx
@@ -17,7 +16,6 @@ import kvlab
 from kvlab.faster import compiled
 from kvlab.saved import model_digest
 from kvlab.static_graph import GraphSpec, StaticGraphEngine, export
-from kvlab.static_graph.export import KILLED, UNFINISHED
 
 S, SMALL = 24, {"num_hidden_layers": 2}
 
@@ -156,23 +154,18 @@ def test_under_the_compiled_engine():
 
 
 def test_what_a_killed_export_left_is_removed_and_nothing_else(tmp_path):
-    """Whoever's process it was; one that still writes somewhere inside is left alone."""
-    killed, living = [f"{UNFINISHED}abc", f"{UNFINISHED}x1y2z3"], f"{UNFINISHED}def"
-    others = ["0123456789abcdef-multi-float32-00000000", "new-1", ".other", f"{UNFINISHED}years-photos"]
-    for name in [*killed, living, *others]:
+    """That of a process which still runs, and of another machine, is left alone."""
+    here, there = (f"abc.{name}.unfinished" for name in (platform.node(), f"not-{platform.node()}"))
+    killed = [f".99999999-{here}"]
+    others = [f".1-{here}", f".99999999-{there}", "0123456789abcdef-multi-float32-00000000", ".other"]
+    for name in [*killed, *others]:
         graph = tmp_path / name / "graph"
         graph.mkdir(parents=True)
         (graph / "graph.onnx").write_bytes(b"half a graph")
-        for path in (graph / "graph.onnx", graph, tmp_path / name):
-            os.utime(path, (time.time() - 2 * KILLED,) * 2)
-    os.utime(tmp_path / living / "graph" / "graph.onnx")
-    (tmp_path / others[-1] / "a.jpg").write_bytes(b"no graph")
-    for path in (tmp_path / others[-1], tmp_path / others[-1] / "a.jpg"):
-        os.utime(path, (time.time() - 2 * KILLED,) * 2)
     StaticGraphEngine(tiny("llama", **SMALL), S, cache=tmp_path)  # an export clears before it begins
     left = {path.name for path in tmp_path.iterdir()}
-    assert len(left - {living, *others}) == 1 and not left & set(killed)
-    assert all((tmp_path / name / "graph" / "graph.onnx").exists() for name in [living, *others])
+    assert len(left - {*others}) == 1 and not left & set(killed)
+    assert all((tmp_path / name / "graph" / "graph.onnx").exists() for name in others)
 
 
 def test_a_weight_in_pieces_is_refused(tmp_path):
@@ -223,7 +216,7 @@ def test_a_finished_graph_needs_no_writing(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(export.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(export.scratch.tempfile, "mkdtemp", refuse)
     monkeypatch.setattr(export.Path, "mkdir", refuse)
-    monkeypatch.setattr(export.shutil, "rmtree", refuse)
+    monkeypatch.setattr(export.scratch.shutil, "rmtree", refuse)
     StaticGraphEngine(model, S + 5, cache=tmp_path)
