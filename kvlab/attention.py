@@ -311,9 +311,14 @@ def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None)
     KV head the score itself ranks; in a group it is the mean of the heads' softmax weights (sinks: see
     `interface.kvlab_attention`).
     """
-    batch, heads, slots = scores.shape
-    if heads == kv_heads:
+    if scores.shape[1] == kv_heads:
         return scores
-    if sinks is not None:
-        scores = torch.cat([scores, sinks.to(scores).view(1, -1, 1).expand(batch, -1, -1)], -1)
-    return scores.softmax(-1)[..., :slots].view(batch, kv_heads, heads // kv_heads, slots).mean(2)
+    return softmax_beside(sinks, scores).unflatten(1, (kv_heads, -1)).mean(2)
+
+
+def softmax_beside(sinks: Tensor | None, scores: Tensor) -> Tensor:
+    """Softmax of scores `[batch, heads, slots]`, where sinks `[heads]` (None: none) take their part of it."""
+    if sinks is None:
+        return scores.softmax(-1)
+    beside = sinks.to(scores).view(1, -1, 1).expand(len(scores), -1, -1)
+    return torch.cat([scores, beside], -1).softmax(-1)[..., :-1]

@@ -6,38 +6,20 @@ import copy
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from threading import enumerate as enumerate_threads
-from threading import get_ident
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import (
-    DynamicLayer,
-    LinearAttentionAndFullAttentionLayer,
-    LinearAttentionAndSlidingWindowAttentionLayer,
-    LinearAttentionCacheLayerMixin,
-)
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .bound import Bound
 from .keep import Keep, KeepAll
-from .latent import LatentLayer
-from .layer import HybridLayer, Layer, forget, refuse_crop, states_of
+from .layer import Layer, forget, refuse_crop, states_of
+from .layers import make_layers
 from .merging import check_merges
-from .models import (
-    ModelShape,
-    bodies_of,
-    check_switch,
-    fed_to,
-    is_latent,
-    layers_of,
-    prepare,
-    refusal,
-    rotations_of,
-    switch_of,
-)
+from .models import Switch, bodies_of, fed_to, prepare, refusal, rotations_of
 from .models.shape import forgetful, other_model, taken_out
 from .models.shrunk import forgets
+from .one_thread import OneThread
 from .parameters import check_kind, check_whole
 from .place import Device
 from .reread import check_fed, check_rereads, note, reread
@@ -45,11 +27,6 @@ from .stats import Stats, stats_of
 from .store import buffer_of
 from .turns import begin, cannot_go_back, end, forget_turns, given_to
 from .visibility import own_positions
-
-ATTENDING = DynamicLayer  # layers of transformers' own cache that hold K and V: these become ours
-HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
-ANOTHER = "another thread is in a pass through this cache: wait for it, or make a cache for each thread"
-LATENT = "K and V are made of a latent after the cache"
 
 
 class KVCache(Bound):
@@ -73,7 +50,7 @@ class KVCache(Bound):
     takes_back = False  # whether tokens may be taken back after every pass (`activate_past_recording`)
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
-        shape = ModelShape.of(prepare(model))
+        prepare(model)
         keep, place = KeepAll() if keep is None else keep, Device() if place is None else place
         check_kind("keep", keep, Keep, "a keep such as kvlab.keep.H2O()")
         check_kind("place", place, Device, "kvlab.place.Device() or Host(...)")
@@ -86,25 +63,8 @@ class KVCache(Bound):
             rotations_of(model)  # refuses a model without them
         if keep.merge and keep.evicts:
             check_merges(store, place)
-        theirs = layers_of(model)
-        attending = [index for index, their in enumerate(theirs) if isinstance(their, ATTENDING)]
-        shape, make = replace(shape, layers=len(attending)), Layer
-        if is_latent(model):
-            if place.on_host:
-                raise ValueError(f"{LATENT}: a host has nothing to fetch by")
-            if keep.merge:
-                raise ValueError("latents are cached: there are no keys to merge")
-            rank, width = model.config.kv_lora_rank, model.config.qk_rope_head_dim
-            shape, make = replace(shape, kv_heads=1, head_dim=rank, value_dim=width), LatentLayer
-        layers = list(theirs)
-        for order, index in enumerate(attending):
-            local = getattr(theirs[index], "sliding_window", None)
-            given = index, order, (keep, store, place), shape, model, local
-            both = isinstance(theirs[index], HYBRID)
-            layers[index] = HybridLayer(theirs[index].number_of_states, *given) if both else make(*given)
-        super().__init__(layers=layers)
-        self._switch, self._long = switch_of(model), None  # whether what is cached lies beyond it
-        self._inside: dict[str, int] = {}  # the thread that is in a pass; setdefault is one step
+        super().__init__(layers=make_layers(model, keep, store, place))
+        self.switch, self.thread = Switch(model), OneThread()
         self._bodies = {id(body): place for place, body in enumerate(bodies_of(model))}
         self.bind()
         if keep.rereads and keep.evicts:
@@ -144,10 +104,11 @@ class KVCache(Bound):
         at = self._bodies.get(id(body))
         if self.model is None or at is None:
             raise ValueError(other_model(self.model))
-        self._enter()
+        self.thread.enter()
         if self._began is None or at <= self._reached:
             self.check_whole()
-            longer = None if self._switch is None else self._beyond(*given_to(body, args, kwargs))
+            if self.switch.tokens is not None:
+                self.switch.check(self, *given_to(body, args, kwargs))
             if self.attending[0].hears is None:
                 if self.stepped:
                     end(self)  # whoever says what a prompt is has said that a bare one is over
@@ -156,7 +117,6 @@ class KVCache(Bound):
             if self.rereads:
                 check_fed(self, body, args, kwargs)
             self._began, self._called, self.fed = self.get_seq_length(), at, True
-            self._long = longer
         self._reached = at
 
     def end_pass(self, body, args=(), kwargs=None) -> None:
@@ -173,25 +133,16 @@ class KVCache(Bound):
                 if not self.attending[0].waits:
                     self._passed(*fed)
             if self.attending[0].hears is None:
-                self._inside.clear()
+                self.leave()
 
     def __bool__(self) -> bool:
         """Phi-3's `generate` asks so for a cache that it leaves behind at the switch, to go on without it."""
-        return self._switch is None
-
-    def _beyond(self, ids: Tensor, positions: Tensor | None) -> bool:
-        """Whether a pass lies beyond the switch of a longrope model; see `check_switch`."""
-        seen = self.get_seq_length()
-        if self._long is None and seen:  # loaded, or filled by layers
-            self._long = max(self.lengths) > self._switch
-        lengths = [seen + ids.shape[1]] if positions is None else (positions.amax(-1) + 1).flatten().tolist()
-        return check_switch(type(self.model).__name__, self._switch, lengths, self._long)
+        return self.switch.tokens is None
 
     def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
         """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
         tokens]`."""
-        if self._switch is not None:
-            check_switch(type(self.model).__name__, self._switch, self.lengths, None)
+        self.switch.check_lengths(self.lengths)
         if self.rereads:
             self._passed(ids, mask, own_positions(torch.ones_like(ids) if mask is None else mask))
 
@@ -230,7 +181,7 @@ class KVCache(Bound):
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Tokens are let go or moved outside a pass: what breaks off here leaves a broken cache, too."""
-        with self._alone():
+        with self.thread.alone():
             self._in_order()
             before, self._began = self._began, -1
             yield
@@ -240,29 +191,9 @@ class KVCache(Bound):
         for layer in self.attending:
             layer.in_order()
 
-    def _enter(self) -> None:
-        """This thread comes in. RuntimeError while another one is in a pass, or left one in the middle."""
-        me = get_ident()
-        if self._inside.setdefault("thread", me) != me:
-            if any(one.ident == self._inside.get("thread") for one in enumerate_threads()):
-                raise RuntimeError(ANOTHER)
-            self._inside["thread"] = me  # that one is no more
-
     def leave(self) -> None:
-        """A pass broke off: if it was one of this thread, others may come in."""
-        if self._inside.get("thread") == get_ident():
-            self._inside.clear()
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """RuntimeError while another thread is in here, or in a pass."""
-        outside = not self._inside
-        self._enter()
-        try:
-            yield
-        finally:
-            if outside:
-                self._inside.clear()
+        """A pass of this thread is over, or broke off: others may come in."""
+        self.thread.leave()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         if torch.compiler.is_dynamo_compiling():
@@ -282,12 +213,12 @@ class KVCache(Bound):
 
     def reset(self) -> None:
         """Forget everything."""
-        with self._alone():
-            self._began, self.fed, self._long = None, False, None
+        with self.thread.alone():
+            self._began, self.fed, self.switch.beyond = None, False, None
             forget_turns(self)
             for layer in self.layers:
                 layer.reset() if isinstance(layer, Layer) else forget(layer)
-        self._inside.clear()
+        self.leave()
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last `-tokens_to_remove` tokens. ValueError where a layer cannot, before any has."""
@@ -334,13 +265,13 @@ class KVCache(Bound):
         self.reorder_cache(torch.arange(len(self.lengths)).repeat_interleave(repeats))
 
     def __deepcopy__(self, memo) -> KVCache:
-        with self._alone():
+        with self.thread.alone():
             end(self)
             self._in_order()
             for layer in self.attending:
                 layer.place.flush(layer)  # what is on its way belongs to this cache
             memo[id(self)] = twin = object.__new__(type(self))
-            vars(twin).update(copy.deepcopy({**vars(self), "_inside": {}}, memo))
+            vars(twin).update(copy.deepcopy(vars(self), memo))
         twin.bind()
         return twin
 
@@ -376,7 +307,7 @@ class KVCache(Bound):
 
     def save(self, path) -> None:
         """See `Bound.save`."""
-        with self._alone():
+        with self.thread.alone():
             end(self)
             self._in_order()
             super().save(path)
@@ -384,14 +315,14 @@ class KVCache(Bound):
     def hold(self) -> None:
         """The context has ended: what is written from now on is held on top of the keep's budget, and no more
         of what is held goes, but for what a window leaves behind. Until `reset`."""
-        with self._alone():
+        with self.thread.alone():
             end(self)
             for layer in self.attending:
                 layer.keep.on_top = True
 
     def stats(self) -> Stats:
         """Bytes really allocated, bytes moved by the last pass, tokens seen and held."""
-        with self._alone():
+        with self.thread.alone():
             end(self)
             return stats_of(self)
 

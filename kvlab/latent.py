@@ -11,8 +11,19 @@ from torch import Tensor
 from .attention import Recorded
 from .interface import expanding, latest_visibility
 from .layer import Layer
+from .models import ModelShape
 from .turns import join, keep_raw, of_piece
 from .visibility import Visibility
+
+
+def shape_of_latents(model, shape: ModelShape, keep, place) -> ModelShape:
+    """The shape of what such a model caches. ValueError for a keep or a place that needs keys."""
+    if place.on_host:
+        raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
+    if keep.merge:
+        raise ValueError("latents are cached: there are no keys to merge")
+    rank, width = model.config.kv_lora_rank, model.config.qk_rope_head_dim
+    return replace(shape, kv_heads=1, head_dim=rank, value_dim=width)
 
 
 class LatentLayer(Layer):

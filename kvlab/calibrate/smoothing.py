@@ -9,7 +9,7 @@ from torch import Tensor
 from ..attention import recorded
 from ..devices import refuse_offloaded
 from ..models import calibration_ids, prepare
-from ..parameters import shown
+from ..parameters import check_number
 from .fold import check_foldable, projections
 
 MARK = "kvlab_smoothed"  # in the model's config: keys come out smoothed
@@ -26,11 +26,9 @@ def factors(size: Tensor, strength: float) -> Tensor:
     return ((size - size.mean(-1, keepdim=True)) * strength).exp()
 
 
-def check_strength(strength) -> float:
+def check_strength(strength) -> None:
     """ValueError unless it is a number from 0 to 1."""
-    if isinstance(strength, bool) or not isinstance(strength, int | float) or not 0 <= strength <= 1:
-        raise ValueError(f"smooth={shown(strength)}: expected a strength from 0 to 1, or none")
-    return float(strength)
+    check_number("smooth", strength, lambda x: 0 <= x <= 1, "a strength from 0 to 1, or none")
 
 
 @torch.no_grad()
@@ -41,7 +39,7 @@ def fold_smoothing(model, strength: float = 0.5, ids: Tensor | None = None):
     `[1, tokens]` (default: `models.calibration_ids`). Raises ValueError for a family with rotary embeddings,
     which rotates channels into each other behind W_k (use `Smoothed`), and for a model smoothed already.
     """
-    strength = check_strength(strength)
+    check_strength(strength)
     check_foldable(model, ids, "smoothed in its weights", "a rotation stands between")
     if getattr(model.config, MARK, False):
         raise ValueError("model: it is smoothed already")

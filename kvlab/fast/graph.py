@@ -148,7 +148,7 @@ class Graph:
         layers = cache.attending
         if any(layer.local is not None for layer in layers):
             check_windows(model)
-        if cache._switch is not None or len(layers) < len(cache.layers):
+        if cache.switch.tokens is not None or len(layers) < len(cache.layers):
             raise Unsuited("it holds more than K and V, or rotates by the text's length")
         rotation = getattr(model.config.get_text_config(decoder=True), "rope_parameters", None) or {}
         if rotation.get("rope_type", "default") not in FIXED_ROTARY:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -72,32 +73,46 @@ def renumbered(rotation: Rotation | None, keys: Tensor, positions: Tensor, slots
     return rotation.move(keys, positions, new)
 
 
-def switch_of(model) -> int | None:
-    """Tokens from which on the model rotates all of a text by other frequencies (longrope), so that what is
-    cached is of no use, and transformers' `generate` leaves the cache behind; None: it does not."""
-    config = model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope" or not hasattr(config, "original_max_position_embeddings"):
-        return None
-    return rope["original_max_position_embeddings"]
+class Switch:
+    """Where a model begins to rotate all of a text by other frequencies (longrope), so that what is cached is
+    of no use, and transformers' `generate` leaves the cache behind.
+
+    tokens: of the longest text on this side; None: it never does. beyond: whether what is cached lies beyond
+    it, None where nobody has looked.
+    """
+
+    def __init__(self, model):
+        config, self.name, self.beyond = model.config.get_text_config(), type(model).__name__, None
+        rope, original = getattr(config, "rope_parameters", None) or {}, "original_max_position_embeddings"
+        longrope = rope.get("rope_type") == "longrope" and hasattr(config, original)
+        self.tokens: int | None = rope[original] if longrope else None
+
+    def check(self, cache, ids: Tensor, positions: Tensor | None) -> None:
+        """ValueError for a pass whose rows, or what was cached before, are not all on one side."""
+        seen = cache.get_seq_length()
+        lengths = [seen + ids.shape[1]] if positions is None else (positions.amax(-1) + 1).flatten().tolist()
+        longer = self.check_lengths(lengths)
+        before = max(cache.lengths) > self.tokens if seen and self.beyond is None else self.beyond
+        if seen and before != longer:
+            other = "what is cached lies on one side and this token on the other"
+            self._refuse(f"{other}: feed the whole text in one pass")
+        self.beyond = longer
+
+    def check_lengths(self, lengths: list[int]) -> bool | None:
+        """Whether rows that end at these lengths are beyond it. ValueError where only some are."""
+        if self.tokens is None:
+            return None
+        longer = {length > self.tokens for length in lengths}
+        if len(longer) > 1:
+            self._refuse(f"the rows of this batch end at {min(lengths)} to {max(lengths)}: feed those apart")
+        return longer.pop()
+
+    def _refuse(self, why: str) -> NoReturn:
+        rotates = f"rotates texts of more than {self.tokens} tokens otherwise (longrope)"
+        raise ValueError(f"{self.name} {rotates}, and {why}")
 
 
-def check_switch(name: str, switch: int, lengths: list[int], was_long: bool | None) -> bool:
-    """Whether the rows of a pass, which end at these lengths, are beyond the switch. ValueError where some
-    are and some are not, or where what was cached before is not."""
-    longer = [length > switch for length in lengths]
-    if len(set(longer)) > 1:
-        why = f"the rows of this batch end at {min(lengths)} to {max(lengths)}: feed those apart"
-    elif was_long is not None and was_long != longer[0]:
-        why = "what is cached lies on one side and this token on the other: feed the whole text in one pass"
-    else:
-        return longer[0]
-    raise ValueError(f"{name} rotates texts of more than {switch} tokens otherwise (longrope), and {why}")
-
-
-_found: weakref.WeakKeyDictionary = (
-    weakref.WeakKeyDictionary()
-)  # model -> its rotations, or why there are none
+_found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model -> rotations, or why there are none
 
 
 def rotations_of(model) -> list[Rotation | None]:
@@ -122,7 +137,7 @@ def _rotations(model) -> list[Rotation | None]:
     name = type(model).__name__
     if is_latent(model):
         raise ValueError(f"{name} caches latents, with what is rotated (RoPE) beside them")
-    if switch_of(model) is not None:
+    if Switch(model).tokens is not None:
         why = "by other frequencies where the text is long, in a way that cannot be undone exactly"
         raise ValueError(f"{name} rotates its keys {why} (RoPE)")
     candidates = list(_candidates(model))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attention import true_scores
+from ..attention import softmax_beside, true_scores
 
 
 def missed(layer, query: Tensor, slots: Tensor) -> float:
@@ -17,10 +17,7 @@ def missed(layer, query: Tensor, slots: Tensor) -> float:
     past = layer.store.read(query.device)[0][:, :, : layer.slots - 1]
     keys = torch.cat([past, layer.given.keys], dim=2)
     scores = true_scores(query, keys, layer.scaling, layer.slot_positions, layer.softcap)
-    if layer.sinks is not None:
-        sinks = layer.sinks.to(scores).view(1, -1, 1).expand(len(scores), -1, -1)
-        scores = torch.cat([scores, sinks], dim=-1)
-    weights = scores.softmax(-1)[..., : layer.slots]
+    weights = softmax_beside(layer.sinks, scores)
     fetched = torch.zeros(weights.shape[0], layer.kv_heads, layer.slots + 1, device=weights.device)
     fetched.scatter_(2, slots.to(weights.device).where(slots >= 0, layer.slots), 1.0)
     fetched[..., layer.slots - 1] = 1.0

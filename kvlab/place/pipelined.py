@@ -116,21 +116,14 @@ class PipelinedState(HostState):
 
     def read(self, layer, query: Tensor):
         self._prefetch_next(layer)
-        slots, newest = self.select(layer, query), query.shape[2]
-        self.fetched_bytes, self.missed = 0, None
-        if self.on_device(layer):
-            self._lie(layer, query.device)
-            if self.new is not None:
-                layer.store.add(*self.new)
-                self.new = None
-            return layer.store, None
-        layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))
-        held, slots = self._receive(layer, query, slots)
-        if self.reads_all(layer, query):
-            return self.extended(layer, query, held), None
-        if slots is not None:
-            slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
-        return held, slots
+        return super().read(layer, query)
+
+    def all_here(self, layer, device: torch.device):
+        self._lie(layer, device)
+        if self.new is not None:
+            layer.store.add(*self.new)
+            self.new = None
+        return layer.store
 
     def _ask(self, layer, slots: Tensor | None, why: str) -> None:
         """Let the link fetch past tokens, with room for the newest one."""
@@ -141,8 +134,7 @@ class PipelinedState(HostState):
         size = self.bytes_of(layer, past if slots is None else slots)
         self.ahead = self.link.fetch((*keys, *values), slots, layer=layer.index, bytes=size, why=why), slots
 
-    def _receive(self, layer, query: Tensor, slots: Tensor | None):
-        """The fetched tokens and the newest ones, on the device; and the slots fetched."""
+    def receive(self, layer, query: Tensor, slots: Tensor | None):
         if self.ahead is None:
             self._ask(layer, slots, "fetch")
         self._write_back(layer, [self.uncommitted] * len(layer.lengths))
@@ -157,7 +149,7 @@ class PipelinedState(HostState):
         else:
             parts = tuple(torch.cat([p[:, :, :-1], n], dim=2) for p, n in zip(parts, new, strict=True))
         count = len(self.new[0])
-        return layer.store.packed(parts[:count], parts[count:]), slots
+        return layer.store.packed(parts[:count], parts[count:]), self.with_newest(layer, slots)
 
     def finish(self, layer) -> None:
         if self.staged is not None:

@@ -90,13 +90,24 @@ class HostState(DeviceState):
         slots, newest = self.select(layer, query), query.shape[2]
         self.fetched_bytes, self.missed = 0, None
         if self.on_device(layer):
-            return layer.store, None
-        past = [rows - newest for rows in layer.rows_held]
-        layer.moved_bytes += self.bytes_of(layer, [newest] * len(past))  # written back
-        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
+            return self.all_here(layer, query.device), None
+        layer.moved_bytes += self.bytes_of(layer, [newest] * len(layer.lengths))  # written back
+        held, slots = self.receive(layer, query, slots)
         if self.reads_all(layer, query):
-            return self.extended(layer, query, layer.store), None
-        return (layer.store, None) if slots is None else self.with_newest(layer, slots)
+            return self.extended(layer, query, held), None
+        return held, slots
+
+    def all_here(self, layer, device: torch.device):
+        """The store, where nothing needs to cross."""
+        return layer.store
+
+    def receive(self, layer, query: Tensor, slots: Tensor | None):
+        """What the pass attends to: past tokens in these slots (None: all) and the newest ones; and the slots
+        of both."""
+        past = [rows - query.shape[2] for rows in layer.rows_held]
+        self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
+        slots = self.with_newest(layer, slots)
+        return (layer.store if slots is None else layer.store.pick(slots)), slots
 
     def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
         """A pass fetches so many bytes: these slots, or all (None)."""
@@ -105,10 +116,12 @@ class HostState(DeviceState):
         if slots is not None and self.policy.missed:
             self.missed = missed(layer, query, slots)
 
-    def with_newest(self, layer, slots: Tensor):
+    @staticmethod
+    def with_newest(layer, slots: Tensor | None) -> Tensor | None:
         """The chosen slots and the newest one."""
-        slots = torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
-        return layer.store.pick(slots), slots
+        if slots is None:
+            return None
+        return torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
 
     def extended(self, layer, query: Tensor, held) -> Packed:
         """What such a pass attends to, which the fetch policy may learn from."""

@@ -63,9 +63,6 @@ class NonUniform(Exact):
         return math.ceil(self.outliers * head_dim)
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
-        if fixed and (late := fixed[-1].isnan().any(-1, keepdim=True)).any():  # rows that begin only now
-            fresh = self.write(x, real)[-self.fixed_parts :]
-            fixed = tuple(torch.where(late, new, old) for new, old in zip(fresh, fixed, strict=True))
         if self.axis == "channel":
             ends = shared = fixed[:2] or self._channels(x, real)
             at, own = self._outliers(_normal(x, *ends)), ()

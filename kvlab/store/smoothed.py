@@ -29,7 +29,7 @@ class Smoothed(Exact):
     strength: float = 0.5
 
     def __post_init__(self):
-        object.__setattr__(self, "strength", check_strength(self.strength))
+        check_strength(self.strength)
 
     @property
     def over_heads(self) -> bool:

@@ -98,13 +98,13 @@ def test_a_whole_layer_crosses_in_one_copy_of_each_part(link, method):
 def test_the_next_layer_is_asked_for_before_this_one_attends(link, monkeypatch):
     model, order = tiny("llama"), []
     _, cache = decoded(model, "offload", link, steps=3)
-    ask, receive = type(cache.attending[0].place)._ask, type(cache.attending[0].place)._receive
+    ask, receive = type(cache.attending[0].place)._ask, type(cache.attending[0].place).receive
     kind = type(cache.attending[0].place)
     monkeypatch.setattr(
         kind, "_ask", lambda s, layer, *a: order.append(("ask", layer.order)) or ask(s, layer, *a)
     )
     monkeypatch.setattr(
-        kind, "_receive", lambda s, layer, *a: order.append(("wait", layer.order)) or receive(s, layer, *a)
+        kind, "receive", lambda s, layer, *a: order.append(("wait", layer.order)) or receive(s, layer, *a)
     )
     model(prompt(1, rows=2), past_key_values=cache)
     layers = len(cache.attending)

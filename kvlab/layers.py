@@ -1,0 +1,34 @@
+"""Layers: those of a cache for a model, ours where it holds K and V, transformers' own elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from transformers.cache_utils import (
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+
+from .latent import LatentLayer, shape_of_latents
+from .layer import HybridLayer, Layer
+from .models import ModelShape, is_latent, layers_of
+
+HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
+
+
+def make_layers(model, keep, store, place) -> list:
+    """ValueError for policies that do not fit what the model caches."""
+    layers = layers_of(model)
+    attending = [index for index, theirs in enumerate(layers) if isinstance(theirs, DynamicLayer)]
+    shape, kind = replace(ModelShape.of(model), layers=len(attending)), Layer
+    if is_latent(model):
+        shape, kind = shape_of_latents(model, shape, keep, place), LatentLayer
+    for order, index in enumerate(attending):
+        theirs = layers[index]
+        given = index, order, (keep, store, place), shape, model, getattr(theirs, "sliding_window", None)
+        if isinstance(theirs, HYBRID):
+            layers[index] = HybridLayer(theirs.number_of_states, *given)
+        else:
+            layers[index] = kind(*given)
+    return layers
