@@ -19,6 +19,7 @@ class Bound(Cache):
     continues = True  # whether a text may go on with a pass of several tokens
     broken = False  # whether a pass broke off and left half of what it does
     fed = False  # whether a pass came in since it was made, loaded or reset
+    renumbers = False  # whether distances stay those of the tokens held (see `KVCache.renumbers`)
     stepped = False  # whether whoever feeds it says what a prompt is (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
 

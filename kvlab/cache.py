@@ -12,8 +12,9 @@ from torch import Tensor
 from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from .bound import Bound
+from .hybrid import forget, refuse_crop, states_of
 from .keep import Keep, KeepAll
-from .layer import Layer, forget, refuse_crop, states_of
+from .layer import Layer
 from .layers import make_layers
 from .merging import check_merges
 from .models import Switch, bodies_of, fed_to, prepare, refusal, rotations_of

@@ -174,10 +174,14 @@ class Stepper:
         all_ids = ids if self.ids is None else torch.cat([self.ids, ids], dim=1)
         all_mask = mask if self.mask is None else torch.cat([self.mask, mask], dim=1)
         longest = int(all_mask.sum(-1).max()) if padded else all_ids.shape[1]
-        renumbers = getattr(self.cache, "renumbers", False) and self.ids is not None
-        if self.context is not None and longest > self.context and not renumbers:
-            raise ValueError(f"{longest} tokens are more than the model's context of {self.context}")
+        if self.ids is None or not self.cache.renumbers:
+            self.check_room(longest)
         self.ids, self.mask, self.padded = all_ids, all_mask, padded
+
+    def check_room(self, tokens: int) -> None:
+        """ValueError for a row of more tokens than the model's context."""
+        if self.context is not None and tokens > self.context:
+            raise ValueError(f"{tokens} tokens are more than the model's context of {self.context}")
 
     def _check_finite(self, logits: Tensor, prompt: bool) -> None:
         """ValueError for logits `[batch, tokens, vocabulary]` of real tokens that are NaN or infinite; those
@@ -192,13 +196,10 @@ class Stepper:
             self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise ValueError(self._why_not_finite())
-
-    def _why_not_finite(self) -> str:
         for name, weight in self.model.named_parameters():
             if not torch.isfinite(weight).all():
-                return f"the model's logits are not finite: weight {name!r} holds NaN or infinity"
-        return "the model's logits are not finite, though its weights are: try dtype=float32"
+                raise ValueError(f"the model's logits are not finite: weight {name!r} holds NaN or infinity")
+        raise ValueError("the model's logits are not finite, though its weights are: try dtype=float32")
 
 
 @dataclass
@@ -229,18 +230,12 @@ def decode(
     check_ids(input_ids, stepper.vocabulary)
     if cache.get_seq_length():
         raise ValueError("the cache already holds tokens: call cache.reset() first")
-    context = ModelShape.of(model).context
-    needed = input_ids.shape[-1] + max_new_tokens - 1
     check_kind("attention_mask", attention_mask, Tensor | None, "a tensor [batch, tokens] or none")
     masked = attention_mask is not None and attention_mask.shape == input_ids.shape
     if masked and bool((attention_mask.any(-1) & (attention_mask[:, -1] == 0)).any()):
         raise ValueError("attention_mask: a row ends with padding; expected padding on the left")
-    goes_on = attention_mask is not None or getattr(cache, "renumbers", False)
-    if not goes_on and context is not None and needed > context:
-        raise ValueError(
-            f"prompt of {input_ids.shape[-1]} and {max_new_tokens} new tokens need {needed}, more than the "
-            f"model's context of {context}"
-        )
+    if attention_mask is None and not cache.renumbers:
+        stepper.check_room(input_ids.shape[-1] + max_new_tokens - 1)
     tokens, logprobs, trace = [], [], Trace(None, None)
     ids, mask = input_ids.to(model.device), attention_mask
     for _ in range(max_new_tokens):
@@ -251,10 +246,8 @@ def decode(
         tokens.append(ids)
         logprobs.append(logits.log_softmax(-1).gather(1, ids))
         stats, mask = cache.stats(), None
-        trace.device_bytes.append(stats.device_bytes)
-        trace.host_bytes.append(stats.host_bytes)
-        trace.moved_bytes.append(stats.moved_bytes)
-        trace.tokens_held.append(stats.tokens_held)
+        for name in ("device_bytes", "host_bytes", "moved_bytes", "tokens_held"):
+            getattr(trace, name).append(stats[name])
     trace.tokens, trace.logprobs = torch.cat(tokens, 1), torch.cat(logprobs, 1)
     return trace
 

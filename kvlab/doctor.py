@@ -254,15 +254,34 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
     return 1 if failed else 0
 
 
+def tried(config) -> dict[str, str]:
+    """{method: "equal", or why not}, each tried on a tiny random model of this configuration's class, at the
+    setting at which it gives nothing up. ValueError, one line, for a model that no method can serve."""
+    from kvlab.make import make_cache
+    from kvlab.methods import METHODS
+    from kvlab.models import prepare, refusal, refused_layers
+    from kvlab.models.shrunk import twin_of
+    from kvlab.twin import differs
+
+    if why := refused_layers(config):
+        raise ValueError(why)
+    twin = prepare(twin_of(config))
+    if why := refusal(twin) or differs(config):
+        raise ValueError(f"{type(twin).__name__}: {why}")
+    specs = {one.name: one.spec(one.same) for one in METHODS.values() if one.same is not None}
+    del specs["recompute"]  # it holds nothing
+    make = lambda spec: lambda model: make_cache(model, spec)
+    return {name: differs(config, make(spec)) or "equal" for name, spec in specs.items()}
+
+
 def model(name: str) -> int:
     """Print which methods are right on a model, tried on a tiny random one of its configuration class; return
     0, or 1 where no method can serve it. ValueError for a configuration that cannot be read."""
     from kvlab.models import configuration
-    from kvlab.tried import row
 
     config = configuration(name)
     try:
-        found = row(config)
+        found = tried(config)
     except Exception as error:
         print(f"[!!] {name} ({config.model_type}): {first_line(error)}")
         return 1

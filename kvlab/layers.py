@@ -10,8 +10,9 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
 )
 
+from .hybrid import HybridLayer
 from .latent import LatentLayer, shape_of_latents
-from .layer import HybridLayer, Layer
+from .layer import Layer
 from .models import ModelShape, is_latent, layers_of
 
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)

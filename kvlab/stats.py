@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from .layer import Layer, states_of
+from .hybrid import states_of
+from .layer import Layer
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from kvlab.arithmetic import (
 )
 from kvlab.bill.account import bytes_per_token, prefill_operations, weights
 from kvlab.bill.describe import describe
-from kvlab.layer import states_of
+from kvlab.hybrid import states_of
 from kvlab.methods import HOST
 from kvlab.spec import parse
 

@@ -12,7 +12,6 @@ import torch
 from transformers import DynamicCache
 
 import kvlab
-from kvlab import tried
 from kvlab.place import Host, InfiniGen, Quest, Whole
 from kvlab.store import Growing, Int, Skipping
 from kvlab.visibility import own_positions
@@ -24,17 +23,19 @@ FILE = Path(__file__).parents[2] / "docs" / "families.md"
 PROMPT, STEPS, PADDING = 20, 20, 6
 TOLERANCE = 1e-4  # of a logit, whose standard deviation is about 1.3
 FAULT = 1e-2
+# method -> the setting at which it gives nothing up
+SAME = {name: one.spec(one.same) for name, one in kvlab.METHODS.items() if one.same is not None}
 EXACT = {bits: Skipping(Growing(Int(bits)), [0, -1]) for bits in (4, 8)}  # all of two layers
 ROUNDED = {  # method -> the setting at which it gives nothing up, or policies where no text says it
-    "int5": tried.SPECS["int5"],
+    "int5": SAME["int5"],
     **{name: f"{name}:skip_layers=0+-1" for name in ("fp8", "nvfp4", "mxfp4", "turboquant")},
-    "kvquant": tried.SPECS["kvquant"],
-    "mixed": tried.SPECS["mixed"],
+    "kvquant": SAME["kvquant"],
+    "mixed": SAME["mixed"],
     "offload+int4": {"store": EXACT[4], "place": Host(Whole())},
     "infinigen+int4": {"store": EXACT[4], "place": Host(InfiniGen(1, math.inf, 1, 1))},
     "quest+int8": {"store": EXACT[8], "place": Host(Quest(80, 1, 4))},
 }
-SPECS = {name: spec for name, spec in tried.SPECS.items() if name not in ROUNDED}
+SPECS = {name: spec for name, spec in SAME.items() if name not in ROUNDED}
 PROFILED = {"duo": "duo:heads=1", "kvzap": "kvzap:threshold=1e-300"}  # with a profile of the tiny model
 METHODS = SPECS | PROFILED | ROUNDED
 REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)

@@ -6,9 +6,9 @@ from transformers import AutoConfig
 
 from families.models import family
 from kvlab import Stepper, make_cache
+from kvlab.doctor import tried
 from kvlab.models import LISTED
 from kvlab.models.shrunk import once
-from kvlab.tried import row
 from kvlab.twin import differs
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32, "beta_slow": 1,
@@ -58,7 +58,7 @@ def test_a_refusal_says_what_the_model_does(kind):
         config.text_config.num_kv_shared_layers = 10
     assert differs(config).startswith(REASONS[kind])
     with pytest.raises(ValueError) as refused:
-        row(config)
+        tried(config)
     assert REASONS[kind] in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -69,7 +69,7 @@ def test_what_cannot_be_made_small_is_not_blamed_on_the_model():
 
 
 def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_says():
-    tried, found = [], {}
+    asked, found = [], {}
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2}
     for changes in (
         {},
@@ -78,8 +78,8 @@ def test_a_model_is_tried_once_whatever_its_sizes_and_again_for_what_else_it_say
         {"hidden_act": "gelu"},
         {"hidden_act": "gelu"},
     ):
-        once(found, AutoConfig.for_model("arcee", **(sizes | changes)), tried.append)
-    assert [config.hidden_act for config in tried] == ["relu2", "gelu"]
+        once(found, AutoConfig.for_model("arcee", **(sizes | changes)), asked.append)
+    assert [config.hidden_act for config in asked] == ["relu2", "gelu"]
 
 
 def test_trying_leaves_the_random_numbers_alone():

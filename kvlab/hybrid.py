@@ -1,0 +1,59 @@
+"""Hybrid: layers with a state of transformers' own (convolutions, recurrences), beside K and V or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAttentionLayer
+
+from .layer import Layer
+
+
+class HybridLayer(LinearAttentionLayer, Layer):
+    """K and V as in `Layer`; convolution and recurrent states as in transformers."""
+
+    is_compileable = is_croppable = False
+
+    def __init__(self, number_of_states: int, *args):
+        self.number_of_states = number_of_states
+        Layer.__init__(self, *args)
+
+    def reset(self) -> None:
+        LinearAttentionLayer.__init__(self, self.number_of_states)
+        Layer.reset(self)
+
+    def get_max_length(self) -> int:
+        return Layer.get_max_length(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        LinearAttentionLayer.reorder_cache(self, beam_idx)
+        Layer.reorder_cache(self, beam_idx)
+
+    def check_crop(self, left: int) -> None:
+        refuse_crop(self)
+
+    def tensors(self) -> Iterator[tuple[bool, Tensor]]:
+        yield from Layer.tensors(self)
+        yield from ((False, tensor) for tensor in states_of(self))
+
+
+def states_of(layer) -> Iterator[Tensor]:
+    """The tensors of a state of transformers' own; none where a layer has no state."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        for states in (layer.conv_states, layer.recurrent_states):
+            yield from (tensor for tensor in states.values() if tensor is not None)
+
+
+def forget(layer) -> None:
+    """A state of transformers' own as it was before the first token, whatever batch comes next."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        layer.__init__(number_of_states=layer.number_of_states)
+
+
+def refuse_crop(layer) -> None:
+    """ValueError for a layer with a state, which has no tokens to take away."""
+    if isinstance(layer, LinearAttentionCacheLayerMixin):
+        raise ValueError(
+            f"crop: the state of a {type(layer).__name__} cannot go back; start again with cache.reset()"
+        )
