@@ -11,6 +11,8 @@ without pyplot, and the same call draws the same figure in a notebook, on a page
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -192,3 +194,20 @@ def above(axes: Axes, handles, title: str = "") -> None:
         axes.figure.draw_without_rendering()
         if legend.get_window_extent().x1 <= axes.figure.bbox.x1:
             break
+
+
+def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
+    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
+    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
+    placed = list(wanted)
+    for _ in range(200):
+        for a, b in pairwise(order):
+            overlap = gap - (placed[b] - placed[a])
+            if overlap > 1e-9:
+                placed[a] -= overlap / 2
+                placed[b] += overlap / 2
+        if order:
+            shift = max(0.0, low - placed[order[0]]) - max(0.0, placed[order[-1]] - high)
+            placed = [min(max(p + shift, low), high) for p in placed]
+    return placed

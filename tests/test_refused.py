@@ -117,7 +117,7 @@ SPECS = [
     ("shadowkv:chunk=0", "chunk=0: expected a whole number of at least 1 tokens"),
     ("shadowkv:outliers=-1", "outliers=-1: expected a part below 1, or a whole number of chunks"),
     ("shadowkv:recent=-1", "recent=-1: expected a whole number of at least 0 chunks"),
-    ("padded:length=129", "max_length=129: more than the model's 128 positions"),
+    ("padded:length=129", "max_length=129: more than the model's context of 128 tokens"),
     ("padded:length=1", "max_length=1: expected a whole number of at least 2"),
     ("padded:policy=dbl", "policy='dbl': expected one of"),
     ("padded:policy=compromise,extra=-1", "extra=-1: expected a part"),

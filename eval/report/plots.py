@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import math
 import re
-from itertools import pairwise
 from pathlib import Path
 
 import matplotlib
@@ -18,7 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib.figure import Figure
 
-from kvlab.plots import GRID, INK, SETTINGS, style
+from kvlab.plots import GRID, INK, SETTINGS, apart, style
 
 from ..core.files import write_file
 
@@ -192,20 +191,3 @@ def for_page(svg: str, name: str, title: str) -> str:
 def _opening(name: str, title: str) -> str:
     label = f'<title id="{name}-title">{title}</title>'
     return rf'<svg viewBox="\1" role="img" aria-labelledby="{name}-title">{label}'
-
-
-def apart(wanted: list[float], gap: float, low: float, high: float) -> list[float]:
-    """Positions as near to the wanted ones as `gap` between neighbours allows, inside [low, high]."""
-    order = sorted(range(len(wanted)), key=lambda i: wanted[i])
-    gap = min(gap, (high - low) / max(len(wanted) - 1, 1))
-    placed = list(wanted)
-    for _ in range(200):
-        for a, b in pairwise(order):
-            overlap = gap - (placed[b] - placed[a])
-            if overlap > 1e-9:
-                placed[a] -= overlap / 2
-                placed[b] += overlap / 2
-        if order:
-            shift = max(0.0, low - placed[order[0]]) - max(0.0, placed[order[-1]] - high)
-            placed = [min(max(p + shift, low), high) for p in placed]
-    return placed
