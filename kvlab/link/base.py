@@ -39,7 +39,6 @@ class Transfer:
     submitted: float = 0.0
     started: float = 0.0
     finished: float = 0.0
-    waited: tuple[float, float] | None = None  # when somebody began to wait for it, and had it
     future: Future | None = field(default=None, repr=False)  # the result, until it is handed over
 
     @property
@@ -49,12 +48,10 @@ class Transfer:
 
     def wait(self) -> tuple[Tensor, ...]:
         """The tensors at their destination. Raises LinkError; Ctrl-C gets through."""
-        begun = time.perf_counter()
         try:
             error = self.future.exception(self.timeout)
         except TookTooLong:
             raise LinkError(f"{self._name()} took longer than the timeout of {self.timeout:g} s") from None
-        self.waited = begun, time.perf_counter()
         if error is not None:
             said = str(error) or type(error).__name__
             raise LinkError(f"{self._name()} failed: {said}") from error

@@ -85,9 +85,6 @@ class StaticLayer(CacheLayerMixin):
         self.new[kind].append(quantizer.quantize(new))
         return quantizer.dequantize(torch.cat([self.past[kind][part], self.new[kind][-1]], 2))
 
-    def check_model(self, attention) -> None:
-        """Any: it is the one that is being exported."""
-
     def attend(self, query: Tensor, visibility, scaling: float, softcap=None, sinks=None) -> Tensor:
         """query `[1, query heads, width, D]` -> the same shape. What kvlab's attention function calls."""
         if softcap is not None or sinks is not None:
