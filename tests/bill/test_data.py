@@ -4,6 +4,7 @@ import json
 
 import pytest
 from billed import DEVICES, MODELS
+from described import described
 
 from kvlab.bill import data
 from kvlab.bill.account import bytes_per_token
@@ -11,8 +12,6 @@ from kvlab.bill.account import bytes_per_token
 
 @pytest.mark.parametrize("name", MODELS)
 def test_figures_of_a_model_follow_from_its_configuration(name):
-    from kvlab.bill.__main__ import described
-
     assert json.loads(json.dumps(described(MODELS[name]))) == MODELS[name]
 
 

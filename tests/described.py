@@ -1,11 +1,11 @@
-"""Write models.json again from its configurations: `python -m kvlab.bill`."""
+"""Write models.json again from its configurations: `python -m tests.described`."""
 
 from __future__ import annotations
 
 import json
 
-from .data import HERE, table
-from .describe import describe
+from kvlab.bill.data import HERE, table
+from kvlab.bill.describe import describe
 
 
 def described(entry: dict) -> dict:
