@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from . import late
+from .late import Late
 from .models import ModelShape
 from .models.shape import check_ids, check_model, forgetful, other_model
 from .parameters import check_kind, shown
@@ -39,7 +39,7 @@ class Stepper:
         self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed here, [batch, tokens]
         self.mask: Tensor | None = None  # 1 for real tokens, those that the cache came with included
-        self.padded, self.late = False, late.Late()
+        self.padded, self.late = False, Late()
         if not cache.fed and (held := cache.get_seq_length()):
             lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
             self.ids = lengths.new_empty(len(lengths), 0)
@@ -189,11 +189,7 @@ class Stepper:
         bad = ~(logits.amax(-1) - logits.amin(-1)).isfinite()
         if self.padded:
             bad &= self.mask[:, -bad.shape[1] :].bool()
-        if late.far(bad) and not prompt:
-            self.late.tell()
-            self.late.ask(bad, self._refuse)
-        elif bad.any():
-            self._refuse()
+        self.late.settle(bad, self._refuse, at_once=prompt)
 
     def _refuse(self) -> NoReturn:
         for name, weight in self.model.named_parameters():

@@ -62,6 +62,14 @@ class Late:
             event.record()
         self._asked.append((event, answer.numpy(), refuse))
 
+    def settle(self, bad: Tensor, refuse: Callable[[], None], at_once: bool) -> None:
+        """Call `refuse` if any of `bad` is true: at once, or on a GPU when somebody asks again."""
+        if far(bad) and not at_once:
+            self.tell()
+            self.ask(bad, refuse)
+        elif bad.any():
+            refuse()
+
     def tell(self) -> None:
         """Look at the answers that have come."""
         while self._asked and not capturing() and (self._asked[0][0] is None or self._asked[0][0].query()):

@@ -16,15 +16,10 @@ MOST = 2**32  # tokens: more than any limit
 def score(keep, layer, given) -> Tensor:
     """A keep's score, if it is one: `[batch, kv_heads, slots]`, and no NaN where a token is."""
     positions = layer.slot_positions
-    if not _fits(given, positions):
-        _refuse(keep, "score", layer, f"expected {_every(positions)}, got {_said(given)}")
+    _tensor(keep, "score", layer, given, positions, _every(positions))
     none = (given.isnan() & (positions >= 0)).any(-1)
     refuse = lambda: _refuse(keep, "score", layer, f"KV head {int(none.any(0).nonzero()[0])} has NaN")
-    if late.far(none) and not layer.in_prompt:  # a step does not wait for the answer
-        layer.state.late.tell()
-        layer.state.late.ask(none, refuse)
-    elif none.any():
-        refuse()
+    layer.state.late.settle(none, refuse, at_once=layer.in_prompt)
     return given
 
 
@@ -38,9 +33,7 @@ def state(keep, layer) -> None:
 def rule(keep, layer, given) -> Tensor:
     """What a keep's rule holds, if it says so of every slot: bool `[batch, kv_heads, slots]`."""
     positions = layer.slot_positions
-    if not _fits(given, positions) or given.dtype != torch.bool:
-        _refuse(keep, "by_rule", layer, f"expected bool {_every(positions)}, got {_said(given)}")
-    return given
+    return _tensor(keep, "by_rule", layer, given, positions, f"bool {_every(positions)}", (torch.bool,))
 
 
 def limits(keep, layer, given) -> list[int]:
@@ -57,9 +50,10 @@ def shares(keep, layer, given) -> Tensor | None:
         return None
     if not keep.ragged:
         _refuse(keep, "shares", layer, "expected None of a keep that is not `ragged`")
-    whole = _fits(given, layer.slot_positions.any(-1)) and given.dtype in (torch.int32, torch.int64)
-    if not whole or bool((given < 1).any()):
-        _refuse(keep, "shares", layer, f"expected [batch, kv_heads] of int above 0, got {_said(given)}")
+    heads, whole = layer.slot_positions[..., 0], (torch.int32, torch.int64)
+    _tensor(keep, "shares", layer, given, heads, "[batch, kv_heads] of int above 0", whole)
+    if bool((given < 1).any()):
+        _refuse(keep, "shares", layer, f"expected [batch, kv_heads] of int above 0, got {int(given.min())}")
     return given
 
 
@@ -68,8 +62,7 @@ def slots(keep, layer, given) -> Tensor | None:
     if given is None:
         return None
     positions = layer.slot_positions
-    if not _fits(given, positions, 2) or given.dtype != torch.int64:
-        _refuse(keep, "choose", layer, f"expected int64 [batch, kv_heads, n], got {_said(given)}")
+    _tensor(keep, "choose", layer, given, positions, "int64 [batch, kv_heads, n]", (torch.int64,), axes=2)
     if late.far(given):
         return given
     before, after = given[..., :-1], given[..., 1:]
@@ -83,12 +76,13 @@ def slots(keep, layer, given) -> Tensor | None:
     return given
 
 
-def _fits(given, like: Tensor, axes: int | None = None) -> bool:
-    """Whether it is a tensor of real numbers, in the same place and of the same shape (in the first axes)."""
+def _tensor(keep, what: str, layer, given, like: Tensor, expected: str, dtypes=None, axes=None) -> Tensor:
+    """Given, if it is a tensor of real numbers, in the same place and shape (in the first axes)."""
     dense = isinstance(given, Tensor) and given.layout == torch.strided and not given.is_complex()
-    if not dense or given.device != like.device:
-        return False
-    return given.dim() == like.dim() and given.shape[:axes] == like.shape[:axes]
+    same = dense and given.device == like.device and given.dim() == like.dim()
+    if not same or given.shape[:axes] != like.shape[:axes] or (dtypes and given.dtype not in dtypes):
+        _refuse(keep, what, layer, f"expected {expected}, got {_said(given)}")
+    return given
 
 
 def _every(positions: Tensor) -> str:
