@@ -74,7 +74,7 @@ class State:
     their own. of_prompt: of per_slot, those that only the prompt's slots have. lags: whether the newest slots
     may be missing in per_slot. shared: tensors of the model, or on their way, which belong to no row or slot
     and are not counted.
-    A policy may name in `per_row`, `per_slot`, `states` and `shared` of its own what its states hold besides.
+    named: a policy that names in `per_row`, `per_slot`, `states` and `shared` what is remembered besides.
     Forks, evictions, crops, copies and byte counts come from this; a tensor in any other attribute is refused
     (TypeError).
     """
@@ -87,10 +87,10 @@ class State:
     filled: int | None = None
     keeps_room = lags = False
 
-    def __init__(self, policy: Policy):
+    def __init__(self, policy: Policy, named: Policy | None = None):
         self.policy = policy
         for kind in ("per_row", "per_slot", "states", "shared"):
-            setattr(self, kind, (*getattr(self, kind), *getattr(policy, kind, ())))
+            setattr(self, kind, (*getattr(self, kind), *getattr(named, kind, ())))
         for name in (*self.per_row, *self.per_slot, *self.states, *self.shared):
             setattr(self, name, None)
 

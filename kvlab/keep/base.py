@@ -295,7 +295,7 @@ class KeepState(State):
     lags = property(lambda self: self.on_top or self.policy.prompt_only, doc="It is told of no new slots.")
 
     def __init__(self, policy: Keep):
-        super().__init__(policy)
+        super().__init__(policy, policy)
         self.last, self.late = LastQueries(policy), Late()
 
     def cover(self, slots: int) -> None:

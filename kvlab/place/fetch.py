@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..policy import Policy
+from ..policy import Policy, State
 
 
 class Fetch(Policy):
@@ -22,6 +22,9 @@ class Fetch(Policy):
     speculates = False  # True: `speculate` chooses, before the layer's turn
     page = None  # bytes, where only whole pages cross the link ...
     fault = 0.0  # ... and seconds that each of them costs besides
+
+    def start(self, layer) -> State:
+        return State(self, self)
 
     def whole(self, index: int) -> bool:
         """Whether every step needs all of layer `index`, so that it may be prefetched."""
