@@ -31,7 +31,7 @@ h2o forgets what was received before
 
 snapkv's window votes for itself
     keep.snapkv:SnapKV.score
-    - recent | (positions < 0)
+    - window | (positions < 0)
     + positions < 0
     reference/test_keep.py::test_kept_sets_and_outputs[snapkv:budget=9,window=4,kernel=7-steps]
 
@@ -102,7 +102,7 @@ kvzip meets a budget of one token less
     keep/test_kvzip.py::test_the_budget_is_met_over_all_layers_and_heads
 
 snapkv's neighbours are slots
-    keep.snapkv:SnapKV.score
+    keep.snapkv:largest_near
     - (positions < 0).int()
     + (positions < -1).int()
     keep/test_parameters.py::test_what_compresses_now_and_then_chooses_in_a_padded_batch_as_alone[snapkv]
