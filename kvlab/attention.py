@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .devices import entry_of
-from .visibility import Visibility, own_positions
+from .visibility import Visibility
 
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
@@ -220,10 +220,7 @@ def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
                 return _watched(given, 0, wanted)
             out = scaled_dot_product_attention(query, keys, values, **how) if wanted else None
             return out, _watched(given, max(0, tokens - last), False)[1]
-    if real is None:
-        positions = torch.arange(tokens, device=query.device).expand(batch, 1, -1)
-    else:
-        positions = own_positions(real)[:, None]
+    positions = visibility.positions(query)[:, None]
     out = query.new_empty(*query.shape[:-1], values.shape[-1]) if wanted else None
     received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if observes else None
     for start in range(0, tokens, QUERY_BLOCK):

@@ -110,7 +110,7 @@ class KVCache(Bound):
             self.check_whole()
             if self.switch.tokens is not None:
                 self.switch.check(self, *given_to(body, args, kwargs))
-            if self.attending[0].hears is None:
+            if self.attending[0].rereading is None:
                 if self.stepped:
                     end(self)  # whoever says what a prompt is has said that a bare one is over
                 elif self.open or not self.prefilling:
@@ -133,7 +133,7 @@ class KVCache(Bound):
                     self.fed_pieces.append(fed)
                 if not self.attending[0].waits:
                     self._passed(*fed)
-            if self.attending[0].hears is None:
+            if self.attending[0].rereading is None:
                 self.leave()
 
     def __bool__(self) -> bool:
@@ -165,7 +165,7 @@ class KVCache(Bound):
     def rereads(self) -> bool:
         """Whether this is a pass of a prompt that the keep has read again when it has ended."""
         first = self.attending[0]
-        return first.rereads and first.hears is None
+        return first.rereads and first.rereading is None
 
     @property
     def broken(self) -> bool:

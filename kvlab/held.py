@@ -43,7 +43,7 @@ class Held(CacheLayerMixin):
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
         self.open = False  # True as long as pieces of a bare prompt may follow: see `turns.py`
-        self.hears = None  # while the prompt is read again: what `Keep.hear` is told about the pass
+        self.rereading = None  # while the prompt is read again: what `Keep.hear` is told about the pass
         self._policies, self._model = policies, weakref.ref(model)
         self.ranks, self.rank = ranks_of(model), rank_of(model)
         if self.ranks > 1:
@@ -72,7 +72,7 @@ class Held(CacheLayerMixin):
     def __deepcopy__(self, memo) -> Held:
         """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
-        own = {"timeline": None, "on_read": None, "prefilling": False, "hears": None}
+        own = {"timeline": None, "on_read": None, "prefilling": False, "rereading": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 

@@ -49,7 +49,7 @@ class Layer(Held):
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
                 "caches do not know"
             )
-        if self.hears is not None:
+        if self.rereading is not None:
             return attend_again(self, given)
         if self.waits:
             return wait(self, given)
@@ -168,7 +168,7 @@ class Layer(Held):
         if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
             self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
-            self.keep.policy.told(View(self, self.keep), received.detach())
+            self.keep.policy.observe_and_check(View(self, self.keep), received.detach())
         elif self.votes_later:
             self.note_queries()
 
@@ -193,16 +193,16 @@ class Layer(Held):
         if evicts:
             self.place.commit(self)
             if self.keep.last.query is not None:
-                keep.told(view, self.late_votes())
+                keep.observe_and_check(view, self.late_votes())
                 self.keep.last.forget()
             elif not keep.observes:
-                keep.told(view, None)
+                keep.observe_and_check(view, None)
         if self.local is not None:
             self._leave_window()
         slots, most = keep.chosen(view) if evicts else (None, None)
         if slots is not None:
             if self.in_prompt:
-                self.scored = scored(slots, keep.ruled(view), self.ranks)
+                self.scored = scored(slots, keep.held_by_rule(view), self.ranks)
             if keep.merge:
                 merge(self, slots.expand(len(self.lengths), self.kv_heads, -1))
             self.let_go(slots, most)

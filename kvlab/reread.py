@@ -62,12 +62,12 @@ def reread(cache) -> None:
     state, keep = layers[0].keep, layers[0].keep.policy
     for fed, real, part in keep.again(View(layers[0], state), model, state.ids, state.real):
         for layer in layers:
-            layer.hears = part
+            layer.rereading = part
         try:
             _pass(model, cache, fed, real)
         finally:
             for layer in layers:
-                layer.hears = None
+                layer.rereading = None
     state.ids = state.real = state.next = None
     keep.agree([View(layer, layer.keep) for layer in layers])
 
@@ -90,10 +90,7 @@ def _pass(model, cache, fed: Tensor, real: Tensor) -> None:
 def attend_again(layer, given: Recorded) -> Tensor:
     """What a layer does in such a pass: it attends to what it holds and to the pass's own tokens, takes
     nothing, and its keep hears. Returns `[batch, heads, tokens, head_dim]`."""
-    batch, _, tokens, _ = given.keys.shape
-    real, _ = given.visibility.real(batch, tokens, layer.seen)
-    ones = torch.ones(batch, tokens, dtype=torch.bool, device=given.keys.device)
-    asked = own_positions(ones if real is None else real)
+    asked = given.visibility.positions(given.keys, layer.seen)
     before = torch.tensor(layer.lengths, device=asked.device).view(-1, 1)
     asked = torch.where(asked < 0, asked, asked + before)
     held = layer.table.positions if layer.table.moved is None else layer.table.moved
@@ -102,5 +99,5 @@ def attend_again(layer, given: Recorded) -> Tensor:
     keys, values = (torch.cat(pair, 2) for pair in pairs)
     given = replace(given, keys=keys, values=values)
     out, _ = given.attend_to(keys, values, given.visibility.allowed(asked, positions))
-    layer.keep.policy.hear(View(layer, layer.keep), given, asked, positions, layer.hears)
+    layer.keep.policy.hear(View(layer, layer.keep), given, asked, positions, layer.rereading)
     return out

@@ -30,7 +30,6 @@ from .attention import Recorded
 from .parameters import check_kind
 from .reread import note
 from .store import Exact, Growing, Static
-from .visibility import own_positions
 
 PARTS = ("query", "keys", "values")
 
@@ -126,10 +125,7 @@ def wait(layer, given: Recorded) -> Tensor:
 
 def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
     """What a piece's queries find in all keys and values of its prompt so far."""
-    batch, _, tokens, _ = keys.shape
-    real, _ = given.visibility.real(batch, tokens, 0)
-    ones = torch.ones(batch, tokens, dtype=torch.bool, device=keys.device)
-    positions = own_positions(ones if real is None else real)
+    positions = given.visibility.positions(keys)
     allowed = given.visibility.allowed(positions[:, -given.query.shape[2] :], positions[:, None])
     return given.attend_to(keys, values, allowed)[0]
 

@@ -58,6 +58,14 @@ class Visibility:
         self._found = (seen, tokens), found
         return found
 
+    def positions(self, new: Tensor, seen: int = 0) -> Tensor:
+        """Position of every token of `new` `[batch, heads, tokens, ...]` among the row's own new ones, -1 for
+        padding, `[batch, tokens]`."""
+        real, _ = self.real(len(new), new.shape[2], seen)
+        if real is not None:
+            return own_positions(real)
+        return torch.arange(new.shape[2], device=new.device).expand(len(new), -1)
+
     def first(self, tokens: int) -> Visibility:
         """The same, of a pass that ends with so many tokens."""
         padding = None if self.padding is None else self.padding[:, :tokens]

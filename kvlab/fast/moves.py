@@ -39,7 +39,7 @@ class Move:
     def still(self) -> bool:
         """Whether the layer's store is the same, and nobody looks."""
         layer = self.layer
-        looked_at = layer.on_read is not None or layer.timeline is not None or layer.hears is not None
+        looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
         return layer.store is self.store and not looked_at
 
     def tell(self) -> None:

@@ -78,7 +78,7 @@ def _decide(layer, received: Tensor | None) -> None:
     keep, view, table = layer.keep.policy, View(layer, layer.keep), layer.table
     layer.observe(received)
     if not keep.observes:
-        keep.told(view, None)
+        keep.observe_and_check(view, None)
     gone = torch.empty(len(layer.lengths), layer.kv_heads, dtype=torch.int64)
     closing.lowest(keep.scored(view).numpy(), layer.slot_positions.numpy(), gone.numpy())
     keep.forget(layer.keep)
@@ -100,7 +100,7 @@ def way(layer) -> int | None:
     """What compiled code has to know of a decode step that sees all that is held: 0 where it adds a token
     and nothing goes, how the token is found (`GOES_BY`) where one of every head goes; None: it does more, or
     somebody looks."""
-    looked_at = layer.on_read is not None or layer.timeline is not None or layer.hears is not None
+    looked_at = layer.on_read is not None or layer.timeline is not None or layer.rereading is not None
     if looked_at or made(layer) is None:
         return None
     if layer.settled:

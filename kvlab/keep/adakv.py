@@ -52,7 +52,7 @@ class AdaKV(Keep):
         return state
 
     def observe(self, layer, received: Tensor | None) -> None:
-        self.of.told(layer, received)
+        self.of.observe_and_check(layer, received)
 
     def note(self, layer, query: Tensor) -> None:
         self.of.note(layer, query)
@@ -61,7 +61,7 @@ class AdaKV(Keep):
         return checked.score(self.of, layer, self.of.score(layer))
 
     def by_rule(self, layer) -> Tensor:
-        return self.of.ruled(layer)
+        return self.of.held_by_rule(layer)
 
     def forget(self, state) -> None:
         self.of.forget(state)

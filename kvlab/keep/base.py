@@ -90,7 +90,7 @@ class Keep(Policy):
         """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
         the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
 
-    def told(self, layer, received: Tensor | None) -> None:
+    def observe_and_check(self, layer, received: Tensor | None) -> None:
         """`observe`, and a look at what it has left in the state."""
         self.observe(layer, received)
         checked.state(self, layer)
@@ -164,7 +164,7 @@ class Keep(Policy):
         self.forget(state)
         return slots
 
-    def ruled(self, layer) -> Tensor:
+    def held_by_rule(self, layer) -> Tensor:
         """What `by_rule` returns."""
         return checked.rule(self, layer, self.by_rule(layer))
 
@@ -193,7 +193,7 @@ class Keep(Policy):
         """`score`, finite fp32, of chunks where tokens go by chunks."""
         score = checked.score(self, layer, self.score(layer)).float().clamp(*FINITE)
         if self.chunk_length > 1:
-            score = by_chunk(score, layer.slot_positions, self.ruled(layer), self.chunk_length)
+            score = by_chunk(score, layer.slot_positions, self.held_by_rule(layer), self.chunk_length)
         return score
 
     def _best(self, layer) -> Tensor | None:

@@ -100,7 +100,7 @@ class Duo(Keep):
 
     def choose(self, layer) -> Tensor | None:
         state, positions = layer.state, layer.slot_positions
-        held, stays = positions >= 0, self.ruled(layer)
+        held, stays = positions >= 0, self.held_by_rule(layer)
         over = (held & ~stays).sum(-1).amax(-1)  # of each row, in the head that has most
         due = over >= (1 if layer.in_prompt else self.every or 1)
         state.limits = layer.rows_held

@@ -55,4 +55,4 @@ class H2O(Keep):
         return recent(layer, [max(1, int(limit * self.recent)) for limit in layer.state.limits])
 
     def score(self, layer) -> Tensor:
-        return layer.state.received.masked_fill(self.ruled(layer), torch.inf)
+        return layer.state.received.masked_fill(self.held_by_rule(layer), torch.inf)

@@ -76,12 +76,12 @@ class RKV(Keep):
         positions = layer.slot_positions
         keys = layer.store.read(positions.device)[0].float()  # [batch, kv_heads, slots, head_dim]
         worth = self.share * self.importance(layer, keys) - (1 - self.share) * redundancy(keys, positions)
-        return torch.where(self.ruled(layer), 1 + positions, worth)  # nothing else exceeds 1
+        return torch.where(self.held_by_rule(layer), 1 + positions, worth)  # nothing else exceeds 1
 
     def importance(self, layer, keys: Tensor) -> Tensor:
         """What the last queries look at, `[batch, kv_heads, slots]`."""
         positions, last = layer.slot_positions, layer.state.recent
-        hidden, asked = self.ruled(layer) | (positions < 0), last.positions >= 0
+        hidden, asked = self.held_by_rule(layer) | (positions < 0), last.positions >= 0
         grouped = last.query.float().unflatten(1, (keys.shape[1], -1))  # [batch, h, group, window, d]
         scores = capped(grouped @ keys[:, :, None].transpose(3, 4) * layer.scaling, layer.softcap).amax(2)
         weights = scores.masked_fill(hidden[:, :, None], -torch.inf).softmax(-1) * asked[:, None, :, None]

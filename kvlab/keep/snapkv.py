@@ -54,7 +54,7 @@ class SnapKV(Keep):
         return recent(layer, self.window)
 
     def score(self, layer) -> Tensor:
-        positions, window = layer.slot_positions, self.ruled(layer)
+        positions, window = layer.slot_positions, self.held_by_rule(layer)
         votes = layer.state.votes.masked_fill(window | (positions < 0), 0.0)  # the window votes for others
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(window, self.window + 1 + positions, largest_near(votes, positions, self.kernel))
