@@ -118,12 +118,10 @@ class KVzip(Keep):
     def agree(self, layers) -> None:
         if self.over == "head":
             return
-        rows = [self.limits(layer) for layer in layers]
-        limits = [
-            layer.ranks * layer.kv_heads * torch.tensor(row, device=most.device).minimum(most)
-            for layer, row, most in zip(layers, rows, map(_most, layers), strict=True)
-        ]
         ranked = [all_heads(layer, self.ranked(layer)) for layer in layers]
+        rows = [[*map(min, self.limits(layer), layer.rows_held)] for layer in layers]
+        heads = layers[0].ranks * layers[0].kv_heads
+        limits = [heads * torch.tensor(row, device=x.device) for row, x in zip(rows, ranked, strict=True)]
         if self.over == "model":
             shares = counts(ranked, sum(limits))
         else:
@@ -138,8 +136,3 @@ class KVzip(Keep):
 
     def forget(self, state) -> None:
         state.scores = None
-
-
-def _most(layer) -> Tensor:
-    """Real tokens that a row holds, the longest head's, `[batch]`."""
-    return torch.tensor(layer.rows_held, device=layer.state.scores.device)

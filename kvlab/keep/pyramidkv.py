@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..named import named
-from ..parameters import check_number, resolve_budget
+from ..parameters import check_number
 from .base import prompts
 from .snapkv import SnapKV
 
@@ -39,8 +39,7 @@ class PyramidKV(SnapKV):
 
     def limits(self, layer) -> list[int]:
         share = self.share(layer.order, layer.shape.layers)
-        means = [resolve_budget(self.budget, tokens) for tokens in prompts(layer)]
         return [
             max(1, min(tokens, max(self.window, int(mean * share + 1e-6))))
-            for mean, tokens in zip(means, prompts(layer), strict=True)
+            for mean, tokens in zip(super().limits(layer), prompts(layer), strict=True)
         ]
