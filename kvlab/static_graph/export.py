@@ -101,7 +101,7 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     heads = shape.kv_heads // parts
     past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=dtype) for _ in names]
     step = StaticStep(model, parts, scales, spec.opset).eval()
-    with torch.no_grad(), _quiet(), _without_collections():
+    with torch.no_grad(), _undisturbed():
         program = torch.onnx.export(
             step,
             (token, token.clone(), mask, past),
@@ -165,26 +165,15 @@ def session(path: Path, length: int, threads: int):
 
 
 @contextlib.contextmanager
-def _quiet():
-    """The exporter tells about optional packages it did not find; nobody needs that here."""
+def _undisturbed():
+    """The exporter tells about optional packages that it did not find; and it makes millions of objects that
+    stay: looking through them again and again would cost a third."""
     logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-@contextlib.contextmanager
-def _without_collections():
-    """An export makes millions of objects that stay: looking through them again and again costs a third."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
+    with warnings.catch_warnings(), contextlib.ExitStack() as afterwards:
+        warnings.simplefilter("ignore")
+        afterwards.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
+        if gc.isenabled():
+            afterwards.callback(gc.enable)
+        gc.disable()
         yield
-    finally:
-        if was:
-            gc.enable()
