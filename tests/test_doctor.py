@@ -264,21 +264,3 @@ def test_bad_arguments_are_one_line_and_code_two(arguments, capsys):
     err = capsys.readouterr().err
     assert err.startswith("kvlab: error: ")
     assert err.count("\n") == 1
-
-
-def test_errors_of_a_command_are_one_line_and_code_two(monkeypatch, capsys):
-    def broken(**kwargs):
-        raise ValueError("what is wrong\nand where")
-
-    monkeypatch.setattr(doctor, "run", broken)
-    assert cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err == "kvlab: error: what is wrong\n"
-
-
-def test_ctrl_c_is_one_line(monkeypatch, capsys):
-    def interrupted(**kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(doctor, "run", interrupted)
-    assert cli.main(["doctor"]) == 130
-    assert capsys.readouterr().err == "kvlab: interrupted\n"

@@ -79,6 +79,14 @@ def loaded(folder):
     return kvlab.load(str(folder))
 
 
+@pytest.fixture(scope="session")
+def precise(folder):
+    """The same in fp64, so that rounding cannot flip a quantized value, and what differs is no rounding."""
+    import kvlab
+
+    return kvlab.load(str(folder), dtype="float64")
+
+
 STORY = "Once there was a small boat on a wide lake. Mira found a red key under the old bridge."
 WORDS = STORY.split(" ")
 

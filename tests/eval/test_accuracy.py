@@ -35,12 +35,6 @@ def test_equals_lm_evals_own_model(asked, loaded, reference, method):
     assert ours.generate_until(asked.prompts) == expected
 
 
-@pytest.fixture(scope="module")
-def precise(folder):
-    """In float64, so that rounding noise of another batch shape cannot flip a quantized value."""
-    return kvlab.load(str(folder), dtype="float64")
-
-
 @pytest.mark.parametrize("method", [*kvlab.FIRST_WAVE, "h2o:budget=16", "int4:group=4"])
 def test_batch_size_changes_nothing(asked, precise, method):
     found = []

@@ -21,12 +21,6 @@ CHOICES = (" Ada", " in the old shed", " in the boat")
 GREEDY = {"until": ["\n\n"], "max_gen_toks": 8, "do_sample": False}
 
 
-@pytest.fixture(scope="module")
-def double(folder):
-    """(model, tokenizer) of the tiny folder in fp64: what differs there is no rounding."""
-    return kvlab.load(str(folder), dtype="float64")
-
-
 def prompts(task: str) -> tuple[str, list[tuple[str, dict]]]:
     """(the context, [(prompt, document)]) of a row: its example, and another question on the same context."""
     text, document = EXAMPLES[task]
@@ -65,41 +59,41 @@ def test_every_row_has_another_question_on_its_context():
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
-def test_under_full_every_protocol_says_the_same(double, task):
+def test_under_full_every_protocol_says_the_same(precise, task):
     answers = CHOICES
     if re.fullmatch(WRITTEN, task):
-        texts = written(double, task, INSIDE)
+        texts = written(precise, task, INSIDE)
         answers = (*CHOICES, *{f" {text.strip()}" for text in texts if text.strip()})
         for protocol in PROTOCOLS:
-            assert written(double, task, protocol, batch_size=1) == texts, protocol
-    expected, _ = asked(double, [task], INSIDE, answers=answers)
+            assert written(precise, task, protocol, batch_size=1) == texts, protocol
+    expected, _ = asked(precise, [task], INSIDE, answers=answers)
     assert len({round(one, 3) for one in expected}) > len(CHOICES)  # both questions count
     for protocol in PROTOCOLS:
         for size in (1, 64):
-            found, _ = asked(double, [task], protocol, answers=answers, batch_size=size)
+            found, _ = asked(precise, [task], protocol, answers=answers, batch_size=size)
             assert found == pytest.approx(expected, abs=1e-7), protocol
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
-def test_what_is_prefilled_ends_at_the_cut(double, task):
+def test_what_is_prefilled_ends_at_the_cut(precise, task):
     """Counted in tokens, of the tokenizer's own offsets; a token across the cut belongs to the question."""
     context, texts = prompts(task)
     tokens, whole = [], []
     for text, _ in texts:
-        ends = [end for _, end in double[1](text, return_offsets_mapping=True).offset_mapping]
+        ends = [end for _, end in precise[1](text, return_offsets_mapping=True).offset_mapping]
         tokens.append(sum(end <= len(context) for end in ends))
         whole.append(len(ends))
     assert tokens[0] == tokens[1] and 0 < tokens[0] < min(whole) - TAIL
     expected = {INSIDE: sum(whole) - 2 * TAIL, FIRST: sum(tokens), MANY: tokens[0]}
     for protocol, count in expected.items():
-        _, lm = asked(double, [task], protocol)
+        _, lm = asked(precise, [task], protocol)
         assert sum(scorer.prefilled for scorer, *_ in lm._known.values()) == count, protocol
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
-def test_what_gives_something_up_is_seen(double, task):
+def test_what_gives_something_up_is_seen(precise, task):
     """The comparison above can fail: what drops tokens answers otherwise where the question is inside."""
-    inside, first = (asked(double, [task], protocol, "sinks:budget=4")[0] for protocol in (INSIDE, FIRST))
+    inside, first = (asked(precise, [task], protocol, "sinks:budget=4")[0] for protocol in (INSIDE, FIRST))
     assert max(abs(a - b) for a, b in zip(inside, first, strict=True)) > 1e-2
 
 

@@ -194,12 +194,6 @@ def test_blocks_of_kivi_and_its_window_uncompiled(bits, head_dim, group, recent,
         assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.parametrize("bits, head_dim, group", INTEGERS[::15])
-def test_asymmetric_codes_are_left_to_the_reference(bits, head_dim, group):
-    store = filled(Int(bits, group, symmetric=False), head_dim, 1, 3)
-    assert not fast.fits(store, torch.randn(1, 1, 1, head_dim))
-
-
 GROUPED = {
     **{"full": Exact, "int8": lambda: Int(8), "int4": lambda: Int(4), "int4-g16": lambda: Int(4, 16)},
     **{"e4m3": lambda: Float8("e4m3"), "int5": lambda: Planes(5), "nvfp4": lambda: Float4("nvfp4")},

@@ -65,16 +65,6 @@ def test_counters_when_the_heads_share_an_allocation(policy, length, steps, head
     assert manager.copied_bytes == 2 * 20 * (steps * heads + copies * (heads * rows - 1))
 
 
-@pytest.mark.parametrize("extra, total", [(1, 2_146_435_072), (0.5, 1_609_826_304)])
-def test_the_totals_of_the_document(extra, total):
-    """Llama-7B, S = 2048, 16 bits, one sequence per K or V, layer and head; nothing here is touched."""
-    shape = SHAPES["Llama-7B"]
-    manager = KVManager(
-        2 * shape.layers * shape.heads, 2048, shape.head_dim, policy="compromise", extra=extra, dtype=np.int16
-    )
-    assert manager.reserved_bytes == total
-
-
 def test_the_figure_shows_the_totals_of_the_document():
     axes = pictures.buffers(SHAPES["Llama-7B"], 2048).axes[0]
     points = {line.get_label(): (line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines[::-1]}
@@ -83,22 +73,6 @@ def test_the_figure_shows_the_totals_of_the_document():
     assert points["double"][1] == pytest.approx(2047 / 2048 * 524288 / 1e6)
     names = axes.get_legend_handles_labels()[1]
     assert len(names) == len(set(names)) == 6
-
-
-def test_double_copies_nothing_until_the_end_of_the_buffer():
-    manager = KVManager(6, 17, 4)
-    addresses = []
-    for _ in range(16):
-        addresses.append((manager.past_addresses()[0], manager.place()[0]))
-        manager.commit()
-    assert manager.copied_bytes == manager.copies == 0
-    assert manager.allocated_bytes == manager.reserved_bytes + manager.mask.nbytes  # no staging row either
-    steps = np.diff(np.array(addresses), axis=0)
-    assert (steps == manager.row_bytes).all()  # both pointers move by one row per token
-    assert addresses[0][1] - addresses[0][0] == 16 * manager.row_bytes
-    manager.place()
-    manager.commit()
-    assert manager.copies == 1 and manager.copied_bytes == 6 * 16 * manager.row_bytes
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -39,6 +39,7 @@ WRITTEN = {"offload+int4": 4.25 / 16, "offload+h2o": 0.2}  # part of a prompt's 
 BLOCKS = (4, 7)  # layers from the middle, as chapter 7 draws them
 PARTS = ("project", "attention", "ffn", "selection", "stall")
 SYSTEMS = [system for system in simulate.SYSTEMS if system != "topk"]
+NEW = 128  # tokens written behind a prompt
 
 
 @dataclass(frozen=True)
@@ -98,9 +99,9 @@ def total_seconds(
 
 
 def faster(shape: ModelShape, tokens: int, batch: int, run: Run) -> dict[str, float]:
-    """{system: times faster than FlexGen}, of prompts that leave room for 128 new tokens."""
+    """{system: times faster than FlexGen}, of prompts that leave room for the new tokens."""
     seconds = {
-        system: sum(total_seconds(system, shape, tokens - 128, 128, batch, run))
+        system: sum(total_seconds(system, shape, tokens - NEW, NEW, batch, run))
         for system in ("offload", *SPEEDUPS)
     }
     return {system: seconds["offload"] / seconds[system] for system in SPEEDUPS}
@@ -111,10 +112,10 @@ def latency(study) -> dict:
     name, rows = "latency", []
     for run in (AS_RUN, OVERLAPPED):
         for system in SYSTEMS:
-            prefill, decode = total_seconds(system, SHAPES["OPT-13B"], 1920, 128, 20, run)
+            prefill, decode = total_seconds(system, SHAPES["OPT-13B"], 2048 - NEW, NEW, 20, run)
             label = f"{system}: {{}}, OPT-13B, batch 20, {run.name}"
             rows += [
-                row(name, label.format("prefill"), prefill, "s", SIMULATED, 1920),
+                row(name, label.format("prefill"), prefill, "s", SIMULATED, 2048 - NEW),
                 row(name, label.format("decode"), decode, "s", SIMULATED, 2048),
             ]
         rows += speedups(name, run, "OPT-13B", 8, (512, 1024, 1536, 2048))

@@ -66,32 +66,6 @@ def cell(text: str, goal: int) -> str:
     return next(row for row in text.splitlines() if page.GOALS[goal] in row).split("|")[-2].strip()
 
 
-def test_the_page_says_what_was_reached_and_shows_every_table():
-    text = page.filled(EMPTY, {"one": example(), "two": example()})
-    said = ["1.9: reached", "2.5: not reached", "75 %: reached", "0.0111: not reached"]
-    said += ["not by static 10.0; not measured: full, int4, fp8, h2o, snapkv, kivi2", "not by h2o 1.2"]
-    said += ["90 %: reached", "5.5: reached", "2: reached", "18 %: reached"]
-    assert [cell(text, goal) for goal in range(len(page.GOALS))] == said
-    assert "### two: Card" in text and text.count("4 of 5 comparisons are right") == 2
-    for line in ("- link:overlap: it took too long", "- for want of time: right:methods 1"):
-        assert text.count(line) == 2
-    heads = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ---")]
-    assert len(heads) == 2 + 2 * 4
-    assert "| static | eager | Llama-3-8B | 8,192 | 1 | 16 | 10.2 | 1 | 99 | – | – | – | 0.85 |" in text
-    assert page.filled(text, {}) == page.filled(EMPTY, {}), "what stood there goes"
-
-
-def test_readme_has_the_steps_of_the_newest_run():
-    text = "<!-- gpu: steps -->\nold\n<!-- end of gpu -->\n"
-    old, new = example(), example()
-    new["machine"] = new["machine"] | {"device": "Newer"}
-    for found, made in ((old, "2026-01-01"), (new, "2026-02-01")):
-        found["units"]["step:eager 1"]["made"] = made
-    lines = page.filled(text, {"b": old, "a": new}).splitlines()
-    assert "Newer" in lines[1] and lines[3] == "| `static` | 10.2 | 10 |" and "| `h2o` | 15 | – |" in lines
-    assert page.filled(text, {}) == text.replace("old\n", "")
-
-
 def test_nothing_is_called_reached_that_was_not_compared():
     found = example()
     units = found["units"]
