@@ -33,35 +33,34 @@ def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
     """What it takes away is the name that the model answers (now and then another than was asked for);
     what it says of the answer is what kvlab says."""
     (model, tokenizer), browser, rng = rounded, looked_at(), random.Random(f"{SEED} {form}")
-    for _ in range(2):
-        name, choices = None, ()
-        while name not in choices:  # in one document of a hundred the model says no name of its text
-            document = told_of(rng, form)
-            ids = tokenizer(document.text).input_ids
-            answer = line(tokenizer, decoded(model, "full", ids, len(ids) - 1, False)["tokens"])
-            name, choices = re.split(r"\W", answer.removeprefix("is called "))[0], document.choices
-        shown_for(browser, document, method="full", protocol=PROTOCOLS[0])
-        gone = [ids.index(tokenizer(f" {name}").input_ids[0])]
-        texts = [browser.run(f"tour.go({n}).then(() => $('tour-text').textContent)") for n in range(3)]
-        assert browser.run("state.evicted") == gone, f"seed {SEED}: {document.text}"
-        assert f"“{name}” gets" in texts[1] and texts[1].endswith(f"The model says: {name}.")
-        spec = KVCache(model, keep=Without(budget=len(ids) - 2, gone=tuple(gone)))
-        word = line(tokenizer, decoded(model, spec, ids, len(ids) - 1, False)["tokens"])
-        word = re.match(r"\w+", word.removeprefix("is called "))[0]
-        says = "all the same" if word == name else f"any more, but “{word}”"
-        assert f"“{name}” has been evicted" in texts[2] and says in texts[2], f"seed {SEED}: {document.text}"
-        for step, method in ((3, "sinks"), (4, "int4")):
-            text = browser.run(f"tour.go({step}).then(() => $('tour-text').textContent)")
-            word = browser.run("$('answer').querySelector('strong').textContent")
-            held = browser.run(
-                f"shown.run.steps[0].states.some((s, at) => s > 1 && at % shown.run.total === {gone[0]})"
-            )
-            if method == "sinks":
-                assert f"“{name}” is {'among what stays' if held else 'gone'}" in text
-                assert text.endswith(f"the answer is “{word}”.")
-            else:
-                assert ("the answer is the same" in text) == (word == name)
-        browser.run("tour.end()")
+    name, choices = None, ()
+    while name not in choices:  # in one document of a hundred the model says no name of its text
+        document = told_of(rng, form)
+        ids = tokenizer(document.text).input_ids
+        answer = line(tokenizer, decoded(model, "full", ids, len(ids) - 1, False)["tokens"])
+        name, choices = re.split(r"\W", answer.removeprefix("is called "))[0], document.choices
+    shown_for(browser, document, method="full", protocol=PROTOCOLS[0])
+    gone = [ids.index(tokenizer(f" {name}").input_ids[0])]
+    texts = [browser.run(f"tour.go({n}).then(() => $('tour-text').textContent)") for n in range(3)]
+    assert browser.run("state.evicted") == gone, f"seed {SEED}: {document.text}"
+    assert f"“{name}” gets" in texts[1] and texts[1].endswith(f"The model says: {name}.")
+    spec = KVCache(model, keep=Without(budget=len(ids) - 2, gone=tuple(gone)))
+    word = line(tokenizer, decoded(model, spec, ids, len(ids) - 1, False)["tokens"])
+    word = re.match(r"\w+", word.removeprefix("is called "))[0]
+    says = "all the same" if word == name else f"any more, but “{word}”"
+    assert f"“{name}” has been evicted" in texts[2] and says in texts[2], f"seed {SEED}: {document.text}"
+    for step, method in ((3, "sinks"), (4, "int4")):
+        text = browser.run(f"tour.go({step}).then(() => $('tour-text').textContent)")
+        word = browser.run("$('answer').querySelector('strong').textContent")
+        held = browser.run(
+            f"shown.run.steps[0].states.some((s, at) => s > 1 && at % shown.run.total === {gone[0]})"
+        )
+        if method == "sinks":
+            assert f"“{name}” is {'among what stays' if held else 'gone'}" in text
+            assert text.endswith(f"the answer is “{word}”.")
+        else:
+            assert ("the answer is the same" in text) == (word == name)
+    browser.run("tour.end()")
     assert browser.errors == []
 
 
@@ -203,8 +202,7 @@ def test_the_tour_has_six_steps_and_ends_where_it_began(looked_at):
     assert browser.run("$('tour').hidden && document.activeElement.id") == "tour-start"
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+@pytest.mark.parametrize("width, dark", [(360, True), (1280, False)], ids=["dark", "light"])
 def test_everybody_can_read_it(looked_at, width, dark):
     """The accessibility checker finds nothing, nothing is wider than the screen, nothing is an error."""
     if importlib.util.find_spec("axe_core_python") is None:
