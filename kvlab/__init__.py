@@ -8,7 +8,7 @@ from .models import prepare
 
 __version__ = "0.1.0"
 __all__ = [
-    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "bill", "decode", "keep", "load",
+    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "bill", "decode", "gate", "keep", "load",
     "load_cache", "make_cache", "method", "place", "prepare", "store",
 ]  # fmt: skip
 
@@ -18,4 +18,8 @@ def __getattr__(name: str):
         from . import cache, make  # a cache is transformers' to begin with, which takes half a second
 
         return getattr(cache if name in ("KVCache", "Stats") else make, name)
+    if name == "gate":
+        from .gating import gate
+
+        return gate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The `kvlab` command: `doctor`, `fetch`, `methods`, `bill`, and `eval`, the harness."""
+"""The `kvlab` command: `doctor`, `fetch`, `methods`, `bill`, `gate`, and `eval`, the harness."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import warnings
 from importlib import import_module, metadata
 from pathlib import Path
 
@@ -89,6 +90,40 @@ def bill(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def gate(arguments: argparse.Namespace) -> int:
+    """Say which caches are safe on a model."""
+    import json
+    from dataclasses import asdict
+
+    import torch
+
+    from .faster import lodger
+    from .gating import gate, show
+    from .make import load
+
+    text = None if arguments.text is None else Path(arguments.text).read_text(encoding="utf-8")
+    methods = None if arguments.methods is None else separated(arguments.methods)
+    for file in filter(None, (arguments.json, arguments.html)):
+        Path(file).touch()  # a file that cannot be written is refused now, not in ten minutes
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    faster = "eager" if torch.cuda.is_available() or lodger() is None else "compiled"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that a model decodes eagerly is no matter here
+        model, tokenizer = load(arguments.model, engine=faster)
+        found = gate(
+            model, tokenizer, methods, text=text, minutes=arguments.minutes, memory=arguments.memory,
+            context=arguments.context, users=arguments.users,
+            say=lambda line: print(f"kvlab gate: {line}", file=sys.stderr, flush=True),
+        )  # fmt: skip
+    if arguments.json is not None:
+        Path(arguments.json).write_text(json.dumps(asdict(found), indent=1), encoding="utf-8")
+    if arguments.html is not None:
+        Path(arguments.html).write_text(show.page(found), encoding="utf-8")
+    print(show.markdown(found) if arguments.markdown else found)
+    return 0
+
+
 def beside(package: str, module: str):
     """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
     root = Path(__file__).resolve().parents[1]
@@ -145,6 +180,22 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--price", type=float, help="of the device, per hour")
     command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as full,h2o:budget=0.1 (all)")
     command.set_defaults(run=bill)
+
+    command = commands.add_parser(
+        "gate", help="which caches are safe on a model: minutes, by the model itself"
+    )
+    command.add_argument("--model", help="a name, a folder or a GGUF file (the workshop model)")
+    command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as int8,h2o:budget=0.5")
+    command.add_argument("--text", metavar="FILE", help="a text of your own instead of prose, code and facts")
+    command.add_argument("--minutes", type=float, default=10.0, help="after which nothing new begins (10)")
+    command.add_argument("--memory", help="that there is for weights and caches, such as 24GB")
+    command.add_argument("--context", help="tokens of every user, such as 32k")
+    command.add_argument("--users", type=int, default=1, help="users at once (1)")
+    command.add_argument("--threads", type=int, help="of torch")
+    command.add_argument("--json", metavar="FILE", help="also write all numbers")
+    command.add_argument("--html", metavar="FILE", help="also write a page with a picture of the keys")
+    command.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    command.set_defaults(run=gate)
 
     commands.add_parser("eval", help="accuracy, speed, studies, a report (kvlab eval --help)", add_help=False)
     return parser

@@ -1,0 +1,60 @@
+"""Formats: what rounding costs a model, in nats from its own full cache, token by token."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .keys import noise
+from .reading import Reading
+
+BLOCK = 11  # tokens that follow each other, whose mean is one number where errors are estimated
+SURE = 1.96  # standard errors on either side of a mean: 95 %
+
+
+@dataclass(frozen=True)
+class Cost:
+    """nats: Kullback-Leibler divergence of the next token's probabilities from those of the full cache, mean
+    over tokens, and its 95 % interval over blocks of tokens. agrees: share of tokens of which the most
+    probable is the same. noise: see `keys.noise`, of the layer where it is largest."""
+
+    nats: float
+    low: float
+    high: float
+    agrees: float
+    noise: float | None
+    seconds: float
+
+
+@torch.no_grad()
+def decoded(reading: Reading, rest: Tensor) -> list[Tensor]:
+    """What the full cache says: log-probabilities `[rows, vocabulary]` after each token of `rest` `[rows,
+    tokens]`, fed one by one behind what was read."""
+    stepper = reading.taken("full")
+    return [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
+
+
+@torch.no_grad()
+def cost(reading: Reading, method, rest: Tensor, right: list[Tensor]) -> Cost:
+    """What a method costs on these tokens, where the full cache says `right`."""
+    began = time.perf_counter()
+    stepper = reading.taken(method)
+    found = noise(reading, stepper.cache)
+    nats, same = [], []
+    for at in range(rest.shape[1]):
+        said = stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1)
+        nats.append((right[at].exp() * (right[at] - said)).sum(-1))
+        same.append(right[at].argmax(-1) == said.argmax(-1))
+    nats = torch.stack(nats).double()  # [tokens, rows]
+    blocks = torch.stack([block.mean(0) for block in nats.split(BLOCK)]).flatten()
+    error = float(blocks.std()) / math.sqrt(len(blocks))
+    mean = float(nats.mean())
+    return Cost(
+        nats=mean, low=max(0.0, mean - SURE * error), high=mean + SURE * error,
+        agrees=float(torch.stack(same).double().mean()), noise=max(found) if found else None,
+        seconds=time.perf_counter() - began,
+    )  # fmt: skip

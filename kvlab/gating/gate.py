@@ -1,0 +1,234 @@
+"""Gate: a verdict for every method on one model, from what the model itself says under it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..errors import first_line
+from ..keep import KeepAll
+from ..models import prepare
+from ..spec import parse
+from . import show
+from .formats import Cost, cost, decoded
+from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
+from .keys import LayerKeys, keys_of
+from .reading import Reading
+from .room import Room
+from .texts import rows
+
+FORMATS = (
+    "int8", "fp8", "kivi4", "mixed", "int4", "int4:axis=channel", "int4:rotate=true", "kivi2", "nvfp4",
+    "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
+)  # fmt: skip
+KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
+PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
+SAFE, BREAKS = 0.03, 0.3  # nats a token
+POINTS = 0.1  # of right answers that a keep may lose
+DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache does not beat guessing
+VERDICTS = ("safe", "costs", "breaks", "undecided", "no verdict")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One method. verdict: of `VERDICTS`; why: a reason in one line; bytes: of all users' caches with 16-bit
+    numbers (None: it is refused); fits: whether they fit (None: nobody asked); cost: of a method that holds
+    every token; accuracy: of one that does not, {protocol: share right}."""
+
+    method: str
+    verdict: str
+    why: str
+    bytes: float | None = None
+    fits: bool | None = None
+    cost: Cost | None = None
+    accuracy: dict[str, float] | None = None
+
+
+@dataclass(repr=False)
+class Gate:
+    """See `gate`. Prints as a table, in a notebook too; `dataclasses.asdict` is plain JSON.
+
+    tokens: decoded for every format; questions: {protocol: how many}; full: what the full cache answers;
+    full_bytes: what it holds of `users` contexts of `context` tokens; memory: bytes that there are.
+    """
+
+    model: str
+    layers: list[LayerKeys]
+    context: int
+    users: int
+    full_bytes: float
+    memory: float | None
+    tokens: int = 0
+    questions: dict[str, int] = field(default_factory=dict)
+    full: dict[str, float] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    stopped: str = ""
+
+    def __getitem__(self, method: str) -> Line:
+        return {line.method: line for line in self.lines}[method]
+
+    def __str__(self) -> str:
+        return show.text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return show.html(self)
+
+    @property
+    def safe(self) -> list[Line]:
+        """The methods that are safe and fit, the fewest bytes first."""
+        found = [line for line in self.lines if line.verdict == "safe" and line.fits is not False]
+        return sorted(found, key=lambda line: line.bytes or 0.0)
+
+
+def gate(
+    model, tokenizer, methods=None, *, text: str | None = None, minutes: float = 10.0, memory=None,
+    context=None, users: int = 1, say: Callable[[str], None] = lambda line: None,
+) -> Gate:  # fmt: skip
+    """Which caches are safe on this model.
+
+    methods: specs (default: `FORMATS` and `KEEPS`). A method that holds every token is judged by nats: three
+    kinds of text are read, 88 tokens of each of six rows decoded through the cache as they are, and the
+    next token's probabilities compared with those of the full cache. *safe*: the whole 95 % interval is below
+    `SAFE` nats; *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A
+    method that lets tokens go is judged by questions (`keeps.py`): *breaks* where it surely loses more than
+    `POINTS` under a protocol, *costs* where it surely loses, *safe* where it surely loses less, under both.
+    No verdict where the full cache does not beat guessing.
+
+    text: the reader's own, in place of the three kinds. minutes: after which no further method and no further
+    question begins. memory, context, users: what is to fit (see `Room.of`). say: told how far it is.
+    Ctrl-C ends it with what is there. ValueError, one line, for methods that are none, a text that is too
+    short, and a time or a size that is none.
+    """
+    specs = _specs(methods)
+    if isinstance(minutes, bool) or not isinstance(minutes, int | float) or not 0 < minutes < float("inf"):
+        raise ValueError(f"minutes={minutes!r}: expected a number above 0")
+    model = prepare(model)
+    room = Room.of(model.config, memory, context, users)
+    ends = time.monotonic() + 60 * minutes
+    ids = rows(tokenizer, PROMPT + DECODED, PIECES, text).to(model.device)
+    say(f"reading {len(ids)} texts")
+    reading = Reading.of(model, ids[:, :PROMPT])
+    name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
+    full = room.bytes(parse("full"))
+    found = Gate(name, keys_of(reading), room.context, users, full, room.memory)
+    whole = [spec for spec in specs if not evicts(spec)]
+    try:
+        if whole:
+            _formats(found, reading, ids[:, PROMPT:], whole, ends, say)
+        if len(whole) < len(specs):
+            _keeps(found, model, tokenizer, [spec for spec in specs if evicts(spec)], ends, say)
+    except KeyboardInterrupt:
+        found.stopped = "interrupted: the methods below are those that were done"
+    found.lines = [_sized(line, room) for line in found.lines]
+    return found
+
+
+def _sized(line: Line, room: Room) -> Line:
+    """With its bytes; a method that the bill refuses on these layers has none."""
+    try:
+        size = room.bytes(parse(line.method))
+    except ValueError:
+        return line
+    return replace(line, bytes=size, fits=room.fits(size))
+
+
+def evicts(spec) -> bool:
+    """Whether a method lets go of tokens."""
+    made = spec.method.policies(**spec.parameters)
+    return (made.get("keep") or KeepAll()).evicts
+
+
+def _specs(methods) -> list:
+    if methods is None:
+        methods = (*FORMATS, *KEEPS)
+    elif isinstance(methods, str):
+        methods = [methods]
+    specs = [parse(one) for one in methods]
+    for spec in specs:
+        try:
+            evicts(spec)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"method {spec.text!r}: {error}") from None
+    return specs
+
+
+def _formats(found: Gate, reading: Reading, rest, specs: list, ends: float, say) -> None:
+    say("the full cache")
+    right, found.tokens = decoded(reading, rest), rest.numel()
+    for done, spec in enumerate(specs):
+        if time.monotonic() > ends:
+            found.lines.append(Line(spec.text, "no verdict", "the time was over"))
+            continue
+        say(f"{spec.text} ({done + 1} of {len(specs)} formats)")
+        try:
+            spent = cost(reading, spec.text, rest, right)
+        except (ValueError, TypeError) as error:
+            found.lines.append(Line(spec.text, "no verdict", first_line(error)))
+            continue
+        why = f"{spent.nats:.2g} nats ({spent.low:.2g} to {spent.high:.2g})"
+        found.lines.append(Line(spec.text, verdict_of(spent), why, cost=spent))
+
+
+def verdict_of(spent: Cost) -> str:
+    """By nats."""
+    if spent.high <= SAFE:
+        return "safe"
+    if spent.low >= BREAKS:
+        return "breaks"
+    return "costs" if spent.low > SAFE and spent.high < BREAKS else "undecided"
+
+
+def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None:
+    answers: dict[str, Answers] = {}
+    refused: dict[str, str] = {}
+    names = ["full", *(spec.text for spec in specs)]
+    try:
+        for seed in range(DOCUMENTS):
+            full = answers.get("full")
+            lost = seed == FEW and not any(map(beats_guessing, full.right.values()))
+            if lost or (seed and time.monotonic() > ends):
+                break
+            say(f"questions on {2 * seed + 2} of at most {2 * DOCUMENTS} documents")
+            refused |= ask(model, tokenizer, [name for name in names if name not in refused], seed, answers)
+    finally:
+        full = answers.get("full")
+        if full is not None:
+            found.questions = {name: len(full.right[name]) for name in PROTOCOLS}
+            found.full = {name: full.share(name) for name in PROTOCOLS}
+            for spec in specs:
+                if spec.text in refused:
+                    found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
+                elif spec.text in answers:
+                    found.lines.append(_line(spec, answers[spec.text], full))
+
+
+def _line(spec, mine: Answers, full: Answers) -> Line:
+    verdicts, told = [], []
+    for name in PROTOCOLS:
+        count = len(mine.right[name])
+        ours, theirs = mine.right[name], full.right[name][:count]
+        if not beats_guessing(theirs):
+            told.append(f"{name}: the full cache does not beat guessing")
+            continue
+        low, high = difference(ours, theirs)
+        verdicts.append(by_answers(low, high))
+        told.append(f"{name}: {100 * mine.share(name):.0f} % right, full {100 * full.share(name):.0f} %")
+    order = ("breaks", "costs", "undecided", "safe")
+    verdict = next((one for one in order if one in verdicts), "no verdict")
+    if len(verdicts) < len(PROTOCOLS) and verdict == "safe":
+        verdict = "undecided"
+    accuracy = {name: mine.share(name) for name in PROTOCOLS}
+    return Line(spec.text, verdict, "; ".join(told), accuracy=accuracy)
+
+
+def by_answers(low: float, high: float) -> str:
+    """By the 95 % interval of what is lost."""
+    if high < -POINTS:
+        return "breaks"
+    if high < 0:
+        return "costs"
+    return "safe" if low > -POINTS else "undecided"

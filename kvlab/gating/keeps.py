@@ -1,0 +1,102 @@
+"""Keeps: what is lost with the tokens that a cache lets go of. Fluent text hides it, so questions are asked.
+
+Documents of facts (recall) and facts in prose (needle), under both protocols: *context-first*, where a
+context is compressed before anybody asks, and *question-inside*, where the question is in the prompt that is
+compressed. The answer is the name whose first token is the most probable of four, all in the document.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from .formats import SURE
+from .reading import Reading
+from .texts import CHOICES, Document, document
+
+PROTOCOLS = ("context-first", "question-inside")
+QUESTIONS = {"context-first": 3, "question-inside": 1}  # of a document
+
+
+@dataclass
+class Answers:
+    """Right and wrong answers of one method, by protocol, in the order of the questions."""
+
+    right: dict[str, list[bool]] = field(default_factory=lambda: {name: [] for name in PROTOCOLS})
+
+    def share(self, protocol: str) -> float:
+        said = self.right[protocol]
+        return sum(said) / len(said) if said else math.nan
+
+
+@torch.no_grad()
+def ask(model, tokenizer, methods: list, seed: int, found: dict[str, Answers]) -> dict[str, str]:
+    """Ask every method, `full` included, about two documents more. Returns {method: why it was refused}."""
+    refused = {}
+    for needle in (False, True):
+        asked = document(2 * seed + needle, needle, QUESTIONS["context-first"])
+        context = torch.tensor([tokenizer(asked.context).input_ids], device=model.device)
+        first = Reading.of(model, context)
+        cut = [_joined(first.ids, tokenizer, begun) for begun, _, _ in asked.questions]
+        inside = [(Reading.of(model, ids[:, :-1]), ids) for ids in cut[: QUESTIONS["question-inside"]]]
+        for method in methods:
+            try:
+                said = _answers(model, tokenizer, method, asked, first, cut, inside)
+            except (ValueError, TypeError) as error:
+                refused[method] = str(error)
+                continue
+            answers = found.setdefault(method, Answers())
+            for protocol, some in said.items():
+                answers.right[protocol] += some
+    return refused
+
+
+def _answers(model, tokenizer, method, asked: Document, first: Reading, cut, inside) -> dict[str, list[bool]]:
+    held = first.taken(method)
+    held.cache.hold()
+    said: dict[str, list[bool]] = {name: [] for name in PROTOCOLS}
+    for ids, question in zip(cut, asked.questions, strict=True):
+        stepper = copy.copy(held)  # goes on with a cache of its own
+        stepper.cache = copy.deepcopy(held.cache)
+        logits = stepper.feed(ids[:, first.ids.shape[1] :], last=True)
+        said["context-first"].append(_right(tokenizer, logits, question))
+    for (reading, ids), question in zip(inside, asked.questions, strict=False):
+        logits = reading.taken(method).feed(ids[:, -1:], last=True)
+        said["question-inside"].append(_right(tokenizer, logits, question))
+    return said
+
+
+def _right(tokenizer, logits, question: tuple[str, list[str], int]) -> bool:
+    _, names, label = question
+    firsts = [tokenizer(f" {name}", add_special_tokens=False).input_ids[0] for name in names]
+    return int(logits[0, firsts].argmax()) == label
+
+
+def _joined(context: torch.Tensor, tokenizer, question: str) -> torch.Tensor:
+    """Ids of a context and a question, in which no token is of both."""
+    ids = tokenizer(question, add_special_tokens=False).input_ids
+    return torch.cat([context, context.new_tensor([ids])], 1)
+
+
+def difference(mine: list[bool], full: list[bool]) -> tuple[float, float]:
+    """95 % interval of a method's share of right answers less that of the full cache, on the same questions
+    (Agresti and Min 2005: half an answer is added to either kind of disagreement)."""
+    lost = sum(b and not a for a, b in zip(mine, full, strict=True)) + 0.5
+    won = sum(a and not b for a, b in zip(mine, full, strict=True)) + 0.5
+    count = len(mine) + 2
+    mean = (won - lost) / count
+    error = math.sqrt(won + lost - (won - lost) ** 2 / count) / count
+    return mean - SURE * error, mean + SURE * error
+
+
+def beats_guessing(right: list[bool]) -> bool:
+    """Whether so many right answers are more than chance gives, one-sided, at 5 %."""
+    chance, count = 1 / CHOICES, len(right)
+    wanted = sum(right)
+    tail = sum(
+        math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(wanted, count + 1)
+    )
+    return tail < 0.05

@@ -1,0 +1,77 @@
+"""Room: bytes that a method holds of these users' contexts, and whether they fit, by the bill's own rules."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..bill.account import account, policies, weights
+from ..bill.describe import describe
+from ..spec import Spec
+
+TOKENS = 32_768  # of a context, where nobody names one and the model does not say
+UNITS = {
+    "": 1,
+    "KB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "TB": 1e12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is to fit: memory in bytes (None: nobody asked), tokens of every user's context, users."""
+
+    model: dict
+    memory: float | None
+    context: int
+    users: int
+
+    @classmethod
+    def of(cls, config, memory=None, context=None, users: int = 1) -> Room:
+        """memory: bytes, or text such as "24GB"; context: tokens, or text such as "32k" (default: what the
+        model was trained for, up to `TOKENS`). ValueError, one line, for what is no such thing, and for a
+        context that the model was not trained for."""
+        model = describe(config)
+        most = model["context"]
+        tokens = min(most or TOKENS, TOKENS) if context is None else _counted(context)
+        if most is not None and tokens > most:
+            raise ValueError(f"context={context}: the model was trained for {most:,} tokens")
+        if isinstance(users, bool) or not isinstance(users, int) or users < 1:
+            raise ValueError(f"users={users!r}: expected a whole number from 1 on")
+        return cls(model, None if memory is None else _sized(memory), tokens, users)
+
+    def bytes(self, spec: Spec) -> float:
+        """Of these users' caches, with 16-bit numbers, on the device and on the host. ValueError where kvlab
+        refuses the method on such layers."""
+        row = account(spec, policies(spec), self.model, self.context)
+        return self.users * (row.device + row.host)
+
+    def fits(self, size: float) -> bool | None:
+        """Whether caches of so many bytes fit beside 16-bit weights; None where nobody asked."""
+        return None if self.memory is None else weights(self.model) + size <= self.memory
+
+
+def _sized(memory) -> float:
+    found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(memory))
+    unit = UNITS.get(found[2].upper()) if found else None
+    try:
+        size = float(found[1]) * unit
+    except (TypeError, ValueError):
+        size = 0.0
+    if not 0 < size < float("inf"):
+        raise ValueError(f"memory={memory!r}: expected a size such as 24GB or 16GiB")
+    return size
+
+
+def _counted(context) -> int:
+    found = re.fullmatch(r"\s*([0-9]+)\s*([kK]?)\s*", str(context))
+    count = int(found[1]) * (1024 if found[2] else 1) if found and not isinstance(context, bool) else 0
+    if count < 1:
+        raise ValueError(f"context={context!r}: expected tokens, such as 8192 or 32k")
+    return count

@@ -1,0 +1,128 @@
+"""Show: a gate as a table of text, as Markdown, and as HTML with a picture of the keys' channels."""
+
+from __future__ import annotations
+
+import html as escaping
+
+from ..bill.show import counted, elsewhere, size
+
+CELL, LEFT = 4, 70  # pixels of a channel, and before the first
+LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
+HEAD = ("method", "verdict", "holds", "of full", "same token", "why")
+
+
+def cells(gate, line) -> tuple[str, ...]:
+    held = "–" if line.bytes is None else size(line.bytes) + ("" if line.fits is not False else ", too much")
+    part = "–" if line.bytes is None else f"{100 * line.bytes / gate.full_bytes:.0f} %"
+    same = "–" if line.cost is None else f"{100 * line.cost.agrees:.1f} %"
+    return line.method, line.verdict, held, part, same, line.why
+
+
+def text(gate) -> str:
+    """The table in plain text, with what is to be known above and below it."""
+    body = [HEAD, *(cells(gate, line) for line in gate.lines)]
+    widths = [max(len(row[i]) for row in body) for i in range(len(HEAD) - 1)]
+    rows = ["  ".join([*(c.ljust(w) for c, w in zip(row, widths, strict=False)), row[-1]]) for row in body]
+    return "\n".join([*above(gate), "", *rows, "", *below(gate)])
+
+
+def markdown(gate) -> str:
+    """The same for a document."""
+    body = [
+        HEAD,
+        ("---",) * len(HEAD),
+        *((f"`{c[0]}`", *c[1:]) for c in (cells(gate, line) for line in gate.lines)),
+    ]
+    return "\n\n".join([*above(gate), "\n".join(f"| {' | '.join(row)} |" for row in body), *below(gate)])
+
+
+def html(gate) -> str:
+    """The same for a notebook or a page, with the picture."""
+    safe = escaping.escape
+    head = "".join(f"<th scope='col'>{safe(name)}</th>" for name in HEAD)
+    rows = "".join(
+        f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in cells(gate, line))}</tr>" for line in gate.lines
+    )
+    said = [f"<p>{safe(line)}</p>" for line in above(gate)]
+    told = [_element(line) for line in below(gate)]
+    return f"{''.join(said)}{picture(gate)}<table><tr>{head}</tr>{rows}</table>{''.join(told)}"
+
+
+def _element(line: str) -> str:
+    kind = "pre" if "\n" in line else "p"
+    return f"<{kind}>{escaping.escape(line)}</{kind}>"
+
+
+def page(gate) -> str:
+    """The same as a file of HTML."""
+    style = ":root{color-scheme:light dark}body{font:16px sans-serif;margin:2em;max-width:75em}"
+    style += "td,th{text-align:left;padding:.2em .8em;vertical-align:top}pre{white-space:pre-wrap}"
+    head = "<!doctype html><html lang='en'><meta charset='utf-8'><title>kvlab gate</title>"
+    head += f"<meta name='viewport' content='width=device-width'><style>{style}</style>"
+    return f"{head}<body>{html(gate)}</body></html>"
+
+
+def above(gate) -> list[str]:
+    """What the keys are like: of the layer that is worst, and the others in a word."""
+    asked = f"{counted(gate.users, 'user')} of {counted(gate.context, 'token')}"
+    there = "" if gate.memory is None else f" beside 16-bit weights in {size(gate.memory)}"
+    lines = [f"{gate.model}: {asked}{there}, full in 16 bits: {size(gate.full_bytes)}"]
+    if gate.layers:
+        worst = max(range(len(gate.layers)), key=lambda index: gate.layers[index].outlier)
+        lines.append(f"layer {worst}: {gate.layers[worst].said}")
+        far = [index for index, layer in enumerate(gate.layers) if layer.outlier >= 10 and index != worst]
+        if far:
+            lines.append(f"a channel of ten medians or more in layers {', '.join(map(str, far))}, too")
+    return [*lines, *([gate.stopped] if gate.stopped else [])]
+
+
+def below(gate) -> list[str]:
+    """How to read it, and what to switch on."""
+    from .gate import BREAKS, POINTS, SAFE
+
+    lines = []
+    if gate.tokens:
+        lines.append(
+            f"Formats: {gate.tokens} tokens decoded; safe: surely below {SAFE:g} nats a token from the full "
+            f"cache, breaks: surely above {BREAKS:g}"
+        )
+    if gate.questions:
+        asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
+        lines.append(
+            f"Keeps: {asked} questions; safe: surely loses less than {100 * POINTS:.0f} points under both "
+            "protocols, breaks: surely more under one"
+        )
+    safe = [line.method for line in gate.safe]
+    if safe:
+        lines.append(f"Safe, the fewest bytes first: {', '.join(safe)}")
+    else:
+        lines.append("Nothing was found to be safe: keep the full cache")
+    if plain := [name for name in safe if ":" not in name]:
+        lines.append(elsewhere(plain))
+    return lines
+
+
+def picture(gate) -> str:
+    """Layers by channels: how large each channel of a KV head is beside the head's median, as SVG."""
+    rows = [head for layer in gate.layers for head in layer.channels]
+    if not rows:
+        return ""
+    wide, y, marks = CELL * max(map(len, rows)), 0, []
+    for index, layer in enumerate(gate.layers):
+        marks.append(f"<text x='0' y='{y + 10}' font-size='10' fill='currentColor'>layer {index}</text>")
+        for head in layer.channels:
+            median = sorted(head)[len(head) // 2] or 1e-9
+            marks += [_mark(channel, x / median, y) for channel, x in enumerate(head) if x >= LEAST * median]
+            y += CELL
+        y += max(2, 12 - CELL * len(layer.channels))
+    marks.append(f"<rect x='{LEFT}' width='{wide}' height='{y}' fill='none' stroke='#c9ced6'/>")
+    label = "channels of keys by layer and KV head, darker the larger beside the median channel of its head"
+    box = f"viewBox='0 0 {LEFT + wide} {y}' style='max-width:100%' width='{LEFT + wide}' role='img'"
+    return f"<svg xmlns='http://www.w3.org/2000/svg' {box} aria-label='{label}'>{''.join(marks)}</svg>"
+
+
+def _mark(channel: int, ratio: float, y: int) -> str:
+    shade = min(1.0, 0.15 + 0.85 * (ratio - LEAST) / (MOST - LEAST))
+    where = f"x='{LEFT + channel * CELL}' y='{y}' width='{CELL}' height='{CELL}'"
+    told = f"<title>channel {channel}: {ratio:.1f} medians</title>"
+    return f"<rect {where} fill='#D55E00' fill-opacity='{shade:.2f}'>{told}</rect>"

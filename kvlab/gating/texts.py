@@ -1,0 +1,83 @@
+"""Texts: what a model reads while a cache is judged: prose, code and facts, and questions about facts."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from importlib.resources import files
+from itertools import product
+
+import torch
+from torch import Tensor
+
+KINDS = ("prose", "code", "facts")
+COLOURS = ("blue", "green", "white", "black", "brown", "yellow", "grey", "red")
+ROOMS = ("office", "kitchen", "cellar", "library", "workshop", "garage", "studio", "attic")
+NAMES = (
+    "Martin", "Alice", "Peter", "Laura", "Simon", "Helen", "Oscar", "Nina", "Victor", "Julia", "Frank",
+    "Clara", "Hugo", "Emma", "Paul", "Diana", "Ruth", "Walter", "Irene", "George", "Sarah", "Thomas",
+    "Linda", "Robert", "Anna", "David", "Maria", "Kevin", "Susan", "Daniel",
+)  # fmt: skip
+CHOICES = 4  # answers to choose among
+
+
+@dataclass(frozen=True)
+class Document:
+    """A context and questions about it: (how a sentence begins, the names to choose among, the right one)."""
+
+    context: str
+    questions: list[tuple[str, list[str], int]]
+
+
+def text(kind: str) -> str:
+    """A text of one of `KINDS`, as long as the package has it."""
+    root = files("kvlab")
+    if kind == "prose":
+        return (root / "gating" / "prose.txt").read_text(encoding="utf-8")
+    if kind == "code":
+        names = ("store/kivi.py", "place/infinigen.py")
+        return "\n".join((root / name).read_text(encoding="utf-8") for name in names)
+    return " ".join(_facts(random.Random(0), 64)[0])
+
+
+def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
+    """Token ids `[rows, tokens]`: `count` pieces of every kind, or of the reader's `own` text as many in all.
+    ValueError for a text that is too short."""
+    found = []
+    for kind in ("--text",) if own is not None else KINDS:
+        ids = tokenizer(
+            own if own is not None else text(kind), add_special_tokens=False, verbose=False
+        ).input_ids
+        wanted = count * (len(KINDS) if own is not None else 1)
+        if len(ids) < wanted * tokens:
+            raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * tokens}")
+        found += torch.tensor(ids[: wanted * tokens]).view(wanted, tokens)
+    return torch.stack(found)
+
+
+def document(seed: int, needle: bool, questions: int) -> Document:
+    """Facts alone, or a few of them in prose. The names to choose among are all in the document."""
+    rng = random.Random(seed)
+    facts, pairs = _facts(rng, CHOICES if needle else 20)
+    said = list(facts)
+    if needle:
+        paragraphs = [part for part in text("prose").split("\n\n") if part.strip()]
+        sentences = rng.choice(paragraphs).replace("\n", " ").split(". ")
+        sentences = [f"{one.rstrip('.')}." for one in sentences]
+        for fact in facts:
+            sentences.insert(rng.randrange(len(sentences)), fact)
+        said = sentences
+    asked = []
+    for place, name in rng.sample(pairs, questions):
+        others = rng.sample([other for _, other in pairs if other != name], CHOICES - 1)
+        names = sorted([name, *others])
+        asked.append((f"\nThe key of the {place} is with", names, names.index(name)))
+    return Document(" ".join(said), asked)
+
+
+def _facts(rng: random.Random, count: int) -> tuple[list[str], list[tuple[str, str]]]:
+    """Sentences, and what they say: (place, name). No place comes twice, and no name before all have come."""
+    places = rng.sample([" ".join(pair) for pair in product(COLOURS, ROOMS)], count)
+    names = [name for _ in range(-(-count // len(NAMES))) for name in rng.sample(NAMES, len(NAMES))]
+    pairs = list(zip(places, names, strict=False))
+    return [f"The key of the {place} is with {name}." for place, name in pairs], pairs

@@ -1,0 +1,172 @@
+"""The gate's verdicts: of formats by nats, of keeps by answers, and of keys that one scale cannot hold."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+import kvlab
+from kvlab import cli
+from kvlab.gating import gate, show
+from kvlab.gating.formats import Cost
+from kvlab.gating.gate import BREAKS, POINTS, SAFE, by_answers, verdict_of
+from kvlab.gating.keeps import beats_guessing, difference
+from kvlab.gating.keys import keys_of, noise
+from kvlab.gating.reading import Reading
+from kvlab.gating.texts import KINDS, document, rows
+
+
+@pytest.fixture(scope="module")
+def workshop():
+    return kvlab.load()
+
+
+def planted(model, times: float):
+    """The same function of the same text, with two key channels of every head that are `times` as large: what
+    W_k has more W_q has less, of a pair that RoPE turns together."""
+    model = copy.deepcopy(model)
+    half = model.config.head_dim // 2
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for projection, by in ((layer.self_attn.k_proj, times), (layer.self_attn.q_proj, 1 / times)):
+                weight = projection.weight.view(-1, 2, half, projection.weight.shape[1])
+                weight[:, :, 5] *= by
+    return model
+
+
+def test_a_model_is_judged_by_its_own_full_cache(workshop):
+    found = gate(*workshop, ["static", "int8", "sinks:budget=0.2"])
+    by = {line.method: line for line in found.lines}
+    assert by["static"].cost.nats < 1e-9 and by["static"].cost.agrees == 1 and by["static"].verdict == "safe"
+    assert by["static"].cost.noise == 0 and 0 < by["int8"].cost.nats < SAFE
+    assert found.tokens == 528 and found.safe[0].bytes <= found.safe[-1].bytes
+    assert "full cache does not beat guessing" in by["sinks:budget=0.2"].why
+    assert by["sinks:budget=0.2"].verdict == "no verdict"
+
+
+@pytest.mark.parametrize("times", [1.0, 60.0])
+def test_channels_that_are_too_large_for_a_shared_scale_are_seen_and_told(workshop, times):
+    model = planted(workshop[0], times)
+    found = gate(model, workshop[1], ["int8:axis=channel", "int4", "kivi4"], minutes=5)
+    int4, kivi4 = found["int4"], found["kivi4"]
+    assert kivi4.verdict == "safe", "a scale of its own for every channel does not mind"
+    if times > 1:
+        assert all(layer.outlier > 20 and layer.channel % 16 == 5 for layer in found.layers)
+        assert int4.verdict in ("costs", "breaks") and int4.cost.noise > 5 * kivi4.cost.noise
+    else:
+        assert int4.cost.nats < 2 * SAFE
+
+
+def test_the_noise_is_that_of_scores_beside_each_other(workshop):
+    """By definition, for one layer: q · (what is held - what was given), less its mean over tokens."""
+    model, tokenizer = workshop
+    reading = Reading.of(model, rows(tokenizer, 70, 1)[:2])
+    stepper = reading.taken("int4")
+    found, given = noise(reading, stepper.cache), reading.layers[1]
+    held = stepper.cache.layers[1].store.read("cpu")[0]
+    moved = []
+    for row in range(2):
+        for head in range(given.query.shape[1]):
+            mine = head // (given.query.shape[1] // given.keys.shape[1])
+            off = held[row, mine] - given.keys[row, mine]
+            for query in given.query[row, head, -32:]:
+                score = off @ query * given.scaling
+                moved.append(score - score.mean())
+    assert found[1] == pytest.approx(float(torch.stack(moved).square().mean().sqrt()), rel=1e-4)
+    assert noise(reading, reading.taken("h2o:budget=0.5").cache) == []
+    sink = keys_of(reading)[1].sink
+    assert 0 <= sink <= 1
+
+
+def test_a_prompt_that_is_taken_is_a_prompt_that_was_fed(workshop):
+    model, tokenizer = workshop
+    ids = rows(tokenizer, 60, 1)
+    reading = Reading.of(model, ids)
+    for method in ("full", "kivi2", "h2o:budget=0.3", "kvzip:budget=0.5", "recompute"):
+        taken, fed = reading.taken(method), kvlab.Stepper(model, kvlab.make_cache(model, method))
+        fed.feed(ids, last=True)
+        for step in range(3):
+            one = torch.full((len(ids), 1), 7 + step)
+            near = taken.feed(one, last=True) - fed.feed(one, last=True)
+            assert near.abs().max() < 1e-4, method
+
+
+@pytest.mark.parametrize("needle", [False, True])
+def test_a_document_answers_its_questions(needle):
+    for seed in range(20):
+        made = document(seed, needle, 3)
+        assert len({begun for begun, _, _ in made.questions}) == 3
+        for begun, names, label in made.questions:
+            assert len(set(names)) == 4 and all(f"with {name}." in made.context for name in names)
+            assert f"{begun.strip()} {names[label]}." in made.context
+            assert made.context.count(begun.strip()) == 1
+
+
+def test_rules():
+    cost = lambda low, high: Cost((low + high) / 2, low, high, 1.0, None, 0.0)
+    assert verdict_of(cost(0, SAFE)) == "safe" and verdict_of(cost(BREAKS, 2)) == "breaks"
+    assert verdict_of(cost(SAFE + 0.01, BREAKS - 0.01)) == "costs"
+    assert verdict_of(cost(0, BREAKS)) == verdict_of(cost(SAFE / 2, 2 * SAFE)) == "undecided"
+    assert by_answers(-0.5, -POINTS - 0.01) == "breaks" and by_answers(-0.5, -0.01) == "costs"
+    assert by_answers(-POINTS + 0.01, 0.1) == "safe" and by_answers(-0.2, 0.1) == "undecided"
+    right, wrong = [True] * 60, [False] * 60
+    assert (
+        by_answers(*difference(right, right)) == "safe" and by_answers(*difference(wrong, right)) == "breaks"
+    )
+    assert difference(wrong, right) == pytest.approx([-x for x in difference(right, wrong)[::-1]])
+    assert by_answers(*difference(right[:6], right[:6])) == "undecided", "six answers say little"
+    assert beats_guessing([True] * 12 + [False] * 12) and not beats_guessing([True] * 3 + [False] * 9)
+
+
+def test_what_was_done_stays_where_somebody_stops_it(workshop):
+    def stop(line):
+        if line.startswith("int4"):
+            raise KeyboardInterrupt
+
+    found = gate(*workshop, ["int8", "int4"], say=stop)
+    assert [line.method for line in found.lines] == ["int8"] and "interrupted" in str(found)
+
+
+def test_what_a_method_or_a_model_refuses_is_a_line(workshop):
+    found = gate(*workshop, ["int8:group=7", "int4"], minutes=1e-9)
+    assert found["int8:group=7"].why == found["int4"].why == "the time was over"
+    (line,) = gate(*workshop, ["int8:group=7"]).lines
+    assert line.verdict == "no verdict" and "group=7" in line.why and "\n" not in line.why
+
+
+@pytest.mark.parametrize("words, said", [
+    (["--memory", "24XB"], "memory='24XB': expected a size such as 24GB"),
+    (["--context", "64k"], "the model was trained for 2,048 tokens"),
+    (["--users", "0"], "users=0: expected a whole number from 1 on"),
+    (["--minutes", "-1"], r"minutes=-1.0: expected a number above 0"),
+    (["--methods", "int3"], "unknown method 'int3'"),
+    (["--methods", "h2o:budget=-2"], "budget=-2"),
+    (["--text", "/nowhere"], "/nowhere: No such file"),
+    (["--model", "/nowhere"], "/nowhere"),
+    (["--json", "/nowhere/gate.json"], "/nowhere/gate.json: No such file"),
+])  # fmt: skip
+def test_bad_input_is_one_line(words, said, capsys):
+    assert cli.main(["gate", *words]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert said in lines[-1] and lines[-1].startswith("kvlab: error: ")
+
+
+def test_the_command_writes_what_it_prints(tmp_path, capsys):
+    text = tmp_path / "own.txt"
+    text.write_text("The lamp was lit, and the boats came home one after another. " * 200)
+    files = [str(tmp_path / name) for name in ("gate.json", "gate.html")]
+    words = ["--methods", "int8", "--text", str(text), "--memory", "1GB", "--users", "90", "--context", "2k"]
+    assert cli.main(["gate", *words, "--json", files[0], "--html", files[1], "--markdown"]) == 0
+    printed = capsys.readouterr().out
+    assert "| `int8` | safe |" in printed and "90 users of 2,048 tokens" in printed
+    stored = json.loads((tmp_path / "gate.json").read_text())
+    assert stored["lines"][0]["fits"] is True and math.isfinite(stored["lines"][0]["cost"]["nats"])
+    page = (tmp_path / "gate.html").read_text()
+    assert page.count("<svg") == 1 and "int8" in page and len(KINDS) == 3
+
+
+def test_too_much_is_said(workshop):
+    found = gate(*workshop, ["int8"], minutes=5, memory=1.5e7, context=2048, users=2)
+    assert found["int8"].fits is False and not found.safe and "too much" in show.text(found)
