@@ -126,6 +126,15 @@ def told() -> dict:
     }  # fmt: skip
 
 
+def defaults() -> dict:
+    """{method: its parameters' defaults}, of those that the page shows, as keep.js and fetch.js read them."""
+    plain = bool, int, float, str
+    return {
+        name: {key: value for key, value in METHODS[name].parameters.items() if isinstance(value, plain)}
+        for name in SHOWN
+    }
+
+
 def text64(data: bytes, zipped: bool = True) -> str:
     """base64, of a gzip file where `zipped`."""
     return base64.b64encode(gzip.compress(data, 9, mtime=0) if zipped else data).decode()
@@ -149,7 +158,7 @@ def page(model, tokenizer) -> str:
     filled = {
         "digest": digest(),
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
-        "worker": scripts(WORKER),
+        "worker": f'"use strict";\nconst DEFAULTS = {embedded(defaults())};\n{scripts(WORKER)}',
         "script": scripts(PAGE),
         "header": embedded(header),
         "told": embedded(told()),
@@ -166,7 +175,7 @@ def page(model, tokenizer) -> str:
 
 def digest() -> str:
     """What the page is made from: the model, the files beside this one, the words, the bill's tables."""
-    made = hashlib.sha256(embedded([told(), tables()]).encode())
+    made = hashlib.sha256(embedded([told(), tables(), defaults()]).encode())
     for path in (WORKSHOP / "checkpoint" / "sha256.txt", *sorted(HERE.glob("*.*"))):
         made.update(path.read_bytes())
     return made.hexdigest()[:16]

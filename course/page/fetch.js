@@ -10,7 +10,7 @@ function best(score, count) {
 
 /** The oracle: the largest true scores of this step (Gupta et al. 2021). */
 class TopK {
-  fullLayers = 0;
+  fullLayers = DEFAULTS.topk.full_layers;
   speculates = false;
 
   constructor(budget) {
@@ -29,10 +29,10 @@ class TopK {
 /** A guess one layer ahead (Lee et al. 2024): rehearse layer i's attention with the input of block i - 1, on
  * the few columns of skewed K that carry most of the score. */
 class InfiniGen {
-  fullLayers = 2;
+  fullLayers = DEFAULTS.infinigen.full_layers;
   speculates = true;
-  alpha = 4;
-  ratio = 0.3;
+  alpha = DEFAULTS.infinigen.alpha;
+  ratio = DEFAULTS.infinigen.ratio;
 
   /** skewing: the matrices A [layers, heads, width, width]. */
   constructor(budget, skewing) {

@@ -1,4 +1,4 @@
-// Keep: which tokens stay. As kvlab/keep, for one row; a keep scores the slots of one head.
+// Keep: which tokens stay. As kvlab/keep, for one row; a keep scores the slots of one head. DEFAULTS: build.py.
 
 "use strict";
 
@@ -39,28 +39,28 @@ class Keep {
 
 /** The first tokens and the most recent ones (StreamingLLM, Xiao et al. 2023). */
 class Sinks extends Keep {
-  sinks = 4;
+  sinks = DEFAULTS.sinks.sinks;
 
   score({ positions, count }) {
     return Array.from(positions.subarray(0, count), (at) => (at < this.sinks ? Infinity : at));
   }
 }
 
-/** Most attention received so far, and a recent window: half of the budget (H2O, Zhang et al. 2023). */
+/** Most attention received so far, and a recent window, a part of the budget (H2O, Zhang et al. 2023). */
 class H2O extends Keep {
   observes = true;
 
   score({ positions, received, count }, limit, length) {
-    const recent = length - Math.floor(limit / 2);
+    const recent = length - Math.floor(limit * DEFAULTS.h2o.recent);
     return Array.from({ length: count }, (_, slot) => (positions[slot] >= recent ? Infinity : received[slot]));
   }
 }
 
-/** What the last 16 queries of the prompt look at, pooled over 5 neighbours (SnapKV, Li et al. 2024). */
+/** What the last queries of the prompt look at, pooled over neighbours (SnapKV, Li et al. 2024). */
 class SnapKV extends Keep {
   once = true;
-  window = 16;
-  reach = 2;
+  window = DEFAULTS.snapkv.window;
+  reach = Math.floor(DEFAULTS.snapkv.kernel / 2);
 
   score({ positions, votes, count }, limit, length) {
     const own = (slot) => positions[slot] >= length - this.window;

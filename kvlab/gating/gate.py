@@ -17,6 +17,7 @@ from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
 from .keys import LayerKeys, keys_of
 from .reading import Reading
 from .room import Room
+from .rules import by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
@@ -25,10 +26,8 @@ FORMATS = (
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
-SAFE, BREAKS = 0.03, 0.3  # nats a token
-POINTS = 0.1  # of right answers that a keep may lose
+OF_KEEPS = 0.4  # of the time, which is left for questions
 DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache does not beat guessing
-VERDICTS = ("safe", "costs", "breaks", "undecided", "no verdict")
 
 
 @dataclass(frozen=True)
@@ -90,11 +89,11 @@ def gate(
 ) -> Gate:  # fmt: skip
     """Which caches are safe on this model.
 
-    methods: specs (default: `FORMATS` and `KEEPS`). A method that holds every token is judged by nats: three
+    methods: specs (default: `FORMATS` and `KEEPS`). A method that reads every token is judged by nats: three
     kinds of text are read, 88 tokens of each of six rows decoded through the cache as they are, and the
     next token's probabilities compared with those of the full cache. *safe*: the whole 95 % interval is below
     `SAFE` nats; *breaks*: above `BREAKS`; *costs*: between them; *undecided*: it reaches across a limit. A
-    method that lets tokens go is judged by questions (`keeps.py`): *breaks* where it surely loses more than
+    method that chooses tokens is judged by questions (`keeps.py`): *breaks* where it surely loses more than
     `POINTS` under a protocol, *costs* where it surely loses, *safe* where it surely loses less, under both.
     No verdict where the full cache does not beat guessing.
 
@@ -115,12 +114,13 @@ def gate(
     name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
     full = room.bytes(parse("full"))
     found = Gate(name, keys_of(reading), room.context, users, full, room.memory)
-    whole = [spec for spec in specs if not evicts(spec)]
+    whole = [spec for spec in specs if not chooses(spec)]
+    left = 60 * minutes * OF_KEEPS if len(whole) < len(specs) else 0.0
     try:
         if whole:
-            _formats(found, reading, ids[:, PROMPT:], whole, ends, say)
+            _formats(found, reading, ids[:, PROMPT:], whole, ends - left, say)
         if len(whole) < len(specs):
-            _keeps(found, model, tokenizer, [spec for spec in specs if evicts(spec)], ends, say)
+            _keeps(found, model, tokenizer, [spec for spec in specs if chooses(spec)], ends, say)
     except KeyboardInterrupt:
         found.stopped = "interrupted: the methods below are those that were done"
     found.lines = [_sized(line, room) for line in found.lines]
@@ -136,10 +136,10 @@ def _sized(line: Line, room: Room) -> Line:
     return replace(line, bytes=size, fits=room.fits(size))
 
 
-def evicts(spec) -> bool:
-    """Whether a method lets go of tokens."""
+def chooses(spec) -> bool:
+    """Whether a method lets go of tokens, or fetches some alone."""
     made = spec.method.policies(**spec.parameters)
-    return (made.get("keep") or KeepAll()).evicts
+    return (made.get("keep") or KeepAll()).evicts or "budget" in spec.method.parameters
 
 
 def _specs(methods) -> list:
@@ -150,7 +150,7 @@ def _specs(methods) -> list:
     specs = [parse(one) for one in methods]
     for spec in specs:
         try:
-            evicts(spec)
+            chooses(spec)
         except (ValueError, TypeError) as error:
             raise ValueError(f"method {spec.text!r}: {error}") from None
     return specs
@@ -171,15 +171,6 @@ def _formats(found: Gate, reading: Reading, rest, specs: list, ends: float, say)
             continue
         why = f"{spent.nats:.2g} nats ({spent.low:.2g} to {spent.high:.2g})"
         found.lines.append(Line(spec.text, verdict_of(spent), why, cost=spent))
-
-
-def verdict_of(spent: Cost) -> str:
-    """By nats."""
-    if spent.high <= SAFE:
-        return "safe"
-    if spent.low >= BREAKS:
-        return "breaks"
-    return "costs" if spent.low > SAFE and spent.high < BREAKS else "undecided"
 
 
 def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None:
@@ -223,12 +214,3 @@ def _line(spec, mine: Answers, full: Answers) -> Line:
         verdict = "undecided"
     accuracy = {name: mine.share(name) for name in PROTOCOLS}
     return Line(spec.text, verdict, "; ".join(told), accuracy=accuracy)
-
-
-def by_answers(low: float, high: float) -> str:
-    """By the 95 % interval of what is lost."""
-    if high < -POINTS:
-        return "breaks"
-    if high < 0:
-        return "costs"
-    return "safe" if low > -POINTS else "undecided"

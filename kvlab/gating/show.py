@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as escaping
 
 from ..bill.show import counted, elsewhere, size
+from .rules import BREAKS, POINTS, SAFE
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
@@ -78,8 +79,6 @@ def above(gate) -> list[str]:
 
 def below(gate) -> list[str]:
     """How to read it, and what to switch on."""
-    from .gate import BREAKS, POINTS, SAFE
-
     lines = []
     if gate.tokens:
         lines.append(

@@ -11,10 +11,10 @@ import kvlab
 from kvlab import cli
 from kvlab.gating import gate, show
 from kvlab.gating.formats import Cost
-from kvlab.gating.gate import BREAKS, POINTS, SAFE, by_answers, verdict_of
 from kvlab.gating.keeps import beats_guessing, difference
 from kvlab.gating.keys import keys_of, noise
 from kvlab.gating.reading import Reading
+from kvlab.gating.rules import BREAKS, POINTS, SAFE, by_answers, verdict_of
 from kvlab.gating.texts import KINDS, document, rows
 
 

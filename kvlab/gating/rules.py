@@ -1,0 +1,27 @@
+"""Rules: from intervals to verdicts."""
+
+from __future__ import annotations
+
+from .formats import Cost
+
+VERDICTS = ("safe", "costs", "breaks", "undecided", "no verdict")
+SAFE, BREAKS = 0.03, 0.3  # nats a token
+POINTS = 0.1  # of right answers that a keep may lose
+
+
+def verdict_of(spent: Cost) -> str:
+    """By nats."""
+    if spent.high <= SAFE:
+        return "safe"
+    if spent.low >= BREAKS:
+        return "breaks"
+    return "costs" if spent.low > SAFE and spent.high < BREAKS else "undecided"
+
+
+def by_answers(low: float, high: float) -> str:
+    """By the 95 % interval of what is lost."""
+    if high < -POINTS:
+        return "breaks"
+    if high < 0:
+        return "costs"
+    return "safe" if low > -POINTS else "undecided"
