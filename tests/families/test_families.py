@@ -67,7 +67,8 @@ def test_a_budget_above_the_window_gives_nothing_up(name):
     own, (ids, mask) = family(name, **HIDDEN[name]), texts()
     expected = own_logits(own, ids, mask)
     ours = kvlab.prepare(copy.deepcopy(own))
-    specs = ["sinks", "h2o", "tova", "topk", "snapkv:window=4", "pyramidkv:window=4", "offload+h2o"]
+    specs = ["sinks", "h2o", "tova", "topk", "snapkv:window=4", "pyramidkv:window=4"]
+    specs += ["rkv:window=2,every=2", "offload+h2o"]
     for spec in specs:
         spec += f"{',' if ':' in spec else ':'}budget=8"
         cache = kvlab.make_cache(ours, spec)

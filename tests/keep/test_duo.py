@@ -1,4 +1,4 @@
-"""DuoAttention beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
+"""DuoAttention beside its definition: odd sizes, padding, groups, windows, and profiles."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""KVzap beside its definition: odd sizes, padding, groups, windows, bytes, and profiles."""
+"""KVzap beside its definition: odd sizes, padding, groups, windows, and profiles."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""LagKV beside its definition: equal shares of every block, what is chosen at all, bad input."""
+"""LagKV: a channel that does not vary, and what is chosen at all; its definition is in tests/reference."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Merging in whole models: batches, bytes, windows, buffers; its definition is in tests/reference."""
+"""Merging in whole models: windows and buffers; its definition is in tests/reference."""
 
 import torch
 from tiny import prompt, tiny

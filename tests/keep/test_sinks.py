@@ -1,30 +1,10 @@
-"""Sinks: the kept set is known in advance; and what every keep has in common."""
+"""What every keep has in common: the newest token, and a score."""
 
 import pytest
 import torch
 from tiny import left_padded, prompt, tiny
 
 import kvlab
-
-
-def test_a_method_of_ones_own_in_a_few_lines():
-    class SmallestKeys(kvlab.keep.Keep):
-        """Keep the keys with the smallest norm."""
-
-        def score(self, layer):
-            keys, _ = layer.store.read(layer.slot_positions.device)
-            return -keys.norm(dim=-1)
-
-    model, ids = tiny("llama"), prompt(30)
-    cache = kvlab.KVCache(model, keep=SmallestKeys(5))
-    stepper = kvlab.Stepper(model, cache)
-    everything = kvlab.KVCache(model)
-    kvlab.Stepper(model, everything).feed(ids)
-    stepper.feed(ids)
-    norms = everything.layers[0].store.keys[0][0].norm(dim=-1)  # layer 0 sees the same keys in both
-    smallest = norms[:, :-1].topk(4, largest=False).indices
-    newest = torch.full((2, 1), 29)  # has no say: it is always held
-    assert torch.equal(cache.layers[0].positions[0], torch.cat([smallest, newest], 1).sort().values)
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])

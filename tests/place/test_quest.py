@@ -1,4 +1,4 @@
-"""Quest beside its definition: bounds, crops, windows, the index's bytes, what is missed, bad input."""
+"""Quest in whole models: crops, the index's bytes, what is missed, rows that leave."""
 
 import pytest
 import torch

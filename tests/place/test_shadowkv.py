@@ -1,4 +1,4 @@
-"""ShadowKV beside its definition: what is where, windows, low precision, crops, bytes, refusals."""
+"""ShadowKV beside its definition: what is where, windows, low precision, crops."""
 
 import pytest
 import torch

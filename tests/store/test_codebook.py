@@ -1,6 +1,4 @@
-"""Codebook: levels for the sphere's density, what a sketch is for, and what is refused."""
-
-import math
+"""Codebook: levels for the sphere's density, and what a sketch is for."""
 
 import pytest
 import torch
@@ -22,11 +20,6 @@ def test_at_many_channels_the_levels_are_those_of_a_normal_variable(bits, error)
     assert torch.equal(found, -found.flip(0)) and len(found) == 2**bits
     form, x = Codebook(bits), on_a_sphere(400, 1024)
     assert (form.decode(form.encode(x), x.dtype) - x).square().mean() == pytest.approx(error, rel=0.02)
-
-
-def test_levels_of_few_channels_are_no_normal_variables():
-    assert levels(8, 4).max() < 2.35 < 2.73 < levels(4096, 4).max()
-    assert levels(8, 4).max() < math.sqrt(8)  # no channel is larger than the whole vector
 
 
 @pytest.mark.parametrize("bits", [2, 3, 4])

@@ -1,4 +1,4 @@
-"""KIVI: what is held, at every step, against a definition written token by token."""
+"""KIVI: bits, the room of its window, crops, and what is refused; its definition is in tests/reference."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Outliers: exact sinks and smoothing, by definition, by property and in whole models."""
+"""Outliers: exact sinks and smoothing in whole models; their definitions are in tests/reference."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Axes, zero points and scales: error bounds by property, bits counted, what is refused or replaced."""
+"""Axes and scales: bits counted, rows gathered, what is refused or replaced."""
 
 import math
 
