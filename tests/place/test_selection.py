@@ -36,21 +36,6 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
             assert sorted(importance[row, head, chosen].tolist(), reverse=True) == best
 
 
-def test_skewing_keeps_scores_and_gathers_them():
-    generator = torch.Generator().manual_seed(0)
-    mix = torch.randn(2, 16, 16, generator=generator) * torch.logspace(0, -2, 16)[:, None]
-    queries = torch.randn(2, 50, 16, generator=generator) @ mix
-    keys = torch.randn(2, 50, 16, generator=generator)
-    a = skewing_matrices(queries)
-    assert torch.allclose(a @ a.transpose(1, 2), torch.eye(16).expand(2, 16, 16), atol=1e-5)
-    skewed, before = (queries @ a) @ (keys @ a).transpose(1, 2), queries @ keys.transpose(1, 2)
-    assert torch.allclose(skewed, before, atol=1e-4)
-    energy = (queries @ a).square().sum(1)
-    assert (energy[:, :4].sum(1) > 0.9 * energy.sum(1)).all()  # few columns carry it
-    assert (queries.square().sum(1).topk(4).values.sum(1) < 0.6 * energy.sum(1)).all()  # not before
-    assert skewing_matrices(queries[:, :3]).shape == (2, 16, 16)  # fewer tokens than dimensions
-
-
 def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     model = tiny("llama", num_hidden_layers=2)
     first = skew(model)

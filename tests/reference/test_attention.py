@@ -4,12 +4,10 @@ import pytest
 import torch
 from reference.definitions.preallocated import Preallocated
 
-import kvlab
 from kvlab import attention
 from kvlab.arithmetic import kv_bytes
 from kvlab.models import ModelShape
 from kvlab.reference.attention import attend, causal, flash_decoding, kv_head, part, shares, weights
-from tests.tiny import prompt, tiny
 
 
 @pytest.mark.parametrize("split", [1, 3, 8, 24, 100])
@@ -62,27 +60,6 @@ def test_a_preallocated_cache_step_by_step():
     assert size == kv_bytes(ModelShape(1, heads * d, heads, kv_heads, 1), longest, rows + 1, bits=32)
     with pytest.raises(ValueError, match="10 tokens: the buffer holds 9"):
         cache.step(9, keys[:, :1], values[:, :1])
-
-
-def test_kvlabs_static_store_holds_the_same():
-    model, length = tiny("llama"), 16
-    cache = kvlab.make_cache(model, f"static:length={length}")
-    full = kvlab.make_cache(model, "full")
-    steppers = [kvlab.Stepper(model, one) for one in (cache, full)]
-    shape = ModelShape.of(model)
-    theirs = Preallocated(1, length, shape.kv_heads, shape.head_dim)
-    start = 0
-    for ids in (prompt(6), prompt(1), prompt(1)):
-        for stepper in steppers:
-            stepper.feed(ids)
-        end = start + ids.shape[1]
-        new = [x[:, :, start:end].transpose(1, 2) for x in full.layers[0].store.read("cpu")]
-        written = theirs.step(start, *new)
-        held = cache.layers[0].store.read("cpu")
-        for ours, other in zip(held, written, strict=True):
-            assert torch.equal(ours, other.transpose(1, 2))
-        start = end
-    assert cache.stats().device_bytes >= shape.layers * (theirs.keys.nbytes + theirs.values.nbytes)
 
 
 @pytest.mark.parametrize(
