@@ -24,6 +24,7 @@ from packaging.utils import canonicalize_name
 
 from . import scratch
 from .errors import first_line
+from .measure.host import cores, cpu_model
 
 Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
@@ -121,13 +122,6 @@ def cuda_bytes() -> int:
     return size
 
 
-def cores() -> int:
-    """Number of CPU cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def check_threads() -> Result:
     """torch does not start more threads than there are cores."""
     import torch
@@ -137,16 +131,6 @@ def check_threads() -> Result:
     if threads > available:
         return False, f"{text}: set OMP_NUM_THREADS={available}, more only slow each other down"
     return True, text
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(errors="ignore").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine() or "unknown CPU"
 
 
 def check_device() -> Result:

@@ -8,11 +8,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvlab.measure.host import cores
+
 from .. import PACKAGE
 from ..cluster.options import Pooled, pieces
 from ..core import workers
 from ..core.errors import Failed, Problem
-from ..core.machine import cores
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
 from . import boundaries, data, settings, taskset, yamls

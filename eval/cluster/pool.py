@@ -22,9 +22,11 @@ from dataclasses import dataclass
 
 import psutil
 
+from kvlab.measure.host import cores
+
 from ..core.digests import code_digest
 from ..core.errors import Failed, Problem
-from ..core.machine import cores, versions
+from ..core.machine import versions
 from ..core.workers import Outcome, ours_first
 
 TRIES = 3

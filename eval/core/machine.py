@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+
+import psutil
+
+from kvlab.measure.host import cores, cpu_model
 
 
 def version(package: str) -> str | None:
@@ -41,34 +44,12 @@ def commit() -> str | None:
     return answer.stdout.strip() or None if answer.returncode == 0 else None
 
 
-@cache
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def machine(device: str = "cpu", threads: int | None = None) -> dict:
     """CPU, cores, RAM in GiB, system, device and threads per process."""
-    try:
-        ram = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    except (ValueError, OSError, AttributeError):
-        ram = None
     about = {
-        "cpu": _cpu_name(),
+        "cpu": cpu_model(),
         "cores": cores(),
-        "ram_gib": round(ram, 1) if ram else None,
+        "ram_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "system": f"{platform.system()} {platform.machine()}",
         "device": device,
         "threads": threads,

@@ -20,9 +20,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+from kvlab.measure.host import cores
+
 from ..core.digests import HARNESS, ROOT
 from ..core.errors import Problem, one_line
-from ..core.machine import commit, cores
+from ..core.machine import commit
 from . import precompile
 
 LIMIT = 50e6  # bytes

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
+from kvlab.measure.host import cores
+
 from ..core.digests import code_digest, digest
 from ..core.errors import Failed, Problem
 from ..core.files import write_json
-from ..core.machine import cores
 from ..core.measurement import Cell, Measurement, option
 from ..core.results import Store
 from . import precompile

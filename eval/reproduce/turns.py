@@ -37,10 +37,10 @@ import kvlab
 from kvlab.arithmetic import read_bandwidth
 from kvlab.attention import Recorded
 from kvlab.faster import compiled, engine_of
+from kvlab.measure.host import cores
 from kvlab.models import ModelShape, source_of
 from kvlab.visibility import CAUSAL
 
-from ..core.machine import cores
 from ..speed.baselines import baselines, cache_of
 from ..speed.models import tensor_bytes, weight_bytes
 from . import llama

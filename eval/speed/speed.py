@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
+from kvlab.measure.host import cores
+
 from .. import PACKAGE
 from ..cluster.options import Pooled
 from ..core import workers
 from ..core.comparable import SPEED
 from ..core.errors import Failed, Problem
-from ..core.machine import cores
 from ..core.measurement import Cell, natural, option
 from .baselines import baselines
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from importlib import metadata
 from pathlib import Path
+
+import torch
 
 from ..errors import first_line
 from ..keep import KeepAll
+from ..measure.host import cpu_model
 from ..models import prepare
 from ..spec import parse
 from . import show
@@ -50,7 +54,8 @@ class Gate:
     """See `gate`. Prints as a table, in a notebook too; `dataclasses.asdict` is plain JSON.
 
     tokens: decoded for every format; questions: {protocol: how many}; full: what the full cache answers;
-    full_bytes: what it holds of `users` contexts of `context` tokens; memory: bytes that there are.
+    full_bytes: what it holds of `users` contexts of `context` tokens; memory: bytes there are. made: when,
+    where and with which versions.
     """
 
     model: str
@@ -64,6 +69,7 @@ class Gate:
     full: dict[str, float] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
     stopped: str = ""
+    made: dict[str, str] = field(default_factory=lambda: made())
 
     def __getitem__(self, method: str) -> Line:
         return {line.method: line for line in self.lines}[method]
@@ -81,6 +87,13 @@ class Gate:
         """The methods that are safe and fit, the fewest bytes first."""
         found = [line for line in self.lines if line.verdict == "safe" and line.fits is not False]
         return sorted(found, key=lambda line: line.bytes or 0.0)
+
+
+def made() -> dict[str, str]:
+    """When, where, and with which versions numbers are made."""
+    found = {name: metadata.version(name) for name in ("torch", "transformers")}
+    day = time.strftime("%Y-%m-%d")
+    return {"date": day, "cpu": cpu_model(), "threads": str(torch.get_num_threads())} | found
 
 
 def gate(

@@ -61,7 +61,8 @@ def _layer(given, bias: float | None) -> LayerKeys:
     weights = scores(given.query[:, :, -QUERIES:], given.keys, given.scaling).softmax(-1)
     value = float(given.values.float().square().mean().sqrt())
     key, sink = float(size.square().mean().sqrt()), float(weights[..., 0].mean())
-    return LayerKeys(float(ratio.max()), head, channel, bias, key, value, sink, size.tolist())
+    channels = [[float(f"{x:.4g}") for x in mine] for mine in size.tolist()]
+    return LayerKeys(float(ratio.max()), head, channel, bias, key, value, sink, channels)
 
 
 def scores(query: Tensor, keys: Tensor, scaling: float) -> Tensor:

@@ -9,14 +9,15 @@ from .rules import BREAKS, POINTS, SAFE
 
 CELL, LEFT = 4, 70  # pixels of a channel, and before the first
 LEAST, MOST = 2, 20  # medians at which a channel is seen, and is darkest
-HEAD = ("method", "verdict", "holds", "of full", "same token", "why")
+HEAD = ("method", "verdict", "holds", "of full", "scores move", "same token", "why")
 
 
 def cells(gate, line) -> tuple[str, ...]:
     held = "–" if line.bytes is None else size(line.bytes) + ("" if line.fits is not False else ", too much")
     part = "–" if line.bytes is None else f"{100 * line.bytes / gate.full_bytes:.0f} %"
     same = "–" if line.cost is None else f"{100 * line.cost.agrees:.1f} %"
-    return line.method, line.verdict, held, part, same, line.why
+    moved = "–" if line.cost is None or line.cost.noise is None else f"{line.cost.noise:.2g}"
+    return line.method, line.verdict, held, part, moved, same, line.why
 
 
 def text(gate) -> str:
@@ -83,7 +84,8 @@ def below(gate) -> list[str]:
     if gate.tokens:
         lines.append(
             f"Formats: {gate.tokens} tokens decoded; safe: surely below {SAFE:g} nats a token from the full "
-            f"cache, breaks: surely above {BREAKS:g}"
+            f"cache, breaks: surely above {BREAKS:g}; scores move: by so many nats beside each other, in the "
+            "layer where it is most, before any token is decoded"
         )
     if gate.questions:
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
