@@ -143,7 +143,7 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
     if fused:
         out = over_held(grouped, keys, values, attn_mask=allowed, scale=scaling)
         return out.reshape(batch, heads, count, -1), None
-    weights = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
+    weights = scores_of(grouped, keys, scaling, softcap)
     if allowed is not None:
         hidden = allowed.dtype == torch.bool
         weights = weights.masked_fill(~allowed, -torch.inf) if hidden else weights + allowed
@@ -184,7 +184,7 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
         end = start + QUERY_BLOCK
         query, hidden = given.query[:, :, start:end], ~allowed[:, :, start:end]
         grouped = query.reshape(batch, kv_heads, -1, query.shape[3])
-        scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(given.scaling), given.softcap)
+        scores = scores_of(grouped, keys, given.scaling, given.softcap)
         scores = scores.unflatten(2, (group, -1)).masked_fill_(hidden[:, :, None], -torch.inf)
         total = scores.logsumexp(-1, keepdim=True)  # a weight is exp(score - total)
         if given.sinks is not None:
@@ -192,6 +192,11 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
         total.masked_fill_(total == -torch.inf, 0.0)
         most = torch.maximum(most, scores.sub_(total).amax((2, 3)))
     return most.exp()
+
+
+def scores_of(query: Tensor, keys: Tensor, scaling: float, softcap: float | None) -> Tensor:
+    """Scaled dot products of queries `[..., q, r]` with keys `[..., slots, r]`, `[..., q, slots]`, fp32."""
+    return capped((query @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
 
 
 def capped(scores: Tensor, softcap: float | None) -> Tensor:
@@ -295,7 +300,7 @@ def true_scores(
     batch, heads = query.shape[:2]
     kv_heads = keys.shape[1]
     grouped = query.reshape(batch, kv_heads, heads // kv_heads, -1)
-    scores = capped((grouped @ keys.transpose(-1, -2)).float().mul_(scaling), softcap)
+    scores = scores_of(grouped, keys, scaling, softcap)
     if positions is not None:
         scores = scores.masked_fill((positions < 0)[:, :, None], -torch.inf)
     return scores.flatten(1, 2)

@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn.functional import normalize, one_hot
 
 from .gather import gather_slots
-from .store.exact import Exact
 from .store.growing import Growing
 from .store.static import Static
 
@@ -17,8 +16,7 @@ BLOCK = 256  # tokens compared with all kept ones at a time
 
 def check_merges(store, place) -> None:
     """ValueError for a store or a place in which a token that stays cannot be written anew."""
-    exact = isinstance(store, Growing) and {type(store.format), type(store.values)} == {Exact}
-    if place.on_host or type(store) not in (Growing, Static) or not exact or store.sinks:
+    if place.on_host or type(store) not in (Growing, Static) or not store.as_they_are or store.sinks:
         raise ValueError("merge writes tokens anew: they must be on the device, as they are, in one buffer")
 
 

@@ -29,7 +29,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from .attention import Recorded
 from .parameters import check_kind
 from .reread import note
-from .store import Exact, Growing, Static
+from .store import Growing, Static
 
 PARTS = ("query", "keys", "values")
 
@@ -98,7 +98,7 @@ def cannot_go_back(layer) -> str | None:
         return f"{type(layer.keep.policy).__name__} lets tokens go"
     if layer.local is not None:
         return f"tokens leave the window of layer {layer.index}"
-    if not _exact(layer.store):
+    if not layer.store.policy.as_they_are:
         return "candidates are read with the prompt, before it is rounded"
     return "several tokens together choose nothing to fetch" if layer.place.chooses else None
 
@@ -156,13 +156,9 @@ def _start_again(layer) -> None:
 def _depends(layer) -> bool:
     """Whether what a layer holds of a prompt, or what pieces see of it, depends on where it ends: something
     goes, is rounded, or is learned by a fetch policy."""
-    plain = type(layer.store.policy) in (Growing, Static) and _exact(layer.store)
+    store = layer.store.policy
+    plain = type(store) in (Growing, Static) and store.as_they_are
     return layer.evicts or layer.place.learns or not plain
-
-
-def _exact(store) -> bool:
-    """Whether numbers are held as they are."""
-    return {type(store.format), type(store.value_format)} == {Exact} and store.exact is None
 
 
 def _reopens(cache) -> bool:

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from ..attention import capped
+from ..attention import scores_of
 from ..gather import gather_slots
 from ..models.rope import Rotation, rotations_of
 from ..parameters import check_fraction_or_count, check_number, check_whole, resolve_budget
 from ..policy import View
-from ..store.exact import Exact
 from ..store.growing import Growing, Packed, joined
 from .device import Device, DeviceState
 from .quest import slots_of_pages
@@ -66,7 +65,7 @@ class ShadowKV(Device):
     def suits(self, keep, store) -> None:
         if keep.evicts:
             raise ValueError(f"{type(keep).__name__} lets tokens go, and ShadowKV holds a part of each")
-        if type(store) is not Growing or {type(store.format), type(store.values)} != {Exact}:
+        if type(store) is not Growing or not store.as_they_are:
             name = type(store).__name__
             raise ValueError(
                 f"ShadowKV holds values as they are, in Growing(): {name}, or its format, does not"
@@ -228,8 +227,8 @@ class ShadowState(DeviceState):
             return slots.flatten(2)
         there = (slots >= 0).any(-1)
         grouped = query[:, :, 0].unflatten(1, (layer.kv_heads, -1))
-        scores = (grouped @ self.landmarks.transpose(2, 3)).float() * layer.scaling
-        scores = capped(scores, layer.softcap).masked_fill(~there[:, :, None], -torch.inf)
+        scores = scores_of(grouped, self.landmarks, layer.scaling, layer.softcap)
+        scores = scores.masked_fill(~there[:, :, None], -torch.inf)
         weight = scores.amax(2) if scores.shape[2] == 1 else scores.softmax(-1).amax(2)
         budgets = [resolve_budget(self.policy.budget, seen) for seen in layer.lengths]
         counts = [max(1, tokens // self.policy.chunk) for tokens in budgets]

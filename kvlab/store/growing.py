@@ -45,6 +45,11 @@ class Growing(Policy):
         object.__setattr__(self, "values", self.format if self.values is None else self.values)
         check_whole("sinks", self.sinks, 0, most=FEW)
 
+    @property
+    def as_they_are(self) -> bool:
+        """Whether numbers are held as the model made them."""
+        return {type(self.format), type(self.values)} == {Exact}
+
     def start(self, layer) -> GrowingState:
         self.check(layer.shape.head_dim, layer.shape.value_dim, layer.local)
         return GrowingState(self)
