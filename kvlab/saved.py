@@ -77,15 +77,8 @@ def save(cache, path: str | Path) -> None:
 def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
     """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, that was
     saved for another model, or by another version of kvlab, or that is not as it was written."""
-    from safetensors import SafetensorError, safe_open
-
     check_kind("path", path, str | Path, "a path")
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: no cache can be read from it ({error})") from error
+    about, tensors = inside(path, f"{path}: no cache can be read from it")
     if not {"layers", "method", "tokens"} <= about.keys():
         raise ValueError(f"{path} holds no cache of kvlab's")
     if about.get("format") != FORMAT:
@@ -100,6 +93,18 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
         if module.replace(".", "").isidentifier() and module not in sys.modules:
             raise ValueError(f"{path} names {word}: import {module} first, since no file imports a module")
     return about, tensors
+
+
+def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """What a safetensors file says and holds. ValueError that begins with `why` for what is none."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+            return file.metadata() or {}, tensors
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{why} ({' '.join(str(error).split())})") from error
 
 
 def fill(cache, about: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..parameters import shown
-from ..saved import model_digest
+from ..saved import inside, model_digest
 
 FORMAT = "2"  # of the file; another one is refused
 
@@ -60,17 +60,10 @@ def write(path: str | Path, kind: str, model, tensors: Mapping[str, Tensor], **a
 def read(path: str | Path, kind: str, **dimensions: int) -> Profile:
     """The profile of a kind in a file. dimensions: of the tensors that it must hold, by name. ValueError, one
     line, for what is no file of one, or lacks something."""
-    from safetensors import SafetensorError, safe_open
-
     if not isinstance(path, str | Path):
         made = f"python -m course.recipes.{kind} makes one"
         raise ValueError(f"profile={shown(path)}: expected the file of a profile; {made}")
-    try:
-        with safe_open(path, "pt") as file:
-            told = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f"profile={path}: {' '.join(str(error).split())}") from error
+    told, tensors = inside(path, f"profile={path}: no profile can be read from it")
     if (told.get("format"), told.get("kind")) != (FORMAT, kind):
         raise ValueError(f"profile={path}: expected a profile of kind {kind!r}, in format {FORMAT}")
     for name, count in dimensions.items():
