@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
+from functools import partial
 
 import torch
 from torch import nn
@@ -37,7 +38,7 @@ class Hook:
     """A forward hook of kvlab's. In a copy of the model it says nothing: that gets hooks of its own."""
 
     def __reduce__(self):
-        return _silence, ()
+        return partial, (_say_nothing,)
 
 
 class _Begins(Hook):
@@ -81,10 +82,6 @@ def fed_to(body, args, kwargs) -> tuple:
 
 def _cache_among(args, kwargs):
     return next((value for value in (*args, *kwargs.values()) if hasattr(value, "begin_pass")), None)
-
-
-def _silence():
-    return _say_nothing
 
 
 def _say_nothing(*args) -> None:
