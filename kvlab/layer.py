@@ -42,13 +42,17 @@ class Layer(Held):
             raise ValueError(
                 f"layer {self.index}: q, k and v are of {kinds}: expected one dtype, or autocast"
             )
-        given = Recorded(query, *self._pending, visibility, scaling, softcap, sinks)
-        self._pending = None
         if not visibility.known:
             raise ValueError(
                 f"layer {self.index}: {type(self.model).__name__} attends by a mask of its own, which kvlab "
                 "caches do not know"
             )
+        given, self._pending = Recorded(query, *self._pending, visibility, scaling, softcap, sinks), None
+        return self._attend(given)
+
+    def _attend(self, given: Recorded) -> Tensor:
+        """A prompt that is read again, a piece that waits for others, a whole prompt, or a pass on top of all
+        that is held: of that somebody faster is asked first."""
         if self.rereading is not None:
             return attend_again(self, given)
         if self.waits:
