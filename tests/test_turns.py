@@ -332,6 +332,7 @@ def test_pieces_of_one_token_are_refused_in_one_line():
 
 @pytest.mark.parametrize("spec", ["full", "int8", "h2o:budget=0.4", "tova:budget=0.4", "sinks:budget=9"])
 def test_pieces_and_turns_in_the_compiled_engine(spec):
+    pytest.importorskip("kvlab.fast.compiled")
     eager = tiny("llama", head_dim=32)
     fast = compiled(copy.deepcopy(eager))
     assert engine_of(fast) == "compiled"

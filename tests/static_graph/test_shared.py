@@ -146,6 +146,7 @@ def test_torch_and_the_graph_round_int8_alike(form):
 
 def test_under_the_compiled_engine():
     """The model's forward is another one there; a step's graph and a prompt's chunks are what they were."""
+    pytest.importorskip("kvlab.fast.compiled")
     ids = prompt(15)
     plain = StaticGraphEngine(tiny("llama", **SMALL), S, chunk=6).generate(ids, 6)
     model = compiled(copy.deepcopy(tiny("llama", **SMALL)))
