@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..late import Late
 from ..models.shape import is_latent
 from ..parameters import check_bool, check_fraction_or_count, check_one_of, check_whole, resolve_budget
 from ..policy import Policy, State
 from . import checked
+from .state import KeepState
 
 FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infinity is the newest token's
 
@@ -276,72 +276,6 @@ def _all_but_the_lowest(score: Tensor) -> Tensor:
     lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
     index = torch.arange(slots - 1, device=score.device)
     return index + (index >= lowest)
-
-
-class KeepState(State):
-    """What a keep remembers of one layer.
-
-    limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
-    head that may hold most; goal: `limits`, where it compresses only now and then; shares `[batch,
-    kv_heads]`: where heads differ; threshold `[batch, kv_heads]`: see `merging.merge`. last: see
-    `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read
-    again (`reread.py`). late: what refuses a score on a GPU.
-    """
-
-    per_row = ("limits", "longest", "goal", "shares", "threshold", "ids", "real", "next")
-    states = ("last",)
-    shared = ("late",)
-    on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
-    lags = property(lambda self: self.on_top or self.policy.prompt_only, doc="It is told of no new slots.")
-
-    def __init__(self, policy: Keep):
-        super().__init__(policy, policy)
-        self.last, self.late = LastQueries(policy), Late()
-
-    def cover(self, slots: int) -> None:
-        """So many slots are in use, and some are about to go: those that `observe` has not told it of yet, or
-        will not, are zero."""
-
-        def covered(x: Tensor) -> Tensor:
-            new = slots - x.shape[2]
-            return torch.cat([x, x.new_zeros(*x.shape[:2], new, *x.shape[3:])], 2) if new > 0 else x
-
-        self._change(self.per_slot, covered)
-
-
-class LastQueries(State):
-    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`; they
-    vote when it has ended.
-
-    query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding), received `[batch, kv_heads,
-    slots]`: what tokens would receive if the prompt ended here, where this cannot be said later
-    (`LatentLayer`); None until there are some.
-    """
-
-    per_row, per_slot = ("query", "positions"), ("received",)
-
-    def note(self, query: Tensor, positions: Tensor) -> None:
-        """The queries of one more pass `[batch, heads, tokens, head_dim]`, and their positions."""
-        if self.query is not None:
-            query = torch.cat([self.query, query], dim=2)
-            positions = torch.cat([self.positions, positions], dim=1)
-        newest = positions.argsort(dim=1)[:, -self.policy.last_queries :]  # each row's own, padding first
-        rows = torch.arange(len(query), device=query.device)[:, None]
-        self.query = query.transpose(1, 2)[rows, newest].transpose(1, 2)
-        self.positions = positions.gather(1, newest)
-
-    def votes(self, keys: Tensor, positions: Tensor, given) -> Tensor:
-        """What tokens received from these queries, `[batch, kv_heads, slots]`: summed where the keys `[batch,
-        kv_heads, slots, head_dim]` are. given: a pass of the prompt (`attention.Recorded`)."""
-        query, asked, offered = (x.to(keys.device) for x in (self.query, self.positions, positions))
-        sinks = None if given.sinks is None else given.sinks.to(keys.device)
-        allowed = given.visibility.allowed(asked, offered)
-        _, received = replace(given, query=query, sinks=sinks).attend_to(keys, None, allowed, asked >= 0)
-        return received.to(self.query.device)
-
-    def forget(self) -> None:
-        """They have voted."""
-        self.query = self.positions = self.received = None
 
 
 class KeepAll(Keep):

@@ -11,7 +11,8 @@ from ..gather import in_order
 from ..models.shape import is_latent
 from ..named import named
 from ..parameters import check_number, check_whole
-from .base import Keep, KeepState
+from .base import Keep
+from .state import KeepState
 
 KIND = "duo"
 LATENT = "latents are cached: all heads share them, and none can hold fewer"

@@ -11,7 +11,8 @@ from torch import Tensor
 from ..models import rotations_of
 from ..named import named
 from ..parameters import FEW, check_whole
-from .base import Keep, KeepState, first
+from .base import Keep, first
+from .state import KeepState
 
 
 @named(

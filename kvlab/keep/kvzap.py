@@ -14,7 +14,8 @@ from ..models import rotations_of
 from ..named import named
 from ..parameters import check_number, check_whole
 from ..ranks import all_heads, own_heads
-from .base import Keep, KeepState, by_row, recent
+from .base import Keep, by_row, recent
+from .state import KeepState
 
 KIND = "kvzap"
 

@@ -11,8 +11,9 @@ from torch.nn.functional import normalize
 from ..attention import QUERY_BLOCK, capped
 from ..named import named
 from ..parameters import check_number, check_odd, check_whole
-from .base import Keep, KeepState, LastQueries, recent
+from .base import Keep, recent
 from .snapkv import largest_near
+from .state import KeepState, LastQueries
 
 ALIKE = 0.5  # cosine above which a key says again what another one said
 
