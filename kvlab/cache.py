@@ -238,7 +238,13 @@ class KVCache(Bound):
 
     def activate_past_recording(self) -> None:
         """transformers says before the first token that tokens will be taken back (assisted decoding).
-        ValueError where what goes does not come back."""
+        ValueError where what goes does not come back, and for a cache that holds tokens: transformers feeds
+        those again there."""
+        if held := self.get_seq_length():
+            raise ValueError(
+                f"assisted decoding takes the whole text for new, and this cache holds {held} tokens of it: "
+                "decode without an assistant, or start again with cache.reset()"
+            )
         for layer in self.layers:
             if why := cannot_go_back(layer):
                 raise ValueError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from .parameters import shown
+from .parameters import check_file, shown
 
 AUTO = "auto"
 
@@ -24,6 +24,7 @@ def read_map(device_map) -> str | dict:
     if isinstance(device_map, dict) or device_map == AUTO:
         return device_map
     try:
+        check_file(device_map)
         found = json.loads(Path(device_map).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(

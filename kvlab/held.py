@@ -225,8 +225,9 @@ class Held(CacheLayerMixin):
     def _numbers(self, side: int) -> Tensor | None:
         if not self.lengths:
             return None
-        self.place.commit(self)
-        found = self.store.read(self.model.device)[side].clone()
+        with self.cache().thread.alone():
+            self.place.commit(self)
+            found = self.store.read(self.model.device)[side].clone()
         if not found.shape[3]:
             raise AttributeError(f"{type(self.place.policy).__name__} holds keys in parts of its own")
         return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, and what takes so many still ends
 FEW = 2**16  # of what is reserved, or gone through one by one
@@ -26,6 +27,12 @@ def check_one_of(name: str, value, allowed) -> None:
     plain = isinstance(value, str | int | float | None)
     if not plain or value not in tuple(allowed):
         raise ValueError(f"{name}={shown(value)}: expected one of {', '.join(map(str, allowed))}")
+
+
+def check_file(path) -> None:
+    """ValueError for what is there and is no file: who opens a pipe waits for ever."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError("it is no file")
 
 
 def check_bool(name: str, value) -> None:

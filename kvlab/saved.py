@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .errors import kind_and_line
-from .parameters import check_kind
+from .parameters import check_file, check_kind
 from .policy import State
 
 FORMAT = "3"  # of the file; another one is refused
@@ -68,8 +68,9 @@ def save(cache, path: str | Path) -> None:
     }
     about["digest"] = contents_digest(about, written.tensors)
     try:
+        check_file(path)
         save_file(written.tensors, path, metadata=about)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         said = str(error).removeprefix("Error while serializing: ")
         raise ValueError(f"path={str(path)!r}: no cache can be written there ({said})") from error
 
@@ -100,10 +101,11 @@ def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor
     from safetensors import SafetensorError, safe_open
 
     try:
+        check_file(path)
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
             return file.metadata() or {}, tensors
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ValueError(f"{why} ({' '.join(str(error).split())})") from error
 
 

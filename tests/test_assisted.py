@@ -48,6 +48,18 @@ def test_windows_and_states_are_refused_before_the_first_token(name):
         assert cache.get_seq_length() == 0
 
 
+@pytest.mark.parametrize("spec", ["full", "static", "offload"])
+def test_a_later_turn_is_refused(spec):
+    """transformers feeds the whole text there, on top of what is held: its own caches answer another text."""
+    model = tiny("llama")
+    cache = make(model, spec)
+    ids = model.generate(repeating(), past_key_values=cache, **HOW)
+    held = cache.get_seq_length()
+    with pytest.raises(ValueError, match=f"^assisted decoding .* this cache holds {held} tokens"):
+        model.generate(ids, past_key_values=cache, prompt_lookup_num_tokens=4, **HOW)
+    assert cache.get_seq_length() == held
+
+
 def test_a_crop_says_what_is_true():
     model = tiny("llama")
     for spec, why in (("h2o:budget=300", "has evicted nothing yet"), ("h2o:budget=5", "has evicted tokens")):

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import os
 import random
 import subprocess
 import sys
@@ -219,6 +220,21 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(ValueError, match="no cache can be written there") as error:
         cache.save(tmp_path / "nodir" / "x.safetensors")
     assert "nodir" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_is_no_file(tmp_path):
+    """Who opens one waits for ever, and safetensors hears no Ctrl-C."""
+    (model, _, cache), pipe = saved(tmp_path), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for ask in (
+        lambda: kvlab.load_cache(pipe, model),
+        lambda: cache.save(pipe),
+        lambda: kvlab.make_cache(model, f"kvzap:profile={pipe}"),
+        lambda: kvlab.load(device_map=str(pipe)),
+    ):
+        with pytest.raises(ValueError, match=r"it is no file\)?$"):
+            ask()
 
 
 @pytest.mark.parametrize("method", ["full", "int4", "h2o:budget=12", "topk:budget=4"])

@@ -55,12 +55,13 @@ def test_another_thread_is_refused_in_the_middle_of_a_pass(spec):
         lambda cache: model(prompt(1), past_key_values=cache), lambda cache: cache.stats(), copy.deepcopy,
         lambda cache: cache.reorder_cache(torch.tensor([0])), lambda cache: cache.crop(-1),
         lambda cache: cache.reset(), lambda cache: cache.hold(), lambda cache: cache.save("/nowhere/at/all"),
+        lambda cache: cache.layers[0].keys, lambda cache: cache.layers[2].values,
     ]  # fmt: skip
     with torch.no_grad():
         for one in (cache, alone):
             model(prompt(20), past_key_values=one)
         for _ in range(3):
-            said = at_once(model, cache, random.Random(spec).sample(others, 6))
+            said = at_once(model, cache, random.Random(spec).sample(others, 8))
             for error in said:
                 about = str(error)
                 assert isinstance(error, RuntimeError | ValueError) and "\n" not in about

@@ -28,6 +28,8 @@ def skewing_matrices(queries: Tensor) -> Tensor:
     head_dim]`, fp32. A is orthogonal, so (Q A)(K A)^T = Q K^T.
     """
     device, queries = queries.device, queries.float().cpu()  # a GPU's is less exact, and takes longer
+    if not queries.isfinite().all():
+        raise ValueError("the model's queries of a calibration text are not finite: try dtype=float32")
     few = queries.shape[1] < queries.shape[2]
     return torch.linalg.svd(queries, full_matrices=few).Vh.transpose(-1, -2).contiguous().to(device)
 

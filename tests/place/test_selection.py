@@ -36,6 +36,12 @@ def test_the_most_important_slots_of_every_row_and_head(counts, heads, slots, ki
             assert sorted(importance[row, head, chosen].tolist(), reverse=True) == best
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_queries_that_are_no_numbers_are_one_line(value):
+    with pytest.raises(ValueError, match="queries of a calibration text are not finite"):
+        skewing_matrices(torch.ones(2, 40, 16).index_fill(1, torch.tensor([3]), value))
+
+
 def test_skewing_is_computed_once_per_model_and_text(monkeypatch):
     model = tiny("llama", num_hidden_layers=2)
     first = skew(model)
