@@ -227,7 +227,9 @@ class KVCache(Bound):
         if tokens_to_remove > 0:
             raise ValueError(f"crop({tokens_to_remove}): expected a negative number of tokens to remove")
         end(self)
-        for layer in self.layers if tokens_to_remove else ():
+        if not tokens_to_remove:
+            return
+        for layer in self.layers:
             if isinstance(layer, Layer):
                 layer.check_crop(max(0, layer.seen + tokens_to_remove))
             else:

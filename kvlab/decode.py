@@ -34,6 +34,10 @@ class Stepper:
             check_kind("cache", cache, (), "a cache of kvlab.make_cache(model, ...)")
         if cache.model is not model:
             raise ValueError(other_model(cache.model))
+        if model.get_output_embeddings() is None:
+            raise ValueError(
+                f"model is a {type(model).__name__}, which says no logits: expected one with a head"
+            )
         self.model, self.cache = model, cache
         shape = ModelShape.of(model)
         self.context, self.vocabulary = shape.context, shape.vocabulary

@@ -266,3 +266,11 @@ def test_decode_refuses_padding_on_the_right():
         ValueError, match=r"^attention_mask: a row ends with padding; expected padding on the left"
     ):
         kvlab.decode(model, prompt(9, 2), kvlab.make_cache(model, "full"), 3, mask)
+
+
+def test_a_model_without_a_head_is_one_line():
+    body = tiny("llama").model
+    with pytest.raises(
+        ValueError, match=r"^model is a LlamaModel, which says no logits: expected one with a head$"
+    ):
+        kvlab.Stepper(body, kvlab.make_cache(body, "full"))

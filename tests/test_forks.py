@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from every import COMPOSED, LINKED, make
+from families.models import family
 from tiny import prompt, refused, tiny
 
 import kvlab
@@ -56,6 +57,15 @@ def test_crop_with_padding_and_to_nothing():
     assert cache.layers[0].lengths == [8, 4]
     cache.crop(-50)
     assert cache.get_seq_length() == 0
+
+
+def test_a_crop_of_nothing_takes_nothing_from_any_layer():
+    model = kvlab.prepare(family("Falcon-H1"))
+    cache = kvlab.make_cache(model, "h2o:budget=5")
+    stepper = kvlab.Stepper(model, cache)
+    stepper.feed(prompt(9))
+    cache.crop(0)
+    assert stepper.feed(prompt(1)).isfinite().all()
 
 
 def test_caches_do_not_share_state_with_their_policies_or_each_other():

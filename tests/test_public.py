@@ -12,6 +12,8 @@ import kvlab
 from kvlab.arithmetic import MACHINES
 from kvlab.keep import H2O, Keep
 from kvlab.measure.machines import like
+from kvlab.place import Device, Fetch
+from kvlab.policy import Policy
 
 WRONG = {
     "None": None, "True": True, "-1": -1, "0": 0, "2.5": 2.5, "NaN": float("nan"), "2**62": 2**62,
@@ -127,8 +129,17 @@ def test_every_policy_refuses_nonsense_by_itself(name):
     parameters = inspect.signature(CLASSES[name]).parameters.values()
     parameters = [one for one in parameters if one.kind not in (kinds.VAR_KEYWORD, kinds.VAR_POSITIONAL)]
     required = {one.name: None for one in parameters if one.default is one.empty}
+
+    def make(**given):
+        one = CLASSES[name](**given)
+        if isinstance(one, Keep | Device | Policy):
+            kind = (
+                "keep" if isinstance(one, Keep) else "place" if isinstance(one, Device | Fetch) else "store"
+            )
+            kvlab.KVCache(model(), **{kind: kvlab.place.Host(one) if isinstance(one, Fetch) else one})
+
     for one in parameters:
-        assert not said(lambda: (CLASSES[name], required), one.name)
+        assert not said(lambda: (make, required), one.name)
 
 
 class Mine(Keep):

@@ -14,6 +14,7 @@ from torch import Tensor
 from .. import scratch
 from ..attention import recorded
 from ..models import calibration_ids, layers_of, prepare
+from ..models.shape import ModelShape, check_ids
 from ..ranks import ranks_of
 from ..saved import model_digest
 
@@ -42,6 +43,7 @@ def skew(model, ids: list | None = None) -> list[Tensor]:
     next time.
     """
     ids = calibration_ids(model) if ids is None else torch.tensor(ids)
+    check_ids(ids, ModelShape.of(model).vocabulary)
     key = (tuple(ids.flatten().tolist()), model.dtype)
     known = _skews.setdefault(model, {})
     if key not in known:

@@ -156,7 +156,10 @@ class Link:
     def _submit(self, work, toward: str, *, parcel: Parcel, layer: int, bytes: int, why: str) -> Transfer:
         lane = self._lanes[toward]
         transfer = Transfer(why, layer, bytes, toward, self.timeout, submitted=time.perf_counter())
-        transfer.future = lane.worker.submit(lane.carry, transfer, work, parcel, self.seconds(bytes))
+        if (least := self.seconds(bytes)) > self.timeout:  # to wait for it would look like a hang
+            late = f"{least:.3g} s, more than the timeout of {self.timeout:g} s"
+            raise LinkError(f"{transfer._name()} would take {late}")
+        transfer.future = lane.worker.submit(lane.carry, transfer, work, parcel, least)
         self.records.append(transfer)
         return transfer
 

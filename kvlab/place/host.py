@@ -30,7 +30,7 @@ class Host(Device):
     on_host = True
 
     def __post_init__(self):
-        if self.link is not None and not hasattr(self.link, "fetch"):
+        if self.link is not None and not callable(getattr(self.link, "fetch", None)):
             raise TypeError(
                 f"link={shown(self.link)}: expected a Link or none; kvlab.measure.machines.like(machine, "
                 "model) makes one as fast as a named machine's"

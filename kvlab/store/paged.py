@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..gather import gather_slots
-from ..parameters import FEW, check_whole
+from ..parameters import FEW, check_kind, check_whole
 from .exact import Exact, Parts
 from .growing import Growing, GrowingState
 
@@ -101,6 +101,7 @@ class Paged(Growing):
                 f"format={type(format).__name__}: expected a format, which writes each token by itself"
             )
         super().__init__(format)
+        check_kind("pool", pool, BlockPool | None, "a BlockPool, or none")
         self.pool = BlockPool(blocks, block) if pool is None else pool
 
     def reserved(self, held: int, context: int) -> int:

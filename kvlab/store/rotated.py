@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..parameters import check_bool, check_kind
 from .exact import Exact, Parts
 from .int import within
 
@@ -31,6 +32,10 @@ class Rotated(Exact):
 
     format: Exact
     signs: bool = False
+
+    def __post_init__(self):
+        check_kind("format", self.format, Exact, "a format")
+        check_bool("signs", self.signs)
 
     @property
     def over_heads(self) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..calibrate.smoothing import check_strength, factors
+from ..parameters import check_kind
 from .exact import Exact, Parts
 from .int import Scales, within
 
@@ -29,6 +30,7 @@ class Smoothed(Exact):
     strength: float = 0.5
 
     def __post_init__(self):
+        check_kind("format", self.format, Exact, "a format")
         check_strength(self.strength)
 
     @property

@@ -64,6 +64,17 @@ def test_a_broken_link_says_so_and_a_reset_cache_starts_over(fault, settings, sa
     assert torch.equal(kvlab.decode(model, ids, cache, 6).tokens, right.tokens)
 
 
+@pytest.mark.parametrize(
+    "spec", ["offload:link=3", "quest:link=1e-3", "uvm:link=1e9,fault=1e7", "topk:link=1"]
+)
+def test_a_transfer_that_would_outlast_the_timeout_is_refused_before_it_begins(spec):
+    """Who waited would see a minute's hang, and Ctrl-C ends no worker that sleeps for a day."""
+    model, before = tiny("llama"), time.monotonic()
+    with pytest.raises(LinkError, match=r"would take .* s, more than the timeout of 60 s$"):
+        kvlab.decode(model, prompt(20), kvlab.make_cache(model, spec), 3)
+    assert time.monotonic() - before < 30
+
+
 @pytest.mark.parametrize("layer", [0, 2, 3])
 def test_an_interrupt_while_a_transfer_is_awaited(layer, monkeypatch):
     model, ids = tiny("llama"), prompt(20)
