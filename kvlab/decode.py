@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .late import Late
-from .models import ModelShape
+from .models import ModelShape, Switch
 from .models.shape import check_ids, check_model, forgetful, other_model
 from .parameters import check_kind, shown
 from .visibility import own_positions
@@ -102,6 +102,8 @@ class Stepper:
                 inputs["position_ids"] = own_positions(self.mask)[:, start:end].clamp(min=0)
         elif self._takes_positions:
             inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
+        if self.cache.recompute:  # any other one looks for itself
+            Switch(self.model).check_lengths(self.mask[:, :end].sum(-1).tolist())
         if self._takes_keep:
             inputs["logits_to_keep"] = 1 if last else count
         if not self.cache.recompute:
