@@ -1,11 +1,11 @@
 """The gate's verdicts: of formats by nats, of keeps by answers, and of keys that one scale cannot hold."""
 
-import copy
 import json
 import math
 
 import pytest
 import torch
+from gating.planted import planted
 
 import kvlab
 from kvlab import cli
@@ -21,19 +21,6 @@ from kvlab.gating.texts import KINDS, document, rows
 @pytest.fixture(scope="module")
 def workshop():
     return kvlab.load()
-
-
-def planted(model, times: float):
-    """The same function of the same text, with two key channels of every head that are `times` as large: what
-    W_k has more W_q has less, of a pair that RoPE turns together."""
-    model = copy.deepcopy(model)
-    half = model.config.head_dim // 2
-    with torch.no_grad():
-        for layer in model.model.layers:
-            for projection, by in ((layer.self_attn.k_proj, times), (layer.self_attn.q_proj, 1 / times)):
-                weight = projection.weight.view(-1, 2, half, projection.weight.shape[1])
-                weight[:, :, 5] *= by
-    return model
 
 
 def test_a_model_is_judged_by_its_own_full_cache(workshop):
