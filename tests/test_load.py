@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from tiny import tiny
 
@@ -66,6 +67,20 @@ def test_missing_or_misshapen_weights_are_no_model(copied, tmp_path):
     save_file(weights | {name: weights[name][:5].clone()}, other / "model.safetensors")
     with pytest.raises(ValueError, match="no model could be loaded"):
         kvlab.load(other)
+
+
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_are_no_weights(copied, tmp_path, kind):
+    other = shutil.copytree(copied, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    name = "model.layers.5.self_attn.k_proj.weight"
+    save_file(weights | {name: weights[name].mul(90).to(kind)}, other / "model.safetensors")
+    with pytest.raises(
+        ValueError, match=f"'{name}' holds whole numbers"
+    ):
+        kvlab.load(other)
+    save_file({key: value.bfloat16() for key, value in weights.items()}, other / "model.safetensors")
+    kvlab.load(other)
 
 
 def test_layers_without_end_are_refused_at_once(copied, tmp_path):

@@ -21,6 +21,20 @@ def unlike(found: dict) -> str | None:
     return None
 
 
+def whole_numbers(folder: Path) -> str | None:
+    """The first weight or bias in a folder's files that holds whole numbers: without a quantization that says
+    what they stand for, transformers takes them for the model's own."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (no mapping)
+                kind = opened.get_slice(name).get_dtype()  # such as F32, BF16, I8, BOOL
+                if name.endswith((".weight", ".bias")) and not kind.startswith(("F", "BF")):
+                    return name
+    return None
+
+
 def sha256(file: Path) -> str:
     """Of a file's content, 64 hex digits."""
     with file.open("rb") as opened:

@@ -19,7 +19,7 @@ from ..interface import Asked, register, stopping, told
 from ..parameters import check_kind
 from ..ranks import split
 from . import fetching, gguf
-from .files import damage, unlike
+from .files import damage, unlike, whole_numbers
 from .guest import answer
 from .passes import report_passes
 from .shape import ModelShape, check_model, refused_layers
@@ -88,6 +88,9 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         said = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(decoder=True)
         if (layers := getattr(said, "num_hidden_layers", 0)) > LAYERS:
             raise ValueError(f"num_hidden_layers={layers}: expected at most {LAYERS}")
+        plain = getattr(said, "quantization_config", None) is None and Path(source).is_dir()
+        if plain and (name := whole_numbers(Path(source))):
+            raise ValueError(f"{name!r} holds whole numbers, and config.json has no quantization_config")
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
