@@ -75,9 +75,7 @@ def test_whole_numbers_are_no_weights(copied, tmp_path, kind):
     weights = load_file(other / "model.safetensors")
     name = "model.layers.5.self_attn.k_proj.weight"
     save_file(weights | {name: weights[name].mul(90).to(kind)}, other / "model.safetensors")
-    with pytest.raises(
-        ValueError, match=f"'{name}' holds whole numbers"
-    ):
+    with pytest.raises(ValueError, match=f"'{name}' holds whole numbers"):
         kvlab.load(other)
     save_file({key: value.bfloat16() for key, value in weights.items()}, other / "model.safetensors")
     kvlab.load(other)

@@ -41,18 +41,18 @@ def text(kind: str) -> str:
 
 
 def rows(tokenizer, tokens: int, count: int, own: str | None = None) -> Tensor:
-    """Token ids `[rows, tokens]`: `count` pieces of every kind, or of the reader's `own` text as many in all.
-    ValueError for a text that is too short."""
-    found = []
-    for kind in ("--text",) if own is not None else KINDS:
-        ids = tokenizer(
-            own if own is not None else text(kind), add_special_tokens=False, verbose=False
-        ).input_ids
-        wanted = count * (len(KINDS) if own is not None else 1)
-        if len(ids) < wanted * tokens:
-            raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * tokens}")
-        found += torch.tensor(ids[: wanted * tokens]).view(wanted, tokens)
-    return torch.stack(found)
+    """Token ids `[rows, tokens]`: `count` pieces of every kind, or of the reader's `own` text as many in all,
+    each behind the token that begins a text, where the tokenizer sets one. ValueError for a text that is too
+    short."""
+    begin = [one for one in tokenizer("a").input_ids[:1] if one == tokenizer.bos_token_id]
+    size, found = tokens - len(begin), []
+    wanted = count if own is None else count * len(KINDS)
+    for said in map(text, KINDS) if own is None else [own]:
+        ids = tokenizer(said, add_special_tokens=False, verbose=False).input_ids
+        if len(ids) < wanted * size:
+            raise ValueError(f"text: {len(ids)} tokens, expected at least {wanted * size}")
+        found += [begin + ids[at : at + size] for at in range(0, wanted * size, size)]
+    return torch.tensor(found)
 
 
 def document(seed: int, needle: bool, questions: int) -> Document:

@@ -80,6 +80,29 @@ def test_a_prompt_that_is_taken_is_a_prompt_that_was_fed(workshop):
             assert near.abs().max() < 1e-4, method
 
 
+def test_every_piece_begins_as_a_text_does(workshop):
+    plain = rows(workshop[1], 40, 2)
+    bos = AddsBos(workshop[1])
+    begun = rows(bos, 40, 2)
+    assert plain.shape == begun.shape == (6, 40) and set(begun[:, 0].tolist()) == {bos.bos_token_id}
+    assert torch.equal(begun[0, 1:], plain[0, :39]) and not torch.equal(begun[1, 1:], plain[1, :39])
+
+
+class AddsBos:
+    """A tokenizer that begins a text with a token of its own."""
+
+    bos_token_id = 3
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+
+    def __call__(self, text, add_special_tokens=True, **how):
+        found = self.tokenizer(text, add_special_tokens=False, **how)
+        if add_special_tokens:
+            found["input_ids"] = [self.bos_token_id, *found["input_ids"]]
+        return found
+
+
 @pytest.mark.parametrize("needle", [False, True])
 def test_a_document_answers_its_questions(needle):
     for seed in range(20):
