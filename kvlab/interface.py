@@ -32,9 +32,14 @@ def kvlab_attention(
     padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
     queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
     beside those of the tokens, which takes its part of the weight and has no value.
-    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache;
-    backward through what a cache gave raises RuntimeError, since it keeps numbers and no graph.
+    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache,
+    and for numbers under another keyword, such as a cap by another name; backward through what a cache gave
+    raises RuntimeError, since it keeps numbers and no graph.
     """
+    if unknown := [name for name, value in kwargs.items() if _real(value)]:
+        raise ValueError(
+            f"{type(module).__name__} hands its attention {unknown[0]}, a number that kvlab does not know"
+        )
     if _stops.get():
         raise Asked(query)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -62,6 +67,11 @@ def kvlab_attention(
             out = key.attend(query, visibility, scaling, softcap, s_aux)
         out = out.transpose(1, 2).contiguous()
     return (_NoGraph.apply(out, query) if query.requires_grad else out), None
+
+
+def _real(value) -> bool:
+    """Whether it could change a score: a number that is no count, or a tensor of such numbers."""
+    return isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
 
 
 class _NoGraph(torch.autograd.Function):

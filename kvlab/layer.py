@@ -23,7 +23,10 @@ SPARE = 16  # slots behind a window that go together, where steps leave them and
 
 
 class Layer(Held):
-    """One layer of a KVCache: append -> read -> attend -> observe -> evict."""
+    """One layer of a KVCache: append -> read -> attend -> observe -> evict.
+
+    `keep`, `store` and `place` are states; the parameters of each are its `policy`.
+    """
 
     def attend(
         self, query: Tensor, visibility: Visibility, scaling: float, softcap: float | None = None,
@@ -65,11 +68,11 @@ class Layer(Held):
         if (out := faster.step(self, given)) is not None:
             return out
         if given.keys.shape[2] == 1 or not self.store.in_blocks:
-            return self._later(given)
+            return self._pass_on_held(given)
         ends = self.store.ends(given.keys.shape[2])
-        return torch.cat([self._later(given.part(*cut, self.seen)) for cut in pairwise([0, *ends])], 2)
+        return torch.cat([self._pass_on_held(given.part(*cut, self.seen)) for cut in pairwise([0, *ends])], 2)
 
-    def _later(self, given: Recorded) -> Tensor:
+    def _pass_on_held(self, given: Recorded) -> Tensor:
         """A pass on top of what is held."""
         query = given.query
         self.append(given)

@@ -262,7 +262,7 @@ def _offload_int4(group=None, link=None, rotate=None):
     "offload+h2o", HOST, "Sheng et al. 2023, Zhang et al. 2023", same="budget=1",
     less="budget=0.4,link=1e9", look="ochre h -.", technique="cache on the host, evicting",
 )  # fmt: skip
-def _offload_h2o(budget=0.2, recent=0.5, link=None, turns="all"):
+def _offload_h2o(budget=0.2, recent=H2O.recent, link=None, turns="all"):
     """As offload, for the tokens that h2o keeps; the rest is dropped."""
     return _hosted(Whole(), link, keep=H2O(budget, recent, turns=turns))
 
@@ -277,7 +277,7 @@ def _uvm(memory=0.5, page=65536, fault=2e-6, link=None):
     "uvm+h2o", HOST, "Lee et al. 2024", same="budget=1,memory=1", less="budget=0.4,link=1e9",
     look="ochre H --", technique="unified memory, evicting",
 )  # fmt: skip
-def _uvm_h2o(budget=0.2, recent=0.5, memory=0.5, page=65536, fault=2e-6, link=None, turns="all"):
+def _uvm_h2o(budget=0.2, recent=H2O.recent, memory=0.5, page=65536, fault=2e-6, link=None, turns="all"):
     """As uvm, for the tokens that h2o keeps, which may fit on the device."""
     return _hosted(OnDemand(memory, page, fault), link, keep=H2O(budget, recent, turns=turns))
 
@@ -296,8 +296,8 @@ def _topk(budget=0.2, full_layers=0, missed=False, link=None):
     less="budget=0.3,alpha=4", look="vermillion p --", technique="fetch by a rehearsal",
 )  # fmt: skip
 def _infinigen(
-    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, variant="paper", pool=1, victim="counter", missed=False,
-    link=None, turns="all",
+    budget=0.2, alpha=InfiniGen.alpha, ratio=InfiniGen.ratio, full_layers=InfiniGen.full_layers,
+    variant="paper", pool=1, victim="counter", missed=False, link=None, turns="all",
 ):  # fmt: skip
     """All tokens on the host; each step fetches those a rehearsal one layer earlier found important."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers, variant=variant)
@@ -309,7 +309,8 @@ def _infinigen(
     look="vermillion v :", technique="fetch by a rehearsal",
 )  # fmt: skip
 def _infinigen_int4(
-    budget=0.2, alpha=4.0, ratio=0.3, full_layers=2, group=None, missed=False, link=None
+    budget=0.2, alpha=InfiniGen.alpha, ratio=InfiniGen.ratio, full_layers=InfiniGen.full_layers, group=None,
+    missed=False, link=None,
 ):  # fmt: skip
     """As infinigen, with keys and values as 4-bit integers on the host and on the link."""
     fetch = InfiniGen(budget, alpha, ratio, full_layers)

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 from reference.definitions import store as reference
-from tiny import tiny
+from tiny import prompt, tiny
 
 import kvlab
 from kvlab.keep import H2O, AdaKV, KeyDiff, KVzip, SnapKV
@@ -247,3 +247,18 @@ def test_what_is_no_pass_is_refused_in_one_line(touch, line):
         touch(model, cache)
     model(torch.ones(1, 1).long(), past_key_values=cache)
     assert cache.get_seq_length() == 6
+
+
+@pytest.mark.parametrize("name, value", [
+    ("logit_cap", 200.0), ("softmax_scale", 0.1), ("position_bias", torch.zeros(1, 4, 7, 7)),
+    ("sinks", torch.zeros(4)),
+])  # fmt: skip
+def test_a_number_under_another_keyword_is_not_swallowed(name, value):
+    """A model of transformers hands on what it is given; a cap by another name would change every score."""
+    model = tiny("llama")
+    cache = kvlab.make_cache(model, "full")
+    with pytest.raises(ValueError, match=f"^LlamaAttention hands its attention {name}, a number that kvlab"):
+        model(prompt(7), past_key_values=cache, **{name: value})
+    cache.reset()
+    model(prompt(7), past_key_values=cache, token_type_ids=torch.zeros(1, 7, dtype=torch.long))
+    assert torch.equal(model(prompt(7), **{name: value}).logits, model(prompt(7)).logits), "without our cache"

@@ -46,6 +46,7 @@ class H2O(Keep):
         check_number("recent", self.recent, lambda x: 0 <= x <= 1, "a part of the budget between 0 and 1")
 
     def observe(self, layer, received: Tensor) -> None:
+        # new tokens have the last slots; what was evicted has left so_far already
         so_far = layer.state.received
         if so_far is not None:
             received[..., : so_far.shape[-1]] += so_far

@@ -97,7 +97,7 @@ class InfiniGen(TopK):
 
     speculates = at_most = True
 
-    def __init__(self, budget=0.2, alpha: float = 4.0, ratio: float = 0.3, full_layers: int = 2,
+    def __init__(self, budget=0.2, alpha: float = alpha, ratio: float = ratio, full_layers: int = full_layers,
                  calibration: Tensor | None = None, variant: str = "paper"):  # fmt: skip
         check_kind("calibration", calibration, Tensor | None, "token ids [1, tokens]")
         ids = None if calibration is None else tuple(calibration.flatten().tolist())
