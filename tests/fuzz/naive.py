@@ -10,9 +10,9 @@ import functools
 import torch
 from families.profiles import RECENT, SINKS, THRESHOLD, profiled
 from reference.definitions import keep
+from safetensors.torch import load_file
 
 from kvlab.attention import recorded
-from kvlab.calibrate import profile
 from kvlab.reference import attention
 from kvlab.spec import parse
 
@@ -47,13 +47,13 @@ def held(spec: str, kind: str, model, row) -> list | None:
     return None
 
 
-def _profile(spec: str, model, kind: str) -> dict:
+def _profile(spec: str, model) -> dict:
     """The tensors of the profile that this model was given."""
-    return profile.read(parse(profiled(spec, model)).parameters["profile"], kind).tensors
+    return load_file(parse(profiled(spec, model)).parameters["profile"])
 
 
 def _duo(spec: str, model, tokens: int, heads: float) -> list:
-    gates = _profile(spec, model, "duo")["gates"].tolist()
+    gates = _profile(spec, model)["gates"].tolist()
     order = sorted((-gate, layer, head) for layer, row in enumerate(gates) for head, gate in enumerate(row))
     whole = {(layer, head) for _, layer, head in order[: round(heads * len(order))]}
     held = [*range(tokens)]
@@ -65,7 +65,7 @@ def _duo(spec: str, model, tokens: int, heads: float) -> list:
 
 @functools.lru_cache(64)
 def _kvzap(spec: str, model, prompt: tuple) -> list:
-    tensors, size = _profile(spec, model, "kvzap"), model.config.head_dim
+    tensors, size = _profile(spec, model), model.config.head_dim
     frequencies, found = [10000.0 ** (-2 * i / size) for i in range(size // 2)], []
     for layer, weights, biases in zip(
         recorded(model, torch.tensor([prompt])), tensors["weight"], tensors["bias"], strict=True

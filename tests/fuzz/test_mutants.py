@@ -78,7 +78,7 @@ kivi writes its window at once
     reference/test_store.py::test_kivi[20-kivi2:group=15,recent=5-15-5]
 
 the first queries of a prompt in pieces vote
-    keep.base:LastQueries.note
+    keep.state:LastQueries.note
     - [:, -self.policy.last_queries :]
     + [:, : self.policy.last_queries]
     test_windows.py::test_a_prompt_in_pieces_holds_what_somebody_may_still_see[snapkv:budget=5,window=4-0]
