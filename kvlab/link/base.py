@@ -42,6 +42,11 @@ class Transfer:
     future: Future | None = field(default=None, repr=False)  # the result, until it is handed over
 
     @property
+    def waited(self) -> bool:
+        """Whether somebody has waited for it."""
+        return self.future is None
+
+    @property
     def error(self) -> BaseException | None:
         """Why it failed, once it is through."""
         return self.future.exception() if self.future is not None and self.future.done() else None
