@@ -36,9 +36,9 @@ DOCUMENTS, FEW = 32, 8  # pairs of documents, at most, and where the full cache 
 
 @dataclass(frozen=True)
 class Line:
-    """One method. verdict: of `VERDICTS`; why: a reason in one line; bytes: of all users' caches with 16-bit
-    numbers (None: it is refused); fits: whether they fit (None: nobody asked); cost: of a method that holds
-    every token; accuracy: of one that does not, {protocol: share right}."""
+    """One method. verdict: safe, costs, breaks, undecided or no verdict; why: a reason in one line; bytes: of
+    all users' caches with 16-bit numbers (None: it is refused); fits: whether they fit (None: nobody asked);
+    cost: of a method that reads every token; accuracy: of one that chooses, {protocol: share right}."""
 
     method: str
     verdict: str
@@ -197,17 +197,21 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
             if lost or (seed and time.monotonic() > ends):
                 break
             say(f"questions on {2 * seed + 2} of at most {2 * DOCUMENTS} documents")
-            refused |= ask(model, tokenizer, [name for name in names if name not in refused], seed, answers)
+            left = [name for name in names if name not in refused]
+            try:
+                refused |= ask(model, tokenizer, left, seed, answers)
+            except ValueError as error:  # of a document: it is longer than the model's context
+                refused |= dict.fromkeys(left, str(error))
+                break
     finally:
-        full = answers.get("full")
-        if full is not None:
-            found.questions = {name: len(full.right[name]) for name in PROTOCOLS}
-            found.full = {name: full.share(name) for name in PROTOCOLS}
-            for spec in specs:
-                if spec.text in refused:
-                    found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
-                elif spec.text in answers:
-                    found.lines.append(_line(spec, answers[spec.text], full))
+        full = answers.get("full", Answers())
+        found.questions = {name: len(full.right[name]) for name in PROTOCOLS}
+        found.full = {name: full.share(name) for name in PROTOCOLS if full.right[name]}
+        for spec in specs:
+            if spec.text in refused:
+                found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
+            elif spec.text in answers:
+                found.lines.append(_line(spec, answers[spec.text], full))
 
 
 def _line(spec, mine: Answers, full: Answers) -> Line:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..attention import capped
 from .reading import Reading
 
 QUERIES = 32  # the last ones, whose scores are looked at
@@ -17,7 +18,7 @@ class LayerKeys:
     """One layer. outlier: the largest channel of a KV head, root mean square over tokens, beside the head's
     median channel; `head` and `channel` say which. bias: the largest number in W_k's bias (None: it has none,
     or none by that name). key, value: root mean square of a channel. sink: attention that the first token
-    receives, mean over heads and the last queries. channels: root mean square `[kv_heads][head_dim]`."""
+    receives from the last one, mean over heads. channels: root mean square `[kv_heads][head_dim]`."""
 
     outlier: float
     head: int
@@ -58,16 +59,15 @@ def _layer(given, bias: float | None) -> LayerKeys:
     size = given.keys.float().square().mean((0, 2)).sqrt()  # [kv_heads, head_dim]
     ratio = size / size.median(1, keepdim=True).values.clamp(min=1e-9)
     head, channel = divmod(int(ratio.argmax()), ratio.shape[1])
-    weights = scores(given.query[:, :, -QUERIES:], given.keys, given.scaling).softmax(-1)
+    newest = capped(scores(given.query[:, :, -1:], given.keys, given.scaling), given.softcap).softmax(-1)
     value = float(given.values.float().square().mean().sqrt())
-    key, sink = float(size.square().mean().sqrt()), float(weights[..., 0].mean())
+    key, sink = float(size.square().mean().sqrt()), float(newest[..., 0].mean())
     channels = [[float(f"{x:.4g}") for x in mine] for mine in size.tolist()]
     return LayerKeys(float(ratio.max()), head, channel, bias, key, value, sink, channels)
 
 
 def scores(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
-    """`[batch, heads, queries, tokens]` of these queries and keys, grouped heads as the model has them; of
-    the last queries of a prompt, who see all of it but for some of their own number."""
+    """`[batch, heads, queries, tokens]` of these queries and keys, grouped heads as the model has them."""
     share = query.shape[1] // keys.shape[1]
     return query.float() @ keys.float().repeat_interleave(share, 1).transpose(2, 3) * scaling
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .formats import Cost
 
-VERDICTS = ("safe", "costs", "breaks", "undecided", "no verdict")
 SAFE, BREAKS = 0.03, 0.3  # nats a token
 POINTS = 0.1  # of right answers that a keep may lose
 

@@ -87,7 +87,7 @@ def below(gate) -> list[str]:
             f"cache, breaks: surely above {BREAKS:g}; scores move: by so many nats beside each other, in the "
             "layer where it is most, before any token is decoded"
         )
-    if gate.questions:
+    if any(gate.questions.values()):
         asked = ", ".join(f"{count} {name}" for name, count in gate.questions.items())
         lines.append(
             f"Keeps: {asked} questions; safe: surely loses less than {100 * POINTS:.0f} points under both "
