@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 
+from kvlab.gating.rules import BREAKS
+
 from ..core.digests import ROOT
 from . import tables
 
 HOME = ROOT / "docs" / "results" / "gate"
-BREAKS = 0.3  # nats, as `kvlab.gating.rules` has it
 
 
 def stored() -> dict[str, dict]:

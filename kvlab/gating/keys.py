@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attention import capped
+from ..attention import scores_of
 from .reading import Reading
 
 QUERIES = 32  # the last ones, whose scores are looked at
@@ -59,17 +59,17 @@ def _layer(given, bias: float | None) -> LayerKeys:
     size = given.keys.float().square().mean((0, 2)).sqrt()  # [kv_heads, head_dim]
     ratio = size / size.median(1, keepdim=True).values.clamp(min=1e-9)
     head, channel = divmod(int(ratio.argmax()), ratio.shape[1])
-    newest = capped(scores(given.query[:, :, -1:], given.keys, given.scaling), given.softcap).softmax(-1)
+    newest = scores(given.query[:, :, -1:], given.keys, given.scaling, given.softcap).softmax(-1)
     value = float(given.values.float().square().mean().sqrt())
     key, sink = float(size.square().mean().sqrt()), float(newest[..., 0].mean())
     channels = [[float(f"{x:.4g}") for x in mine] for mine in size.tolist()]
     return LayerKeys(float(ratio.max()), head, channel, bias, key, value, sink, channels)
 
 
-def scores(query: Tensor, keys: Tensor, scaling: float) -> Tensor:
+def scores(query: Tensor, keys: Tensor, scaling: float, softcap: float | None = None) -> Tensor:
     """`[batch, heads, queries, tokens]` of these queries and keys, grouped heads as the model has them."""
     share = query.shape[1] // keys.shape[1]
-    return query.float() @ keys.float().repeat_interleave(share, 1).transpose(2, 3) * scaling
+    return scores_of(query.float(), keys.float().repeat_interleave(share, 1), scaling, softcap)
 
 
 @torch.no_grad()
