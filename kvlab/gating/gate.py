@@ -13,7 +13,7 @@ import torch
 from ..errors import first_line
 from ..keep import KeepAll
 from ..measure.host import cpu_model
-from ..models import prepare
+from ..models import EMBEDDED, prepare
 from ..spec import parse
 from . import show
 from .formats import Cost, cost, decoded
@@ -124,7 +124,8 @@ def gate(
     ids = rows(tokenizer, PROMPT + DECODED, PIECES, text).to(model.device)
     say(f"reading {len(ids)} texts")
     reading = Reading.of(model, ids[:, :PROMPT])
-    name = Path(getattr(model, "name_or_path", "") or type(model).__name__).name
+    path = Path(getattr(model, "name_or_path", "") or type(model).__name__)
+    name = next((one for one, folder in EMBEDDED.items() if folder == path), path.name)
     full = room.bytes(parse("full"))
     found = Gate(name, keys_of(reading), room.context, users, full, room.memory)
     whole = [spec for spec in specs if not chooses(spec)]

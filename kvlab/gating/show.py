@@ -47,7 +47,8 @@ def html(gate) -> str:
     )
     said = [f"<p>{safe(line)}</p>" for line in above(gate)]
     told = [_element(line) for line in below(gate)]
-    return f"{''.join(said)}{picture(gate)}<table><tr>{head}</tr>{rows}</table>{''.join(told)}"
+    table = f"<div style='overflow-x:auto'><table><tr>{head}</tr>{rows}</table></div>"
+    return f"{''.join(said)}{picture(gate)}{table}{''.join(told)}"
 
 
 def _element(line: str) -> str:
@@ -59,6 +60,7 @@ def page(gate) -> str:
     """The same as a file of HTML."""
     style = ":root{color-scheme:light dark}body{font:16px sans-serif;margin:2em;max-width:75em}"
     style += "td,th{text-align:left;padding:.2em .8em;vertical-align:top}pre{white-space:pre-wrap}"
+    style += "td:not(:last-child),th{white-space:nowrap}td:last-child{min-width:14em}"
     head = "<!doctype html><html lang='en'><meta charset='utf-8'><title>kvlab gate</title>"
     head += f"<meta name='viewport' content='width=device-width'><style>{style}</style>"
     return f"{head}<body>{html(gate)}</body></html>"

@@ -29,7 +29,7 @@ def test_a_model_is_judged_by_its_own_full_cache(workshop):
     by = {line.method: line for line in found.lines}
     assert by["static"].cost.nats < 1e-9 and by["static"].cost.agrees == 1 and by["static"].verdict == "safe"
     assert by["static"].cost.noise == 0 and 0 < by["int8"].cost.nats < SAFE
-    assert found.tokens == 528 and found.safe[0].bytes <= found.safe[-1].bytes
+    assert found.model == "workshop" and found.tokens == 528 and found.safe[0].bytes <= found.safe[-1].bytes
     assert "full cache does not beat guessing" in by["sinks:budget=0.2"].why
     assert by["sinks:budget=0.2"].verdict == "no verdict"
 
