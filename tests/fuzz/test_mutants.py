@@ -165,7 +165,7 @@ a compiled step goes on under a hook
     fast.stamp:Stamp.same
     - self.hooks.same() and
     + True and
-    fast/test_compiled.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]
+    fast/test_stamp.py::test_a_step_computes_with_what_the_model_is_now[hook on model.norm]
 """
 MUTANTS = {}
 for entry in TABLE.strip().split("\n\n"):
