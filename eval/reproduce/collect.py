@@ -105,8 +105,10 @@ def write_flat(found: Iterable[dict], file: Path) -> list[Path]:
 
 
 def unplaced(row: dict) -> dict:
-    """A row whose method names a profile by its file alone, not by the folder that it lay in."""
-    return row | {name: re.sub(r"profile=[^,]*/", "profile=", row[name]) for name in ("method", "curve")}
+    """A row that names a file, of a model or a profile, by its name alone, not by the folder it lay in."""
+    named = {name: re.sub(r"profile=[^,]*/", "profile=", row[name]) for name in ("method", "curve")}
+    model = Path(row["model"]).name if row["model"].endswith(".gguf") else row["model"]
+    return row | named | {"model": model}
 
 
 def outcomes(cell: dict) -> str | list:
@@ -121,7 +123,7 @@ def perplexity(cell: dict) -> dict:
     named = {name: cell[name] for name in ("model", "task", "method")} | {"curve": curve, "budget": budget}
     named |= {name: cell[name] for name in ("perplexity", "values", "rows", "bytes", "scored")}
     named |= {name: cell["config"].get(name) for name in ("limit", "dtype", "batch_size", "chunk", "prompt")}
-    return named | records.provenance(cell, "text")
+    return unplaced(named) | records.provenance(cell, "text")
 
 
 def text(name: str, about: str, found: list[dict]) -> str:

@@ -16,7 +16,9 @@ from ..studies.measurements import Perplexity
 
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SETS, DEFAULTS = FILE.pop("sets"), FILE.pop("defaults")
-STUDIES: dict[str, dict] = {name: FILE.get(one.get("like"), {}) | one for name, one in FILE.items()}
+STUDIES: dict[str, dict] = {}
+for name, one in FILE.items():
+    STUDIES[name] = STUDIES.get(one.get("like"), FILE.get(one.get("like"), {})) | one
 SAID = ("about", "points", "like", "needs", "measures", "parts", "quick", "protocols")  # all else are options
 ONE = ["0.2"]  # the budgets of a quick run
 
@@ -101,7 +103,7 @@ def parts(name: str, quick: bool, rows: Path | None) -> dict[str, Measurement]:
         options = {key: filled(value, rows) for key, value in asked.items() if key not in SAID}
         if study.get("measures") == "perplexity":
             options |= {"text": Path(options["text"])} if "text" in options else {}
-            made[part or str(options.get("model", "workshop"))] = Perplexity(**options)
+            made[part or Path(options.get("model", "workshop")).name] = Perplexity(**options)
             continue
         for protocol in asked.get("protocols", (FIRST, INSIDE)):
             made["-".join(filter(None, (part, protocol)))] = Accuracy(protocol=protocol, jobs=0, **options)
