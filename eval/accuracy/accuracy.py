@@ -73,6 +73,9 @@ class Accuracy(Pooled):
     )
     system_instruction: str | None = option("text that comes before every prompt", metavar="TEXT")
     fewshot_as_multiturn: bool = option("shots as turns of the chat", False, action="store_true")
+    confirm_run_unsafe_code: bool = option(
+        "programs that the model writes may run, for tasks that test them", False, action="store_true"
+    )
     log_samples: bool = option("keep prompts and answers in the cells", False, action="store_true")
     num_fewshot: int | None = option("shots, for tasks that do not fix them", type=natural)
     seed: int = option("of the choice of shots (default: 1234)", 1234, type=natural)
@@ -97,6 +100,12 @@ class Accuracy(Pooled):
                 reuse.check(spec)
         self.tasks = tuple(taskset.check(self.tasks or taskset.defaults(self.protocol), self.sources))
         self._check_told()
+        for task in self.tasks:
+            if not self.confirm_run_unsafe_code and taskset.runs_programs(task, self.sources):
+                raise Problem(
+                    f"task {task}: it runs programs that the model wrote; if they may run on this machine, "
+                    "say --confirm-run-unsafe-code"
+                )
         boundaries.check_until(self.context_until, self.protocol, self.tasks, "--context-until ")
         if self.protocol != INSIDE:
             for task in self.tasks:

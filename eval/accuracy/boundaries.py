@@ -162,6 +162,7 @@ RULES = {  # a regular expression for the whole name of a task -> its cut; the f
 REFUSED = {  # the same -> why there is nothing to cut
     r"prose|wikitext.*|.*perplexity.*": "every token is scored, so nothing is a question",
     r"lambada\w*_cloze\w*": "behind the gap in its last sentence only an arrow follows",
+    r"humaneval.*": "all of a signature and its docstring is the question",
     r"cloze": "the whole story is what the ending hangs on",
     r"squad_completion": "the passage is the text to be completed",
     r"longbench_(lcc|repobench).*": "the code before the line is the question",

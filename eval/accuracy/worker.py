@@ -45,6 +45,7 @@ def setup(settings, report: Callable) -> Callable:
         torch.zeros(1, 2, dtype=torch.long).to(lm.device)
     )
     lm.on_progress = report
+    told = settings.prompting | {"confirm_run_unsafe_code": settings.confirm_run_unsafe_code}
     about = {
         "device": str(lm.device),
         "value_bytes": lm.model.dtype.itemsize,
@@ -74,7 +75,7 @@ def setup(settings, report: Callable) -> Callable:
                 try:
                     lm.use(method)
                     task.set_fewshot_seed(settings.seed)  # or each method is asked behind other shots
-                    one = score(lm, task, settings.limit, settings.log_samples, **settings.prompting)
+                    one = score(lm, task, settings.limit, settings.log_samples, **told)
                     found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots and settings.protocol == FIRST:
                         found[method]["floor"] = floor(lm, name, settings)
@@ -82,9 +83,9 @@ def setup(settings, report: Callable) -> Callable:
                     if no_room(error):  # it is this machine's, and another one may have some
                         raise
                     found[method] = lacking(error, dict(settings.sources.data).get(name), name)
-        told = about | {"shots": shots}
+        known = about | {"shots": shots}
         return {
-            method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | told
+            method: Failed(*describe(one)) if isinstance(one, Exception) else of_all(lm.model, one) | known
             for method, one in found.items()
         }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-SHARES = ("acc", "acc_norm", "exact_match")
+SHARES = ("acc", "acc_norm", "exact_match", "pass@1")
 
 
 def is_share(metric: dict) -> bool:

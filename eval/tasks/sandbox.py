@@ -1,0 +1,125 @@
+"""A program that a model wrote, run in a process of its own.
+
+The process has one empty folder, no environment but PATH, the standard library alone, a limit of processor
+time and of memory, and no input; what it prints goes nowhere. On Linux it also has namespaces of its own, of
+network and of processes, where the kernel lets `unshare` make them, so whatever it started ends with it.
+Everywhere, an audit hook refuses sockets, new processes, and files outside its folder but Python's own.
+
+That keeps mistakes of a model from the machine. It is no jail: a program written to break out of Python's
+audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that
+somebody may have written with intent belong into a container.
+
+A program passes where its last act is to write a secret, which it is given only when it has come to its end:
+one that leaves early, with whatever exit code, has not passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import cache
+
+SECONDS = 10  # of processor time; by the clock, where it waits for something, WAIT times as many
+WAIT = 5
+MEMORY = 2**30  # bytes of address space (macOS does not keep to it)
+
+CHILD = r"""
+import os, resource, sys
+
+def main():
+    told, given = os.write, os.read
+    asked, answer, seconds, memory = map(int, sys.argv[1:])
+    text = sys.stdin.read()
+    for limit, most in (("CPU", seconds), ("AS", memory), ("FSIZE", 2**20), ("CORE", 0)):
+        try:
+            resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (most, most))
+        except (ValueError, OSError):  # macOS knows no limit of address space
+            pass
+    for name in set(os.environ) - {"PATH"}:
+        del os.environ[name]
+    sys.argv[:] = ["program"]
+    guard()
+    exec(compile(text, "program", "exec"), {"__name__": "program"})
+    told(answer, given(asked, 64))
+    leave(0)
+
+def guard():
+    real = os.path.realpath
+    mine, python = real(os.getcwd()), [real(path) for path in sys.path]
+    writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    rooms = ("os", "shutil", "socket", "subprocess", "ctypes", "pty", "fcntl", "resource")
+
+    def below(path, roots):
+        path = real(os.fsdecode(path))
+        return any(path == root or path.startswith(root + os.sep) for root in roots)
+
+    def hook(event, args):
+        if event == "open" and not isinstance(args[0], int):
+            if below(args[0], [mine]) or not args[2] & writes and below(args[0], python):
+                return
+        elif event in ("os.listdir", "os.scandir"):
+            if below("." if args[0] is None else args[0], [mine, *python]):
+                return
+        elif event == "open" or event.partition(".")[0] not in rooms:
+            return
+        raise PermissionError(event + " is not for a program that a model wrote")
+
+    sys.addaudithook(hook)
+
+leave = os._exit
+main()
+"""
+
+
+def passes(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> bool:
+    """Does a program come to its end without an error?"""
+    secret = secrets.token_bytes(16)
+    with contextlib.ExitStack() as stack:
+        asked, give = _pipe(stack)
+        hear, answer = _pipe(stack)
+        os.write(give, secret)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        python = [sys.executable, "-s", "-P", "-S", "-X", "utf8", "-c", CHILD]
+        child = subprocess.Popen(
+            [*_apart(), *python, *map(str, (asked, answer, seconds, memory))],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"},  # sets in one order
+            pass_fds=(asked, answer), start_new_session=True,
+        )  # fmt: skip
+        try:
+            child.communicate(program.encode(errors="replace"), timeout=WAIT * seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        os.set_blocking(hear, False)
+        with contextlib.suppress(BlockingIOError):
+            return child.returncode == 0 and os.read(hear, 64) == secret
+        return False
+
+
+def _pipe(stack: contextlib.ExitStack) -> tuple[int, int]:
+    """(reading end, writing end), closed with the stack."""
+    ends = os.pipe()
+    for end in ends:
+        stack.callback(os.close, end)
+    return ends
+
+
+@cache
+def _apart() -> tuple[str, ...]:
+    """The command that runs another one in namespaces of its own, whose end takes all in it; nothing where
+    the kernel does not permit it."""
+    if found := shutil.which("unshare"):
+        words = (found, "--map-root-user", "--net", "--pid", "--fork", "--kill-child")
+        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode == 0:
+            return words
+    return ()
