@@ -38,7 +38,7 @@ def rows_of(folders: Iterable[Path]) -> list[dict]:
         known = {(cell["model"], cell["method"], cell["task"]): cell for cell in cells}
         for row in (row for board in boards(cells) for row in board.rows):
             cell = known[row["model"], row["method"], row["task"]]
-            made.append(unplaced(row) | {"outcomes": outcomes(cell)})
+            made.append(unplaced(row) | others_of(cell) | {"outcomes": outcomes(cell)})
         made += [perplexity(cell) for cell in stored if "perplexity" in cell]
     return made
 
@@ -109,6 +109,12 @@ def unplaced(row: dict) -> dict:
     named = {name: re.sub(r"profile=[^,]*/", "profile=", row[name]) for name in ("method", "curve")}
     model = Path(row["model"]).name if row["model"].endswith(".gguf") else row["model"]
     return row | named | {"model": model}
+
+
+def others_of(cell: dict) -> dict:
+    """The task's further metrics, where it has some: `acc_norm`, say."""
+    more = {one["metric"]: {"value": one["value"], "stderr": one["stderr"]} for one in cell["metrics"][1:]}
+    return {"others": more} if more else {}
 
 
 def outcomes(cell: dict) -> str | list:

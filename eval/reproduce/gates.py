@@ -1,15 +1,19 @@
-"""Tables of stored gates (`kvlab gate --json`): verdicts by models, and how well they are foreseen."""
+"""Tables of stored gates (`kvlab gate --json`): verdicts by models, how well they are foreseen, and how the
+limits stand beside answers."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
-from kvlab.gating.rules import BREAKS
+from kvlab.gating.rules import BREAKS, SAFE
 
 from ..core.digests import ROOT
 from . import tables
 
 HOME = ROOT / "docs" / "results" / "gate"
+HARM = 0.05  # of right answers: a format that loses as many should not be called safe
 
 
 def stored() -> dict[str, dict]:
@@ -34,6 +38,46 @@ def verdicts() -> str:
         for model, gate in found.items()
     )
     return tables.markdown(["format"], tables.grid(cells, found), made)
+
+
+def answered() -> list[tuple[str, str, dict, float, str]]:
+    """(family, method, its cost, the share of right answers that it loses, verdict), of every format that was
+    both judged by a gate and asked questions."""
+    asked, found = tables.study("answers"), []
+    for gate in stored().values():
+        mine = [row for row in asked if gate["model"].startswith(Path(row["model"]).stem)]
+        family = re.match(r"[a-z]+", gate["model"])[0]
+        right = lambda method: sum(row["value"] * row["n"] for row in mine if row["method"] == method)
+        count = sum(row["n"] for row in mine if row["method"] == "full")
+        methods = {row["method"] for row in mine}
+        for line in gate["lines"]:
+            if line["cost"] is not None and line["method"] in methods:
+                lost = (right("full") - right(line["method"])) / count
+                found.append((family, line["method"], line["cost"], lost, line["verdict"]))
+    return found
+
+
+def calibrated() -> str:
+    """Each family left out in turn: the limit that the others give, which is the smallest upper end of an
+    interval among their formats that lose answers, and what it and ours call safe in that family."""
+    found = answered()
+    if not found:
+        return tables.not_made("python -m eval reproduce --studies answers")
+    families = dict.fromkeys(family for family, *_ in found)
+    body, total = [], [0, 0, 0, 0]
+    for left in families:
+        limit = min((cost["high"] for family, _, cost, lost, _ in found if family != left and lost >= HARM))
+        mine = [(cost["high"], lost >= HARM) for family, _, cost, lost, _ in found if family == left]
+        counts = []
+        for most in (limit, SAFE):
+            safe = [harm for high, harm in mine if high <= most]
+            counts += [len(safe), sum(safe)]
+        total = [a + b for a, b in zip(total, counts, strict=True)]
+        body.append([left, str(len(mine)), str(sum(harm for _, harm in mine)), f"{limit:.2g}", *map(str, counts)])
+    harmful = sum(lost >= HARM for *_, lost, _ in found)
+    body.append(["all", str(len(found)), str(harmful), "", *map(str, total)])
+    head = ["left out", "formats", f"lose {100 * HARM:.0f} points", "limit of the others", "safe by it"]
+    return tables.markdown([*head, "of them lose", f"safe by {SAFE:g}", "of them lose"], body)
 
 
 def foreseen() -> str:

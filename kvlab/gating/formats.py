@@ -44,17 +44,18 @@ def cost(reading: Reading, method, rest: Tensor, right: list[Tensor]) -> Cost:
     began = time.perf_counter()
     stepper = reading.taken(method)
     found = noise(reading, stepper.cache)
-    nats, same = [], []
-    for at in range(rest.shape[1]):
-        said = stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1)
-        nats.append((right[at].exp() * (right[at] - said)).sum(-1))
-        same.append(right[at].argmax(-1) == said.argmax(-1))
-    nats = torch.stack(nats).double()  # [tokens, rows]
+    said = [stepper.feed(rest[:, at : at + 1], last=True).log_softmax(-1) for at in range(rest.shape[1])]
+    seconds = time.perf_counter() - began
+    return Cost(**apart(said, right), noise=max(found) if found else None, seconds=seconds)
+
+
+def apart(said: list[Tensor], right: list[Tensor]) -> dict[str, float]:
+    """How far log-probabilities `[rows, vocabulary]` after each token are from the right ones: `nats`, `low`,
+    `high` and `agrees` of a `Cost`."""
+    pairs = list(zip(said, right, strict=True))
+    nats = torch.stack([(b.exp() * (b - a)).sum(-1) for a, b in pairs]).double()  # [tokens, rows]
+    same = torch.stack([a.argmax(-1) == b.argmax(-1) for a, b in pairs]).double()
     blocks = torch.stack([block.mean(0) for block in nats.split(BLOCK)]).flatten()
-    error = float(blocks.std()) / math.sqrt(len(blocks))
-    mean = float(nats.mean())
-    return Cost(
-        nats=mean, low=max(0.0, mean - SURE * error), high=mean + SURE * error,
-        agrees=float(torch.stack(same).double().mean()), noise=max(found) if found else None,
-        seconds=time.perf_counter() - began,
-    )  # fmt: skip
+    error, mean = float(blocks.std()) / math.sqrt(len(blocks)), float(nats.mean())
+    low, high = max(0.0, mean - SURE * error), mean + SURE * error
+    return {"nats": mean, "low": low, "high": high, "agrees": float(same.mean())}
