@@ -127,6 +127,11 @@ class Accuracy(Pooled):
                 f"--metadata {unread[0]}: none of the tasks reads it; expected one that makes its rows, as "
                 f"{settings.MADE}* and RULER's do"
             )
+        if self.apply_chat_template and "humaneval_local" in self.tasks:
+            raise Problem(
+                "task humaneval_local: in a chat its bare prompt is answered with prose; expected "
+                "humaneval_local_instruct"
+            )
         if self.gen_kwargs and not any(taskset.writes(task, self.sources) for task in self.tasks):
             raise Problem(
                 f"--gen-kwargs {self.gen_kwargs}: none of the tasks writes text; expected one that does, "

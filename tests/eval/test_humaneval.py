@@ -80,6 +80,11 @@ def test_nothing_runs_unasked(folder, tmp_path, capsys, monkeypatch):
     assert "pass@1" in capsys.readouterr().out
     assert main([*words, "--confirm-run-unsafe-code", "--protocol", "context-first"]) == 2
     assert "no context to compress" in capsys.readouterr().err
+    assert main([*words, "--confirm-run-unsafe-code", "--apply-chat-template"]) == 2
+    assert "expected humaneval_local_instruct" in capsys.readouterr().err
+    asked = f"lm-eval run --model kvlab --model_args pretrained={folder} --tasks humaneval_local --limit 1"
+    assert main(asked.split()) == 2
+    assert "unsafe" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_one_line(folder, tmp_path, capsys, monkeypatch):
