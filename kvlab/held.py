@@ -225,7 +225,9 @@ class Held(CacheLayerMixin):
     def _numbers(self, side: int) -> Tensor | None:
         if not self.lengths:
             return None
-        with self.cache().thread.alone():
+        if (cache := self.cache()) is None:
+            raise RuntimeError("the cache of this layer is gone: hold on to the cache, not to a layer of it")
+        with cache.thread.alone():
             self.place.commit(self)
             found = self.store.read(self.model.device)[side].clone()
         if not found.shape[3]:

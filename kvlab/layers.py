@@ -14,6 +14,7 @@ from .hybrid import HybridLayer
 from .latent import LatentLayer, shape_of_latents
 from .layer import Layer
 from .models import ModelShape, is_latent, layers_of
+from .parameters import shown
 
 HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 
@@ -27,7 +28,10 @@ def make_layers(model, keep, store, place) -> list:
         shape, kind = shape_of_latents(model, shape, keep, place), LatentLayer
     for order, index in enumerate(attending):
         theirs = layers[index]
-        given = index, order, (keep, store, place), shape, model, getattr(theirs, "sliding_window", None)
+        local = getattr(theirs, "sliding_window", None)
+        if local is not None and (type(local) is not int or not 1 <= local < 2**31):
+            raise ValueError(f"sliding_window={shown(local)} in layer {index}: expected 1 to 2**31 - 1")
+        given = index, order, (keep, store, place), shape, model, local
         if isinstance(theirs, HYBRID):
             layers[index] = HybridLayer(theirs.number_of_states, *given)
         else:

@@ -1,10 +1,12 @@
 """Loading the embedded models: what is damaged, missing or no model of its kind is named."""
 
 import json
+import random
 import shutil
 
 import pytest
 import torch
+from families.models import FAMILIES, family
 from safetensors.torch import load_file, save_file
 from tiny import tiny
 
@@ -69,16 +71,29 @@ def test_missing_or_misshapen_weights_are_no_model(copied, tmp_path):
         kvlab.load(other)
 
 
-@pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.int64, torch.bool])
-def test_whole_numbers_are_no_weights(copied, tmp_path, kind):
-    other = shutil.copytree(copied, tmp_path / "other")
-    weights = load_file(other / "model.safetensors")
-    name = "model.layers.5.self_attn.k_proj.weight"
-    save_file(weights | {name: weights[name].mul(90).to(kind)}, other / "model.safetensors")
-    with pytest.raises(ValueError, match=f"'{name}' holds whole numbers"):
-        kvlab.load(other)
-    save_file({key: value.bfloat16() for key, value in weights.items()}, other / "model.safetensors")
-    kvlab.load(other)
+@pytest.mark.parametrize("seed", range(12))
+def test_whole_numbers_are_no_weights(tmp_path, seed):
+    """In any weight of any family, experts among them, in either kind of file; the masks that old checkpoints
+    of GPT-2 and GPT-NeoX hold under the name of a bias are none."""
+    dice = random.Random(seed)
+    name = ("gpt-oss", "GPT-2", "GPT-NeoX", *dice.sample(sorted(FAMILIES), 9))[seed]
+    family(name).save_pretrained(tmp_path)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(models.EMBEDDED["workshop"] / file, tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    if seed % 3:
+        write = lambda tensors: save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    else:
+        write = lambda tensors: torch.save(tensors, tmp_path / "pytorch_model.bin")
+    weight = dice.choice([key for key in weights if "proj" in key] or sorted(weights))
+    kind = dice.choice([torch.int8, torch.uint8, torch.int64, torch.bool])
+    write(weights | {weight: weights[weight].mul(90).to(kind)})
+    with pytest.raises(ValueError, match=f"'{weight}' holds whole numbers"):
+        kvlab.load(tmp_path)
+    mask = {"GPT-2": "transformer.h.0.attn.bias", "GPT-NeoX": "gpt_neox.layers.0.attention.bias"}.get(name)
+    write(weights | ({mask: torch.ones(1, 1, 9, 9).tril().to(kind)} if mask else {}))
+    kvlab.load(tmp_path)
 
 
 def test_layers_without_end_are_refused_at_once(copied, tmp_path):

@@ -117,3 +117,11 @@ def test_after_hold_a_window_alone_lets_go_and_a_file_goes_on(seed, tmp_path):
     for tokens in (9, 1, 1):  # it chooses again
         new = prompt(tokens, rows, seed)
         assert torch.equal(again.feed(new), fresh.feed(new)), cache.spec
+
+
+@pytest.mark.parametrize("window", [0, -1, 2**31, 2**40])
+def test_a_window_that_is_none_is_refused(window):
+    model = family("Mistral")
+    model.config.sliding_window = window
+    with pytest.raises(ValueError, match=r"sliding_window=.* in layer 0: expected 1 to"):
+        kvlab.make_cache(model, "full")

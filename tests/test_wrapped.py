@@ -109,6 +109,14 @@ def test_a_layer_shows_its_keys_and_values_as_transformers_does(spec):
     cache.stats()
 
 
+def test_a_layer_whose_cache_is_gone_says_so():
+    layer = kvlab.Stepper(tiny("llama"), kvlab.make_cache(tiny("llama"), "full"))
+    layer.feed(prompt(5))
+    layer = layer.cache.layers[0]
+    with pytest.raises(RuntimeError, match="the cache of this layer is gone"):
+        _ = layer.keys
+
+
 def test_a_layer_of_latents_says_why_it_has_no_keys():
     model = kvlab.prepare(family("DeepSeek-V3"))
     cache = kvlab.make_cache(model, "full")

@@ -12,6 +12,7 @@ from ..arithmetic import Machine
 from ..errors import first_line
 from ..finding import PROFILED
 from ..methods import METHODS
+from ..parameters import shown
 from .describe import describe
 
 HERE = Path(__file__).parent
@@ -85,7 +86,7 @@ def _text(parameter: str, name) -> str:
     """A name as it was given. ValueError for anything else."""
     if not isinstance(name, str | os.PathLike) or not str(name).strip():
         known = table(f"{parameter}s")[f"{parameter}s"]
-        raise ValueError(f"{parameter}={name!r}: expected a name; known: {', '.join(known)}")
+        raise ValueError(f"{parameter}={shown(name)}: expected a name; known: {', '.join(known)}")
     return os.fspath(name)
 
 

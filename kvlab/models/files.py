@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 SUMS = "sha256.txt"
 
@@ -21,18 +24,31 @@ def unlike(found: dict) -> str | None:
     return None
 
 
-def whole_numbers(folder: Path) -> str | None:
-    """The first weight or bias in a folder's files that holds whole numbers: without a quantization that says
-    what they stand for, transformers takes them for the model's own."""
+def whole_numbers(folder: Path, model) -> str | None:
+    """The first weight of the model that holds whole numbers in a folder's files: without a quantization that
+    says what they stand for, transformers takes them for the model's own. Masks that old checkpoints hold,
+    of four dimensions, are no weights."""
+    ends = tuple({f".{name.rpartition('.')[2]}" for name, _ in model.named_parameters()})
+    for name, numbers, dimensions in _tensors(folder):
+        if numbers and dimensions < 4 and f".{name}".endswith(ends):
+            return name
+    return None
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, bool, int]]:
+    """(Name, whether it holds whole numbers, dimensions) of the tensors in a folder's files."""
     from safetensors import safe_open
 
-    for file in sorted(folder.glob("*.safetensors")):
+    files = sorted(folder.glob("*.safetensors"))
+    for file in files:
         with safe_open(file, framework="pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (no mapping)
-                kind = opened.get_slice(name).get_dtype()  # such as F32, BF16, I8, BOOL
-                if name.endswith((".weight", ".bias")) and not kind.startswith(("F", "BF")):
-                    return name
-    return None
+                held = opened.get_slice(name)
+                kind = held.get_dtype()  # such as F32, BF16, I8, BOOL
+                yield name, not kind.startswith(("F", "BF", "C")), len(held.get_shape())
+    for file in () if files else sorted(folder.glob("*.bin")):
+        for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
+            yield name, not (tensor.is_floating_point() or tensor.is_complex()), tensor.dim()
 
 
 def sha256(file: Path) -> str:

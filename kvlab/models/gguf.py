@@ -140,6 +140,8 @@ def _check_blocks(reader, file: Path) -> None:
     said = _field(reader, f"{_field(reader, 'general.architecture')}.block_count")
     if said is not None and (len(blocks) != said or max(blocks, default=-1) != said - 1):
         raise ValueError(f"{file}: it says that it has {said} blocks, but holds tensors of {len(blocks)}")
+    if not any(re.search(r"\.layer_norm(_rms)?_epsilon$", name) for name in reader.fields):
+        raise ValueError(f"{file}: it lacks the epsilon of its norms, and transformers would guess one")
 
 
 def _check_size(model, reader, file: Path) -> None:

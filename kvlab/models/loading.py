@@ -88,12 +88,12 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         said = AutoConfig.from_pretrained(source, trust_remote_code=False).get_text_config(decoder=True)
         if (layers := getattr(said, "num_hidden_layers", 0)) > LAYERS:
             raise ValueError(f"num_hidden_layers={layers}: expected at most {LAYERS}")
-        plain = getattr(said, "quantization_config", None) is None and Path(source).is_dir()
-        if plain and (name := whole_numbers(Path(source))):
-            raise ValueError(f"{name!r} holds whole numbers, and config.json has no quantization_config")
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
+        plain = getattr(said, "quantization_config", None) is None and Path(source).is_dir()
+        if plain and (name := whole_numbers(Path(source), model)):
+            raise ValueError(f"{name!r} holds whole numbers, and config.json has no quantization_config")
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
     finally:
@@ -156,14 +156,14 @@ def prepare(model):
     scratch.set_up()
     check_model(model)
     register()
+    if model not in _prepared and model.config.is_encoder_decoder:
+        raise ValueError(_cannot(model))
+    text = model.config.get_text_config(decoder=True)
+    kinds = model.config.__class__ | text.__class__
+    for config in (model.config, text, *(getattr(module, "config", None) for module in model.modules())):
+        if isinstance(config, kinds):  # a layer that was copied, and has come since, has one of its own
+            answer(config)
     if model not in _prepared:
-        if model.config.is_encoder_decoder:
-            raise ValueError(_cannot(model))
-        text = model.config.get_text_config(decoder=True)
-        configs = [model.config, text, *(getattr(module, "config", None) for module in model.modules())]
-        for config in configs:
-            if isinstance(config, type(model.config) | type(text)):
-                answer(config)
         report_passes(model)
         known = _masks_are_known(model)
         if known is None and not refused_layers(model.config):

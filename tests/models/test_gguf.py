@@ -123,6 +123,11 @@ def with_number(file, key: str, value: int):
     file.write_bytes(content)
 
 
+def without_epsilon(file):
+    made.write(file)
+    file.write_bytes(file.read_bytes().replace(b"norm_rms_epsilon", b"norm_rms_nothing"))
+
+
 BAD = {
     "its quantization type 99 is unknown to": unknown_number,
     ".weight is of quantization type Q8_1, which": lambda file: made.write(file, "Q8_1"),
@@ -132,6 +137,7 @@ BAD = {
     "it scales its rotary embedding": lambda file: made.write(file, scaling="yarn"),
     "it is one of 2 parts; join them": lambda file: made.write(file, parts=2),
     "it says that it has 2147483648 blocks": lambda file: with_number(file, "llama.block_count", 2**31),
+    "it lacks the epsilon of its norms": without_epsilon,
     "it says that it has 1 blocks": lambda file: with_number(file, "llama.block_count", 1),
     "78,720 numbers, where a": lambda file: with_number(file, "llama.embedding_length", 2**31),
 }
