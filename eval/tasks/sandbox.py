@@ -1,9 +1,10 @@
 """A program that a model wrote, run in a process of its own.
 
-The process has one empty folder, no environment but PATH, the standard library alone, a limit of processor
-time and of memory, and no input; what it prints goes nowhere. On Linux it also has namespaces of its own, of
-network and of processes, where the kernel lets `unshare` make them, so whatever it started ends with it.
-Everywhere, an audit hook refuses sockets, new processes, and files outside its folder but Python's own.
+The process stands in an empty folder and has no environment but PATH, the standard library alone, a limit of
+processor time and of memory, and no input; what it prints goes nowhere, and no file grows. An audit hook
+refuses sockets, new processes, and all files but Python's own, which it may read. On Linux, where the kernel
+lets `unshare` make them, it also has namespaces of its own, of network and of processes, so whatever it
+started ends with it.
 
 That keeps mistakes of a model from the machine. It is no jail: a program written to break out of Python's
 audit hooks can. So tasks that run programs are opt-in (`unsafe_code` in their YAML), and programs that
@@ -30,13 +31,13 @@ WAIT = 5
 MEMORY = 2**30  # bytes of address space (macOS does not keep to it)
 
 CHILD = r"""
-import os, resource, sys
+import _posixsubprocess, os, resource, sys
 
 def main():
     told, given = os.write, os.read
     asked, answer, seconds, memory = map(int, sys.argv[1:])
     text = sys.stdin.read()
-    for limit, most in (("CPU", seconds), ("AS", memory), ("FSIZE", 2**20), ("CORE", 0)):
+    for limit, most in (("CPU", seconds), ("AS", memory), ("FSIZE", 0), ("CORE", 0)):
         try:
             resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (most, most))
         except (ValueError, OSError):  # macOS knows no limit of address space
@@ -51,25 +52,28 @@ def main():
 
 def guard():
     real = os.path.realpath
-    mine, python = real(os.getcwd()), [real(path) for path in sys.path]
+    roots = [real(path) for path in (os.getcwd(), *sys.path)]
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-    rooms = ("os", "shutil", "socket", "subprocess", "ctypes", "pty", "fcntl", "resource")
+    rooms = ("os", "shutil", "socket", "subprocess", "ctypes", "sqlite3", "pty", "fcntl", "resource")
 
-    def below(path, roots):
+    def below(path):
         path = real(os.fsdecode(path))
         return any(path == root or path.startswith(root + os.sep) for root in roots)
 
-    def hook(event, args):
-        if event == "open" and not isinstance(args[0], int):
-            if below(args[0], [mine]) or not args[2] & writes and below(args[0], python):
-                return
-        elif event in ("os.listdir", "os.scandir"):
-            if below("." if args[0] is None else args[0], [mine, *python]):
-                return
-        elif event == "open" or event.partition(".")[0] not in rooms:
-            return
-        raise PermissionError(event + " is not for a program that a model wrote")
+    def refuse(*what):
+        raise PermissionError("this is not for a program that a model wrote")
 
+    def hook(event, args):
+        if event == "open":
+            allowed = isinstance(args[0], int) or not args[2] & writes and below(args[0])
+        elif event in ("os.listdir", "os.scandir"):
+            allowed = below("." if args[0] is None else args[0])
+        else:
+            allowed = event.partition(".")[0] not in rooms
+        if not allowed:
+            refuse()
+
+    _posixsubprocess.fork_exec = refuse  # no event of the audit says that it is called
     sys.addaudithook(hook)
 
 leave = os._exit
@@ -85,7 +89,7 @@ def passes(program: str, seconds: int = SECONDS, memory: int = MEMORY) -> bool:
         hear, answer = _pipe(stack)
         os.write(give, secret)
         folder = stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        python = [sys.executable, "-s", "-P", "-S", "-X", "utf8", "-c", CHILD]
+        python = [sys.executable, "-BPSs", "-X", "utf8", "-c", CHILD]
         child = subprocess.Popen(
             [*_apart(), *python, *map(str, (asked, answer, seconds, memory))],
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,

