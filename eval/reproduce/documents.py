@@ -11,13 +11,13 @@ import pandas
 from ..core.digests import ROOT
 from ..core.files import write_file
 from ..report.records import provenance
-from . import gates, peers, steps, tables, timed
+from . import gates, ledger, peers, steps, tables, timed
 from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
 DOCUMENTS = [ROOT / "README.md"] + [
     ROOT / "docs" / f"{name}.md"
-    for name in ("results", "protocols", "quantization", "toy_and_real", "performance", "gate")
+    for name in ("results", "protocols", "quantization", "toy_and_real", "performance", "gate", "ledger")
 ]
 MARKED = re.compile(r"(<!-- results: ([^>]*?) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 RESULTS = ROOT / "docs" / "results"
@@ -80,7 +80,8 @@ def filled(text: str) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "kernels": timed.kernels, "peers": timed.pairs, "speed": timed.speed, "gates": gates.verdicts,
-    "foreseen": gates.foreseen, "calibrated": gates.calibrated, "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
+    "foreseen": gates.foreseen, "calibrated": gates.calibrated, "ledger": ledger.table,
+    "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
     "curves": tables.curves, "formats": tables.formats, "lengths": tables.lengths,
     "perplexity": tables.perplexity, "reuse": tables.reuse,
 }  # fmt: skip

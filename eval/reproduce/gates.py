@@ -43,16 +43,17 @@ def verdicts() -> str:
 def answered() -> list[tuple[str, str, dict, float, str]]:
     """(family, method, its cost, the share of right answers that it loses, verdict), of every format that was
     both judged by a gate and asked questions."""
-    asked, found = tables.study("answers"), []
+    found = []
     for gate in stored().values():
-        mine = [row for row in asked if gate["model"].startswith(Path(row["model"]).stem)]
         family = re.match(r"[a-z]+", gate["model"])[0]
-        right = lambda method: sum(row["value"] * row["n"] for row in mine if row["method"] == method)
+        mine = [row for row in tables.study("answers") if gate["model"].startswith(Path(row["model"]).stem)]
+        right: dict[str, float] = {}
+        for row in mine:
+            right[row["method"]] = right.get(row["method"], 0.0) + row["value"] * row["n"]
         count = sum(row["n"] for row in mine if row["method"] == "full")
-        methods = {row["method"] for row in mine}
         for line in gate["lines"]:
-            if line["cost"] is not None and line["method"] in methods:
-                lost = (right("full") - right(line["method"])) / count
+            if line["cost"] is not None and line["method"] in right:
+                lost = (right["full"] - right[line["method"]]) / count
                 found.append((family, line["method"], line["cost"], lost, line["verdict"]))
     return found
 
@@ -73,7 +74,9 @@ def calibrated() -> str:
             safe = [harm for high, harm in mine if high <= most]
             counts += [len(safe), sum(safe)]
         total = [a + b for a, b in zip(total, counts, strict=True)]
-        body.append([left, str(len(mine)), str(sum(harm for _, harm in mine)), f"{limit:.2g}", *map(str, counts)])
+        body.append(
+            [left, str(len(mine)), str(sum(harm for _, harm in mine)), f"{limit:.2g}", *map(str, counts)]
+        )
     harmful = sum(lost >= HARM for *_, lost, _ in found)
     body.append(["all", str(len(found)), str(harmful), "", *map(str, total)])
     head = ["left out", "formats", f"lose {100 * HARM:.0f} points", "limit of the others", "safe by it"]

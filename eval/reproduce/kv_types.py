@@ -1,6 +1,6 @@
 """Types: what llama.cpp's own types of K and V cost a model, beside ours: one GGUF file, the gate's tokens.
 
-`python -m eval.reproduce.kv_types --model FILE.gguf --gate GATE.json` writes `llama-NAME.json` beside the gate. It
+`python -m eval.reproduce.kv_types --model FILE.gguf --name NAME` writes docs/results/llama/NAME.json. It
 needs llama.cpp as docs/performance.md builds it.
 """
 
@@ -20,6 +20,7 @@ from kvlab.gating.reading import Reading
 from kvlab.gating.texts import rows
 from kvlab.models import ModelShape
 
+from ..core.digests import ROOT
 from ..core.files import write_file
 from . import llama
 
@@ -28,7 +29,7 @@ UNTURNED = "LLAMA_ATTN_ROT_DISABLE"  # without llama.cpp's rotation, which it ap
 
 
 def said(model: llama.Model, shape: ModelShape, ids: torch.Tensor, kind: str) -> list[torch.Tensor]:
-    """Log-probabilities `[rows, vocabulary]` after each of the `DECODED` last tokens of ids `[rows, tokens]`."""
+    """Log-probabilities `[rows, vocabulary]` after each of the `DECODED` last tokens of `[rows, tokens]`."""
     found = []
     for row in ids:
         run = llama.Context(model, shape, kind, True, len(row), torch.get_num_threads())
@@ -41,23 +42,28 @@ def said(model: llama.Model, shape: ModelShape, ids: torch.Tensor, kind: str) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
-    parser.add_argument("--gate", type=Path, required=True, help="its gate, which names the file's folder")
+    parser.add_argument("--name", required=True, help="of the file that is written")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     model, tokenizer = kvlab.load(str(asked.model), engine="eager")
     ids = rows(tokenizer, PROMPT + DECODED, PIECES)
     ours = decoded(Reading.of(model, ids[:, :PROMPT]), ids[:, PROMPT:])
-    shape, theirs, lines = ModelShape.of(model), llama.Model(asked.model), []
+    shape, theirs, lines, f16 = ModelShape.of(model), llama.Model(asked.model), [], []
     for kind, turned in TYPES:
         os.environ[UNTURNED] = "01"[not turned]
         now = said(theirs, shape, ids, kind)
-        base = now if not lines else base
-        for against, right in (("its f16", base), ("kvlab's full", ours)):
+        f16 = now if kind == "f16" else f16
+        for against, right in (("its f16", f16), ("kvlab's full", ours)):
             lines.append({"type": kind, "turned": turned, "against": against, **apart(now, right)})
         print(kind, turned, lines[-2]["nats"], lines[-1]["nats"], flush=True)
-    file = asked.gate.with_name(f"llama-{asked.gate.name}")
-    about = {"model": asked.model.name, "made": made(), "llama.cpp": llama.features(), "tokens": len(ids) * DECODED}
+    file = ROOT / "docs" / "results" / "llama" / f"{asked.name}.json"
+    about = {
+        "model": asked.model.name,
+        "made": made(),
+        "llama.cpp": llama.features(),
+        "tokens": len(ids) * DECODED,
+    }
     write_file(file, json.dumps(about | {"lines": lines}, indent=1) + "\n")
 
 

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 
 from ..core.digests import ROOT
-from . import tables
+from . import collect, tables
 
 ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 HEAD = ["what", "published", "by whom, for what", "ours", "inside", "where it is stored"]
@@ -21,12 +21,23 @@ def table(part: str) -> str:
     is inside the other. An entry whose cell has not been made says so."""
     body = []
     for entry in ENTRIES[part]:
-        found = ours(entry)
+        found, theirs = ours(entry), published(entry)
         where = f"`{entry['file']}`: {', '.join(map(str, entry['pick'].values()))}"
-        cells = ["not made yet", "–"] if found is None else [said(entry, *found), inside(entry, *found)]
-        published = f"{number(entry['published'])} {entry.get('unit', '')}".strip()
-        body.append([entry["what"], published, entry["by"], *cells, where])
+        made = found is not None and theirs is not None
+        cells = [said(*found), inside(theirs, *found)] if made else ["not made yet", "–"]
+        unit = entry.get("unit", "")
+        told = "–" if theirs is None else f"{number(theirs)} {unit}".strip()
+        body.append([entry["what"], told, entry["by"], *cells, where])
     return tables.markdown(HEAD, body)
+
+
+def published(entry: dict) -> float | None:
+    """A number, or one of another program that was measured here: the `nats` of a row of its file."""
+    said = entry["published"]
+    if not isinstance(said, dict):
+        return said
+    row = picked(stored(said["file"]), {key: one for key, one in said.items() if key != "file"})
+    return row and row["nats"]
 
 
 def ours(entry: dict) -> tuple[float, float | None, float | None] | None:
@@ -53,11 +64,10 @@ def stored(file: str) -> list[dict]:
     path = ROOT / "docs" / "results" / file
     if not path.is_file():
         return []
-    if path.parent == ROOT / "docs" / "results":
-        found = tables.study(path.stem)
-        return found or json.loads(path.read_text(encoding="utf-8"))["rows"]
-    lines = json.loads(path.read_text(encoding="utf-8"))["lines"]
-    return [line | (line.get("cost") or {}) for line in lines]
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if "settings" in found:
+        return collect.read(path)
+    return [row | (row.get("cost") or {}) for row in found.get("rows") or found["lines"]]
 
 
 def picked(rows: list[dict], wanted: dict) -> dict | None:
@@ -65,7 +75,7 @@ def picked(rows: list[dict], wanted: dict) -> dict | None:
 
 
 def ratio(mine: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """A perplexity over another, with its interval over chunks. mine, theirs: nats a token, chunk by chunk."""
+    """A perplexity over another, with its interval over chunks. Both in nats a token, chunk by chunk."""
     apart = [a - b for a, b in zip(mine, theirs, strict=True)]
     away = SURE * statistics.stdev(apart) / math.sqrt(len(apart))
     return tuple(math.exp(statistics.mean(apart) + by) for by in (0, -away, away))
@@ -75,13 +85,13 @@ def number(value: float) -> str:
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
 
 
-def said(entry: dict, value: float, low: float | None, high: float | None) -> str:
+def said(value: float, low: float | None, high: float | None) -> str:
     ends = "" if low is None else f" ({number(low)} to {number(high)})"
     return f"{number(value)}{ends}"
 
 
-def inside(entry: dict, value: float, low: float | None, high: float | None) -> str:
+def inside(published: float, value: float, low: float | None, high: float | None) -> str:
     """Whether a published number lies within our interval."""
     if low is None:
-        return f"ours is {value / entry['published']:.2f} times it" if entry["published"] else "–"
-    return "yes" if low <= entry["published"] <= high else "no"
+        return f"no interval; ours is {value / published:.2f} times it"
+    return "yes" if low <= published <= high else "no"

@@ -25,7 +25,13 @@ from ..core.digests import ROOT
 HOME = ROOT / ".llama"
 LIBRARY = HOME / "build" / "bin"
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "q5_0": 6, "q4_0": 2}  # of K and V, by their numbers in ggml.h
-BITS = {"f32": 32.0, "f16": 16.0, "q8_0": 8.5, "q5_0": 5.5, "q4_0": 4.5}  # of a value, the scales of its block included
+BITS = {
+    "f32": 32.0,
+    "f16": 16.0,
+    "q8_0": 8.5,
+    "q5_0": 5.5,
+    "q4_0": 4.5,
+}  # of a value, the scales of its block included
 CHUNK = 512  # tokens of a sequence with which a cache is filled
 SPARE = 256  # slots beyond the tokens asked for: llama.cpp pads to as many
 OF_WEIGHTS = {"fp32": "f32", "bf16": "bf16", "int8": "q8_0"}  # their name for weights that are as narrow

@@ -14,7 +14,8 @@ from eval.reproduce.studies import STUDIES
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {
-    RESULTS / f"{name}.json" for name in ("attention", "clock", "harness", "harness_avx2", "harness_all")
+    RESULTS / f"{name}.json"
+    for name in ("attention", "clock", "harness", "harness_avx2", "harness_all", "offload")
 }  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 STUDIED = [file for file in STORED if file.stem in STUDIES]
