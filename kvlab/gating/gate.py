@@ -25,8 +25,8 @@ from .rules import by_answers, verdict_of
 from .texts import rows
 
 FORMATS = (
-    "int8", "fp8", "kivi4", "mixed", "int4", "int4:group=32", "int4:axis=channel", "int4:rotate=true", "kivi2",
-    "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
+    "int8", "fp8", "kivi4", "mixed", "int4", "int4:group=32", "int4:axis=channel", "int4:rotate=true",
+    "kivi2", "nvfp4", "mxfp4", "turboquant", "int5", "int8:axis=channel", "kvquant",
 )  # fmt: skip
 KEEPS = ("h2o:budget=0.5", "snapkv:budget=0.5", "kvzip:budget=0.5", "sinks:budget=0.5")
 PROMPT, DECODED, PIECES = 160, 88, 2  # tokens of a row, and rows of every kind of text: 528 are decoded
