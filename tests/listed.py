@@ -1,4 +1,4 @@
-"""Lists of methods in README and docs/promises.md, from what every method says of itself: `python -m
+"""Lists of methods in docs/methods.md and docs/promises.md, from what every method says of itself: `python -m
 tests.listed` writes them."""
 
 import re
@@ -10,7 +10,7 @@ from kvlab.named import CHOSEN
 PROMISES = Path(__file__).parents[1] / "docs/promises.md"
 UNSCORED = ("sinks", "duo", "random")  # keeps that go by nothing that arithmetic can shift
 FETCHES = ("topk", "infinigen", "quest", "shadowkv")
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs/methods.md"
 BEGIN, END = "<!-- methods: python -m tests.listed -->", "<!-- end of methods -->"
 
 
@@ -26,8 +26,8 @@ def table() -> str:
 
 
 def parts() -> tuple[str, str, str]:
-    """README before the table, the table, and what follows."""
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+    """docs/methods.md before the table, the table, and what follows."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     inside, _, after = rest.partition(END)
     return before, inside.strip(), after
 
@@ -45,4 +45,4 @@ def promised() -> str:
 if __name__ == "__main__":
     PROMISES.write_text(promised(), encoding="utf-8")
     before, _, after = parts()
-    README.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")
+    PAGE.write_text(f"{before}{BEGIN}\n{table()}\n{END}{after}", encoding="utf-8")

@@ -1,5 +1,4 @@
-"""Page: the marked tables of docs/gpu.md, from docs/results/gpu/*.json, machines one after the other; and
-README's, of the newest run.
+"""Page: the marked tables of docs/gpu.md, from docs/results/gpu/*.json, machines one after the other.
 
 What a table shows is the rows as a run wrote them; only ratios within a table and what is said of goals are
 computed here.
@@ -61,9 +60,7 @@ def write(docs: Path) -> str:
                 raise ValueError("it is of a dry run, which says nothing about a GPU")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Problem(f"{file}: no gpu.json that can be shown ({error})") from None
-    for one in (page, docs.parent / "README.md"):
-        if one.is_file():
-            write_file(one, filled(one.read_text(encoding="utf-8"), machines))
+    write_file(page, filled(page.read_text(encoding="utf-8"), machines))
     return f"{page}: {len(machines)} machines"
 
 

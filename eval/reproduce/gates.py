@@ -24,12 +24,12 @@ def stored() -> dict[str, dict]:
     }
 
 
-def verdicts() -> str:
-    """Methods by models: the verdict, nats and the share of most probable tokens that are the same."""
+def verdicts(*methods: str) -> str:
+    """These methods, or all, by models: verdict, nats, share of most probable tokens that are the same."""
     found, cells = stored(), []
     for model, gate in found.items():
         for line in gate["lines"]:
-            if (spent := line["cost"]) is not None:
+            if (spent := line["cost"]) is not None and line["method"] in (methods or [line["method"]]):
                 told = f"{line['verdict']}: {spent['nats']:.2g} ({100 * spent['agrees']:.0f} %)"
                 cells.append((f"`{line['method']}`", model, told))
     made = "; ".join(
