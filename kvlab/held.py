@@ -87,11 +87,23 @@ class Held(CacheLayerMixin):
         values = torch.zeros(len(rows), self.kv_heads, 1, self.shape.value_dim, **how)
         twin = copy.deepcopy(self)
         twin.reorder_cache(torch.tensor(rows))
+        twin.check_kinds(query[:, : self.kv_heads], values)
         with suppress(ValueError):
             for _ in range(2):
                 twin.place.speculate(twin, lambda **norm: query)
                 twin.update(query[:, : self.kv_heads], values)
                 twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
+
+    def check_kinds(self, keys: Tensor, values: Tensor) -> None:
+        """ValueError where codes are held as other numbers than these new K and V would be."""
+        if not hasattr(self.store, "encode"):
+            return
+        coded = copy.deepcopy(self.store).encode(keys, values)
+        for part in (self.store, getattr(self.store, "left", self.store)):
+            held = (*part.keys, *part.values) if part.keys else ()
+            for x, fresh in zip(held, (*coded[0], *coded[1]), strict=False):
+                if x.dtype != fresh.dtype and not (x.is_floating_point() and fresh.is_floating_point()):
+                    raise ValueError(f"it holds {x.dtype} in the place of {fresh.dtype}")
 
     # What transformers calls.
 

@@ -324,6 +324,23 @@ def test_forged_contents_are_one_line(seed, tmp_path):
         stepper.feed(prompt(1, 3))
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_codes_of_another_kind_are_one_line(seed, tmp_path):
+    """What a format stores in whole numbers or in floats, held as the other."""
+    dice = random.Random(seed)
+    method = dice.choice(["full", "int8", "int4", "mixed", "mxfp4", "fp8", "h2o:budget=0.5", "topk", "duo"])
+    model, path, _ = saved(tmp_path, profiled(method, tiny("llama")))
+    about, tensors = contents(path)
+    store = json.loads(about["layers"])[0]["store"]
+    held = [one["tensor"] for one in inside([store.get("keys"), store.get("left")]) if "tensor" in one]
+    name = dice.choice(held)
+    other = [torch.bool, torch.int8] if tensors[name].is_floating_point() else [torch.bool, torch.float32]
+    tensors[name] = tensors[name].to(dice.choice(other))
+    forge(path, about, tensors)
+    with pytest.raises(ValueError, match="holds no cache of"):
+        kvlab.load_cache(path, model)
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_a_layer_whose_counts_are_not_its_tokens_is_one_line(seed, tmp_path):
     """A number, or what would take another turn: each alone would be read, and answer otherwise."""
@@ -368,7 +385,8 @@ def test_a_file_imports_no_module(tmp_path):
 def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, way, tmp_path):
     """Padded rows, steps, forks, `hold` and `crop` before it is saved; and more steps after it was loaded."""
     dice = random.Random(method + way)
-    model, path = tiny("llama"), tmp_path / "cache.safetensors"
+    model = tiny("llama", dtype=dice.choice([torch.float32, torch.float64]))
+    path = tmp_path / "cache.safetensors"
     ids = torch.randint(0, 96, (2, 60), generator=torch.Generator().manual_seed(1))
     mask = torch.ones_like(ids)
     mask[dice.randrange(2), : dice.randrange(9)] = 0

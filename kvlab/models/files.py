@@ -25,9 +25,9 @@ def unlike(found: dict) -> str | None:
 
 
 def whole_numbers(folder: Path, model) -> str | None:
-    """The first weight of the model that holds whole numbers in a folder's files: without a quantization that
-    says what they stand for, transformers takes them for the model's own. Masks that old checkpoints hold,
-    of four dimensions, are no weights."""
+    """The first weight of the model that holds whole (or complex) numbers in a folder's files: without a
+    quantization that says what they stand for, transformers takes them for the model's own. Masks that old
+    checkpoints hold, of four dimensions, are no weights."""
     ends = tuple({f".{name.rpartition('.')[2]}" for name, _ in model.named_parameters()})
     for name, numbers, dimensions in _tensors(folder):
         if numbers and dimensions < 4 and f".{name}".endswith(ends):
@@ -45,10 +45,10 @@ def _tensors(folder: Path) -> Iterator[tuple[str, bool, int]]:
             for name in opened.keys():  # noqa: SIM118 (no mapping)
                 held = opened.get_slice(name)
                 kind = held.get_dtype()  # such as F32, BF16, I8, BOOL
-                yield name, not kind.startswith(("F", "BF", "C")), len(held.get_shape())
+                yield name, not kind.startswith(("F", "BF")), len(held.get_shape())
     for file in () if files else sorted(folder.glob("*.bin")):
         for name, tensor in torch.load(file, map_location="meta", weights_only=True).items():
-            yield name, not (tensor.is_floating_point() or tensor.is_complex()), tensor.dim()
+            yield name, not tensor.is_floating_point(), tensor.dim()
 
 
 def sha256(file: Path) -> str:

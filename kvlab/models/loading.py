@@ -93,7 +93,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         )
         plain = getattr(said, "quantization_config", None) is None and Path(source).is_dir()
         if plain and (name := whole_numbers(Path(source), model)):
-            raise ValueError(f"{name!r} holds whole numbers, and config.json has no quantization_config")
+            raise ValueError(f"{name!r} holds whole or complex numbers, but config.json no quantization")
     except Exception as error:
         raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
     finally:

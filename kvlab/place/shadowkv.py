@@ -173,7 +173,7 @@ class ShadowState(DeviceState):
         )  # [batch, slots, h * d]
         exactly = plain.double()
         main = torch.linalg.eigh(exactly.transpose(1, 2) @ exactly).eigenvectors  # V of plain = U S V'
-        main = main[..., -self.policy.columns(main.shape[-1]) :].to(wide)
+        main = main[..., -self.policy.columns(main.shape[-1]) :].to(wide, copy=True)
         self.low, self.basis = ((plain @ main)[:, None].to(keys.dtype), main.transpose(1, 2).to(keys.dtype))
         chunk = self.policy.chunk
         whole = (torch.tensor(layer.lengths, device=at.device) // chunk - self.policy.recent).clamp(min=0)
