@@ -36,8 +36,10 @@ class NoCache(Bound):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
-    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+    def update(self, *args, **kwargs):
         raise ValueError(
             "recompute keeps no keys and values: use kvlab.decode(model, ids, cache, n), or "
             "model.generate(..., use_cache=False)"
         )
+
+    has_previous_state = get_conv_state = update_conv_state = update  # what a layer with a state asks first

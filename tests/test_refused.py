@@ -4,6 +4,7 @@ import re
 
 import pytest
 import torch
+from families import models as families
 from reference.definitions import store as reference
 from tiny import prompt, tiny
 
@@ -262,3 +263,10 @@ def test_a_number_under_another_keyword_is_not_swallowed(name, value):
     cache.reset()
     model(prompt(7), past_key_values=cache, token_type_ids=torch.zeros(1, 7, dtype=torch.long))
     assert torch.equal(model(prompt(7), **{name: value}).logits, model(prompt(7)).logits), "without our cache"
+
+
+@pytest.mark.parametrize("name", ["Llama", "Jamba", "LFM2", "Qwen3-Next"])
+def test_generate_through_recompute_is_refused(name):
+    model = families.family(name)
+    with pytest.raises(ValueError, match=r"recompute keeps no keys and values: use kvlab\.decode"):
+        model.generate(prompt(9), past_key_values=kvlab.make_cache(model, "recompute"), max_new_tokens=2)
