@@ -80,8 +80,8 @@ def filled(text: str) -> str:
 
 TABLES: dict[str, Callable[..., str]] = {
     "kernels": timed.kernels, "peers": timed.pairs, "speed": timed.speed, "gates": gates.verdicts,
-    "foreseen": gates.foreseen, "calibrated": gates.calibrated, "ledger": ledger.table,
-    "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
+    "foreseen": gates.foreseen, "calibrated": gates.calibrated, "answers": gates.answers,
+    "ledger": ledger.table, "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
     "curves": tables.curves, "formats": tables.formats, "lengths": tables.lengths,
     "perplexity": tables.perplexity, "reuse": tables.reuse,
 }  # fmt: skip

@@ -58,6 +58,19 @@ def answered() -> list[tuple[str, str, dict, float, str]]:
     return found
 
 
+def answers() -> str:
+    """Formats by models: right answers under each, as `tables.percent` says them."""
+    short = lambda model: re.sub(r"(-instruct)?-q4_k_m\.gguf$", "", model)
+    rows = [row | {"model": short(row["model"])} for row in tables.study("answers")]
+    if not rows:
+        return tables.not_made("python -m eval reproduce --studies answers")
+    keys = dict.fromkeys((row["task"], row["model"]) for row in sorted(rows, key=lambda row: row["task"]))
+    found, there = tables.scores(rows, ("task", "model"), keys, "{}: {}")
+    found.loc["guessing"] = tables.guessing(there)
+    note = f"{tables.models_of(rows)}; * differs from `full` (McNemar, p < 0.05); {tables.made(rows[0])}"
+    return tables.markdown(["method"], found, note)
+
+
 def calibrated() -> str:
     """Each family left out in turn: the limit that the others give, which is the smallest upper end of an
     interval among their formats that lose answers, and what it and ours call safe in that family."""
