@@ -35,7 +35,7 @@ PARTS = re.compile(
     re.S,
 )
 GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/sources.md", "docs/troubleshooting.md")
-ABOUT = ("docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
+ABOUT = ("docs/use.md", "docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
 LIVE = "notebooks/page.html"
 WELCOME = f"""# What does the cache still hold?

@@ -1,6 +1,7 @@
 """kvlab: a course and a laboratory about the KV cache of language models."""
 
 from . import keep, place, store
+from .ask import ask
 from .bill import bill
 from .decode import Stepper, Trace, decode
 from .methods import FIRST_WAVE, METHODS, method
@@ -8,8 +9,8 @@ from .models import prepare
 
 __version__ = "0.1.0"
 __all__ = [
-    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "bill", "decode", "gate", "keep", "load",
-    "load_cache", "make_cache", "method", "place", "prepare", "store",
+    "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "ask", "bill", "decode", "gate", "keep",
+    "load", "load_cache", "make_cache", "method", "place", "prepare", "store",
 ]  # fmt: skip
 
 
@@ -23,3 +24,7 @@ def __getattr__(name: str):
 
         return gate
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The `kvlab` command: `doctor`, `fetch`, `methods`, `bill`, `gate`, and `eval`, the harness."""
+"""The `kvlab` command: `doctor`, `fetch`, `methods`, `ask`, `bill`, `gate`, and `eval`, the harness."""
 
 from __future__ import annotations
 
@@ -78,6 +78,38 @@ def methods(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def ask(arguments: argparse.Namespace) -> int:
+    """Print what several methods answer, side by side."""
+    from .ask import ask
+    from .make import load, make_cache
+
+    context, methods = text_of(arguments.context), separated(arguments.method)
+    model, tokenizer = load(arguments.model)
+    for method in methods:
+        make_cache(model, method)  # what is refused is refused now, not when the others have answered
+    how = {"protocol": arguments.protocol, "chat": arguments.chat, "max_new_tokens": arguments.tokens}
+    answers = [ask(model, tokenizer, context, arguments.question, method, **how) for method in methods]
+    wide = max(map(len, methods))
+    for question, said in zip(arguments.question, zip(*answers, strict=True), strict=True):
+        print(f"\n{question}")
+        for method, answer in zip(methods, said, strict=True):
+            print(f"  {method:{wide}}  {' '.join(answer.text.split())}\n  {'':{wide}}  [{answer.cost}]")
+    return 0
+
+
+def text_of(path: str) -> str:
+    """The text in a file; ValueError for one that is empty or holds something else."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise ValueError(f"{path}: expected text in UTF-8")
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty")
+    return text
+
+
 def bill(arguments: argparse.Namespace) -> int:
     """Print what a model costs on a device."""
     from .bill import bill, show
@@ -101,7 +133,7 @@ def gate(arguments: argparse.Namespace) -> int:
     from .gating import gate, show
     from .make import load
 
-    text = None if arguments.text is None else Path(arguments.text).read_text(encoding="utf-8")
+    text = None if arguments.text is None else text_of(arguments.text)
     methods = None if arguments.methods is None else separated(arguments.methods)
     for file in filter(None, (arguments.json, arguments.html)):
         Path(file).touch()  # a file that cannot be written is refused now, not in ten minutes
@@ -169,6 +201,22 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")
     command.set_defaults(run=methods)
+
+    command = commands.add_parser("ask", help="what several methods answer about a text, side by side")
+    command.add_argument("--model", help="a name, a folder or a GGUF file (the workshop model)")
+    command.add_argument("--context", required=True, metavar="FILE", help="the text that is asked about")
+    command.add_argument("--question", action="append", required=True, help="one, or more when repeated")
+    command.add_argument(
+        "--method", nargs="+", default=["full"], help="such as full,snapkv:budget=0.2 (full)"
+    )
+    command.add_argument(
+        "--protocol",
+        default="many-questions",
+        help="question-inside: compressed with the question (many-questions)",
+    )
+    command.add_argument("--chat", action="store_true", help="in the tokenizer's chat template")
+    command.add_argument("--tokens", type=int, default=64, help="of an answer, at most (64)")
+    command.set_defaults(run=ask)
 
     command = commands.add_parser("bill", help="what a model costs on a device: bytes, time, money")
     command.add_argument(

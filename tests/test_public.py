@@ -60,6 +60,12 @@ CALLS = {  # name -> what gives the call, and a right value for each of its argu
             "attention_mask": None,
         },
     ),
+    "ask": lambda: (
+        kvlab.ask,
+        dict(zip(("model", "tokenizer"), kvlab.load(), strict=True))
+        | {"context": "Mia ran.", "questions": ["Who?"], "method": "full", "protocol": "many-questions"}
+        | {"chat": False, "max_new_tokens": 1, "streamer": None},
+    ),
     "Stepper": lambda: (kvlab.Stepper, {"model": model(), "cache": cache()}),
     "Stepper.feed": lambda: (
         kvlab.Stepper(model(), cache()).feed,

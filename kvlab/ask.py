@@ -1,0 +1,168 @@
+"""Ask: one question or many about a context that a cache holds, in one call."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .bill.show import seconds, size
+from .decode import Stepper, _now
+from .errors import first_line
+from .parameters import check_bool, check_kind, check_one_of, check_whole, shown
+
+PROTOCOLS = ("many-questions", "question-inside")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to one question, and what it cost."""
+
+    text: str  # without special tokens
+    tokens: list[int] = field(repr=False)  # all that were made, an end token included
+    stats: object  # `cache.stats()` after the answer
+    seconds: float  # of this question and its answer
+    context_seconds: float = field(repr=False)  # of the context, once for all questions on it
+
+    @property
+    def cost(self) -> str:
+        """Bytes, tokens and time in a line."""
+        said = self.stats
+        host = f" and {size(said.host_bytes)} on the host" if said.host_bytes else ""
+        held = f"{said.tokens_held:,} of {said.tokens_seen:,} tokens held"
+        return f"{size(said.device_bytes)} on the device{host}, {held}, {seconds(self.seconds)}"
+
+    def __str__(self) -> str:
+        return f"{self.text.strip()}\n[{self.cost}]"
+
+
+def ask(
+    model, tokenizer=None, context=None, questions=None, method="full", protocol="many-questions", chat=False,
+    max_new_tokens=64, streamer=None,
+):  # fmt: skip
+    """Ask a question, or a list of them, about a context; returns an `Answer`, or a list of them.
+
+    model, tokenizer: what `kvlab.load` returns; or a name in the model's place, which is loaded. context: a
+    text. A question follows it on a new line. method: what `kvlab.make_cache` takes. protocol:
+    "many-questions" compresses the context once, then each question goes on with a copy of that cache;
+    "question-inside" compresses context and question together, for each question (docs/protocols.md). chat:
+    context and question are a user's turn in the tokenizer's chat template. streamer: one of transformers',
+    told of each prompt and its answer as `generate` tells it.
+
+    Answers are greedy: at most max_new_tokens, up to any end token of the model's generation_config, whose
+    other settings are not applied. Raises ValueError or TypeError for an empty context or question, more
+    tokens than the model's context, a method that the model refuses, and a tokenizer without a template.
+    """
+    _check(context, questions, protocol, chat, max_new_tokens, streamer)
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ValueError(
+                f"model={shown(model)}: a name brings its own tokenizer; expected none beside it"
+            )
+        from .make import load
+
+        model, tokenizer = load(model)
+    from .make import make_cache
+
+    first = Stepper(model, make_cache(model, method))
+    prompts = _prompts(tokenizer, context, [questions] if isinstance(questions, str) else questions, chat)
+    prompts = [[torch.tensor([ids], device=model.device) for ids in prompt] for prompt in prompts]
+    for prompt in prompts if first.context and not first.cache.renumbers else ():
+        first.check_room(sum(ids.shape[1] for ids in prompt) + max_new_tokens - 1)
+    begun, found = _now(model.device), []
+    if protocol == "many-questions":
+        first.feed(prompts[0][0], last=True)
+        first.cache.hold()
+    spent = _now(model.device) - begun
+    for head, tail in prompts:
+        begun, whole = _now(model.device), torch.cat([head, tail], 1)
+        if streamer is not None:
+            streamer.put(whole.cpu())
+        if protocol == "many-questions":
+            stepper = copy.copy(first)  # goes on with a cache of its own
+            stepper.cache = copy.deepcopy(first.cache)
+        else:
+            stepper, tail = Stepper(model, make_cache(model, method)), whole
+        tokens = _answer(stepper, tail, max_new_tokens, streamer)
+        text, stats = tokenizer.decode(tokens, skip_special_tokens=True), stepper.cache.stats()
+        found.append(Answer(text, tokens, stats, _now(model.device) - begun, spent))
+    return found[0] if isinstance(questions, str) else found
+
+
+def _answer(stepper: Stepper, ids: Tensor, most: int, streamer) -> list[int]:
+    """Greedy tokens after ids `[1, tokens]`. The last of these is a step of its own, so that even an answer
+    of one token comes from what the cache holds."""
+    ends = stepper.model.generation_config.eos_token_id
+    ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
+    if ids.shape[1] > 1:
+        stepper.feed(ids[:, :-1], last=True)
+    tokens, ids = [], ids[:, -1:]
+    while len(tokens) < most and not ends.intersection(tokens[-1:]):
+        ids = stepper.feed(ids, last=True).argmax(-1, keepdim=True)
+        tokens.append(int(ids))
+        if streamer is not None:
+            streamer.put(ids[0].cpu())
+    if streamer is not None:
+        streamer.end()
+    return tokens
+
+
+def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[tuple[list[int], list[int]]]:
+    """The ids of the context, which are the same for all questions, and those of each question."""
+    from transformers import PreTrainedTokenizerBase
+
+    check_kind("tokenizer", tokenizer, PreTrainedTokenizerBase, "the tokenizer of the model")
+    if chat and not tokenizer.chat_template:
+        raise ValueError("chat=True: this tokenizer has no chat template")
+    line = "" if context.endswith("\n") else "\n"
+    head, texts = context, [f"{context}{line}{question}" for question in questions]
+    if chat:
+        # A template may change the ends of what it is given. So it is asked where the context ends: before a
+        # mark in the question's place.
+        mark = "\N{OBJECT REPLACEMENT CHARACTER}"
+        head, *rest = _turn(tokenizer, context + mark).split(mark)
+        texts = [_turn(tokenizer, text) for text in texts]
+        if len(rest) != 1 or not all(text.startswith(head) for text in texts):
+            raise ValueError("chat=True: the chat template does not show the user's words as they are")
+    start = tokenizer(head, add_special_tokens=not chat).input_ids
+    found = []
+    for text in texts:
+        ids = tokenizer(text, add_special_tokens=not chat).input_ids
+        if ids[: len(start)] == start:
+            found.append((start, ids[len(start) :]))
+        else:  # a token reaches across the end of the context
+            found.append((start, tokenizer(text[len(head) :], add_special_tokens=False).input_ids))
+    return found
+
+
+def _turn(tokenizer, said: str) -> str:
+    """A user's turn in the chat template, up to where the answer begins."""
+    try:
+        turns = [{"role": "user", "content": said}]
+        return tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    except Exception as error:  # a template is a program
+        raise ValueError(f"chat=True: the chat template cannot be used: {first_line(error)}") from error
+
+
+def _check(context, questions, protocol, chat, max_new_tokens, streamer) -> None:
+    """TypeError or ValueError for what cannot be asked."""
+    check_kind("context", context, str, "a text")
+    check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
+    if not questions:
+        raise ValueError(f"questions={shown(questions)}: expected one at least")
+    for question in [questions] if isinstance(questions, str) else questions:
+        check_kind("a question", question, str, "a text")
+        if not question.strip():
+            raise ValueError(f"questions={shown(questions)}: one of them is empty")
+    if not context.strip():
+        raise ValueError(f"context={shown(context)}: it is empty")
+    check_one_of("protocol", protocol, PROTOCOLS)
+    check_bool("chat", chat)
+    check_whole("max_new_tokens", max_new_tokens, 1)
+    if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
+        raise TypeError(
+            f"streamer is a {type(streamer).__name__}: expected put and end, as transformers' have"
+        )

@@ -1,0 +1,245 @@
+"""`kvlab.ask` is what is done by hand with a Stepper, or a refusal in one line."""
+
+import copy
+
+import pytest
+import torch
+from cut_examples import chatting
+from tiny import tiny
+
+import kvlab
+from kvlab import cli
+
+CONTEXT = "The brown dog Otis slept by the river. The red cat Mia ran to the barn."
+ASKED = ["Question: the brown dog", "Question: the red cat"]
+METHODS = [
+    "full",
+    "recompute",
+    "int4",
+    "kivi2:group=4,recent=6",
+    "sinks:budget=0.5",
+    "h2o:budget=0.5",
+    "kvzip:budget=0.4",
+    "snapkv:budget=0.3",
+    "topk:budget=0.3",
+    "infinigen:budget=0.3",
+    "adakv:of=keydiff,budget=0.3",
+    "static",
+]
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    """A tiny model with the workshop's vocabulary, and the tokenizer of that."""
+    return tiny("llama", vocab_size=4160), kvlab.load()[1]
+
+
+def ids(tokenizer, text):
+    return torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+
+
+def by_hand(model, method, context, question, count):
+    """Tokens after a question, fed as docs/protocols.md says; without a question the prompt is compressed."""
+    stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
+    if question is None:
+        context, question = context[:, :-1], context[:, -1:]
+        stepper.feed(context)
+    else:
+        stepper.feed(context)
+        stepper.cache.hold()
+        stepper.feed(question[:, :-1])
+    made, fed = [], question[:, -1:]
+    for _ in range(count):
+        fed = stepper.feed(fed)[:, -1].argmax(-1, keepdim=True)
+        made.append(int(fed))
+    return made, stepper.cache.stats()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_what_is_done_by_hand(loaded, method):
+    model, tokenizer = loaded
+    found = kvlab.ask(model, tokenizer, CONTEXT, ASKED, method, max_new_tokens=4)
+    inside = kvlab.ask(model, tokenizer, CONTEXT, ASKED, method, "question-inside", max_new_tokens=4)
+    for question, answer, seen in zip(ASKED, found, inside, strict=True):
+        context, tail = ids(tokenizer, CONTEXT), ids(tokenizer, f"\n{question}")
+        assert (answer.tokens, answer.stats) == by_hand(model, method, context, tail, 4)
+        whole = torch.cat([context, tail], 1)
+        assert (seen.tokens, seen.stats) == by_hand(model, method, whole, None, 4)
+        assert answer.text == tokenizer.decode(answer.tokens, skip_special_tokens=True)
+        assert answer.cost in str(answer)
+
+
+@pytest.mark.parametrize("method", METHODS[3:8])
+def test_a_question_is_answered_as_if_it_were_alone(loaded, method):
+    """Neither the others nor their order matter."""
+    model, tokenizer = loaded
+    alone = [kvlab.ask(model, tokenizer, CONTEXT, one, method, max_new_tokens=3) for one in ASKED]
+    for order in (ASKED, ASKED[::-1], [*ASKED, *ASKED]):
+        found = kvlab.ask(model, tokenizer, CONTEXT, order, method, max_new_tokens=3)
+        for question, answer in zip(order, found, strict=True):
+            want = alone[ASKED.index(question)]
+            assert (answer.tokens, answer.stats) == (want.tokens, want.stats)
+
+
+@pytest.mark.parametrize("context", [CONTEXT, f"  {CONTEXT} \n", f"{CONTEXT}\n\n"])
+def test_the_cut_in_a_chat_template(loaded, context):
+    model, tokenizer = loaded[0], chatting(loaded[1])
+    trimming = copy.deepcopy(tokenizer)
+    trimming.chat_template = tokenizer.chat_template.replace("m['content']", "m['content'] | trim")
+    for one in (tokenizer, trimming):
+        told = Told()
+        found = kvlab.ask(
+            model, one, context, ASKED[0], "h2o:budget=0.5", chat=True, max_new_tokens=3, streamer=told
+        )
+        line = "" if context.endswith("\n") else "\n"
+        turns = [{"role": "user", "content": f"{context}{line}{ASKED[0]}"}]
+        text = one.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        assert one.decode(told.put_in[0][0]) == text
+        shown = context if one is tokenizer else context.lstrip()
+        cut = text.index(shown) + len(shown)
+        head, tail = ids(one, text[:cut]), ids(one, text[cut:])
+        assert told.put_in[0].tolist() == torch.cat([head, tail], 1).tolist()
+        assert (found.tokens, found.stats) == by_hand(model, "h2o:budget=0.5", head, tail, 3)
+
+
+class Told:
+    """A streamer that remembers what it is told."""
+
+    def __init__(self):
+        self.put_in, self.ended = [], 0
+
+    def put(self, value):
+        self.put_in.append(value)
+
+    def end(self):
+        self.ended += 1
+
+
+@pytest.mark.parametrize("protocol", ["many-questions", "question-inside"])
+def test_a_streamer_is_told_what_generate_tells_it(loaded, protocol):
+    model, tokenizer = loaded
+    ours, theirs = Told(), Told()
+    answer = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], "full", protocol, max_new_tokens=4, streamer=ours)
+    prompt = ids(tokenizer, f"{CONTEXT}\n{ASKED[0]}")
+    cache = kvlab.make_cache(model, "full")
+    model.generate(
+        prompt, past_key_values=cache, max_new_tokens=4, do_sample=False, pad_token_id=1, streamer=theirs
+    )
+    assert [x.tolist() for x in ours.put_in] == [x.tolist() for x in theirs.put_in]
+    assert ours.ended == theirs.ended == 1
+    assert torch.cat(ours.put_in[1:]).tolist() == answer.tokens
+
+
+def test_it_stops_at_every_end_token(loaded):
+    model, tokenizer = copy.deepcopy(loaded[0]), loaded[1]
+    kvlab.prepare(model)
+    whole = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
+    for place in (1, 4):
+        for ends in (whole[place], [4159, whole[place]]):
+            model.generation_config.eos_token_id = ends
+            found = kvlab.ask(model, tokenizer, CONTEXT, ASKED[0], max_new_tokens=6).tokens
+            assert found == whole[: whole.index(whole[place]) + 1]
+
+
+def test_a_name_in_the_models_place():
+    answer = kvlab.ask("workshop", context=CONTEXT, questions=ASKED, max_new_tokens=3)[1]
+    assert answer.text.strip().startswith("Mia") and answer.stats.tokens_held == answer.stats.tokens_seen
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [
+        ({"context": " \n"}, r"^context=' \\n': it is empty$"),
+        ({"questions": []}, r"^questions=\[\]: expected one"),
+        ({"questions": ["a", " "]}, r"one of them is empty$"),
+        ({"questions": 5}, r"^questions is a int"),
+        ({"context": "Otis " * 200}, r"are more than the model's context of 128$"),
+        ({"max_new_tokens": 128}, r"are more than the model's context of 128$"),
+        ({"method": "h3o"}, r"did you mean h2o"),
+        ({"protocol": "reuse"}, r"^protocol='reuse': expected one of many"),
+        ({"chat": True}, r"^chat=True: this tokenizer has no chat template$"),
+        ({"tokenizer": len}, r"^tokenizer is"),
+        ({"streamer": 3}, r"^streamer is a int"),
+        ({"model": "workshop"}, r"^model='workshop': a name brings"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(loaded, wrong, says):
+    given = {"model": loaded[0], "tokenizer": loaded[1], "context": CONTEXT, "questions": ASKED}
+    with pytest.raises((ValueError, TypeError), match=says) as error:
+        kvlab.ask(**given | wrong)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "template, says",
+    [
+        ("{{ raise_exception('no') }}", "cannot be used"),
+        ("{{ nothing.at.all }}", "cannot be used"),
+        ("{{ messages[0].content | upper }}{{ messages[0].content }}", "as they are$"),
+        ("hello", "as they are$"),
+    ],
+)
+def test_a_template_that_does_something_else_is_refused(loaded, template, says):
+    tokenizer = copy.deepcopy(loaded[1])
+    tokenizer.chat_template = template
+    with pytest.raises(ValueError, match=f"^chat=True: the chat template .*{says}") as error:
+        kvlab.ask(loaded[0], tokenizer, CONTEXT, ASKED, chat=True)
+    assert "\n" not in str(error.value)
+
+
+def test_dir_lists_what_is_loaded_late():
+    assert set(kvlab.__all__) <= set(dir(kvlab))
+
+
+@pytest.fixture
+def lease(tmp_path):
+    (tmp_path / "lease.txt").write_text(f"{CONTEXT}\n", encoding="utf-8")
+    for name, content in (("empty.txt", b" \n"), ("binary.txt", b"\x00\x01"), ("latin.txt", b"caf\xe9")):
+        (tmp_path / name).write_bytes(content)
+    return tmp_path / "lease.txt"
+
+
+def test_the_command_prints_methods_side_by_side(lease, capsys):
+    words = [
+        "ask",
+        "--context",
+        str(lease),
+        "--tokens",
+        "3",
+        "--method",
+        "full,h2o:budget=0.2,recent=0.5",
+        "int8",
+    ]
+    assert cli.main([*words, "--question", ASKED[0], "--question", ASKED[1]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("Question")] == ASKED
+    methods = ["full", "h2o:budget=0.2,recent=0.5", "int8"]
+    assert [line.split()[0] for line in lines[2:7:2] + lines[10:15:2]] == methods * 2
+    assert "Otis" in lines[2] and "Mia" in lines[10]
+    assert all(
+        line.strip().startswith("[") and "tokens held" in line for line in lines[3:8:2] + lines[11:16:2]
+    )
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--context", "missing.txt"], "missing.txt: No such file or directory"),
+        (["--context", "empty.txt"], "empty.txt: the file is empty"),
+        (["--context", "binary.txt"], "binary.txt: expected text in UTF-8"),
+        (["--context", "latin.txt"], "latin.txt: expected text in UTF-8"),
+        (["--context", "."], ".: Is a directory"),
+        (["--question", " "], "questions=[' ']: one of them is empty"),
+        (["--method", "full,h3o"], "did you mean"),
+        (["--protocol", "reuse"], "protocol='reuse': expected one of many-questions, question-inside"),
+        (["--chat"], "chat=True: this tokenizer has no chat template"),
+        (["--tokens", "0"], "max_new_tokens=0: expected a whole number"),
+    ],
+)
+def test_what_the_command_cannot_do_is_one_line(lease, capsys, monkeypatch, words, says):
+    monkeypatch.chdir(lease.parent)
+    given = [] if "--context" in words else ["--context", "lease.txt"]
+    given += [] if "--question" in words else ["--question", "Who?"]
+    assert cli.main(["ask", *given, *words]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith("kvlab: error: ") and says in line and line.count("\n") == 1
