@@ -11,7 +11,7 @@ import pandas
 from ..core.digests import ROOT
 from ..core.files import write_file
 from ..report.records import provenance
-from . import gates, ledger, peers, steps, tables, timed
+from . import gates, ledger, peers, rehearsal, steps, tables, timed
 from .collect import rows_of, show_flat, write
 from .studies import STUDIES
 
@@ -83,7 +83,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "foreseen": gates.foreseen, "calibrated": gates.calibrated, "answers": gates.answers,
     "ledger": ledger.table, "accuracy": tables.accuracy, "beside": tables.beside, "costs": tables.costs,
     "curves": tables.curves, "formats": tables.formats, "lengths": tables.lengths,
-    "perplexity": tables.perplexity, "reuse": tables.reuse,
+    "perplexity": tables.perplexity, "reuse": tables.reuse, "rehearsal": rehearsal.table,
 }  # fmt: skip
 KINDS = {  # measurement -> file, what it holds, rows of cells, what cells differ in, columns that are printed
     "peers": (

@@ -17,6 +17,7 @@ from ..models import EMBEDDED, prepare
 from ..spec import parse
 from . import show
 from .formats import Cost, cost, decoded
+from .guess import foreseen
 from .keeps import PROTOCOLS, Answers, ask, beats_guessing, difference
 from .keys import LayerKeys, keys_of
 from .reading import Reading
@@ -191,6 +192,7 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
     answers: dict[str, Answers] = {}
     refused: dict[str, str] = {}
     names = ["full", *(spec.text for spec in specs)]
+    guesses = {spec.text: foreseen(model, tokenizer, spec) for spec in specs}
     try:
         for seed in range(DOCUMENTS):
             full = answers.get("full")
@@ -212,11 +214,11 @@ def _keeps(found: Gate, model, tokenizer, specs: list, ends: float, say) -> None
             if spec.text in refused:
                 found.lines.append(Line(spec.text, "no verdict", first_line(refused[spec.text])))
             elif spec.text in answers:
-                found.lines.append(_line(spec, answers[spec.text], full))
+                found.lines.append(_line(spec, answers[spec.text], full, guesses[spec.text]))
 
 
-def _line(spec, mine: Answers, full: Answers) -> Line:
-    verdicts, told = [], []
+def _line(spec, mine: Answers, full: Answers, guess: str) -> Line:
+    verdicts, told = [], [guess] if guess else []
     for name in PROTOCOLS:
         count = len(mine.right[name])
         ours, theirs = mine.right[name], full.right[name][:count]

@@ -14,6 +14,8 @@ from torch.nn.functional import cosine_similarity
 
 from ..attention import group_importance, recording
 from ..models import ModelShape, attention_of, blocks_of, prepare, query_of
+from ..parameters import resolve_budget
+from ..place.topk import most_important
 
 
 @dataclass(frozen=True)
@@ -144,3 +146,28 @@ def found(
     weights = true.masked_fill(later, -torch.inf).softmax(-1).unflatten(0, (keys.shape[0], -1)).mean(1)
     recall = (best * chosen).sum(2).mean() / count
     return recall.item(), (weights.transpose(0, 1) * chosen).sum(2).mean().item()
+
+
+def brings_best(passage: Passage, layer: int, fetch, matrix: Tensor, last: int = 32) -> float:
+    """How often `fetch`, an `InfiniGen` policy, brings the token that a KV head attends to most, the text's
+    first one apart, over the last queries of a passage.
+
+    The first token takes the weight that belongs nowhere, and every guess finds it. matrix: the layer's
+    skewing matrices. Raises ValueError for layer 0: no block comes before it.
+    """
+    if layer == 0:
+        raise ValueError("layer=0: no block comes before it, so there is no guess")
+    seen = (passage.queries[layer], passage.guesses[layer], passage.keys[layer])
+    query, asked, keys = (skewed(x, matrix) for x in seen)
+    columns = strongest_columns(query[:, :-last], keys[:, :-last], fetch.ratio)
+    position = torch.arange(passage.tokens, device=keys.device)
+    later = position >= position[-last:, None]  # [last, tokens]
+    true, guessed = (
+        scores(x[:, -last:], keys, passage.scaling, some).masked_fill(later, -torch.inf).transpose(0, 1)
+        for x, some in ((query, None), (asked, columns))
+    )  # [last, heads, tokens]
+    past = position[-last:].tolist()
+    caps = [min(n, resolve_budget(fetch.budget, n + 1) or n) for n in past]
+    best = group_importance(true, len(keys))[..., 1:].argmax(-1, keepdim=True) + 1
+    brought = most_important(group_importance(guessed, len(keys)), fetch.how_many(guessed, caps))
+    return (brought == best).any(-1).float().mean().item()

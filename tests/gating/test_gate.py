@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
@@ -138,6 +139,14 @@ def test_a_document_beyond_the_context_costs_no_other_verdict(workshop, monkeypa
     found = gate(*workshop, ["int8", "sinks:budget=0.5"])
     assert [line.verdict for line in found.lines] == ["safe", "no verdict"]
     assert "are more than the model's context of 2048" in found["sinks:budget=0.5"].why and str(found)
+
+
+def test_a_gate_says_what_a_guess_needs(workshop):
+    found = gate(*workshop, ["infinigen:ratio=0.1", "h2o"], minutes=0.01)
+    assert re.search(
+        r"brings \d\d % of the best tokens, alpha=4,ratio=0.3 9\d %; c", found["infinigen:ratio=0.1"].why
+    )
+    assert "best tokens" not in found["h2o"].why
 
 
 def test_what_was_done_stays_where_somebody_stops_it(workshop):

@@ -1,0 +1,37 @@
+"""Guess: whether InfiniGen's rehearsal finds what this model looks at, told from one prompt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..calibrate.skew import skew
+from ..measure import studies
+from .texts import document
+
+ENOUGH = 0.95  # of the best tokens: settings that bring so many answered as top-k did (docs/gate.md)
+LADDER = tuple((alpha, ratio) for ratio in (0.3, 0.5, 1.0) for alpha in (4.0, 5.0, float("inf")))
+
+
+def foreseen(model, tokenizer, spec) -> str:
+    """How often the settings of a method that guesses bring the token that a head attends to most, and the
+    first of `LADDER` that bring it in `ENOUGH` of all cases; nothing for a method that does not guess."""
+    asked = getattr(spec.method.policies(**spec.parameters).get("place"), "fetch", None)
+    if not getattr(asked, "speculates", False):
+        return ""
+    text = " ".join(document(0, needle, 1).context for needle in (True, False))
+    try:
+        passage = studies.read(model, torch.tensor([tokenizer(text).input_ids]))
+        layers = [(i, matrix) for i, matrix in enumerate(skew(model)) if not asked.whole(i)]
+    except ValueError:  # which refuses the method as well, in a line of its own
+        return ""
+
+    def brings(fetch) -> float:
+        return sum(studies.brings_best(passage, i, fetch, matrix) for i, matrix in layers) / len(layers)
+
+    said = f"its guess brings {100 * brings(asked):.0f} % of the best tokens"
+    for alpha, ratio in LADDER:
+        if (found := brings(replace(asked, alpha=alpha, ratio=ratio))) >= ENOUGH:
+            return f"{said}, alpha={alpha:g},ratio={ratio:g} {100 * found:.0f} %"
+    return said
