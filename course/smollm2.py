@@ -289,10 +289,25 @@ def alike(model, tokenizer, tokens: int = 384):
     )
 
 
+def rehearsed(model, tokenizer):
+    """What InfiniGen answers by alpha and ratio, here and on others' models: cells of docs/results, which
+    `python -m eval reproduce --studies infinigen` makes, of models whose full cache answers at all."""
+    found = harness("reproduce.rehearsal").shares(harness("reproduce.tables").study("infinigen"))
+    rows = [
+        [name.removesuffix("-q4_k_m.gguf"), method, 100 * row["value"], 100 * row["guessed"]]
+        for (name, method), row in found.items()
+        if row["compared"] and name != "workshop"
+    ]
+    caption = "questions about facts in 96 documents, question inside, 20 % budget"
+    return caption, ["model", "method", "% right", "% of a guessed layer fetched"], rows
+
+
 STUDIES = {
     study.__name__: study
-    for study in (needle, sense, clause, after, again, size, reserved, formats, turned, sinks, link, alike)
-}
+    for study in (
+        needle, sense, clause, after, again, size, reserved, formats, turned, sinks, link, alike, rehearsed,
+    )
+}  # fmt: skip
 
 
 def _text(model, tokens: int):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from . import tables
 
+BUDGET = 0.2
 HALVES = (slice(None, 48), slice(48, None))  # documents that choose, documents that confirm
 
 
@@ -11,35 +12,34 @@ def shares(rows: list[dict]) -> dict[tuple[str, str], dict]:
     """{(model, method): row} with `halves`, the part right of either half of the documents, and the parts of
     the tokens that a step fetches: `fetched` over all layers, `guessed` in a layer that is guessed.
 
-    The parts are of what `offload` fetches. Under alpha=inf a guessed layer fetches as much as `topk`.
+    `topk` fetches a fifth in every layer, rounded down; a guessed one does, too, under alpha=inf.
     """
-    by = {(row["model"], row["method"].replace(",budget=0.2", "")): dict(row) for row in rows}
-    part = lambda model, name: by[model, name]["moved_bytes"] / by[model, "offload"]["moved_bytes"]
+    by = {(row["model"], tables.label(row["method"])): dict(row) for row in rows}
+    part = lambda model, name: BUDGET * by[model, name]["moved_bytes"] / by[model, "topk"]["moved_bytes"]
     for (model, method), row in by.items():
         right = [row["outcomes"][half] for half in HALVES]
         row["halves"] = [some.count("1") / max(1, len(some)) for some in right]
         row["fetched"] = part(model, method)
-        most, top = part(model, "infinigen:alpha=inf,ratio=1"), part(model, "topk:budget=0.2")
-        row["guessed"] = 1 - (1 - row["fetched"]) * (1 - top) / (1 - most)
+        most = part(model, "infinigen:alpha=inf,ratio=1")
+        guesses = method.startswith("infinigen")
+        row["guessed"] = 1 - (1 - row["fetched"]) * (1 - BUDGET) / (1 - most) if guesses else row["fetched"]
     return by
 
 
 def table(which: str) -> str:
-    """Settings by models. which: "right", per cent of all documents and of either half; "bytes", those on the
-    device and those fetched a step, of a guessed layer and of all, in per cent of what `full` holds."""
+    """Settings by models. which: "right", per cent of all documents (and of either half); "bytes", those on
+    the device beside those of `full` / tokens fetched of a guessed layer / of all layers."""
     rows = tables.study("infinigen")
     if not rows:
         return tables.not_made("make reproduce")
     cells = []
     for (model, method), row in shares(rows).items():
-        guesses = method.startswith("infinigen")
         if which == "right":
             first, second = (f"{100 * half:.1f}" for half in row["halves"])
             cells.append((f"`{method}`", model, f"{tables.percent(row)} ({first}, {second})"))
-        elif guesses or method.startswith("topk"):
-            held = f"{100 * row['device_bytes_of_full']:.0f}"
-            fetched = f"{100 * row['guessed']:.0f}, {100 * row['fetched']:.0f}"
-            cells.append((f"`{method}`", model, f"{held}; {fetched}"))
+        elif method.startswith("infinigen"):
+            parts = (row["device_bytes_of_full"], row["guessed"], row["fetched"])
+            cells.append((f"`{method}`", model, " / ".join(f"{100 * part:.0f} %" for part in parts)))
     by_model = {row["model"]: row for row in rows}
     said = [tables.models_of(rows), f"recall, {rows[0]['n']} documents, question inside"]
     said += [f"full does not beat guessing on {m}" for m, row in by_model.items() if not row["compared"]]

@@ -1,7 +1,8 @@
 """Studies: what InfiniGen rests on, on any model (Lee et al. 2024, OSDI; Gong, Yi and Zhang 2024).
 
 The inputs of successive blocks are alike; so the query asked with the block input before is close to the
-true one; so the tokens it finds are mostly the right ones, and after skewing a few columns are enough.
+true one; so the tokens it finds are mostly the right ones, and after skewing some columns are enough. How
+many differs from model to model (`brings_best`).
 """
 
 from __future__ import annotations

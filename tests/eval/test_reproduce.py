@@ -161,11 +161,11 @@ def test_every_study_names_methods_that_there_are(quick, tmp_path):
 def test_shares_of_a_guessed_layer():
     """Ten layers, of which two fetch everything: without alpha eight fetch what topk does."""
     of = lambda guessed: 1000 * (2 + 8 * guessed)
-    moved = {"offload": 10_000, "topk:budget=0.2": 2000, "infinigen:alpha=inf,ratio=1,budget=0.2": of(0.2)}
+    moved = {"topk:budget=0.2": 2000, "infinigen:alpha=inf,ratio=1,budget=0.2": of(0.2)}
     moved |= {"infinigen:alpha=4,ratio=1,budget=0.2": of(0.07)}
     rows = [{"model": "m", "method": name, "outcomes": "1" * 60 + "0" * 36, "moved_bytes": n}
             for name, n in moved.items()]  # fmt: skip
     found = rehearsal.shares(rows)
     assert found["m", "infinigen:alpha=4,ratio=1"]["guessed"] == pytest.approx(0.07)
     assert found["m", "infinigen:alpha=4,ratio=1"]["fetched"] == pytest.approx(0.256)
-    assert found["m", "offload"]["halves"] == [1.0, 0.25]
+    assert found["m", "topk"]["halves"] == [1.0, 0.25]
