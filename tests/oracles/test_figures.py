@@ -182,6 +182,14 @@ def test_memory_tiers():
     assert prints(7680 * 2 * 2.61e9 / 1e12, "40")  # its fp32 TFLOP/s
 
 
+def test_what_training_keeps():
+    """Erratum: 34blsh + 11bls²a is printed; Korthikanti et al. (2022) have 5 in the place of 11."""
+    llama, s = SHAPES["Llama-2-7B"], 4096
+    linear, square = 34 * s * llama.hidden, (2 + 1 + 2) * s**2 * llama.heads  # bytes of a layer
+    assert prints(llama.layers * (linear + square) / 1e9, "104")
+    assert kv_bytes(llama, s) == llama.layers * linear * 4 / 34
+
+
 def test_where_a_cache_fits():
     """On the chip there is room for 38 tokens of Llama-2-7B: a step reads its cache from further away."""
     llama = SHAPES["Llama-2-7B"]
