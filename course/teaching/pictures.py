@@ -270,11 +270,11 @@ def letters(figure: Figure) -> float:
 
 
 def _png(figure: Figure) -> bytes:
-    """A PNG of at most 64 colours, less than half the size: notebooks are to stay small. They are those that
+    """A PNG of at most 40 colours, less than half the size: notebooks are to stay small. They are those that
     lie farthest apart, so that a method's only marker keeps its own."""
     full, small = io.BytesIO(), io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         figure.savefig(full, format="png", dpi=150, facecolor="white", metadata={"Software": None})
-    image = Image.open(full).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    image = Image.open(full).convert("RGB").quantize(40, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     image.save(small, format="png", optimize=True)
     return small.getvalue()
