@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,8 +81,7 @@ def ask(
         if streamer is not None:
             streamer.put(whole.cpu())
         if protocol == "many-questions":
-            stepper = copy.copy(first)  # goes on with a cache of its own
-            stepper.cache = copy.deepcopy(first.cache)
+            stepper = first.copied()
         else:
             stepper, tail = Stepper(model, make_cache(model, method)), whole
         tokens = _answer(stepper, tail, max_new_tokens, streamer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from contextlib import nullcontext
@@ -52,6 +53,12 @@ class Stepper:
         accepted = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in accepted
         self._takes_keep = "logits_to_keep" in accepted
+
+    def copied(self) -> Stepper:
+        """One that goes on from here with a cache of its own."""
+        other = copy.copy(self)
+        other.cache = copy.deepcopy(self.cache)
+        return other
 
     @torch.no_grad()
     def feed(

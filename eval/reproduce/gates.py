@@ -17,7 +17,7 @@ HARM = 0.05  # of right answers: a format that loses as many should not be calle
 
 
 def stored() -> dict[str, dict]:
-    """{model: its gate}, of real models."""
+    """{model: its gate}, without the planted ones."""
     files = sorted(HOME.glob("*.json"))
     return {
         file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files if file.stem != "planted"

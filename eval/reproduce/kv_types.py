@@ -51,20 +51,16 @@ def main() -> None:
     ours = decoded(Reading.of(model, ids[:, :PROMPT]), ids[:, PROMPT:])
     shape, theirs, lines, f16 = ModelShape.of(model), llama.Model(asked.model), [], []
     for kind, turned in TYPES:
-        os.environ[UNTURNED] = "01"[not turned]
+        os.environ[UNTURNED] = "0" if turned else "1"
         now = said(theirs, shape, ids, kind)
         f16 = now if kind == "f16" else f16
         for against, right in (("its f16", f16), ("kvlab's full", ours)):
             lines.append({"type": kind, "turned": turned, "against": against, **apart(now, right)})
         print(kind, turned, lines[-2]["nats"], lines[-1]["nats"], flush=True)
     file = ROOT / "docs" / "results" / "llama" / f"{asked.name}.json"
-    about = {
-        "model": asked.model.name,
-        "made": made(),
-        "llama.cpp": llama.features(),
-        "tokens": len(ids) * DECODED,
-    }
-    write_file(file, json.dumps(about | {"lines": lines}, indent=1) + "\n")
+    about = {"model": asked.model.name, "made": made(), "llama.cpp": llama.features()}
+    about |= {"tokens": len(ids) * DECODED, "lines": lines}
+    write_file(file, json.dumps(about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from ..studies.measurements import Perplexity
 FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 SETS, DEFAULTS = FILE.pop("sets"), FILE.pop("defaults")
 STUDIES: dict[str, dict] = {}
-for name, one in FILE.items():
+for name, one in FILE.items():  # like: one that comes later, or one that is like another itself
     STUDIES[name] = STUDIES.get(one.get("like"), FILE.get(one.get("like"), {})) | one
 SAID = ("about", "points", "like", "needs", "measures", "parts", "quick", "protocols")  # all else are options
 ONE = ["0.2"]  # the budgets of a quick run

@@ -7,7 +7,6 @@ compressed. The answer is the name whose first token is the most probable of fou
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, field
 
@@ -59,9 +58,7 @@ def _answers(model, tokenizer, method, asked: Document, first: Reading, cut, ins
     held.cache.hold()
     said: dict[str, list[bool]] = {name: [] for name in PROTOCOLS}
     for ids, question in zip(cut, asked.questions, strict=True):
-        stepper = copy.copy(held)  # goes on with a cache of its own
-        stepper.cache = copy.deepcopy(held.cache)
-        logits = stepper.feed(ids[:, first.ids.shape[1] :], last=True)
+        logits = held.copied().feed(ids[:, first.ids.shape[1] :], last=True)
         said["context-first"].append(_right(tokenizer, logits, question))
     for (reading, ids), question in zip(inside, asked.questions, strict=False):
         logits = reading.taken(method).feed(ids[:, -1:], last=True)
