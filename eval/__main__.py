@@ -45,6 +45,10 @@ class Report(Measurement):
     about = "tables, plots and the page from the results that --out holds"
 
     any_code: bool = option("show cells that other code made as well, marked", False, action="store_true")
+    against: str = option(
+        "the method that others are compared with, or all: every two methods of a task (default: full)",
+        "full",
+    )
 
     def check(self) -> None:
         if not Store(self.folder).files.names():

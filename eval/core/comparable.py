@@ -1,8 +1,10 @@
-"""Alike: which stored cells may stand in one table, and a line about those that may not.
+"""Comparable: which stored cells are in one table, and a line about those that are in none.
 
-Cells of one table share their whole configuration (protocol, shots, limit, digests of model and code, ...)
-but for the digest of a method of your own, which is one for each method, and, from task to task, that of the
-data. What is wanted now sets the configuration; where nothing is, the newest cell does.
+Cells of one table share their whole configuration (shots, limit, dtype, ...) but for the protocol, which
+has columns of its own, the digest of a method of your own, which is one for each method, and, from task to
+task, that of the data. What is wanted now sets the configuration; where nothing is, the newest cell does.
+Accuracies under other settings have tables of their own, and so has speed on another device or in another
+dtype. Cells of another model, other code or other data are left out.
 """
 
 from __future__ import annotations
@@ -11,6 +13,10 @@ import json
 from collections.abc import Iterable
 
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
+SIDES = ("protocol", "evict")  # have columns of their own in a table
+PLACES = ("device", "dtype")  # what accuracy and speed of one table share
+NO_NUMBER = ("samples",)  # changes no number
+DIGESTS = ("model", "code", "method", "task")  # of what a cell was made of
 WORDS = {  # keys of a configuration that readers call otherwise
     "num_fewshot": "shots",
     "task": "data",
@@ -33,15 +39,26 @@ def table_of(task: str) -> str:
     return "speed" if task.startswith(SPEED) else "accuracy"
 
 
+def apart(cell: dict, config: dict) -> dict:
+    """The settings that give a cell a table of its own beside that of `config`: {key: its value}."""
+    free = SIDES + DIGESTS + NO_NUMBER
+    return {
+        key: was
+        for key, (was, _) in differences(cell["config"], config, free).items()
+        if key in PLACES or not cell["task"].startswith(SPEED)
+    }
+
+
 def comparable(
     cells: list[dict], wanted: Iterable = (), any_code: bool = False
 ) -> tuple[list[dict], dict[str, str]]:
-    """(the cells that may stand in tables, {model: a line about its others}), of cells that are not studies'.
+    """(the cells that may be in tables, {model: a line about its others}), of cells that are not studies'.
 
-    wanted: the `Cell`s that were asked for now. any_code: cells of other code stand beside them, each marked
-    by `"other_code": True`.
+    wanted: the `Cell`s that were asked for now. any_code: cells of other code are shown beside them, each
+    marked by `"other_code": True`. A cell's `"apart"` says what its table's settings are beside those of the
+    first table.
     """
-    kept, lines, asked = [], {}, list(wanted)
+    kept, lines, asked = {}, {}, list(wanted)
     for model in dict.fromkeys(cell["model"] for cell in cells):
         mine = [cell for cell in cells if cell["model"] == model]
         newest = sorted(mine, key=lambda cell: cell.get("made", ""), reverse=True)
@@ -52,7 +69,8 @@ def comparable(
             if config.get("model") != first[0]["config"].get("model"):
                 continue
             shared = settings.setdefault(("table", table), config)
-            if not differences(config, shared, ("method", "task", *(["code"] if any_code else []))):
+            free = (*DIGESTS[2:], *SIDES, *NO_NUMBER, *apart(cell, shared), *(["code"] if any_code else []))
+            if not differences(config, shared, free):
                 settings.setdefault(("task", cell["task"]), config.get("task"))
                 settings.setdefault(("method", cell["method"]), config.get("method"))
         unlike = {}
@@ -63,16 +81,22 @@ def comparable(
             )
             task = settings.get(("task", cell["task"]), config.get("task"))
             method = settings.get(("method", cell["method"]), config.get("method"))
-            reasons = differences(config, reference | {"task": task, "method": method})
-            if any_code and reasons.keys() == {"code"}:
-                kept.append(cell | {"other_code": True})
-            elif reasons:
-                unlike[f"{cell['method']} on {cell['task']}"] = reasons
+            reasons = differences(config, reference | {"task": task, "method": method}, NO_NUMBER)
+            own = apart(cell, reference)
+            if not reasons.keys() - own.keys() - {*SIDES, *(["code"] if any_code else [])}:
+                one = cell | {"apart": own} | ({"other_code": True} if "code" in reasons else {})
+                place = (model, cell["method"], cell["task"], *map(config.get, SIDES), str(own))
+                kept[place] = max(kept.get(place, one), one, key=_worth)
             else:
-                kept.append(cell)
+                unlike[f"{cell['method']} on {cell['task']}"] = reasons
         if unlike:
             lines[model] = f"left out, made under other settings: {said(unlike)}"
-    return kept, lines
+    return list(kept.values()), lines
+
+
+def _worth(cell: dict) -> tuple:
+    """Of two cells in one place of a table the one of today's code is shown, then the newer one."""
+    return "other_code" not in cell, cell.get("made", "")
 
 
 def said(unlike: dict[str, dict[str, tuple]]) -> str:

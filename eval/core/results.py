@@ -1,7 +1,7 @@
 """The result store: one JSON file per cell (model × method × task), atomic, resumable.
 
     OUT/cells/METHOD--TASK--HASH.json    one finished cell: config, numbers, machine, versions, commit
-    OUT/summary.json                     [{model, method, task, metric, value, stderr, n}]
+    OUT/summary.json                     [{model, method, task, protocol, limit, dtype, metric, value, …}]
     OUT/speed.json                       [{model, method, context, prefill_ms, decode_ms, …}]
 
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
@@ -106,6 +106,7 @@ class Store:
         summary, speed = [], []
         for cell in cells:
             names = {key: cell[key] for key in ("model", "method", "task")}
+            names |= {key: cell["config"].get(key) for key in ("protocol", "limit", "dtype")}
             summary += [
                 names | {key: row[key] for key in ("metric", "value", "stderr", "n")}
                 for row in cell.get("metrics", [])

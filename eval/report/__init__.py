@@ -17,47 +17,61 @@ from ..core.results import RUN, Store
 from ..core.show import Verbatim
 from . import records
 from .page import draw, render
-from .tables import boards, tabled
+from .tables import boards, named, tabled, together
 from .terminal import print_tables
 
+ALL = "all"  # --against all
 __all__ = ["RUN", "report", "write"]
 
 
 def report(measurement, store: Store, show, wanted: list) -> None:
     """Tables, plots and the page of a run."""
-    write(store, wanted, any_code=getattr(measurement, "any_code", False))
+    write(
+        store,
+        wanted,
+        any_code=getattr(measurement, "any_code", False),
+        against=getattr(measurement, "against", None),
+    )
 
 
 def write(
-    store: Store, wanted: Iterable = (), console: Console | None = None, any_code: bool = False
+    store: Store,
+    wanted: Iterable = (),
+    console: Console | None = None,
+    any_code: bool = False,
+    against: str | None = None,
 ) -> list[Path]:
     """Write summary.json, speed.json, accuracy.csv, accuracy.parquet, the plots and report.html; print the
     tables. Returns the paths.
 
-    wanted: the cells that were asked for now, which say what may stand in the tables (`core.alike`);
-    any_code: cells that other code made are shown as well, marked. Raises Problem where there are no cells
-    for a table, Failed where some are of another schema.
+    wanted: the cells that were asked for now, which say what is in the first table (`core.comparable`);
+    any_code: cells that other code made are shown as well, marked. against: the method that others are
+    compared with (`full`), or ALL, which prints the tables of every two. Raises Problem where there are no
+    cells for a table, Failed where some are of another schema.
     """
     try:
-        return _write(store, wanted, console, any_code)
+        return _write(store, wanted, console, any_code, against)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         kind = f"{type(error).__name__}: {one_line(error)}"
         raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 
-def _write(store: Store, wanted: Iterable, console: Console | None, any_code: bool) -> list[Path]:
+def _write(
+    store: Store, wanted: Iterable, console: Console | None, any_code: bool, against: str | None
+) -> list[Path]:
     cells, left_out = comparable(tabled(store.records()), wanted, any_code)
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)
-    found = boards(cells, left_out)
-    figures = [figure for board in found for figure in draw(board, store.out, len(found) > 1)]
+    base = "full" if against in (None, ALL) else named(against, cells)
+    found = boards(cells, left_out, base)
+    figures = [figure for board in found for figure in draw(board, store.out, found[0])]
     page = store.out / "report.html"
     write_file(page, render(found, figures, store))
-    told = [row for board in found for row in board.rows]
+    told = [row | {"against": base} for board in found for row in board.rows]
     files = records.write(told, store.out / "accuracy") if told else []
     console = console or Verbatim()
-    for board in found:
-        print_tables(board, console)
+    for group in together(found):
+        print_tables(group, console, every_two=against == ALL)
     console.print(f"report: {store.home.at(page.name)}", soft_wrap=True, markup=False)
     return [page, *files, *(figure["path"] for figure in figures)]

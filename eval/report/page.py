@@ -18,7 +18,8 @@ from ..core.results import RUN, Store
 from ..speed.baselines import BASELINES
 from . import plots
 from .budgets import curves, drawable
-from .tables import COLUMNS, HALF, Board, headline, is_share, share
+from .significance import ABOUT, matrix
+from .tables import COLUMNS, HALF, Board, headline, is_share, share, sides, together, united
 
 DEFINITIONS = {
     **{f"protocol {name}": text for name, text in PROTOCOLS.items()},
@@ -33,10 +34,14 @@ DEFINITIONS = {
 }
 
 
-def draw(board: Board, out: Path, several: bool) -> list[dict]:
-    """Draw a board's plots; returns [{path, svg, title, about, model}]."""
-    made, own_name = [], re.sub(r"[^A-Za-z0-9_-]+", "_", Path(board.model).name)
-    suffix = f"-{own_name}" if several and not board.tasks else ""
+def draw(board: Board, out: Path, first: Board) -> list[dict]:
+    """Draw a board's plots; returns [{path, svg, title, about, board}]. first: the report's first board,
+    whose files have the plain names."""
+    made, names = [], [(Path(one.model).name, one.setting, one.protocol) for one in (board, first)]
+    parts = [mine for mine, its in zip(*names, strict=True) if mine != its]
+    suffix = "".join(f"-{re.sub(r'protocol |eviction |[^A-Za-z0-9_]+', '-', one)}" for one in parts)
+    suffix = re.sub("-+", "-", suffix)
+    side = f" {board.protocol[:1].upper()}{board.protocol[1:]}." if board.protocol else ""
 
     def add(name: str, title: str, about: str, make) -> None:
         path = out / f"{name}{suffix}"
@@ -46,8 +51,8 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
                 "path": path.with_suffix(".svg"),
                 "svg": svg,
                 "title": title,
-                "about": about,
-                "model": board.model,
+                "about": about + side,
+                "board": board,
             }
         )
 
@@ -61,9 +66,8 @@ def draw(board: Board, out: Path, several: bool) -> list[dict]:
         add(
             "budgets",
             "Accuracy against bytes, budget by budget",
-            f"{board.protocol[:1].upper()}{board.protocol[1:]}. A line joins the budgets of one method; bars "
-            "are standard errors; the grey step is the front: what no method here beats in bytes held; "
-            "dotted: guessing.",
+            "A line joins the budgets of one method; bars are standard errors; the grey step is the front: "
+            "what no method here beats in bytes held; dotted: guessing.",
             lambda: curves(found),
         )
     elif points:
@@ -105,7 +109,10 @@ def render(found: list[Board], figures: list[dict], store: Store) -> str:
     named = METHODS | PROFILED
     summaries = {name: method.summary for name, method in named.items()} | BASELINES
     return environment.get_template("report.html.j2").render(
-        boards=found,
+        groups=[(group, sides(group)) for group in together(found)],
+        united=united,
+        matrix=matrix,
+        how_to_read=ABOUT,
         columns=COLUMNS,
         figures=figures,
         headline=headline,

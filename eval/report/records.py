@@ -26,10 +26,10 @@ def curve_of(method: str) -> tuple[str, float | None]:
     return f"{spec.name}:{','.join(rest)}" if rest else spec.name, budget
 
 
-def row(cell: dict, full: dict | None) -> dict:
-    """One cell as a row: its main metric with its standard error, McNemar's test against `full`, bytes, and
-    what the number stands on. `compared` is false where `full`, the cell of `full` on the same task, does not
-    beat guessing."""
+def row(cell: dict, full: dict | None, base: dict | None = None) -> dict:
+    """One cell as a row: its main metric with its standard error, McNemar's test against `base`, bytes, and
+    what the number stands on. full, base: the cells of `full` and of the method that others are compared
+    with, on the same task. `compared` is false where `full` does not beat guessing."""
     metric, config = cell["metrics"][0], cell["config"]
     curve, budget = curve_of(cell["method"])
     told = {
@@ -50,9 +50,10 @@ def row(cell: dict, full: dict | None) -> dict:
     if full is not None:
         best = full["metrics"][0]
         told["compared"] = beats(best["value"], best["stderr"], full.get("chance"))
-        both = cell["values"][metric["metric"]], full["values"][metric["metric"]]
+    if base is not None:
+        both = cell["values"][metric["metric"]], base["values"][metric["metric"]]
         told["lost"], told["won"], told["p"] = mcnemar(*both) or (None, None, None)
-        told["differs"] = differs(*both) if told["compared"] else None
+        told["differs"] = differs(*both) if told["compared"] is not False else None
     held = cell.get("bytes", {})
     told |= {name: held.get(name) for name in NAMES}
     whole = full and full["bytes"].get("device_bytes")

@@ -1,7 +1,8 @@
-"""What the stored cells say, arranged for the eye: one `Board` per model, for the terminal and the page.
+"""What the stored cells say, arranged for the eye: a `Board` for each model, protocol and other setting.
 
-Differences from `full` are paired: document by document on the same task (`statistics.py`). Where `full`
-itself does not beat guessing, no method is compared.
+Boards that differ in their protocol alone share a table (`together`), side by side. Differences are paired,
+document by document on the same task (`statistics.py`). Where `full` itself does not beat guessing, no method
+is compared.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from types import SimpleNamespace
 from kvlab.finding import METHODS, PROFILED
 from kvlab.spec import name_of
 
+from ..accuracy.protocols import PROTOCOLS
 from ..accuracy.taskset import AGREEMENT, LOCAL
-from ..core.comparable import SPEED
+from ..core.comparable import PLACES, SIDES, SPEED, WORDS, word
+from ..core.errors import Problem
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
 from . import contexts, records
@@ -24,9 +27,10 @@ from . import contexts, records
 
 @dataclass
 class Board:
-    """Everything known about one model."""
+    """Everything known about one model under one protocol."""
 
     model: str
+    setting: str = ""  # what else it was made under, where the folder holds several
     methods: list[str] = field(default_factory=list)
     tasks: list[str] = field(default_factory=list)
     rows: list[dict] = field(default_factory=list)  # of `records.row`, agreement among them
@@ -39,6 +43,7 @@ class Board:
     mean: dict[str, tuple[float, float | None]] = field(default_factory=dict)  # method -> accuracy
     speed: list[dict] = field(default_factory=list)
     cells: list[dict] = field(default_factory=list)
+    against: str = "full"  # the method that others are compared with
     left_out: str = ""  # a line about cells of this model that may not stand beside these
 
     @property
@@ -147,21 +152,45 @@ def order(names, known) -> list[str]:
     return sorted(names, key=lambda name: place.get(name_of(name), len(place)))
 
 
+def named(against: str, cells: list[dict]) -> str:
+    """The method of these cells that `--against` means: by its text, or by its name where it is the only one.
+    Raises Problem for none, or several."""
+    methods = dict.fromkeys(cell["method"] for cell in cells if not cell["task"].startswith(SPEED))
+    found = [m for m in methods if m == against] or [m for m in methods if name_of(m) == against]
+    if len(found) == 1:
+        return found[0]
+    raise Problem(f"--against {against}: expected one of {', '.join(found or methods)}")
+
+
+def united(several: Iterable[list[str]]) -> list[str]:
+    """The names of several lists, each once, in the order of a table."""
+    return order((name for names in several for name in names), [*METHODS, *PROFILED, *BASELINES])
+
+
 def tabled(cells: Iterable[dict]) -> list[dict]:
     """The cells that the tables are made of: not those of studies."""
     return [cell for cell in cells if "metrics" in cell or cell["task"].startswith(SPEED)]
 
 
-def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Board]:
-    """One board per model, in the order of the cells, which may stand in one table (`core.alike`); left_out:
-    {model: a line about its other cells}."""
-    found: dict[str, Board] = {}
-    for cell in tabled(cells):
-        found.setdefault(cell["model"], Board(cell["model"])).cells.append(cell)
+def boards(cells: list[dict], left_out: dict[str, str] | None = None, against: str = "full") -> list[Board]:
+    """One board per model, setting and protocol, the first setting first, of cells that may be in tables
+    (`core.comparable`). left_out: {model: a line about its other cells}. against: the method that others are
+    compared with."""
+    found: dict[tuple, Board] = {}
+    keys: dict[str, dict] = {}  # model -> settings in which its tables differ
+    for cell in cells:
+        keys.setdefault(cell["model"], {}).update(cell.get("apart", {}))
+    for cell in sorted(tabled(cells), key=_place):
+        config, model = cell["config"], cell["model"]
+        setting = ", ".join(f"{WORDS.get(key, key)} {word(config.get(key))}" for key in keys[model])
+        place = (model, setting, *map(config.get, SIDES))
+        if cell["task"].startswith(SPEED):
+            place = next((key for key in found if key[0] == model and _as_fast(cell, found[key])), place)
+        found.setdefault(place, Board(model, setting, against=against)).cells.append(cell)
+    told = dict(left_out or {})
     for board in found.values():
-        board.left_out = (left_out or {}).get(board.model, "")
-        known = [*METHODS, *PROFILED, *BASELINES]
-        board.methods = order((c["method"] for c in board.cells), known)
+        board.left_out = told.pop(board.model, "")  # once
+        board.methods = united([[c["method"] for c in board.cells]])
         scored = [c for c in board.cells if not c["task"].startswith(SPEED) and c["metrics"]]
         board.tasks = order((c["task"] for c in scored if c["task"] != AGREEMENT), LOCAL)
         for cell in board.cells:
@@ -171,14 +200,44 @@ def boards(cells: list[dict], left_out: dict[str, str] | None = None) -> list[Bo
         for cell in scored:
             if cell["task"] == AGREEMENT:
                 board.agreement[cell["method"]] = {row["metric"]: row for row in cell["metrics"]}
-        full = {cell["task"]: cell for cell in scored if cell["method"] == "full"}
+        full, base = (
+            {cell["task"]: cell for cell in scored if cell["method"] == name} for name in ("full", against)
+        )
         scored.sort(key=lambda c: (c["task"], board.methods.index(c["method"])))
-        board.rows = [records.row(cell, full.get(cell["task"])) for cell in scored]
+        board.rows = [records.row(cell, full.get(cell["task"]), base.get(cell["task"])) for cell in scored]
         other = {(cell["method"], cell["task"]) for cell in scored if cell.get("other_code")}
         for task in board.tasks:
             _fill(board, task, [row for row in board.rows if row["task"] == task], other)
         _means(board)
     return sorted(found.values(), key=lambda board: not board.tasks)
+
+
+def _place(cell: dict) -> tuple:
+    """Accuracy comes before speed, the first setting before others, protocols in their order."""
+    protocols, speed = list(PROTOCOLS), cell["task"].startswith(SPEED)
+    named = cell["config"].get("protocol")
+    return speed, bool(cell.get("apart")), protocols.index(named) if named in protocols else -1
+
+
+def _as_fast(cell: dict, board: Board) -> bool:
+    """Whether a cell of speed and a board are of one device and dtype."""
+    return all(cell["config"].get(key) == board.cells[0]["config"].get(key) for key in PLACES)
+
+
+def together(found: list[Board]) -> list[list[Board]]:
+    """Boards that share a table: they differ in their protocol alone."""
+    groups: dict[tuple, list[Board]] = {}
+    for board in found:
+        groups.setdefault((board.model, board.setting), []).append(board)
+    return list(groups.values())
+
+
+def sides(group: list[Board]) -> list[str]:
+    """What tells boards of one table apart: nothing where there is one, else their protocols."""
+    if len(group) == 1:
+        return [""]
+    names = [board.cells[0]["config"].get("protocol") or "" for board in group]
+    return names if len(set(names)) == len(names) else [board.protocol for board in group]
 
 
 def _fill(board: Board, task: str, rows: list[dict], other: set) -> None:

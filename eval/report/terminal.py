@@ -8,32 +8,49 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from .significance import ABOUT, matrix
 from .table import printed
-from .tables import COLUMNS, HALF, Board, headline
+from .tables import COLUMNS, HALF, Board, headline, sides, united
 
 Columns = list[tuple[str, list]]  # (head, a text for every method)
+DASHES = ["–"] * 3
 
 
-def print_tables(board: Board, console: Console) -> None:
-    """The headline, accuracy, and what it costs."""
-    console.print(Text(f"\n{board.model}: {headline(board)}\n", style="bold"))
-    if board.left_out:
-        console.print(Text(f"{board.left_out}\n"), soft_wrap=True)
-    if board.protocol:
-        console.print(Text(board.protocol), soft_wrap=True)
-    if board.tasks:
-        methods = [method for method in board.methods if method in board.scored]
-        _print(methods, _scores(board, methods), console)
+def print_tables(group: list[Board], console: Console, every_two: bool = False) -> None:
+    """Headlines, accuracy, and what it costs, of boards that share a table; every_two: and which two methods
+    differ on a task."""
+    names = sides(group)
+    for board, side in zip(group, names, strict=True):
+        what = ", ".join(part for part in (board.model, board.setting, side) if part)
+        console.print(Text(f"\n{what}: {headline(board)}\n", style="bold"))
+    for line in filter(None, (board.left_out for board in group)):
+        console.print(Text(f"{line}\n"), soft_wrap=True)
+    for line in filter(None, (board.protocol for board in group)):
+        console.print(Text(line), soft_wrap=True)
+    methods = united(board.methods for board in group)
+    scored = [method for method in methods if any(method in board.scored for board in group)]
+    if scored:
+        _print(scored, [c for b, side in zip(group, names) for c in _scores(b, scored, side)], console)
         console.print(
-            "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from full by more than noise."
+            "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from "
+            f"{group[0].against} by more than noise."
         )
-        for line in board.remarks:
-            console.print(Text(line), soft_wrap=True)
+        for board, side in zip(group, names, strict=True):
+            for line in board.remarks:
+                console.print(Text(f"{side}: {line}" if side else line), soft_wrap=True)
         console.print()
-    if board.bytes or board.speed or board.agreement:
-        _print(board.methods, _costs(board), console)
+    for board, side in zip(group, names, strict=True) if every_two else ():
+        for task in board.tasks:
+            if found := matrix(board, task):
+                console.print(
+                    Text(f"Every two methods on {', '.join(filter(None, (task, side)))}", style="bold")
+                )
+                printed(*found, console)
+                console.print(f"{ABOUT[0].upper()}{ABOUT[1:]}.\n")
+    if any(board.bytes or board.speed or board.agreement for board in group):
+        _print(methods, [c for b, side in zip(group, names) for c in _costs(b, methods, side)], console)
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
-        if board.asked_again:
+        if any(board.asked_again for board in group):
             console.print(
                 "A context is prefilled once for all its questions; seconds are of both, a prefill that "
                 "methods share counted whole for each.",
@@ -46,14 +63,19 @@ def _print(methods: list[str], columns: Columns, console: Console) -> None:
     printed(["method", *heads], list(zip(methods, *texts, strict=True)), console)
 
 
-def _scores(board: Board, methods: list[str]) -> Columns:
+def _scores(board: Board, methods: list[str], side: str) -> Columns:
     columns = []
     for task in board.tasks:
         label = board.metric[task]["metric"].split(",")[0]
         label = {"exact_match": "exact", "word_perplexity": "ppl"}.get(label, label)
         texts = [_mark(board.entries.get((method, task))) for method in methods]
-        columns.append((f"{task}\n{label}".replace("_em\n", "\n"), texts))
+        columns.append((_beside(side, f"{task}\n{label}".replace("_em\n", "\n")), texts))
     return columns
+
+
+def _beside(side: str, head: str) -> str:
+    """A column's title, under the protocol where a table has several."""
+    return side.replace("-", "-\n") + f"\n{head}" if side else head
 
 
 def _mark(entry) -> str:
@@ -62,29 +84,29 @@ def _mark(entry) -> str:
     return f"{entry.text}{'*' if entry.differs else ' '}{'▲' if entry.best else '▼' if entry.worst else ' '}"
 
 
-def _costs(board: Board) -> Columns:
+def _costs(board: Board, methods: list[str], side: str) -> Columns:
     columns = []
     if board.bytes:
-        shares = [board.bytes.get(method) for method in board.methods]
+        shares = [board.bytes.get(method) for method in methods]
         for head in ("device\nheld", "host\nheld", "moved\n/step"):
             name = f"{head.split()[0]}_bytes"
             columns.append((head, [f"{100 * share[name]:.1f}" if share else "–" for share in shares]))
     if board.scored_share:
-        parts = [board.scored_share.get(method) for method in board.methods]
+        parts = [board.scored_share.get(method) for method in methods]
         columns.append(("by\nscore", [_by_score(part) for part in parts]))
+    if again := board.asked_again:
+        for place, head in enumerate(("contexts", "tokens\n/context", "s\n/context")):
+            columns.append((head, [again.get(method, DASHES)[place] for method in methods]))
+    columns = [(_beside(side, head), texts) for head, texts in columns]
     if board.agreement:
-        rows = [board.agreement.get(method) for method in board.methods]
+        rows = [board.agreement.get(method) for method in methods]
         top1 = [f"{100 * row['top1']['value']:.2f}" if row else "–" for row in rows]
         kl = [f"{row['kl']['value']:.4f}" if row else "–" for row in rows]
         columns += [("top-1\nagree", top1), ("KL\nnats", kl)]
-    if again := board.asked_again:
-        heads = ("contexts", "tokens\n/context", "s\n/context")
-        for place, head in enumerate(heads):
-            columns.append((head, [again[method][place] for method in board.methods]))
     ends = list(dict.fromkeys(board.contexts[:1] + board.contexts[-1:]))
     for column in COLUMNS:
         for context in column.at(ends) if column.terminal else ():
-            texts = [column.shown(board.timing(method, context)) for method in board.methods]
+            texts = [column.shown(board.timing(method, context)) for method in methods]
             columns.append((column.terminal.format(context=context), texts))
     return columns
 

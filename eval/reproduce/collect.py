@@ -35,10 +35,11 @@ def rows_of(folders: Iterable[Path]) -> list[dict]:
     for folder in folders:
         stored = list(Store(folder).records())
         cells, _ = comparable(tabled(stored))
-        known = {(cell["model"], cell["method"], cell["task"]): cell for cell in cells}
-        for row in (row for board in boards(cells) for row in board.rows):
-            cell = known[row["model"], row["method"], row["task"]]
-            made.append(unplaced(row) | others_of(cell) | {"outcomes": outcomes(cell)})
+        for board in boards([cell for cell in cells if not cell["apart"]]):
+            known = {(cell["method"], cell["task"]): cell for cell in board.cells}
+            for row in board.rows:
+                cell = known[row["method"], row["task"]]
+                made.append(unplaced(row) | others_of(cell) | {"outcomes": outcomes(cell)})
         made += [perplexity(cell) for cell in stored if "perplexity" in cell]
     return made
 

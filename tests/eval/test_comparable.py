@@ -1,7 +1,8 @@
-"""What differs in protocol, shots, limit, model or code never stands in one table, and a line says so."""
+"""Protocols are side by side; other settings have tables of their own; other models and code are left out."""
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 
@@ -9,10 +10,12 @@ import pytest
 from rich.console import Console
 
 from eval import report
+from eval.core.cells import written
 from eval.core.comparable import comparable, differences
 from eval.core.machine import machine, versions
 from eval.core.measurement import Cell
 from eval.core.results import Store
+from eval.report import tables
 
 CONFIG = {"model": "aaa", "code": "ccc", "method": None, "limit": 4, "num_fewshot": None}
 CONFIG |= {"protocol": "question-inside", "task": "ddd"}
@@ -26,6 +29,18 @@ def cell(method="full", task="recall", made="2026-01-01", value=0.5, **config):
     return {"model": "m", "method": method, "task": task, "config": CONFIG | config} | stands | found
 
 
+def shown(out, cells) -> tuple[str, str, list[dict]]:
+    """What a report of these cells prints, its page, and the rows of accuracy.csv."""
+    store, console = Store(out), io.StringIO()
+    store.prepare()
+    for place, one in enumerate(cells):
+        store.files.write(f"{place}.json", written(one))
+    report.write(store, console=Console(file=console, width=200))
+    with open(out / "accuracy.csv", encoding="utf-8") as file:
+        told = list(csv.DictReader(file))
+    return console.getvalue(), (out / "report.html").read_text(), told
+
+
 def names(cells) -> set[str]:
     return {f"{one['method']} on {one['task']}" for one in cells}
 
@@ -33,12 +48,8 @@ def names(cells) -> set[str]:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("protocol", "question-outside", "protocol question-outside, not question-inside"),
-        ("num_fewshot", 5, "shots 5, not none"),
-        ("limit", None, "limit none, not 4"),
         ("model", "bbb", "model bbb, not aaa"),
         ("code", "old", "code old, not ccc"),
-        ("dtype", "bfloat16", "dtype bfloat16, not none"),
         ("task", "other rows", "data other rows, not ddd"),
     ],
 )
@@ -59,21 +70,82 @@ def test_a_cell_made_otherwise_is_left_out(key, value, said, tmp_path):
     assert {row["method"] for row in json.loads((tmp_path / "summary.json").read_text())} == {"full"}
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "titles"),
+    [
+        ("num_fewshot", 5, ["shots none", "shots 5"]),
+        ("limit", None, ["limit 4", "limit none"]),
+        ("dtype", "bfloat16", ["dtype none", "dtype bfloat16"]),
+        ("batch_size", 8, ["batch_size none", "batch_size 8"]),
+    ],
+)
+def test_another_setting_has_a_table_of_its_own(key, value, titles, tmp_path):
+    """The newest cell's table is first; every number of accuracy.csv says its setting."""
+    other = cell("int4", value=0.25, **{key: value})
+    printed, page, told = shown(tmp_path, [other, cell("full", made="2026-02-02")])
+    assert [f"m, {title}: Results for m." in printed for title in titles] == [True, True]
+    assert printed.index(titles[0]) < printed.index(titles[1])
+    assert all(f"kvlab · m: {title}" in page for title in titles)
+    assert {row["method"]: row["differs"] for row in told} == {"full": "False", "int4": ""}
+    assert len({row[key] for row in told}) == 2 and "left out" not in printed
+
+
+def test_two_protocols_share_a_table(tmp_path):
+    """Side by side, each compared with `full` under its own, bytes and figures apart."""
+    first = {"protocol": "context-first", "evict": "once"}
+    cells = [cell(), cell("int4", value=0.0), cell(value=1.0, **first), cell("int4", value=1.0, **first)]
+    for one in cells[2:]:
+        one["bytes"]["device_bytes"] = 4.0
+    printed, page, told = shown(tmp_path, cells)
+    lines = [line.split() for line in printed.splitlines()]
+    assert ["method", "acc", "acc"] in lines and ["int4", "0.0*▼", "100.0"] in lines
+    assert ["question-", "context-"] in lines and ["inside", "first"] in lines
+    assert "<small>context-first</small>recall<br><small>acc, n" in page
+    assert {(row["protocol"], row["method"]): row["lost"] for row in told} == {
+        ("question-inside", "full"): "", ("question-inside", "int4"): "",  # half right is not right or wrong
+        ("context-first", "full"): "0", ("context-first", "int4"): "0",
+    }  # fmt: skip
+    names = {path.stem for path in tmp_path.glob("*.svg")}
+    assert names == {
+        f"accuracy-{of}{side}" for of in ("held", "moved") for side in ("", "-context-first-once")
+    }
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert {row["protocol"] for row in summary} == {"question-inside", "context-first"}
+
+
+def test_speed_stands_beside_accuracy_of_its_own_dtype(tmp_path):
+    cells = [cell(made="2026-02-02"), cell(dtype="bfloat16")]
+    speed = [cell(task="speed:model:256", dtype=dtype) | {"rows": []} for dtype in (None, "bfloat16")]
+    kept, _ = comparable(cells + speed)
+    found = tables.boards(kept)
+    assert [board.setting for board in found] == ["dtype none", "dtype bfloat16"]
+    assert [[c["config"].get("dtype") for c in board.cells] for board in found] == [
+        [None] * 2,
+        ["bfloat16"] * 2,
+    ]
+
+
 def test_what_is_wanted_now_comes_before_what_is_newest():
     cells = [cell("full"), cell("int4"), cell("int8", made="2026-02-02", limit=8)]
+    apart = lambda kept: {one["method"]: one["apart"] for one in kept}
     kept, lines = comparable(cells)
-    assert names(kept) == {"int8 on recall"} and "full on recall, int4 on recall (limit 4" in lines["m"]
+    assert apart(kept) == {"full": {"limit": 4}, "int4": {"limit": 4}, "int8": {}} and not lines
     kept, lines = comparable(cells, [Cell("m", "int4", "recall", CONFIG)])
-    assert (
-        names(kept) == {"full on recall", "int4 on recall"}
-        and "int8 on recall (limit 8, not 4)" in lines["m"]
-    )
+    assert apart(kept) == {"full": {}, "int4": {}, "int8": {"limit": 8}} and not lines
+
+
+def test_one_place_has_one_number():
+    """What was made twice, by other code or with prompts kept, is shown as today's code made it last."""
+    old = cell(value=0.1, code="old", made="2026-03-03")
+    cells = [old, cell(value=0.2, samples=True), cell(value=0.3, samples=False, made="2026-02-02")]
+    kept, _ = comparable(cells, [Cell("m", "full", "recall", CONFIG)], any_code=True)
+    assert [one["metrics"][0]["value"] for one in kept] == [0.3]
 
 
 def test_methods_of_ones_own_and_other_tasks_stand_together():
     cells = [cell(), cell("mine.Keep"), cell("full", "chain")]
     cells[1]["config"]["method"], cells[2]["config"]["task"] = "123", "eee"
-    assert comparable(cells) == (cells, {})
+    assert comparable(cells) == ([one | {"apart": {}} for one in cells], {})
 
 
 def test_speed_stands_beside_accuracy_of_the_same_model_only():
@@ -107,13 +179,13 @@ def test_cells_of_other_code_are_shown_where_they_are_asked_for(tmp_path):
     store.prepare()
     store.save(cell("full", made="2026-02-02"))
     store.save(cell("int4", code="old"))
-    store.save(cell("int8", code="old", limit=2))
+    store.save(cell("int8", code="old", task="chain", limit=2))
+    store.save(cell("int8", task="recall", **{"model": "bbb"}))
     out = io.StringIO()
     report.write(store, console=Console(file=out, width=80), any_code=True)
     printed = " ".join(out.getvalue().split())
     assert "50.0†" in printed and "compared with the rest: int4 on recall (old)" in printed
-    assert (
-        "left out, made under other settings: int8 on recall (code old, not ccc, limit 2, not 4)" in printed
-    )
+    assert "left out, made under other settings: int8 on recall (model bbb, not aaa)" in printed
+    assert "m, limit 2: " in printed and "int8 on chain (old)" in printed
     page = (tmp_path / "report.html").read_text()
-    assert '<th scope="row">int4</th>' in page and '<th scope="row">int8</th>' not in page
+    assert '<th scope="row">int4</th>' in page

@@ -135,7 +135,9 @@ def test_tables(store):
     summary, speed = store.write_tables(store.records())
     assert summary == json.loads((store.out / "summary.json").read_text())
     assert speed == json.loads((store.out / "speed.json").read_text())
-    assert [set(one) for one in summary] == [{"model", "method", "task", "metric", "value", "stderr", "n"}]
+    assert [set(one) for one in summary] == [
+        {"model", "method", "task", "protocol", "limit", "dtype", "metric", "value", "stderr", "n"}
+    ]
     assert speed == [{"model": "m", "method": "full", **row}]
 
 

@@ -177,7 +177,7 @@ def test_what_a_context_costs_stands_beside_the_bytes(tmp_path, protocol):
 
 
 def test_cells_of_two_protocols_are_never_compared(tmp_path):
-    """Those of the other protocol are left out, with a line; what is compared is of one."""
+    """They are side by side in one table; what is compared is of one."""
     inside = cell("full", 20)["config"] | {"protocol": "question-inside", "evict": "every-step"}
     cells = [
         cell("full", 38, made="2026-01-01"),
@@ -185,10 +185,12 @@ def test_cells_of_two_protocols_are_never_compared(tmp_path):
         cell("int4", 37, made="2026-01-03"),
     ]
     printed, _, told, _ = written(tmp_path, cells)
-    assert [row["method"] for row in told] == ["full", "int4"]
-    assert (
-        "h2o:budget=0.2 on recall (" in printed and "protocol question-inside, not context-first" in printed
-    )
+    compared = {(row["method"], row["protocol"]): row["compared"] for row in told}
+    assert compared == {
+        ("full", "context-first"): "True", ("int4", "context-first"): "True",
+        ("h2o:budget=0.2", "question-inside"): "",
+    }  # fmt: skip
+    assert "protocol question-inside, eviction every-step\nprotocol context-first, eviction once" in printed
 
 
 def test_one_budget_is_drawn_where_it_is_asked_for():
