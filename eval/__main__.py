@@ -50,6 +50,11 @@ class Report(Measurement):
         "full",
     )
 
+    format: str = option(
+        "what is written beside the page: report.tex with figures as PDF, report.md or report.pdf", "html",
+        choices=["html", "latex", "markdown", "pdf"],
+    )  # fmt: skip
+
     def check(self) -> None:
         if not Store(self.folder).files.names():
             raise Problem(

@@ -4,13 +4,15 @@ from . import keep, place, store
 from .ask import ask
 from .bill import bill
 from .decode import Stepper, Trace, decode
+from .harness import results
 from .methods import FIRST_WAVE, METHODS, method
 from .models import prepare
 
 __version__ = "0.1.0"
 __all__ = [
     "FIRST_WAVE", "METHODS", "KVCache", "Stats", "Stepper", "Trace", "ask", "bill", "decode", "gate", "keep",
-    "load", "load_cache", "make_cache", "method", "place", "prepare", "store",
+    "load", "load_cache", "make_cache", "method", "place", "prepare", "results",
+    "store",
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import warnings
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 
 from rich import box
@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from . import errors
+from .harness import beside
 
 
 class Parser(argparse.ArgumentParser):
@@ -154,15 +155,6 @@ def gate(arguments: argparse.Namespace) -> int:
         Path(arguments.html).write_text(show.page(found), encoding="utf-8")
     print(show.markdown(found) if arguments.markdown else found)
     return 0
-
-
-def beside(package: str, module: str):
-    """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
-    root = Path(__file__).resolve().parents[1]
-    name = package if (root / "eval" / "core" / "results.py").is_file() else f"kvlab_{package}"
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return import_module(f"{name}.{module}")
 
 
 def separated(words: list[str]) -> list[str]:

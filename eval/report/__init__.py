@@ -15,7 +15,7 @@ from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
 from ..core.results import RUN, Store
 from ..core.show import Verbatim
-from . import records
+from . import formats, records
 from .page import draw, render
 from .tables import boards, named, tabled, together
 from .terminal import print_tables
@@ -31,6 +31,7 @@ def report(measurement, store: Store, show, wanted: list) -> None:
         wanted,
         any_code=getattr(measurement, "any_code", False),
         against=getattr(measurement, "against", None),
+        form=getattr(measurement, "format", "html"),
     )
 
 
@@ -40,24 +41,26 @@ def write(
     console: Console | None = None,
     any_code: bool = False,
     against: str | None = None,
+    form: str = "html",
 ) -> list[Path]:
     """Write summary.json, speed.json, accuracy.csv, accuracy.parquet, the plots and report.html; print the
     tables. Returns the paths.
 
     wanted: the cells that were asked for now, which say what is in the first table (`core.comparable`);
     any_code: cells that other code made are shown as well, marked. against: the method that others are
-    compared with (`full`), or ALL, which prints the tables of every two. Raises Problem where there are no
+    compared with (`full`), or ALL, which prints the tables of every two. form: one of
+    formats.FORMATS, which is written beside the page. Raises Problem where there are no
     cells for a table, Failed where some are of another schema.
     """
     try:
-        return _write(store, wanted, console, any_code, against)
+        return _write(store, wanted, console, any_code, against, form)
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
         kind = f"{type(error).__name__}: {one_line(error)}"
         raise Failed(f"--out {store.where}: it holds cells of another schema ({kind})") from error
 
 
 def _write(
-    store: Store, wanted: Iterable, console: Console | None, any_code: bool, against: str | None
+    store: Store, wanted: Iterable, console: Console | None, any_code: bool, against: str | None, form: str
 ) -> list[Path]:
     cells, left_out = comparable(tabled(store.records()), wanted, any_code)
     if not cells and not wanted:
@@ -73,5 +76,6 @@ def _write(
     console = console or Verbatim()
     for group in together(found):
         print_tables(group, console, every_two=against == ALL)
-    console.print(f"report: {store.home.at(page.name)}", soft_wrap=True, markup=False)
-    return [page, *files, *(figure["path"] for figure in figures)]
+    made = [page] if form == "html" else [page, formats.write(form, found, figures, store.out)]
+    console.print(f"report: {store.home.at(made[-1].name)}", soft_wrap=True, markup=False)
+    return [*made, *files, *(figure["path"] for figure in figures)]

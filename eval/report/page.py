@@ -35,8 +35,8 @@ DEFINITIONS = {
 
 
 def draw(board: Board, out: Path, first: Board) -> list[dict]:
-    """Draw a board's plots; returns [{path, svg, title, about, board}]. first: the report's first board,
-    whose files have the plain names."""
+    """Draw a board's plots; returns [{path, svg, title, about, board, make}]. first: the report's first
+    board, whose files have the plain names."""
     made, names = [], [(Path(one.model).name, one.setting, one.protocol) for one in (board, first)]
     parts = [mine for mine, its in zip(*names, strict=True) if mine != its]
     suffix = "".join(f"-{re.sub(r'protocol |eviction |[^A-Za-z0-9_]+', '-', one)}" for one in parts)
@@ -53,6 +53,7 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
                 "title": title,
                 "about": about + side,
                 "board": board,
+                "make": make,
             }
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..report import paper
 from . import tables
 
 BUDGET = 0.2
@@ -43,5 +44,5 @@ def table(which: str) -> str:
     by_model = {row["model"]: row for row in rows}
     said = [tables.models_of(rows), f"recall, {rows[0]['n']} documents, question inside"]
     said += [f"full does not beat guessing on {m}" for m, row in by_model.items() if not row["compared"]]
-    note = "; ".join([*said, f"* differs from `full` ({tables.test(rows)})", tables.made(rows[0])])
+    note = "; ".join([*said, f"* differs from `full` ({paper.test(rows)})", tables.made(rows[0])])
     return tables.markdown(["method"], tables.grid(cells, by_model), note)

@@ -7,7 +7,8 @@ from eval.reproduce import documents, tables
 MISSING = "Not made yet: `make reproduce` makes it."
 SHARES = {f"{name}_bytes_of_full": 0.2 for name in ("device", "host", "moved")}
 STANDS = {"model": "m", "model_digest": "d", "dtype": "float32", "machine": "a machine", "torch": "2",
-          "n": 40, "code_digest": "c", "chance": 0.25, "floor": None}  # fmt: skip
+          "n": 40, "code_digest": "c", "metric": "acc", "higher_is_better": True, "chance": 0.25,
+          "floor": None}  # fmt: skip
 
 
 def row(protocol, method, budget, value, task="recall", **more):

@@ -1,0 +1,34 @@
+"""The harness and the course from kvlab: packages above it, which are found when they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+
+
+def beside(package: str, module: str):
+    """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    name = package if (root / "eval" / "core" / "results.py").is_file() else f"kvlab_{package}"
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return import_module(f"{name}.{module}")
+
+
+def results(where):
+    """Every number of a folder that `python -m eval` filled as a tidy `pandas.DataFrame`: a row for each
+    method, task, protocol and other setting, and for each context where speed was measured.
+
+    where: the folder, or an address such as "s3://BUCKET/NAME". Columns: task, method, curve (the method
+    without its budget), budget, protocol, limit, dtype, model, metric, score, stderr, n, bytes (held, on device
+    and host), context, ms (per token), and what the number stands on. Raises ValueError where there are no
+    results, or no pandas.
+    """
+    if not isinstance(where, str) and not hasattr(where, "__fspath__"):
+        raise TypeError(f"where: expected a folder or an address, got {where!r:.60}")
+    try:
+        import pandas  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError('the package pandas is not installed: pip install "kvlab[eval]"') from None
+    return beside("eval", "report.frame").results(where)
