@@ -21,7 +21,7 @@ def results(where):
     method, task, protocol and other setting, and for each context where speed was measured.
 
     where: the folder, or an address such as "s3://BUCKET/NAME". Columns: task, method, curve (the method
-    without its budget), budget, protocol, limit, dtype, model, metric, score, stderr, n, bytes (held, on device
+    without its budget), budget, protocol, limit, dtype, model, metric, score, stderr, n, bytes (held, device
     and host), context, ms (per token), and what the number stands on. Raises ValueError where there are no
     results, or no pandas.
     """

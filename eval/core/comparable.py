@@ -15,7 +15,6 @@ from collections.abc import Iterable
 SPEED = "speed:"  # a speed cell's task is "speed:SUITE:CONTEXT"
 SIDES = ("protocol", "evict")  # have columns of their own in a table
 PLACES = ("device", "dtype")  # what accuracy and speed of one table share
-NO_NUMBER = ("samples",)  # changes no number
 DIGESTS = ("model", "code", "method", "task")  # of what a cell was made of
 WORDS = {  # keys of a configuration that readers call otherwise
     "num_fewshot": "shots",
@@ -41,7 +40,7 @@ def table_of(task: str) -> str:
 
 def apart(cell: dict, config: dict) -> dict:
     """The settings that give a cell a table of its own beside that of `config`: {key: its value}."""
-    free = SIDES + DIGESTS + NO_NUMBER
+    free = SIDES + DIGESTS
     return {
         key: was
         for key, (was, _) in differences(cell["config"], config, free).items()
@@ -69,7 +68,7 @@ def comparable(
             if config.get("model") != first[0]["config"].get("model"):
                 continue
             shared = settings.setdefault(("table", table), config)
-            free = (*DIGESTS[2:], *SIDES, *NO_NUMBER, *apart(cell, shared), *(["code"] if any_code else []))
+            free = (*DIGESTS[2:], *SIDES, *apart(cell, shared), *(["code"] if any_code else []))
             if not differences(config, shared, free):
                 settings.setdefault(("task", cell["task"]), config.get("task"))
                 settings.setdefault(("method", cell["method"]), config.get("method"))
@@ -81,7 +80,7 @@ def comparable(
             )
             task = settings.get(("task", cell["task"]), config.get("task"))
             method = settings.get(("method", cell["method"]), config.get("method"))
-            reasons = differences(config, reference | {"task": task, "method": method}, NO_NUMBER)
+            reasons = differences(config, reference | {"task": task, "method": method})
             own = apart(cell, reference)
             if not reasons.keys() - own.keys() - {*SIDES, *(["code"] if any_code else [])}:
                 one = cell | {"apart": own} | ({"other_code": True} if "code" in reasons else {})

@@ -135,9 +135,9 @@ def test_what_is_wanted_now_comes_before_what_is_newest():
 
 
 def test_one_place_has_one_number():
-    """What was made twice, by other code or with prompts kept, is shown as today's code made it last."""
+    """What was made twice, by other code, is shown as today's code made it, and it made it last."""
     old = cell(value=0.1, code="old", made="2026-03-03")
-    cells = [old, cell(value=0.2, samples=True), cell(value=0.3, samples=False, made="2026-02-02")]
+    cells = [old, cell(value=0.2), cell(value=0.3, made="2026-02-02")]
     kept, _ = comparable(cells, [Cell("m", "full", "recall", CONFIG)], any_code=True)
     assert [one["metrics"][0]["value"] for one in kept] == [0.3]
 
