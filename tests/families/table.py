@@ -38,24 +38,18 @@ ROUNDED = {  # method -> the setting at which it gives nothing up, or policies w
 SPECS = {name: spec for name, spec in SAME.items() if name not in ROUNDED}
 PROFILED = {"duo": "duo:heads=1", "kvzap": "kvzap:threshold=1e-300"}  # with a profile of the tiny model
 METHODS = SPECS | PROFILED | ROUNDED
-REASONS = {  # the closed list: letter -> (how its one line is known, what the page says)
-    "a": ("a sliding window cannot let single ones go", "writes keys in blocks of tokens, of which a sliding "
-          "window cannot let single ones go"),
-    "b": ("made of a latent after the cache", "fetches from a host, but K and V are made of a latent after "
-          "the cache"),
-    "c": ("no layer of it holds keys and values", "has no keys and values to hold"),
-    "d": ("attention interface", "serves decoders that use transformers' attention interface"),
-    "e": ("of its own", "serves models that do nothing of their own with K, V and masks"),
-    "f": ("forgets its text", "wants the prompt in one pass where the model's own states forget the text at "
-          "a later pass of several tokens"),
-    "g": ("reads the prompt again", "has the prompt read again, where states or latents are held beside keys "
-          "and values"),
-    "h": ("(RoPE)", "undoes rotary embeddings (RoPE), of which the model has none, or caches them beside a "
-          "latent"),
-    "i": ("there are no keys", "compares or merges keys, where latents are cached"),
-    "j": ("latents are cached: all heads share them", "lets heads hold different tokens by what was trained, "
-          "where all heads share the latents that are cached"),
-}  # fmt: skip
+REASONS = {  # the closed list: letter -> how its one line is known; HEAD says what it means
+    "a": "a sliding window cannot let single ones go",
+    "b": "made of a latent after the cache",
+    "c": "no layer of it holds keys and values",
+    "d": "attention interface",
+    "e": "of its own",
+    "f": "forgets its text",
+    "g": "reads the prompt again",
+    "h": "(RoPE)",
+    "i": "there are no keys",
+    "j": "latents are cached: all heads share them",
+}
 
 
 @dataclass
@@ -163,7 +157,7 @@ def difference(found, expected) -> float:
 def reason(error) -> str:
     """The letter of a refusal."""
     assert "\n" not in str(error)
-    letters = [letter for letter, (known, _) in REASONS.items() if known in str(error)]
+    letters = [letter for letter, known in REASONS.items() if known in str(error)]
     assert letters, f"refused for a reason that is not on the list: {error}"
     return letters[0]
 
@@ -199,26 +193,42 @@ def planted(own, ids, mask, expected) -> tuple[str, float]:
 
 HEAD = """# Families
 
-Which methods are right on which models. This page is written by `python -m tests.families`, and a test checks
-that it says what the test finds.
+Which methods are right on which families. `python -m tests.families` writes this page; a test checks it.
 
-Every cell is a tiny random model, odd on purpose (head dimension other than hidden / heads, 3 KV heads of 9,
-window 7, partial rotary embedding, biases), a batch with one row padded on the left, a prompt of {prompt}
-tokens and {steps} decode steps, held against the model's own attention and transformers' own cache. `=`: no
-logit differs by more than {tolerance:.0e}, with the method at the setting where it gives nothing up.
-`duo` and `kvzap` have a profile of numbers drawn at random, in the model's shape.
-`in pieces`: the same of `full`, where the prompt comes in two pieces and a question of two tokens follows.
-The last column plants a fault; it must change a logit by at least {fault:.0e}, or the row would prove
-nothing.
-A letter: refused in one line, when the cache is made or, in pieces, before anything is written. {reasons}
+Every row is a tiny random model, odd on purpose (head dimension other than hidden / heads, 3 KV heads of 9,
+window 7, partial rotary embedding, biases). A batch with one row padded on the left goes through a prompt of
+{prompt} tokens and {steps} decode steps, and is compared with the model's own attention and transformers' own
+cache.
+
+- `=`: no logit differs by more than {tolerance:.0e}, with the method at a setting where it gives nothing up.
+  The profiles of `duo` and `kvzap` are random numbers in the model's shape.
+- `in pieces`: `full`, with the prompt in two pieces and then a question of two tokens.
+- `fault`: a planted fault. It must change a logit by at least {fault:.0e}, or the row would prove nothing.
+- A letter: refused in one line, when the cache is made or, in pieces, before anything is written.
+
+Why a method is refused:
+
+- **a**: it writes keys in blocks of tokens, but a sliding window drops single tokens.
+- **b**: it fetches from a host, which would hold latents; keys are computed from them only after the cache,
+  so there are none to choose by. `offload` and `uvm` do not choose; for them this has not been built.
+- **c**: the model has no keys and values to hold.
+- **d**: the model is not a decoder that uses transformers' attention interface.
+- **e**: the model does something of its own with K, V or masks.
+- **f**: the model's own states forget the text at a later pass of several tokens, so the prompt must come in
+  one pass. This happens under transformers' own cache too, so there is nothing right to compare with.
+- **g**: it reads the prompt twice. A convolution or a recurrent state cannot read again without moving on;
+  expanding latents for the second reading has not been built.
+- **h**: it undoes rotary embeddings (RoPE). The model has none, or (MLA) caches the rotated part beside the
+  latent, where these methods do not look.
+- **i**: it compares or merges keys, but the model caches latents.
+- **j**: its heads hold different tokens, as trained, but all heads share the cached latents.
 
 """
 
 
 def page(rows: dict[str, Row], refused: dict[str, tuple[str, str]]) -> str:
     """docs/families.md."""
-    reasons = " ".join(f"**{letter}**: the method {says}." for letter, (_, says) in REASONS.items())
-    text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT, reasons=reasons)
+    text = HEAD.format(prompt=PROMPT, steps=STEPS, tolerance=TOLERANCE, fault=FAULT)
     text += columns(SPECS | PROFILED, "in pieces", "fault")
     for name, row in rows.items():
         what, off = row.fault
@@ -241,32 +251,22 @@ def cells(name: str, row: Row, methods, *more: str) -> str:
 
 
 FORMS = """
-The other methods that round, on the same models. What is exact at these settings: the first 80 tokens, which
-are all (`sinks=80`: `int5`, `kvquant`), both layers (`skip_layers=0+-1`: `fp8`, `nvfp4`, `mxfp4`,
-`turboquant`, and the three pairs with a host, whose stores were made so by hand), both sides
-(`mixed:k=full,v=full`). A `=` thus says that what is around the numbers is right: positions, rows, windows,
-what is fetched, and, with `kvquant`, the way to keys before RoPE and back. What becomes of the numbers is the
-same on every family, and is held against its definition in `tests/store` and `tests/reference`.
+The other methods that round, on the same models. These settings keep everything exact: the first 80 tokens,
+which are all (`sinks=80`: `int5`, `kvquant`), both layers (`skip_layers=0+-1`: `fp8`, `nvfp4`, `mxfp4`,
+`turboquant`, and the three pairs with a host, whose stores were built by hand), or both sides
+(`mixed:k=full,v=full`). So a `=` checks everything around the rounding: positions, rows, windows, fetched
+tokens, and, for `kvquant`, the way to keys before RoPE and back. The rounding itself is the same on every
+family; `tests/store` and `tests/reference` compare it with its definition.
 
 """
 
 TAIL = """
-Which of these say more than that a model or a window has nothing for a method to work on:
+`padded` runs in a graph of its own. That graph handles only layers that see all the tokens it holds, without
+soft caps or sink scores; other models are refused.
 
-- **b**: what fetches by choice chooses by keys, and a host would hold the latent, of which keys are made
-  afterwards. `offload` and `uvm` do not choose; for them it has not been built.
-- **f**: the model forgets under transformers' own cache, too, so there is nothing right to be equal to.
-- **g**: `kvzip` has the prompt read twice, and a convolution or a recurrent state cannot read without going
-  on; what is held of a latent would have to be expanded for the second reading, which has not been built.
-- **h**: what undoes RoPE is defined by it; a model without it leaves no definition to be equal to. Under MLA
-  the rotated part stands beside the latent, where these methods do not look.
-
-`padded` runs in a graph of its own, which knows layers that see its newest tokens, all of them, without soft
-caps and sink scores; others are refused.
-
-A model that is not on this page is tried when a cache is made for it: its layers' kinds and masks first,
-then a random twin of its configuration class, made small, against its own cache. `kvlab doctor --model NAME`
-prints its row, or why it is refused.
+A model that is not on this page is tried when a cache is made for it: first its layers' kinds and masks, then
+a small random model of its configuration class, against that model's own cache.
+`kvlab doctor --model NAME` prints its row, or why it is refused.
 """
 
 
