@@ -12,7 +12,7 @@ from ..core.digests import ROOT
 from . import collect, tables
 
 ENTRIES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-HEAD = ["what", "published", "by whom, for what", "ours", "inside", "where it is stored"]
+HEAD = ["what", "published", "by whom, for what", "ours", "inside", "stored in"]
 SURE = 1.96  # standard errors on either side: 95 %
 
 
