@@ -6,9 +6,10 @@ import math
 
 from matplotlib.figure import Figure
 
-from kvlab.plots import INK, style
+from kvlab.plots import INK
 
 from ..core.numbers import is_share
+from .plots import looks
 
 PANELS = (
     (("device_bytes_of_full", "host_bytes_of_full"), "bytes held, device and host"),
@@ -56,12 +57,12 @@ def curves(rows: list[dict]) -> Figure:
     tasks = tasks_of(rows)
     figure = Figure(figsize=(10.4, 3.3 * len(tasks) + 0.9), layout="constrained")
     grid = figure.subplots(len(tasks), len(PANELS), sharey="row", squeeze=False)
-    lines = {}
+    lines, look = {}, looks(row["curve"] for row in rows)
     for task, axes in zip(tasks, grid, strict=True):
         mine = [row for row in rows if row["task"] == task]
         for (names, what), panel in zip(PANELS, axes, strict=True):
             there = [row for row in mine if len(names) > 1 or row[names[0]] or row["method"] == "full"]
-            lines |= _panel(panel, there, names, highest(mine))
+            lines |= _panel(panel, there, names, highest(mine), look)
             panel.set_xlabel(f"{what}, % of what full holds")
             panel.grid(True)
             panel.set_axisbelow(True)
@@ -89,8 +90,9 @@ def beside(points: dict[str, tuple[float, float]]) -> dict[str, float]:
     return aside
 
 
-def _panel(axes, rows: list[dict], names: tuple[str, ...], top: float) -> dict:
-    """One task's methods against the sum of some bytes, up to `top` per cent; returns {curve: its line}."""
+def _panel(axes, rows: list[dict], names: tuple[str, ...], top: float, look: dict) -> dict:
+    """One task's methods against the sum of some bytes, up to `top` per cent; returns {curve: its line}.
+    look: {curve: how it is drawn}."""
     lines, points = {}, []
     sums = {row["method"]: 100 * sum(row[name] for name in names) for row in rows}
     single = len({row["curve"] for row in rows}) == len(rows)  # no lines, so points may hide one another
@@ -102,13 +104,12 @@ def _panel(axes, rows: list[dict], names: tuple[str, ...], top: float) -> dict:
     for curve in dict.fromkeys(row["curve"] for row in rows):
         mine = [(sums[row["method"]], row) for row in rows if row["curve"] == curve]
         mine.sort(key=lambda one: one[0])
-        colour, marker, line = style(curve)
         xs, ys = [x for x, _ in mine], [100 * row["value"] for _, row in mine]
         errors = [100 * (row["stderr"] or 0) for _, row in mine]
         drawn = [x + aside.get(row["method"], 0.0) for x, row in mine]
         lines[curve] = axes.errorbar(
-            drawn, ys, yerr=errors, color=colour, marker=marker, ls=line if len(mine) > 1 else "none", lw=1.3,
-            ms=6, mec=INK, mew=0.5, elinewidth=0.8, capsize=2,
+            drawn, ys, yerr=errors, lw=1.3, ms=6, mec=INK, mew=0.5, elinewidth=0.8, capsize=2,
+            **look[curve] | ({} if len(mine) > 1 else {"ls": "none"}),
         )  # fmt: skip
         points += zip(xs, ys, strict=True)
     if len(names) > 1:

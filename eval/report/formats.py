@@ -117,7 +117,7 @@ def sheet(title: str, head: list[str], body: list[list[str]], note: str) -> Figu
     plain = pandas.DataFrame(body, columns=range(len(head))).map(lambda text: text.replace("`", ""))
     heads = [text.replace(", ", "\n").replace(" / ", " /\n") for text in head]
     widths = [max(map(len, [*text.split("\n"), *plain[place]])) + 2 for place, text in enumerate(heads)]
-    tall = max(text.count("\n") for text in heads) + 1.6
+    tall = 0.7 * max(text.count("\n") for text in heads) + 1.3
     width, line = max(6.0, 0.085 * sum(widths)), 0.24
     note = textwrap.fill(f"{title}. {note}.".replace("`", ""), int(width / 0.075))
     height = line * (len(body) + tall)

@@ -6,7 +6,7 @@ import math
 
 from matplotlib.figure import Figure
 
-from kvlab.plots import INK, style
+from kvlab.plots import INK
 
 from ..core.files import write_json
 from . import plots
@@ -42,16 +42,15 @@ def against_bits(rows: list[dict]) -> Figure:
     full = next(row for row in rows if row["method"] == "full")
     figure = Figure(figsize=(8.8, 5.4), layout="constrained")
     axes = figure.add_subplot()
-    points = []
+    points, look = [], plots.looks(row["method"] for row in rows)
     for row in sorted(rows, key=lambda one: bits(one, full)):
         if row is full:
             continue
-        colour, marker, _ = style(row["method"])
         x, y, error = bits(row, full), math.log(row["perplexity"] / full["perplexity"]), beyond(row, full)
         low = y - max(NOISE / 2, y - error)  # a bar that goes below the axis ends there
         y = max(NOISE, y)
         around = [[max(0.0, min(low, y))], [error]]
-        axes.errorbar(x, y, yerr=around, color=colour, marker=marker, ms=7, mec=INK, mew=0.5, elinewidth=0.8)
+        axes.errorbar(x, y, yerr=around, ms=7, mec=INK, mew=0.5, elinewidth=0.8, **look[row["method"]])
         points.append((x, y, row["method"]))
     xs, ys = zip(*front([(x, -y) for x, y, _ in points]), strict=True)
     axes.step(xs, [-y for y in ys], where="post", color=INK, alpha=0.25, lw=4, zorder=0)
@@ -81,6 +80,7 @@ def drawn(cells: list[dict]) -> Figure:
     full = next((cell for cell in cells if cell["method"] == "full"), None)
     figure = Figure(figsize=(7.6, 4.6), layout="constrained")
     axes = figure.add_subplot()
+    look = plots.looks(cell["method"] for cell in cells)
     for cell in cells:
         if full is not None and cell is full:
             continue
@@ -88,9 +88,7 @@ def drawn(cells: list[dict]) -> Figure:
         ys = [row["loss"] for row in cell["rows"]]
         if full is not None:
             ys = [y - row["loss"] for y, row in zip(ys, full["rows"], strict=True)]
-        colour, marker, line = style(cell["method"])
-        axes.plot(xs, ys, color=colour, marker=marker, ls=line, lw=1.4, ms=5, mec=INK, mew=0.4,
-                  label=cell["method"])  # fmt: skip
+        axes.plot(xs, ys, lw=1.4, ms=5, mec=INK, mew=0.4, label=cell["method"], **look[cell["method"]])
     axes.grid(True)
     axes.set_xlabel("position in the chunk, tokens")
     axes.set_ylabel("loss, nats per token" if full is None else "loss beyond full's, nats per token")

@@ -13,31 +13,63 @@ import re
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg")
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from kvlab.plots import GRID, INK, SETTINGS, apart, style
+from kvlab.plots import GRID, INK, OTHERS, SETTINGS, STYLE, apart
+from kvlab.spec import name_of
 
 from ..core.files import write_file
 
+SHADES = (0.0, -0.42, 0.4)  # of a colour: as it is, darker, lighter
+FILLS = ("full", "none", "left", "right", "top", "bottom")  # of the mark of one name's several specs
 FEW = 3  # points whose names have room beside them
 NOBODY = {"Software": None}  # so that a picture is the same bytes every time
 
 
+def looks(methods) -> dict[str, dict]:
+    """How each of these specs is drawn: colour, mark, line, fill. Colour and mark are a name's own in every
+    picture: its family's colour (`kvlab.plots`) in one of three shades, so that neighbours differ. Specs of
+    one name differ in their fill. Names that are not kvlab's get the colours left, in their order here."""
+    families: dict[str, list[str]] = {}
+    for name, (colour, *_) in STYLE.items():
+        families.setdefault(colour, []).append(name)
+    names: dict[str, list[str]] = {}
+    for method in dict.fromkeys(methods):
+        names.setdefault(name_of(method) if name_of(method) in STYLE else "", []).append(method)
+    found = {}
+    for name, specs in names.items():
+        for place, method in enumerate(specs):
+            colour, marker, line = STYLE.get(name) or OTHERS[place % len(OTHERS)]
+            by = families[colour].index(name) if name else 0
+            fill = FILLS[(place if name else place // len(OTHERS)) % len(FILLS)]
+            colour = shaded(colour, SHADES[by % len(SHADES)])
+            found[method] = {"color": colour, "marker": marker, "ls": line, "fillstyle": fill}
+    return found
+
+
+def shaded(colour: str, by: float) -> str:
+    """A colour, mixed with white (by > 0) or black."""
+    target = np.ones(3) if by > 0 else np.zeros(3)
+    return to_hex((1 - abs(by)) * np.array(to_rgb(colour)) + abs(by) * target)
+
+
 def label_right(axes, points: list[tuple[float, float, str]], gap: float = 0.062) -> None:
     """Names in a column right of the axes, each joined to its point; points in axes coordinates."""
-    heights = apart([y for _, y, _ in points], gap, 0.0, 1.0)
+    heights, look = apart([y for _, y, _ in points], gap, 0.0, 1.0), looks(name for *_, name in points)
     for (x, y, name), height in zip(points, heights, strict=True):
-        arrow = {"color": style(name)[0], "relpos": (0, 0.5), "shrinkB": 4}
+        arrow = {"color": look[name]["color"], "relpos": (0, 0.5), "shrinkB": 4}
         _label(axes, name, (x, y), (1.05, height), arrow, va="center")
 
 
 def label_above(axes, points: list[tuple[float, float, str]], gap: float = 0.072) -> None:
     """Names in a slanted row above the axes, each joined to its point; points in axes coordinates."""
-    places = apart([x for x, _, _ in points], gap, 0.02, 0.98)
+    places, look = apart([x for x, _, _ in points], gap, 0.02, 0.98), looks(name for *_, name in points)
     for (x, y, name), place in zip(points, places, strict=True):
-        arrow = {"color": style(name)[0], "relpos": (0, 0), "shrinkB": 5}
+        arrow = {"color": look[name]["color"], "relpos": (0, 0), "shrinkB": 5}
         _label(axes, name, (x, y), (place, 1.03), arrow, rotation=50, ha="left", va="bottom")
 
 
@@ -68,16 +100,17 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     left, right = math.log(zero / 1.8), math.log(most * 1.5)
     bottom = max(0.0, math.floor(min(p["accuracy"] for p in points) * 10 - 0.5) / 10)
     top = min(1.06, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
-    labels = []
+    labels, look = [], looks(p["method"] for p in points)
     for p in points:
-        colour, marker, _ = style(p["method"])
+        mark = look[p["method"]] | {"ls": "none"}
+        colour = mark["color"]
         x = p["x"] or zero
         if p.get("total") and p["total"] > p["x"] * 1.02:
             axes.plot([x, p["total"]], [p["accuracy"]] * 2, color=colour, lw=1.2, ls=":")
             axes.plot(p["total"], p["accuracy"], "|", color=colour, ms=11, mew=1.5)
         axes.errorbar(
-            x, p["accuracy"], yerr=p["stderr"], color=colour, marker=marker, ms=9, capsize=2, lw=1,
-            mec=INK, mew=0.6, zorder=3,
+            x, p["accuracy"], yerr=p["stderr"], ms=9, capsize=2, elinewidth=1, mec=INK, mew=0.6, zorder=3,
+            **mark,
         )  # fmt: skip
         labels.append((x, p["accuracy"], p["method"]))
     axes.set_xscale("log")
@@ -114,19 +147,18 @@ def against_context(rows: list[dict]) -> Figure:
     figure = Figure(figsize=(6.4, 4.6), layout="constrained")
     axes = figure.add_subplot()
     methods = list(dict.fromkeys(row["method"] for row in rows))
+    look = looks(methods)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     ends = []
     for method in methods:
         mine = sorted((r for r in rows if r["method"] == method), key=lambda r: r["context"])
-        colour, marker, line = style(method)
         xs, ys = [r["context"] for r in mine], [r["decode_ms"] for r in mine]
         low = [y - r.get("decode_ms_min", y) for y, r in zip(ys, mine, strict=True)]
         high = [r.get("decode_ms_max", y) - y for y, r in zip(ys, mine, strict=True)]
         spread = [[max(v, 0) for v in low], [max(v, 0) for v in high]]
         axes.errorbar(
-            xs, ys, yerr=spread, color=colour, marker=marker, ls=line, lw=1.5, ms=6, mec=INK, mew=0.5,
-            elinewidth=0.8, capsize=2,
+            xs, ys, yerr=spread, lw=1.5, ms=6, mec=INK, mew=0.5, elinewidth=0.8, capsize=2, **look[method],
         )  # fmt: skip
         ends.append((xs[-1], ys[-1], method))
     contexts = sorted({r["context"] for r in rows})
