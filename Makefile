@@ -22,7 +22,7 @@ EDITION ?= learner
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton peers reproduce bench lint map format clean venv
+.PHONY: help demo test browser fuzz test-newest lab notebooks test-workshop workshop test-kit slides page site test-site test-ray cluster-demo gpu test-triton peers wheel reproduce bench lint map format clean venv
 
 help: ## list the targets
 	@echo "kvlab: a course and a laboratory about the KV cache"
@@ -179,6 +179,12 @@ else
 	@echo
 	@echo "The results: results/bench"
 endif
+
+# The wheel is made from the source package, in a folder of its own: nothing that lies in build/ gets into it.
+wheel: $(READY) ## build what an index would hold, a wheel and a source package, into dist/, and check them
+	rm -rf dist
+	$(PY) -m build --no-isolation
+	$(PY) -m twine check --strict dist/*
 
 lint: $(READY) ## check style and format, change nothing
 	$(PY) -m ruff check .

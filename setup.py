@@ -8,7 +8,7 @@ from setuptools import find_packages, setup
 LEFT_OUT = ["course.instructor*", "course.exercises*", "course.recipes*"]  # for whoever teaches or trains
 DATA = {
     "kvlab": [
-        "bill/*.json", "workshop/checkpoint/*", "workshop/checkpoint-opt/*", "workshop/*.txt",
+        "py.typed", "bill/*.json", "workshop/checkpoint/*", "workshop/checkpoint-opt/*", "workshop/*.txt",
         "workshop/*.md",
     ],
     "course": [

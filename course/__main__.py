@@ -6,6 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
+from kvlab import extras
+
+try:
+    extras.needs("nbformat", "nbclient", "matplotlib")
+except extras.Missing as error:
+    sys.exit(f"{error}")
+
 import nbformat
 
 from . import __doc__ as what

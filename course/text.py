@@ -44,7 +44,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing in this course needs a n
 warnings.filterwarnings("ignore", message="IProgress not found")  # nor widgets
 if importlib.util.find_spec("kvlab") is None:
     source = os.environ.get("KVLAB_SOURCE", "..")
-    %pip install -q {source}
+    wanted = f"kvlab[course] @ {source}" if "://" in source else f"{source}[course]"
+    %pip install -q "{wanted}"
 if importlib.util.find_spec("course") is None:  # installed: kvlab_course, and kvlab_eval for eval
     for name in ("course", "eval"):
         sys.modules[name] = importlib.import_module(f"kvlab_{name}")"""

@@ -20,6 +20,8 @@ from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 
+from kvlab import extras
+
 from . import PROGRAM
 from .accuracy.accuracy import Accuracy
 from .core.digests import ROOT
@@ -71,6 +73,7 @@ class Merge(Measurement):
 
     name = "merge"
     about = "bring the cells of several folders into the one that --out names"
+    needs = ()
 
     folders: tuple[str, ...] = option(
         "folders of results, or addresses", (), many=True, positional=True, metavar="FOLDER"
@@ -169,6 +172,7 @@ def work(measurements: list[Measurement], command: str) -> int:
     if "TORCHELASTIC_RUN_ID" in os.environ and not shared and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise Problem("torchrun started several processes, each of which would make all cells: add --tp")
     for measurement in measurements:
+        extras.needs(*measurement.needs)
         measurement.check()
     last = measurements[-1]
     store = Store(last.folder, lambda line: show.line(line))
@@ -253,9 +257,7 @@ def main(words: list[str] | None = None) -> int:
             return 2  # the first process says it for all
         return ended(2, f"error: {one_line(error)}")
     except ModuleNotFoundError as error:
-        from kvlab.doctor import on_request
-
-        if not (line := on_request((error.name or "").partition(".")[0].replace("_", "-"))):
+        if not (line := extras.missing(error)):
             raise
         return ended(2, f"error: {line}")
     except OSError as error:

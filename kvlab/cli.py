@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from . import errors
+from . import errors, extras
 from .harness import beside
 
 
@@ -258,7 +258,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `kvlab methods | head`
         drop_output()
         return 0
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError) and not extras.missing(error):
+            raise
         if isinstance(error, OSError) and not error.filename:
             drop_output()
         print(f"kvlab: error: {said(error)}", file=sys.stderr)
@@ -266,7 +268,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def said(error: Exception) -> str:
-    """What a line says of an error; of an OSError, its file and the reason."""
+    """What a line says of an error; of an OSError, its file and the reason; of a missing package, what to
+    install."""
+    if line := extras.missing(error):
+        return line
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename or 'standard output'}: {error.strerror}"
     return errors.first_line(error)

@@ -22,7 +22,7 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from . import scratch
+from . import extras, scratch
 from .errors import first_line
 from .measure.host import cores, cpu_model
 
@@ -30,8 +30,6 @@ Result = tuple[bool | None, str]
 Check = tuple[str, Callable[[], Result]]
 
 PACKAGES = ("transformers", "lm-eval", "datasets", "numpy")
-ON_REQUEST = ("lm-eval", "datasets")  # what a workshop's kit installs when it is asked to
-START = "start.bat" if os.name == "nt" else "sh start.sh"  # how a kit is started
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
@@ -40,27 +38,14 @@ FOR_A_RUN = 2, "`make demo` needs about 2 GiB, close other programs"
 PROMPT = "Once upon a time"
 
 
-def kit_folder() -> Path | None:
-    """The folder of the workshop's kit that this Python belongs to; None where it belongs to none."""
-    folder = Path(sys.prefix).parent
-    return folder if (folder / "setup" / "start.py").is_file() else None
-
-
-def on_request(name: str) -> str:
-    """One line for a package that this kit would install when asked to; "" for others, and outside a kit."""
-    if name not in ON_REQUEST or kit_folder() is None:
-        return ""
-    return f"{name} is not installed: chapter 8 scores with it; `{START} --all` adds it (140 MB)"
-
-
 def ranges() -> dict[str, Requirement]:
-    """kvlab's own requirements from its installed metadata (pyproject), by canonical name."""
+    """kvlab's requirements, those of its extras among them, from its installed metadata (pyproject), by
+    canonical name."""
     try:
         lines = metadata.requires("kvlab") or []
     except metadata.PackageNotFoundError:
         return {}
-    parsed = [Requirement(line) for line in lines]
-    return {canonicalize_name(r.name): r for r in parsed if r.marker is None}
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines)}
 
 
 def check_kvlab() -> Result:
@@ -78,7 +63,7 @@ def check_package(name: str) -> Result:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        if line := on_request(name):
+        if line := extras.line(name.replace("-", "_")):
             return None, line
         return False, f"{name} is not installed: {REPAIR}"
     if wanted and not wanted.specifier.contains(version, prereleases=True):
@@ -92,7 +77,7 @@ def check_kernels() -> Result:
         return True, f"kernels: numba {metadata.version('numba')} compiles them"
     except metadata.PackageNotFoundError:
         text = "kernels: none, for numba is not installed; packed caches are decoded in plain torch, slower"
-        if kit_folder():
+        if extras.kit_folder():
             return True, f"{text} (a workshop's kit leaves it out)"
         return False, f"{text}: {REPAIR}"
 

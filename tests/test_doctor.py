@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from course.kit import ready
-from kvlab import cli, doctor
+from kvlab import cli, doctor, extras
 
 LINE = re.compile(r"^\[(ok|!!)\] \S.*$")
 TROUBLE_SAYS_WHAT_TO_DO = re.compile(r"run `|install it|set OMP|close |clone again|choose another")
@@ -74,7 +74,7 @@ def kit(tmp_path, monkeypatch):
     """A workshop's kit, to whose environment this Python seems to belong."""
     (tmp_path / "setup").mkdir()
     (tmp_path / "setup" / "start.py").touch()
-    monkeypatch.setattr(doctor.sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr(extras.sys, "prefix", str(tmp_path / ".venv"))
     return tmp_path
 
 
@@ -91,7 +91,7 @@ def without(monkeypatch, *names):
 
 
 def test_what_a_kit_brings_on_request_is_no_damage_there(kit, monkeypatch):
-    assert doctor.kit_folder() == kit
+    assert extras.kit_folder() == kit
     without(monkeypatch, "lm-eval", "numpy", "numba")
     for check in (lambda: doctor.check_package("lm-eval"), doctor.check_kernels):
         ok, text = check()
@@ -101,9 +101,10 @@ def test_what_a_kit_brings_on_request_is_no_damage_there(kit, monkeypatch):
 
 
 def test_outside_a_kit_what_is_missing_is_damage(monkeypatch):
-    assert doctor.kit_folder() is None
-    without(monkeypatch, "lm-eval", "numba")
-    assert "lm-eval is not installed: run" in failed(doctor.check_package("lm-eval"))
+    assert extras.kit_folder() is None
+    without(monkeypatch, "lm-eval", "numba", "numpy")
+    assert doctor.check_package("lm-eval") == (None, extras.line("lm_eval"))
+    assert "numpy is not installed: run" in failed(doctor.check_package("numpy"))
     assert "numba is not installed" in failed(doctor.check_kernels())
 
 
@@ -113,13 +114,9 @@ def test_a_run_that_needs_what_a_kit_brings_on_request_ends_in_one_line(kit, mon
     def work(*_):
         raise ModuleNotFoundError("No module named 'lm_eval'", name="lm_eval.api")
 
-    without(monkeypatch, "lm-eval")
     monkeypatch.setattr(run, "work", work)
     assert run.main(["accuracy"]) == 2
-    assert capsys.readouterr().err == f"error: {doctor.on_request('lm-eval')}\n"
-    monkeypatch.setattr(doctor, "kit_folder", lambda: None)
-    with pytest.raises(ModuleNotFoundError):  # elsewhere the environment is broken: all of it is shown
-        run.main(["accuracy"])
+    assert capsys.readouterr().err == f"error: {extras.line('lm_eval')}\n"
 
 
 def test_without_numba_the_model_decodes_and_no_bare_warning_is_shown(monkeypatch):

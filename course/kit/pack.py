@@ -29,8 +29,6 @@ import nbformat
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kvlab.doctor import ON_REQUEST
-
 from .. import editions, slides
 from ..page.build import built
 from ..text import SETUP
@@ -40,9 +38,10 @@ ROOT = HERE.parents[1]
 CPU = "https://download.pytorch.org/whl/cpu"
 # What learners get when they ask: lm-eval and its data, 140 MB, with which chapter 8 alone scores methods.
 # What they do without: numba, 64 MB, makes packed caches faster (kvlab decodes them in plain torch then).
-# What comes beside kvlab's own dependencies: gguf, 0.1 MB, with which `kvlab fetch smollm2` reads that model.
+# What comes beside the chapters' packages: gguf, 0.1 MB, with which `kvlab fetch smollm2` reads that model.
+ON_REQUEST = ("lm-eval", "datasets", "pandas")
 LEFT_OUT = (*ON_REQUEST, "numba")
-BESIDE = "gguf"
+WITH = ("course", "gguf", "eval")
 SCORES = re.compile(r"^from eval\.(?:accuracy|core|report)\b", re.M)  # a notebook that needs lm-eval
 BUILT_FROM = ("kvlab", "eval", "course", "pyproject.toml", "setup.py", "LICENSE")
 READ_ME = "kvlab, as the workshop hands it out. Start with START.md.\n"  # the project's own shows a solution
@@ -67,7 +66,7 @@ if importlib.util.find_spec("kvlab") is None:
         raise Stop("kvlab is not in this Python: open the notebook with start.sh or start.bat. "
                    f"On Colab: upload setup/{{wheel}} and run this cell again.")
     source = next(filter(None, found))
-    %pip install -q "{{source}}"
+    %pip install -q "{{source}}[course]"
 for name in ("course", "eval"):  # their names in the project
     sys.modules[name] = importlib.import_module(f"kvlab_{{name}}")
 from course.teaching import kit
@@ -123,13 +122,19 @@ def requirements(on_request: bool = False) -> list[str]:
     """What learners install beside kvlab, or on request, in the versions that were tested."""
     pinned = [line.split("==") for line in _lines("constraints.txt")]
     pins = {canonicalize_name(name): pin for name, pin in pinned}
-    lines = _project()["dependencies"] + _project()["optional-dependencies"][BESIDE]
-    wanted = [Requirement(line) for line in lines]
     found = []
-    for one in wanted:
-        name = canonicalize_name(one.name)
+    for name, one in wanted(*WITH).items():
         if (name in ON_REQUEST) if on_request else (name not in LEFT_OUT):
             found.append(f"{name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}=={pins[name]}")
+    return found
+
+
+def wanted(*extras: str) -> dict[str, Requirement]:
+    """{name: requirement} of kvlab with these extras, whose own extras of kvlab are followed."""
+    found, more = {}, _project()["optional-dependencies"]
+    lines = [*_project()["dependencies"], *(line for extra in extras for line in more[extra])]
+    for one in map(Requirement, lines):
+        found |= wanted(*one.extras) if one.name == "kvlab" else {canonicalize_name(one.name): one}
     return found
 
 

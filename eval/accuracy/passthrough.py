@@ -24,10 +24,11 @@ from lm_eval.config.evaluate_config import EvaluatorConfig
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import setup_logging, simple_parse_args_string
 
+from kvlab import extras
 from kvlab.models import source_of
 
 from ..core.errors import Problem
-from . import boundaries, extras, settings, yamls
+from . import boundaries, settings, yamls
 from .lm import KVLabLM, identity
 from .protocols import INSIDE, MANY, REUSE
 from .taskset import FOLDER, local_names

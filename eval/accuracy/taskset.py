@@ -23,9 +23,11 @@ from pathlib import Path
 
 import numpy as np
 
+from kvlab import extras
+
 from ..core.digests import digest
 from ..core.errors import Problem, describe
-from . import boundaries, data, extras, settings, yamls
+from . import boundaries, data, settings, yamls
 from .protocols import FIRST, INSIDE
 
 FOLDER = Path(__file__).resolve().parents[1] / "tasks"

@@ -8,7 +8,6 @@ to this process, which stores them.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 import shutil
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from kvlab.extras import needs
 from kvlab.measure.host import cores
 
 from ..core.digests import code_digest
@@ -49,8 +49,7 @@ def place(text: str) -> str | None:
     kind, colon, address = text.partition(":")
     if kind != "ray" or (colon and not address):
         raise Problem(f"--on {text}: expected ray, or ray:HOST:PORT")
-    if importlib.util.find_spec("ray") is None:
-        raise Problem(f"--on {text}: ray is not installed; pip install 'kvlab[ray]'")
+    needs("ray")
     if not address:
         return None
     host, _, port = address.rpartition(":")

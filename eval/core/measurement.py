@@ -68,6 +68,7 @@ class Measurement:
     name: ClassVar[str]  # the sub-command, and what its cells are called
     about: ClassVar[str]  # one line of help
     home: ClassVar[str] = "demo"  # the default folder in results/
+    needs: ClassVar[tuple[str, ...]] = ("lm_eval", "pandas", "matplotlib")  # modules that extras bring
 
     out: Path | str | None = option(  # noqa: RUF009
         "folder for results, or an address such as s3://BUCKET/NAME (default: results/NAME)", type=address

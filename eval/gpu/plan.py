@@ -38,6 +38,7 @@ class Gpu(Measurement):
     stages, so that a run that ends early has the most telling ones of every stage."""
 
     name = home = "gpu"
+    needs = ()
     about = "what only a GPU can answer, in five stages (gpu.json; --report: docs/gpu.md)"
 
     stages: tuple[str, ...] = option(f"{', '.join(STAGES)} (default: all)", (), many=True, metavar="STAGE")

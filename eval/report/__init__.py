@@ -10,15 +10,20 @@ from pathlib import Path
 
 from rich.console import Console
 
+from kvlab.extras import needs
+
 from ..core.comparable import comparable
 from ..core.errors import Failed, Problem, one_line
 from ..core.files import write_file
 from ..core.results import RUN, Store
 from ..core.show import Verbatim
-from . import formats, records
-from .page import draw, render
-from .tables import boards, named, tabled, together
-from .terminal import print_tables
+
+needs("lm_eval", "pandas", "matplotlib")  # chapter 8 begins with this package
+
+from . import formats, records  # noqa: E402
+from .page import draw, render  # noqa: E402
+from .tables import boards, named, tabled, together  # noqa: E402
+from .terminal import print_tables  # noqa: E402
 
 ALL = "all"  # --against all
 __all__ = ["RUN", "report", "write"]

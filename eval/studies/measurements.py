@@ -9,6 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
 
+from kvlab.extras import EXTRAS
+
 from ..accuracy.taskset import STORIES
 from ..core.comparable import differences, said
 from ..core.digests import code_digest, digest, model_digest
@@ -157,6 +159,7 @@ class StaticGraph(Study):
 
     name = "static-graph"
     home = "static_graph"
+    needs = (*Study.needs, *EXTRAS["static-graph"])
     about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
     parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
     makers = dict.fromkeys(parts, ".static_graph")

@@ -14,6 +14,7 @@ import torch
 
 from .. import scratch
 from ..errors import first_line
+from ..extras import needs
 from .files import unlike, write_sums
 
 MAGIC = b"GGUF"  # what such a file begins with
@@ -45,12 +46,9 @@ def folder_of(name: str | os.PathLike) -> Path:
 
 def package():
     """The package gguf, which reads and decodes. ValueError where it is not installed."""
-    try:
-        import gguf
-    except ImportError as error:
-        raise ValueError(
-            'the package gguf, which reads GGUF files, is not installed: pip install "kvlab[gguf]"'
-        ) from error
+    needs("gguf")
+    import gguf
+
     return gguf
 
 

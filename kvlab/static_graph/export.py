@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-import importlib.util
 import logging
 import warnings
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from torch import Tensor
 
 from .. import scratch
 from ..errors import first_line
+from ..extras import EXTRAS, needs
 from ..models import ModelShape, prepare
 from ..models.files import damage, write_sums
 from . import graph
@@ -33,7 +33,6 @@ from .graph import StaticStep, sequence_names
 
 OPSET = 18
 FORMS = ("single", "multi")
-PACKAGES = ("onnxruntime", "onnx", "onnxscript")
 FILE = "graph.onnx"
 ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S
 TRACED = 7  # rows of the past while the step is traced: nothing but `StaticLayer` sees how many there are
@@ -62,11 +61,7 @@ class GraphSpec:
 
 def require_engine() -> None:
     """ValueError with what to install when the engine's packages are missing."""
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ValueError(
-            f"the static-graph engine needs {', '.join(missing)}: pip install {' '.join(PACKAGES)}"
-        )
+    needs(*EXTRAS["static-graph"])
 
 
 def scales_digest(scales: list[Tensor] | None) -> str:
