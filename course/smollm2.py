@@ -17,7 +17,7 @@ import kvlab
 from kvlab import attention
 from kvlab.arithmetic import count_flops, kv_bytes_per_token
 from kvlab.bill import data as bill_data
-from kvlab.doctor import kit_folder
+from kvlab.extras import kit_folder
 from kvlab.measure.studies import read, similarity
 from kvlab.models import ModelShape, calibration_ids
 from kvlab.models.fetching import PACKAGES

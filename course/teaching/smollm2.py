@@ -9,7 +9,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from kvlab.doctor import kit_folder
+from kvlab.extras import kit_folder
 
 from ..harness import COMMAND
 

@@ -6,10 +6,6 @@ import html as escaping
 import io
 import textwrap
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
 from .data import table
 
 WIDTH = 80
@@ -17,6 +13,10 @@ WIDTH = 80
 
 def text(bill) -> str:
     """The bill in lines of at most 80 characters."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, markup=False, emoji=False, highlight=False)
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
