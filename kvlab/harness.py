@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from .extras import needs
+
 
 def beside(package: str, module: str):
     """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
@@ -27,8 +29,5 @@ def results(where):
     """
     if not isinstance(where, str) and not hasattr(where, "__fspath__"):
         raise TypeError(f"where: expected a folder or an address, got {where!r:.60}")
-    try:
-        import pandas  # noqa: F401
-    except ModuleNotFoundError:
-        raise ValueError('the package pandas is not installed: pip install "kvlab[eval]"') from None
+    needs("pandas")
     return beside("eval", "report.frame").results(where)

@@ -19,7 +19,11 @@ from ..core.numbers import shown
 from . import boundaries, data, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, eviction
 
-HEAVY = ("prose", "agreement", "chain", "chain_em", "needle_em", "needle")  # what takes longest goes first
+# How long a task takes beside others on two cores, at most times; what takes longest goes first.
+WORK = {
+    "prose": 7.0, "chain": 4.0, "cloze": 3.5, "needle_em": 3.5, "needle": 3.0, "agreement": 2.5,
+    "recall": 2.0,
+}  # fmt: skip
 NAMED = 3  # methods of a job that its name says before it counts
 
 
@@ -248,7 +252,7 @@ class Accuracy(Pooled):
         wanted = {(cell.task, cell.method): cell for cell in cells}
         whole = [(task, tuple(c.method for c in cells if c.task == task)) for task in self.tasks]
         whole = [(task, methods) for task, methods in whole if methods]
-        whole.sort(key=lambda job: HEAVY.index(job[0]) if job[0] in HEAVY else len(HEAVY))
+        whole.sort(key=lambda job: -WORK.get(job[0], 1.5))
         usual = min(2, cores()) if self.small() and not self.tp else 0
         processes = self.jobs if self.jobs is not None else usual
 
@@ -259,7 +263,8 @@ class Accuracy(Pooled):
 
         def report(job, done: int, total: int) -> None:
             parts[job] = len(job[1]) * min(1.0, done / max(total, 1))
-            bar.at(job[0], sum(part for (task, _), part in parts.items() if task == job[0]))
+            share = sum(part for (task, _), part in parts.items() if task == job[0])
+            bar.at(job[0], WORK.get(job[0], 1.5) * share)
 
         pool = self.pool(self.called)
         for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
@@ -268,6 +273,9 @@ class Accuracy(Pooled):
                 one = done.found if isinstance(done.found, Failed) else done.found[method]
                 yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
             report(done.job, 1, 1)
+
+    def work(self, cell: Cell) -> float:
+        return WORK.get(cell.task, 1.5)
 
     def called(self, job: tuple[str, tuple[str, ...]]) -> str:
         """A job's name, of which Ray's dashboard and logs show one line."""

@@ -112,7 +112,7 @@ class Measurement:
             for cell in cells:
                 bar.at(cell.task, 0)
                 yield cell, self._one(cell)
-                bar.at(cell.task, 1)
+                bar.at(cell.task, self.work(cell))
         finally:
             torch.set_num_threads(before)
 
@@ -126,6 +126,10 @@ class Measurement:
             raise
         except Exception as error:
             return Failed(*describe(error))
+
+    def work(self, cell: Cell) -> float:
+        """How long a cell takes beside others of its kind, as far as that is known."""
+        return 1.0
 
     def label(self, cell: Cell) -> str:
         """What a line calls a cell."""
@@ -278,7 +282,7 @@ def run(measurement: Measurement, store, show) -> int:
     missing = store.missing(cells)
     show.kept(len(cells) - len(missing), len(cells), f"{measurement.name} cells")
     failed = 0
-    with show.bar(measurement.name, len(missing)) as bar:
+    with show.bar(measurement.name, len(missing), sum(map(measurement.work, missing))) as bar:
         for cell, found in measurement.made(missing, bar) if missing else ():
             label, result = measurement.label(cell), None
             if isinstance(found, Failed):
@@ -287,7 +291,7 @@ def run(measurement: Measurement, store, show) -> int:
             else:
                 store.save(record(cell, found, measurement.threads))
                 result = measurement.result(found)
-            bar.done(label, result)
+            bar.done(label, result, measurement.work(cell))
     return failed
 
 

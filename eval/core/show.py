@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 LOG = "errors.log"  # full tracebacks, in the output folder
 SILENT = 20.0  # seconds without a line after which a run without a terminal says where it is
@@ -65,16 +65,17 @@ class Show:
             log.write(f"{what}: {error}\n{getattr(error, 'details', '')}\n")
 
     @contextlib.contextmanager
-    def bar(self, name: str, total: int) -> Iterator[Bar]:
-        """Progress over `total` cells, also within a cell."""
-        bar = Bar(name, total)
+    def bar(self, name: str, total: int, work: float | None = None) -> Iterator[Bar]:
+        """Progress over `total` cells, also within a cell; work: how long all of them take, in the unit of
+        `at` (None: 1 for each)."""
+        work = total if work is None else work
         if not total or self.console.quiet:
-            yield bar
+            yield Bar(name, total, work)
         elif self.console.is_terminal:
             with Progress(*COLUMNS, console=self.console, transient=True) as progress:
-                yield Drawn(name, total, progress)
+                yield Drawn(name, total, work, progress)
         else:
-            bar = Told(name, total, self.line)
+            bar = Told(name, total, work, self.line)
             try:
                 yield bar
             finally:
@@ -82,26 +83,46 @@ class Show:
 
 
 class Bar:
-    """Adds up the finished parts of all that is under way, in cells."""
+    """Adds up the work of all that is under way, and says how long the rest will take."""
 
-    def __init__(self, name: str, total: int):
-        self.name, self.total, self.finished = name, total, 0
+    def __init__(self, name: str, total: int, work: float):
+        self.name, self.total, self.work, self.finished, self.ended = name, total, work, 0, 0.0
         self.parts: dict[str, float] = {}
+        self.started = time.monotonic()
+        self.seen = [(self.started, 0.0)]  # when so much was done
 
-    def at(self, what: str, part: float) -> None:
-        """`part` cells of `what` are done."""
-        self.parts[what] = part
+    def at(self, what: str, work: float) -> None:
+        """So much of `what` is done."""
+        self.parts[what] = work
+        self.seen.append((time.monotonic(), self.amount()))
 
-    def done(self, what: str, result: str | None) -> None:
-        """A cell is finished, with this result (None: it failed, which was said already)."""
-        self.finished += 1
+    def done(self, what: str, result: str | None, work: float = 1.0) -> None:
+        """A cell of so much work is finished, with this result (None: it failed, which was said already)."""
+        self.finished, self.ended = self.finished + 1, self.ended + work
+        self.seen.append((time.monotonic(), self.amount()))
+
+    def amount(self) -> float:
+        """Work that is done, that of unfinished cells among it."""
+        return max(sum(self.parts.values()), self.ended)
+
+    def left(self) -> str:
+        """ ", about 2 min left", as far as that can be known: at the speed of the last half of the time,
+        since quick cells say little of slow ones behind them; if nothing was done in it, of all of it."""
+        done = self.amount()
+        if not 0 < done < self.work:
+            return ""
+        now = time.monotonic()
+        middle = (self.started + now) / 2
+        since, before = self.seen[bisect_right(self.seen, middle, key=itemgetter(0)) - 1]
+        if done == before:
+            since, before = self.started, 0.0
+        seconds = (self.work - done) * max(1e-3, now - since) / (done - before)
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
 
 COLUMNS = (
     TextColumn("{task.fields[name]:<8}", markup=False),
     BarColumn(),
-    MofNCompleteColumn(),
-    TimeRemainingColumn(),
     TextColumn("{task.description}", markup=False),
 )
 
@@ -109,35 +130,32 @@ COLUMNS = (
 class Drawn(Bar):
     """A bar on a terminal."""
 
-    def __init__(self, name: str, total: int, progress: Progress):
-        super().__init__(name, total)
-        self.progress, self.task = progress, progress.add_task("", total=total, name=name)
+    def __init__(self, name: str, total: int, work: float, progress: Progress):
+        super().__init__(name, total, work)
+        self.progress, self.task = progress, progress.add_task("", total=work, name=name)
 
-    def at(self, what: str, part: float) -> None:
-        super().at(what, part)
-        self.progress.update(self.task, completed=sum(self.parts.values()), description=what)
+    def at(self, what: str, work: float) -> None:
+        super().at(what, work)
+        told = f"{self.finished}/{self.total} {what}{self.left()}"
+        self.progress.update(self.task, completed=self.amount(), description=told)
 
 
 class Told(Bar):
     """Lines: one for every finished cell, and one whenever there was none for `SILENT` seconds."""
 
-    def __init__(self, name: str, total: int, line):
-        super().__init__(name, total)
+    def __init__(self, name: str, total: int, work: float, line):
+        super().__init__(name, total, work)
         self.line, self.over, self.lock = line, threading.Event(), threading.Lock()
-        self.started = self.said = time.monotonic()
-        self.place = "getting ready"
-        self.seen = [(self.started, 0.0)]  # when so many cells were done
+        self.said, self.place = self.started, "getting ready"
         threading.Thread(target=self._remind, daemon=True).start()
 
-    def at(self, what: str, part: float) -> None:
+    def at(self, what: str, work: float) -> None:
         with self.lock:
-            super().at(what, part)
+            super().at(what, work)
             self.place = f"at {what}"
-            self.seen.append((time.monotonic(), self.cells()))
 
-    def done(self, what: str, result: str | None) -> None:
-        super().done(what, result)
-        self.seen.append((time.monotonic(), self.cells()))
+    def done(self, what: str, result: str | None, work: float = 1.0) -> None:
+        super().done(what, result, work)
         if result is not None:
             self._say(f"{what}: {result}" if result else what)
 
@@ -145,22 +163,6 @@ class Told(Bar):
         with self.lock:
             self.said = time.monotonic()
             self.line(f"{self.finished}/{self.total} {text}{self.left()}")
-
-    def cells(self) -> float:
-        """Cells that are done, parts of them among these."""
-        return max(sum(self.parts.values()), self.finished)
-
-    def left(self) -> str:
-        """ ", about 2 min left", as far as that can be known: at the speed of the last half of the time,
-        since quick cells say little of slow ones behind them; if nothing was done in it, of all of it."""
-        done = self.cells()
-        if not 0 < done < self.total:
-            return ""
-        half = max(1e-3, (time.monotonic() - self.started) / 2)
-        before = self.seen[bisect_right(self.seen, self.started + half, key=itemgetter(0)) - 1][1]
-        per_second = (done - before) / half if done > before else done / (2 * half)
-        seconds = (self.total - done) / per_second
-        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
     def _remind(self) -> None:
         while not self.over.wait(max(0.01, self.said + SILENT - time.monotonic())):

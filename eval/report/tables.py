@@ -22,6 +22,7 @@ from ..core.comparable import PLACES, SIDES, SPEED, WORDS, word
 from ..core.errors import Problem
 from ..core.numbers import is_share, shown
 from ..speed.baselines import BASELINES
+from ..speed.speed import BUSY
 from . import contexts, records
 
 
@@ -81,6 +82,18 @@ class Board:
         """The speed row of a method at a context."""
         found = (r for r in self.speed if r["method"] == method and r["context"] == context)
         return next(found, None)
+
+    @property
+    def busy(self) -> str:
+        """A line about timings that others' work on the machine made too long; "" where there are none."""
+        waited = [row["waited"] for row in self.speed if row.get("waited", 0) > BUSY]
+        if not waited:
+            return ""
+        return (
+            f"The machine was busy: {len(waited)} of {len(self.speed)} timings waited for a core, up to "
+            f"{100 * max(waited):.0f} % of their time. They are too long: time again on a quiet machine, in "
+            "another --out."
+        )
 
     @property
     def protocol(self) -> str:

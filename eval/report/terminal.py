@@ -50,6 +50,8 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
     if any(board.bytes or board.speed or board.agreement for board in group):
         _print(methods, [c for b, side in zip(group, names) for c in _costs(b, methods, side)], console)
         console.print("Bytes: per cent of what full holds. Time: one row, median.")
+        for line in filter(None, (board.busy for board in group)):
+            console.print(Text(line), soft_wrap=True)
         if any(board.asked_again for board in group):
             console.print(
                 "A context is prefilled once for all its questions; seconds are of both, a prefill that "

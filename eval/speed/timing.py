@@ -7,6 +7,7 @@ Everything here times a batch of one row.
                  smallest and largest of the repeats' own medians
     bytes        allocated by the cache after the last step, on device and host; moved by that step
     read_gbps    bytes a step must read (weights once, cache as held, bytes moved) / its time, 10^9 B/s
+    waited       part of the time in which the process had no core: others were busy (see `BUSY`)
     fraction_of_bandwidth   read_gbps / the machine's measured read bandwidth
 
 `Ours.measure` and `Theirs.measure` return what one repeat found, `summarize` makes the numbers of these. What
@@ -112,6 +113,7 @@ def setup(options: dict, report: Callable) -> Callable:
     shape = ModelShape.of(timed.model)
     longest = shape.context or WIDE_CONTEXT
     timed.measure(min(64, longest))  # first-use costs fall here
+    computes = timed.model.device.type == "cpu" and "link=" not in options["method"]  # and waits for nobody
 
     def handle(job):
         if job == "bandwidth":
@@ -124,7 +126,10 @@ def setup(options: dict, report: Callable) -> Callable:
                 "device": str(timed.model.device),
                 "engine": timed.engine,
             }
-        return timed.measure(job)
+        wall, busy = time.perf_counter(), time.thread_time()
+        found = timed.measure(job)
+        wall, busy = time.perf_counter() - wall, time.thread_time() - busy
+        return found | {"waited": max(0.0, 1 - busy / wall) if computes else 0.0}
 
     return handle
 
@@ -155,4 +160,5 @@ def summarize(context: int, found: list[dict], about: dict, bandwidth: float) ->
         "tokens_held": last["tokens_held"],
         "engine": about["engine"],
         "repeats": len(found),
+        "waited": statistics.mean(one.get("waited", 0.0) for one in found),
     }

@@ -155,7 +155,7 @@ def test_a_line_for_every_cell_and_no_long_silence(tmp_path, capsys, monkeypatch
 
 def test_time_left_is_said_in_seconds_or_minutes(monkeypatch):
     monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
-    bar = showing.Told("accuracy", 48, print)
+    bar = showing.Told("accuracy", 48, 48, print)
     now = bar.started
     monkeypatch.setattr(showing.time, "monotonic", lambda: now)
     assert bar.left() == ""
@@ -163,14 +163,29 @@ def test_time_left_is_said_in_seconds_or_minutes(monkeypatch):
     now += 40
     assert bar.left() == ", about 2 min left"
     bar.at("recall", 40)
-    assert bar.left() == ", about 6 s left"  # 28 in the last 20 seconds, 8 to go
+    assert bar.left() == ", about 11 s left"  # 28 since the last word, 40 seconds ago, 8 to go
     bar.at("recall", 48)
     assert bar.left() == ""
 
 
+def test_time_left_settles_where_the_work_is_known(monkeypatch):
+    """Three tasks that take 7, 2 and 1 minutes: what is said falls by a minute in each."""
+    monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
+    bar = showing.Told("accuracy", 3, 10.0, print)
+    now = bar.started
+    monkeypatch.setattr(showing.time, "monotonic", lambda: now)
+    said = []
+    for task, work in (("prose", 7), ("needle", 2), ("recall", 1)):
+        for minute in range(1, work + 1):
+            now += 60
+            bar.at(task, minute)
+            said.append(bar.left())
+    assert said[:8] == [f", about {left} min left" for left in range(9, 1, -1)]
+
+
 def test_slow_cells_after_quick_ones_are_not_promised_at_the_speed_of_the_quick(monkeypatch):
     monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
-    bar = showing.Told("accuracy", 8, print)
+    bar = showing.Told("accuracy", 8, 8, print)
     now = bar.started
     monkeypatch.setattr(showing.time, "monotonic", lambda: now)
     now += 60

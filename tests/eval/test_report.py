@@ -71,7 +71,7 @@ def store(tmp_path_factory):
             timing = dict.fromkeys(("device_bytes", "host_bytes", "moved_bytes"), 1000)
             timing |= {"context": context, "prefill_ms": 10.0, "decode_ms": ms, "read_gbps": 3.0}
             timing |= {"decode_ms_min": ms - 1, "decode_ms_max": ms + 1, "bandwidth_gbps": 30.0}
-            timing["fraction_of_bandwidth"] = 0.1
+            timing |= {"fraction_of_bandwidth": 0.1, "waited": 0.8 * (method == "full")}
             made.save(cell(method, f"speed:model:{context}", [], rows=[timing]))
     (made.out / report.RUN).write_text(json.dumps({"command": "python -m eval all --limit 100"}))
     return made
@@ -152,6 +152,12 @@ def test_the_page_says_how_it_was_made(written):
         "H2O",
     ):
         assert words in page
+
+
+def test_timings_of_a_busy_machine_are_said(written):
+    printed, text, _ = written
+    for told in (printed, text):
+        assert "The machine was busy: 2 of " in " ".join(told.split())
 
 
 def test_marks_and_headline(written, store):

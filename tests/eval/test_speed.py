@@ -127,7 +127,9 @@ def test_summary_by_hand():
     repeats = [one | {"tokens_held": 10}, two | {"tokens_held": 10}]
     about = {"weight_bytes": 1000, "token_bytes": 50, "engine": "eager"}
     row = timing.summarize(64, repeats, about, bandwidth=1e6)
-    assert row["decode_ms"] == 2.5
+    assert row["decode_ms"] == 2.5 and row["waited"] == 0.0
+    for waited, said in ((0.0, "2.50 ms per token"), (0.875, "2.50 ms per token, too slow: it waited 88 %")):
+        assert speed.Speed().result({"rows": [row | {"waited": waited}]}).startswith(said)
     assert (row["decode_ms_min"], row["decode_ms_max"]) == (1.0, 3.0)
     assert row["prefill_ms"] == 15.0
     assert row["read_gbps"] == pytest.approx((1000 + 500 + 100) / 2.5e-3 / 1e9)
