@@ -44,16 +44,16 @@ class Report(Measurement):
     """Nothing is made: what the folder holds is shown again."""
 
     name = "report"
-    about = "tables, plots and the page from the results that --out holds"
+    about = "write tables, plots and the page from the results in --out"
 
-    any_code: bool = option("show cells that other code made as well, marked", False, action="store_true")
+    any_code: bool = option("also show cells made by other code, marked", False, action="store_true")
     against: str = option(
-        "the method that others are compared with, or all: every two methods of a task (default: full)",
+        "method to compare the others with, or all for every pair of methods (default: full)",
         "full",
     )
 
     format: str = option(
-        "what is written beside the page: report.tex with figures as PDF, report.md or report.pdf", "html",
+        "also write report.tex with figures as PDF, report.md or report.pdf", "html",
         choices=["html", "latex", "markdown", "pdf"],
     )  # fmt: skip
 
@@ -72,11 +72,11 @@ class Merge(Measurement):
     """Nothing is made: cells of several folders are brought into one."""
 
     name = "merge"
-    about = "bring the cells of several folders into the one that --out names"
     needs = ()
+    about = "copy the cells of several folders into --out"
 
     folders: tuple[str, ...] = option(
-        "folders of results, or addresses", (), many=True, positional=True, metavar="FOLDER"
+        "folders of results, or their addresses", (), many=True, positional=True, metavar="FOLDER"
     )
 
     def check(self) -> None:
@@ -107,7 +107,7 @@ REPORTERS = {  # modules whose `report(measurement, store, show, wanted)` shows 
     Reproduce: ".reproduce.documents",
 }  # fmt: skip
 LM_EVAL = "lm-eval"  # the command that is another program's
-COMMANDS = {"all": ("accuracy, agreement, speed, then the report", (Accuracy, Speed))} | {
+COMMANDS = {"all": ("measure accuracy, agreement and speed, then write the report", (Accuracy, Speed))} | {
     kind.name: (kind.about, (kind,)) for kind in KINDS
 }
 
@@ -121,9 +121,9 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """A sub-command for each measurement, an option for each of its fields; everything has a default."""
-    made = Parser(prog=PROGRAM, description="Accuracy, agreement and speed of KV-cache methods.")
+    made = Parser(prog=PROGRAM, description="Measure accuracy, agreement and speed of KV-cache methods.")
     commands = made.add_subparsers(dest="command", required=True, metavar="command")
-    commands.add_parser(LM_EVAL, help="lm-eval's own command line, which knows --model kvlab", add_help=False)
+    commands.add_parser(LM_EVAL, help="run lm-eval's command line, which knows --model kvlab", add_help=False)
     for name, (about, kinds) in COMMANDS.items():
         command = commands.add_parser(name, help=about, description=about)
         for one, owner in {field.name: (field, kind) for kind in kinds for field in options(kind)}.values():

@@ -187,57 +187,57 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     command.set_defaults(run=doctor)
 
-    command = commands.add_parser("fetch", help="bring a model that people know to this machine: smollm2")
-    command.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, 93 MB to download, 540 MB to keep")
+    command = commands.add_parser("fetch", help="download a model: smollm2")
+    command.add_argument("name", help="smollm2: SmolLM2-135M-Instruct, 93 MB to download, 540 MB on disk")
     command.set_defaults(run=fetch)
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")
     command.set_defaults(run=methods)
 
-    command = commands.add_parser("ask", help="what several methods answer about a text, side by side")
-    command.add_argument("--model", help="a name, a folder or a GGUF file (the workshop model)")
-    command.add_argument("--context", required=True, metavar="FILE", help="the text that is asked about")
-    command.add_argument("--question", action="append", required=True, help="one, or more when repeated")
+    command = commands.add_parser("ask", help="show what several methods answer about a text, side by side")
+    command.add_argument("--model", help="a name, a folder or a GGUF file (default: the workshop model)")
+    command.add_argument("--context", required=True, metavar="FILE", help="file of the text to ask about")
+    command.add_argument("--question", action="append", required=True, help="a question; repeat for more")
     command.add_argument(
-        "--method", nargs="+", default=["full"], help="such as full,snapkv:budget=0.2 (full)"
+        "--method", nargs="+", default=["full"], help="such as full,snapkv:budget=0.2 (default: full)"
     )
     command.add_argument(
         "--protocol",
         default="many-questions",
-        help="question-inside: compressed with the question (many-questions)",
+        help="many-questions, or question-inside: compress with the question (default: many-questions)",
     )
-    command.add_argument("--chat", action="store_true", help="in the tokenizer's chat template")
-    command.add_argument("--tokens", type=int, default=64, help="of an answer, at most (64)")
+    command.add_argument("--chat", action="store_true", help="use the tokenizer's chat template")
+    command.add_argument("--tokens", type=int, default=64, help="most tokens of an answer (default: 64)")
     command.set_defaults(run=ask)
 
-    command = commands.add_parser("bill", help="what a model costs on a device: bytes, time, money")
+    command = commands.add_parser("bill", help="compute what a model costs on a device: bytes, time, money")
     command.add_argument(
         "--model", required=True, help="a released model's name, or a folder with a config.json"
     )
     command.add_argument("--device", required=True, help="a device's name, such as 'RTX 4090'")
-    command.add_argument("--context", type=int, help="tokens of every user (what the model was trained for)")
-    command.add_argument("--users", type=int, default=1, help="users at once (1)")
-    command.add_argument("--price", type=float, help="of the device, per hour")
+    command.add_argument("--context", type=int, help="tokens per user (default: the model's trained length)")
+    command.add_argument("--users", type=int, default=1, help="users at once (default: 1)")
+    command.add_argument("--price", type=float, help="price of the device per hour")
     command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as full,h2o:budget=0.1 (all)")
     command.set_defaults(run=bill)
 
-    command = commands.add_parser(
-        "gate", help="which caches are safe on a model: minutes, by the model itself"
-    )
-    command.add_argument("--model", help="a name, a folder or a GGUF file (the workshop model)")
+    command = commands.add_parser("gate", help="measure which caches are safe on a model, in minutes")
+    command.add_argument("--model", help="a name, a folder or a GGUF file (default: the workshop model)")
     command.add_argument("--methods", nargs="+", metavar="METHOD", help="such as int8,h2o:budget=0.5")
-    command.add_argument("--text", metavar="FILE", help="a text of your own instead of prose, code and facts")
-    command.add_argument("--minutes", type=float, default=10.0, help="after which nothing new begins (10)")
-    command.add_argument("--memory", help="that there is for weights and caches, such as 24GB")
-    command.add_argument("--context", help="tokens of every user, such as 32k")
-    command.add_argument("--users", type=int, default=1, help="users at once (1)")
-    command.add_argument("--threads", type=int, help="of torch")
+    command.add_argument("--text", metavar="FILE", help="your own text instead of prose, code and facts")
+    command.add_argument(
+        "--minutes", type=float, default=10.0, help="start nothing new after these (default: 10)"
+    )
+    command.add_argument("--memory", help="memory for weights and caches, such as 24GB")
+    command.add_argument("--context", help="tokens per user, such as 32k")
+    command.add_argument("--users", type=int, default=1, help="users at once (default: 1)")
+    command.add_argument("--threads", type=int, help="threads of torch")
     command.add_argument("--json", metavar="FILE", help="also write all numbers")
     command.add_argument("--html", metavar="FILE", help="also write a page with a picture of the keys")
     command.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     command.set_defaults(run=gate)
 
-    commands.add_parser("eval", help="accuracy, speed, studies, a report (kvlab eval --help)", add_help=False)
+    commands.add_parser("eval", help="measure accuracy and speed, write a report", add_help=False)
     return parser
 
 

@@ -33,57 +33,55 @@ class Accuracy(Pooled):
     processes, the longest first."""
 
     name = "accuracy"
-    about = "lm-eval tasks and agreement with the full cache, then the report"
+    about = "measure lm-eval tasks and agreement with the full cache, then write the report"
     maker = f"{PACKAGE}.accuracy.worker"
 
     tasks: tuple[str, ...] = option(
-        "local tasks, 'agreement', or lm-eval's own by name", (), many=True, metavar="TASK"
+        "names of local tasks, lm-eval tasks, or 'agreement'", (), many=True, metavar="TASK"
     )
-    batch_size: int = option("rows decoded together (default: 64)", 64, type=count)
+    batch_size: int = option("rows to decode together (default: 64)", 64, type=count)
     engine: str | None = option(
-        "what computes the methods' decode steps; compiled: of 8 rows, or 64, at most (default: graph on a "
-        "GPU, else eager)",
+        "engine of the decode steps; compiled takes at most 8 rows, or 64 on some processors (default: graph "
+        "on a GPU, else eager)",
         choices=["eager", "compiled", "graph"],
     )
     protocol: str = option(
-        "what of a prompt is compressed: all of it, or its context before the question is known (default: "
+        "compress the prompt with its question inside, or its context before the question is known (default: "
         "question-inside)",
         INSIDE,
         choices=list(PROTOCOLS),
     )
     evict: str | None = option(
-        "what keeps do after the prompt: hold what comes on top of the budget, or evict at every step "
-        "(default: every-step under question-inside, else once)",
+        "after the prompt, hold new tokens on top of the budget (once) or evict at every step (default: "
+        "every-step under question-inside, else once)",
         choices=list(EVICT),
     )
     context_until: str | None = option(
-        "the text before which prompts are cut, for tasks whose cut is not known", metavar="TEXT"
+        "text at which the question begins, for tasks that do not say where", metavar="TEXT"
     )
     include_path: str | None = option("folder of your own lm-eval tasks (YAML)", metavar="FOLDER")
     data: tuple[str, ...] = option(
-        "rows that a task reads instead of its own data set", (), nargs="+", metavar="TASK=FILE.jsonl"
+        "file of rows that a task reads instead of its own data set", (), nargs="+", metavar="TASK=FILE.jsonl"
     )
-    metadata: str = option("what tasks are told, as name=value,name=value or JSON", "")
+    metadata: str = option("settings for the tasks, as name=value,name=value or JSON", "")
     device_map: str | None = option(
-        "auto, or a JSON file {module: device}: accelerate spreads the model over devices, CPU and disk"
+        "spread the model over devices, CPU and disk: auto, or a JSON file {module: device}"
     )
-    tp: bool = option(
-        "the model's heads are split among the processes of torchrun", False, action="store_true"
-    )
-    model_args: str = option("further arguments of the model: max_length=TOKENS", "")
-    gen_kwargs: str = option("options of generation, as lm-eval's: max_gen_toks=32", "")
+    tp: bool = option("split the model's heads among the processes of torchrun", False, action="store_true")
+    model_args: str = option("more arguments for the model, such as max_length=TOKENS", "")
+    gen_kwargs: str = option("lm-eval's options of generation, such as max_gen_toks=32", "")
     apply_chat_template: bool = option(
         "put prompts into the tokenizer's chat template", False, action="store_true"
     )
-    system_instruction: str | None = option("text that comes before every prompt", metavar="TEXT")
-    fewshot_as_multiturn: bool = option("shots as turns of the chat", False, action="store_true")
+    system_instruction: str | None = option("text to put before every prompt", metavar="TEXT")
+    fewshot_as_multiturn: bool = option("give shots as turns of the chat", False, action="store_true")
     confirm_run_unsafe_code: bool = option(
-        "programs that the model writes may run, for tasks that test them", False, action="store_true"
+        "run programs that the model writes, for tasks that test them", False, action="store_true"
     )
     log_samples: bool = option("keep prompts and answers in the cells", False, action="store_true")
-    num_fewshot: int | None = option("shots, for tasks that do not fix them", type=natural)
-    seed: int = option("of the choice of shots (default: 1234)", 1234, type=natural)
-    jobs: int | None = option("processes (0: this one; default: 2 for a small model)", type=natural)
+    num_fewshot: int | None = option("number of shots, for tasks that do not fix it", type=natural)
+    seed: int = option("seed for the choice of shots (default: 1234)", 1234, type=natural)
+    jobs: int | None = option("processes; 0: only this one (default: 2 for a small model)", type=natural)
 
     sources: taskset.Sources = field(default=taskset.NONE, init=False, repr=False)
 

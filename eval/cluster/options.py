@@ -38,11 +38,13 @@ class Pooled(OfMethods):
     """A measurement whose jobs go to worker processes of this machine, or, with --on, to Ray's actors."""
 
     on: str | None = option(
-        "ray: processes of this machine under Ray; ray:HOST:PORT: a cluster that runs", metavar="WHERE"
+        "ray: processes on this machine; ray:HOST:PORT: a running cluster", metavar="WHERE"
     )
-    actors: int | None = option("models loaded at a time under Ray (default: as many as fit)", type=count)
-    cpus_per_actor: float | None = option("default: 1 for a small model, else all of a node", type=amount)
-    gpus_per_actor: float | None = option("default: 0; 0.5 puts two actors on a GPU", type=amount)
+    actors: int | None = option("models to load at a time under Ray (default: as many as fit)", type=count)
+    cpus_per_actor: float | None = option(
+        "cores (default: 1 for a small model, else all of a node)", type=amount
+    )
+    gpus_per_actor: float | None = option("GPUs; 0.5 puts two actors on one GPU (default: 0)", type=amount)
 
     def check(self) -> None:
         super().check()

@@ -71,7 +71,7 @@ class Measurement:
     needs: ClassVar[tuple[str, ...]] = ("lm_eval", "pandas", "matplotlib")  # modules that extras bring
 
     out: Path | str | None = option(  # noqa: RUF009
-        "folder for results, or an address such as s3://BUCKET/NAME (default: results/NAME)", type=address
+        "folder or address for results, such as s3://BUCKET/NAME (default: results/NAME)", type=address
     )
 
     @property
@@ -152,12 +152,12 @@ class Measurement:
 class OnModel(Measurement):
     """A measurement that loads a model; `model` None is the workshop model."""
 
-    model: str | None = option(
-        "folder, hub id, smollm2 or a .gguf file (default: the embedded workshop model)"
+    model: str | None = option("folder, hub id, smollm2 or .gguf file (default: the built-in workshop model)")
+    device: str | None = option("cpu, cuda or cuda:N (default: cuda if there is one)")
+    dtype: str | None = option(
+        "number type (default: float32 on a CPU)", choices=["float32", "bfloat16", "float16"]
     )
-    device: str | None = option("cpu, cuda, cuda:N (default: cuda where there is one)")
-    dtype: str | None = option("default: float32 on a CPU", choices=["float32", "bfloat16", "float16"])
-    limit: int | None = option("documents per task, and fewer repeats and contexts", type=count)
+    limit: int | None = option("most documents per task, with fewer repeats and contexts", type=count)
 
     def __post_init__(self):
         if self.model == "workshop":
@@ -216,11 +216,11 @@ class OfMethods(OnModel):
     """A measurement of several methods."""
 
     methods: tuple[str, ...] = option(
-        "for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
+        "methods, for example: full int4 h2o:budget=0.2,recent=0.5", (), many=True, metavar="METHOD"
     )
 
     budgets: tuple[str, ...] = option(
-        "budgets at which to run every method that has one and names none: 0.05,0.1,0.2,0.4",
+        "budgets for methods that take one and name none, such as 0.05,0.1,0.2,0.4",
         (),
         many=True,
         metavar="BUDGET",
@@ -311,7 +311,7 @@ class Collected(Measurement):
     """A measurement that documents of this project show."""
 
     collect: bool = option(
-        "bring what is stored into docs/results and the documents, make nothing", False, action="store_true"
+        "copy stored cells into docs/results and the pages, and measure nothing", False, action="store_true"
     )
 
     def run(self, store, show) -> int:

@@ -39,13 +39,13 @@ class Gpu(Measurement):
 
     name = home = "gpu"
     needs = ()
-    about = "what only a GPU can answer, in five stages (gpu.json; --report: docs/gpu.md)"
+    about = "measure what needs a GPU, in five stages (gpu.json; --report writes docs/gpu.md)"
 
     stages: tuple[str, ...] = option(f"{', '.join(STAGES)} (default: all)", (), many=True, metavar="STAGE")
-    minutes: float = option("end cleanly after so long, the best first", MINUTES, type=float)
-    dry: bool = option("all stages in small on the CPU, with Triton interpreted", False, action="store_true")
+    minutes: float = option("stop after so many minutes, best parts first", MINUTES, type=float)
+    dry: bool = option("try all stages in small on the CPU, Triton interpreted", False, action="store_true")
     pack: Path | None = option(  # noqa: RUF009
-        "write what a machine without a network needs into this folder", type=Path
+        "write a pack for a machine without a network into this folder", type=Path
     )
     report: bool = option(
         "write the tables of docs/gpu.md from docs/results/gpu/*.json", False, action="store_true"

@@ -48,11 +48,11 @@ class Peers(Collected, OnModel):
     """Pairs of a method and a press, on the same token ids, with as many tokens held on both sides."""
 
     name = home = "peers"
-    about = "our methods beside those of kvpress, on the same tokens (needs make peers)"
+    about = "run our methods beside kvpress's on the same tokens (needs make peers)"
     threads = 1
 
-    limit: int | None = option("documents per task (default: all)", type=count)
-    tasks: tuple[str, ...] = option(f"of {', '.join(TASKS)} (default: all)", (), many=True, metavar="TASK")
+    limit: int | None = option("number of documents per task (default: all)", type=count)
+    tasks: tuple[str, ...] = option(f"{', '.join(TASKS)} (default: all)", (), many=True, metavar="TASK")
 
     @property
     def folder(self) -> Path | str:

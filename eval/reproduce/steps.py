@@ -29,18 +29,18 @@ class Steps(Collected):
     """All rows of a cell are timed in turn, in this process (see `turns.py`)."""
 
     name = home = "steps"
-    about = "a decode step beside llama.cpp's and transformers', one and two threads (docs/performance.md)"
+    about = "time a decode step beside llama.cpp's and transformers' (docs/performance.md)"
 
     models: tuple[str, ...] = option(
-        f"Llama models (default: {' '.join(CONTEXTS)})", tuple(CONTEXTS), many=True, metavar="MODEL"
+        f"Llama-shaped models (default: {' '.join(CONTEXTS)})", tuple(CONTEXTS), many=True, metavar="MODEL"
     )
     contexts: tuple[str, ...] = option(
-        "tokens (default: 256 to 16,384; what lies beyond a model's own context takes as long as before it)",
+        "tokens held (default: 256 to 16,384, also beyond a model's own context)",
         (),
         many=True,
         metavar="TOKENS",
     )
-    rounds: int = option("turns that every row has with steps", ROUNDS, type=count)
+    rounds: int = option("turns of every row", ROUNDS, type=count)
     _at: Callable | None = field(default=None, init=False, repr=False)  # what says how far a cell is
 
     def check(self) -> None:

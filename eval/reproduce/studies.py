@@ -28,12 +28,12 @@ class Reproduce(Collected):
     """Studies are measurements of other kinds, each in folders of its own."""
 
     name = home = "reproduce"
-    about = "the studies of docs/results, made again where cells are missing, and collected"
+    about = "run the studies of docs/results whose cells are missing, and collect them"
 
     studies: tuple[str, ...] = option(f"{', '.join(STUDIES)} (default: all)", (), many=True, metavar="STUDY")
-    quick: bool = option("a few documents each, collected in --out only", False, action="store_true")
+    quick: bool = option("run a few documents each, and collect in --out only", False, action="store_true")
     rows: Path | None = option(  # noqa: RUF009
-        "folder of files that you have: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
+        "folder of your own files: piqa.jsonl, copa.jsonl, hellaswag.jsonl, wikitext2.txt, and profiles",
         type=Path,
     )
 

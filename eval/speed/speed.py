@@ -31,24 +31,24 @@ class Speed(Pooled):
     when its last repeat is in."""
 
     name = "speed"
-    about = "prefill and decode times beside transformers' own caches, then the report"
+    about = "time prefill and decode beside transformers' own caches, then write the report"
     maker = f"{PACKAGE}.speed.timing"
 
     suite: str = option(
-        "the model itself, or 1k to 16k tokens on a wider random-weight Llama",
+        "model: the model itself; wide: 1k to 16k tokens on a wider Llama with random weights",
         "model",
         choices=["model", "wide"],
     )
-    jobs: int | None = option("0: time in this process", type=natural)
+    jobs: int | None = option("worker processes; 0 times in this one", type=natural)
     allow_noisy: bool = option(
-        "under Ray: others may use the node meanwhile, which the cells record", False, action="store_true"
+        "under Ray, let others use the node meanwhile; the cells record it", False, action="store_true"
     )
     engine: str | None = option(
-        "what computes the decode steps of kvlab's methods (default: graph on a GPU, else eager)",
+        "engine of kvlab's decode steps (default: graph on a GPU, else eager)",
         choices=["eager", "compiled", "graph"],
     )
     weights: str = option(
-        "how the compiled engine holds the weights of kvlab's methods",
+        "type of the weights in the compiled engine (default: fp32)",
         "fp32",
         choices=["fp32", "bf16", "int8"],
     )

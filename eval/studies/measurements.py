@@ -107,7 +107,7 @@ class Offload(ModelStudy):
     """The measurements of InfiniGen (Lee et al. 2024), each beside the published number."""
 
     name = home = "offload"
-    about = "what InfiniGen claims and rests on, measured or simulated (offload.json, timelines and a figure)"
+    about = "measure or simulate the claims of InfiniGen (offload.json, timelines and a figure)"
     threads = 1  # the link's threads have the other cores
     makers = {
         "similarity": ".offload.rehearsal",
@@ -138,7 +138,7 @@ class Quant(ModelStudy, OfMethods):
     """What bits buy, and what re-quantizing costs."""
 
     name = home = "quant"
-    about = "accuracy against true bits per value, and re-quantization drift (quant.json)"
+    about = "measure accuracy against true bits per value, and the drift of re-quantization (quant.json)"
     makers = dict.fromkeys(("bits", "drift"), ".quant")
 
     methods: tuple[str, ...] = option("methods of the experiment bits", (
@@ -160,11 +160,11 @@ class StaticGraph(Study):
     name = "static-graph"
     home = "static_graph"
     needs = (*Study.needs, *EXTRAS["static-graph"])
-    about = "padded buffers on a static-graph engine beside other caches (measured.json and tables)"
+    about = "measure padded buffers on a static-graph engine beside other caches (measured.json and tables)"
     parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
     makers = dict.fromkeys(parts, ".static_graph")
 
-    threads: int = option("of torch (default: 1)", 1, type=count)
+    threads: int = option("threads of torch (default: 1)", 1, type=count)
 
     def cell(self, experiment: str) -> Cell:
         config = {
@@ -182,10 +182,10 @@ class Attention(Collected):
     length."""
 
     name = "attention"
-    about = "decode attention alone, on random K and V (attention.json)"
+    about = "time decode attention alone, on random K and V (attention.json)"
     threads = 1
 
-    limit: int | None = option("the shortest length and few repeats only", type=count)
+    limit: int | None = option("measure only the shortest length, with few repeats", type=count)
 
     def cells(self) -> list[Cell]:
         from .kernels import simd
@@ -207,17 +207,15 @@ class Perplexity(OfMethods):
     """Perplexity of a text against the position in it. A cell is one method; all share their prefills."""
 
     name = home = "perplexity"
-    about = (
-        "perplexity against position, each token predicted through the cache (perplexity.json and a figure)"
-    )
+    about = "measure perplexity against position through the cache (perplexity.json and a figure)"
 
     text: Path | None = option("file of text (default: kvlab's own stories)", type=Path)  # noqa: RUF009
-    chunk: int = option("tokens of a chunk (default: 2048)", 2048, type=count)
-    prompt: int | None = option("tokens of a chunk that are prefilled (default: half)", type=count)
-    limit: int | None = option("chunks (default: all)", type=count)
-    batch_size: int = option("chunks at a time (default: 8)", 8, type=count)
+    chunk: int = option("tokens per chunk (default: 2048)", 2048, type=count)
+    prompt: int | None = option("tokens of each chunk to prefill (default: half)", type=count)
+    limit: int | None = option("number of chunks (default: all)", type=count)
+    batch_size: int = option("chunks to decode together (default: 8)", 8, type=count)
     beyond_context: bool = option(
-        "chunks may be longer than what the model was trained on (models with RoPE)",
+        "allow chunks longer than the model's trained length (models with RoPE)",
         False,
         action="store_true",
     )
