@@ -1,18 +1,21 @@
 """The result store: one JSON file per cell (model × method × task), atomic, resumable.
 
     OUT/cells/METHOD--TASK--HASH.json    one finished cell: config, numbers, machine, versions, commit
+    OUT/samples/METHOD--TASK--HASH.jsonl  what was asked and answered there, see `eval/accuracy/samples.py`
     OUT/summary.json                     [{model, method, task, protocol, limit, dtype, metric, value, …}]
     OUT/speed.json                       [{model, method, context, prefill_ms, decode_ms, …}]
 
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
-HASH stands for model, method and task; the configuration (digests of model, code and data, and settings) is
-kept inside and compared on resume. Studies have no method of their own: theirs is "". OUT is a folder or an
+HASH stands for model, method, task and the whole configuration (digests of model, code and data, and settings),
+so cells of several protocols, limits or dtypes are beside each other in one folder, and none replaces another.
+Studies have no method of their own: theirs is "". OUT is a folder or an
 address of fsspec; what is drawn and tabled for an address lies in a temporary folder until `publish`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shutil
 import tempfile
@@ -27,6 +30,7 @@ from .errors import Problem, one_line, shown
 from .files import Folder, Remote, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
+NAMED = ("model", "method", "task", "config")  # what a cell's file is named by
 
 
 class Store:
@@ -66,24 +70,25 @@ class Store:
             if path.is_file():
                 self.home.write(path.name, path.read_bytes())
 
-    def name(self, model: str, method: str, task: str) -> str:
+    @staticmethod
+    def name(model: str, method: str, task: str, config: dict) -> str:
         """The name of a cell's file."""
-        key = hashlib.sha256("\0".join((model, method, task)).encode()).hexdigest()[:8]
-        name = "--".join(re.sub(r"[^A-Za-z0-9.=_+-]+", "_", part)[:60] for part in (method, task) if part)
-        return f"{name}--{key}.json"
-
-    def path(self, model: str, method: str, task: str) -> Path:
-        """The file of a cell in a local folder."""
-        return self.cells / self.name(model, method, task)
+        key = hashlib.sha256(json.dumps([model, method, task, config], sort_keys=True).encode()).hexdigest()
+        return f"{_beginning(method, task)}{key[:12]}.json"
 
     def load(self, wanted) -> dict | None:
-        """The finished `Cell` with this very configuration, or None (missing, damaged, different)."""
-        cell = self.stored(wanted)
+        """The finished `Cell` with this very configuration, or None (missing, damaged, changed by hand)."""
+        cell = self.read(self.name(**vars(wanted)))
         return cell if cell is not None and not differences(cell["config"], wanted.config) else None
 
     def stored(self, wanted) -> dict | None:
-        """The cell of this model, method and task, whatever its configuration."""
-        return self.read(self.name(wanted.model, wanted.method, wanted.task))
+        """The cell with this very configuration, else the newest of its model, method and task."""
+        if (exact := self.load(wanted)) is not None:
+            return exact
+        names = [name for name in self.files.names() if name.startswith(_beginning(wanted.method, wanted.task))]
+        alike = lambda cell: all(cell[key] == getattr(wanted, key) for key in ("model", "method", "task"))
+        found = [cell for cell in map(self.read, names) if cell is not None and alike(cell)]
+        return max(found, key=lambda cell: cell.get("made", ""), default=None)
 
     def missing(self, cells: Iterable) -> list:
         """Of these `Cell`s those that are not there with their very configuration."""
@@ -93,7 +98,7 @@ class Store:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        self.files.write(self.name(cell["model"], cell["method"], cell["task"]), written(cell))
+        self.files.write(self.name(*(cell[key] for key in NAMED)), written(cell))
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""
@@ -117,6 +122,12 @@ class Store:
         write_json(self.out / "summary.json", summary)
         write_json(self.out / "speed.json", speed)
         return summary, speed
+
+
+def _beginning(method: str, task: str) -> str:
+    """How the name of a cell's file begins."""
+    parts = (re.sub(r"[^A-Za-z0-9.=_+-]+", "_", part)[:60] for part in (method, task) if part)
+    return "".join(f"{part}--" for part in parts)
 
 
 def read(files: Folder | Remote, warn: Callable[[str], None], name: str) -> dict | None:

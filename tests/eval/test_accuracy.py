@@ -153,14 +153,15 @@ def test_an_engine_that_is_not_there_is_refused(folder):
 
 
 def test_the_engine_is_part_of_what_a_cell_names(folder, tmp_path):
-    """A cell of the other engine does not stand for one of this engine: it is made again."""
+    """A cell of the other engine does not stand for one of this engine: one is made beside it."""
     words = ["accuracy", "--model", str(folder), "--out", str(tmp_path), "--jobs", "0", "--limit", "2"]
     words += ["--methods", "full", "h2o:budget=0.5", "--tasks", "recall"]
     found = {}
     for engine in ("eager", "compiled"):
         assert main([*words, "--engine", engine]) == 0
         cells = [json.loads(path.read_text()) for path in (tmp_path / "cells").glob("*.json")]
+        cells = [cell for cell in cells if cell["config"].get("engine", "eager") == engine]
         assert {cell["engine"].partition(", eager above")[0] for cell in cells} == {engine}
-        assert {cell["config"].get("engine", "eager") for cell in cells} == {engine}
+        assert len(cells) == 2
         found[engine] = {cell["method"]: cell["metrics"][0]["value"] for cell in cells}
     assert found["compiled"] == pytest.approx(found["eager"], abs=1e-4)

@@ -81,7 +81,7 @@ def test_another_schema_is_one_line_or_a_report(tmp_path, seed, capsys, monkeypa
         del inside[key]
     else:
         inside[key] = dice.choice(WRONG)
-    store.files.write(store.name("m", "full", "recall"), json.dumps(bad).encode())
+    store.files.write(store.name("m", "full", "recall", cell()["config"]), json.dumps(bad).encode())
     codes.append(main(["report", "--out", str(out)]))
     assert codes[-1] in (0, 2)
     said = capsys.readouterr()

@@ -149,7 +149,9 @@ def ours(folder, tmp_path):
 
 
 def cells(tmp_path) -> dict[str, dict]:
-    found = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
+    """The newest of each task."""
+    files = sorted((tmp_path / "out" / "cells").glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [json.loads(path.read_text()) for path in files]
     return {cell["task"]: cell for cell in found}
 
 

@@ -208,7 +208,33 @@ def test_other_settings_and_damage_make_a_cell_again(base, tmp_path, capsys):
     json.loads(victim.read_text())
     other = ["3" if word == "2" else word for word in base]
     assert main(["accuracy", *other]) == 0
-    assert all(stamp != after[name] for name, stamp in cells(tmp_path).items())
+    both = cells(tmp_path)
+    assert len(both) == 2 * len(after) and both | after == both  # beside the others, which stay
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--protocol", ("question-inside", "context-first")),
+        ("--dtype", ("float32", "bfloat16")),
+        ("--budgets", ("0.5", "0.25")),
+        ("--engine", ("eager", "compiled")),
+        ("--batch-size", ("1", "2")),
+        ("--num-fewshot", ("0", "1")),
+    ],
+)
+def test_two_settings_are_beside_each_other_in_one_folder(folder, tmp_path, option, values, capsys):
+    """Nothing finished is made again or replaced, in whatever order they are asked for."""
+    base = ["accuracy", "--model", str(folder), "--limit", "2", "--jobs", "0", "--tasks", "recall"]
+    base += ["--out", str(tmp_path / "out"), "--methods", "full", "sinks:sinks=1"]
+    seen = {}
+    for value in (*values, *values):
+        assert main([*base, *([] if option == "--budgets" else ["--budgets", "0.5"]), option, value]) == 0
+        now = cells(tmp_path)
+        assert now | seen == now
+        seen = now
+    assert len(seen) == (3 if option == "--budgets" else 4)  # full has no budget
+    assert capsys.readouterr().err.count("everything is there") == 2
 
 
 def test_a_cell_that_fails_is_one_line_and_the_others_are_kept(base, tmp_path, monkeypatch, capsys):

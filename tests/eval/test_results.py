@@ -50,15 +50,19 @@ def store(tmp_path):
 
 def test_a_cell_comes_back_only_for_its_own_settings(store):
     store.save(cell(config={"limit": None, "pair": (1, 2)}))
-    assert store.load(Cell("m", "full", "recall", {"limit": None, "pair": (1, 2)}))["metrics"]
-    assert store.load(Cell("m", "full", "recall", {"limit": 4, "pair": (1, 2)})) is None
+    wanted = Cell("m", "full", "recall", {"limit": None, "pair": (1, 2)})
+    assert store.load(wanted)["metrics"]
+    other = Cell("m", "full", "recall", {"limit": 4, "pair": (1, 2)})
+    assert store.load(other) is None and store.stored(other)["config"]["limit"] is None
+    store.save(cell(config=other.config))
+    assert store.load(other) and store.load(wanted)  # beside each other
     assert store.load(Cell("m", "full", "chain", {"limit": None})) is None
     assert not store.lines
 
 
 def test_names_do_not_collide(store):
     names = ("h2o:budget=0.2", "h2o_budget=0.2", "a/b", "a:b", "x" * 300)
-    assert len({store.path("m", method, "t") for method in names}) == len(names)
+    assert len({store.name("m", method, "t", {}) for method in names}) == len(names)
     for method in names:
         store.save(cell(method))
     assert {found["method"] for found in store.records()} == set(names)
@@ -70,7 +74,7 @@ def test_names_do_not_collide(store):
 )
 def test_a_damaged_cell_is_a_warning_and_is_made_again(store, text):
     store.save(cell())
-    store.path("m", "full", "recall").write_text(text)
+    (store.cells / store.name("m", "full", "recall", {"limit": 4})).write_text(text)
     assert store.load(Cell("m", "full", "recall", {"limit": 4})) is None
     assert list(store.records()) == []
     assert all("damaged cell" in line for line in store.lines)
@@ -249,7 +253,7 @@ def test_the_protocol_of_s3(bucket):
     assert [one["method"] for one in again.records()] == ["full", "h2o:budget=0.2"]
     changed = cell("full", config={"limit": 8})
     store.save(changed)
-    assert len(again.missing([Cell("m", "full", "recall", {"limit": 4})])) == 1
+    assert not again.missing([Cell("m", "full", "recall", {"limit": limit}) for limit in (4, 8)])
     assert json.loads(again.home.read("summary.json"))
     with pytest.raises(Problem, match="cannot be written"):
         Store("s3://nobodys/study").prepare()
@@ -301,9 +305,6 @@ def test_halves_are_merged(halves):
 
 
 def change(field: str):
-    def config(one):
-        one["config"] = {"limit": 5}
-
     def metrics(one):
         one["metrics"][0]["value"] = 0.6
 
@@ -313,9 +314,13 @@ def change(field: str):
     return locals()[field]
 
 
-@pytest.mark.parametrize(
-    ("field", "said"), [("config", "limit 5, not 4"), ("metrics", "other metrics"), ("rows", "other rows")]
-)
+def test_other_settings_are_beside_each_other(halves):
+    a, b, c = halves
+    b.save(cell("full", config={"limit": 5}))
+    assert merge([a.where, b.where], c, pytest.fail) == (4, 4)
+
+
+@pytest.mark.parametrize(("field", "said"), [("metrics", "other metrics"), ("rows", "other rows")])
 def test_cells_that_differ_are_refused_with_both_paths(halves, field, said):
     a, b, c = halves
     other = cell("full")
@@ -324,5 +329,5 @@ def test_cells_that_differ_are_refused_with_both_paths(halves, field, said):
     with pytest.raises(Problem, match=said) as raised:
         merge([a.where, b.where], c, pytest.fail)
     for store in (a, b):
-        assert str(store.path("m", "full", "recall")) in str(raised.value)
+        assert str(store.cells / store.name("m", "full", "recall", {"limit": 4})) in str(raised.value)
     assert not c.files.names()
