@@ -16,7 +16,8 @@ from ..core import workers
 from ..core.errors import Failed, Problem
 from ..core.measurement import Cell, count, natural, option
 from ..core.numbers import shown
-from . import boundaries, data, settings, taskset, yamls
+from ..core.results import Store
+from . import boundaries, data, kept, samples, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, eviction
 
 # How long a task takes beside others on two cores, at most times; what takes longest goes first.
@@ -78,12 +79,21 @@ class Accuracy(Pooled):
     confirm_run_unsafe_code: bool = option(
         "run programs that the model writes, for tasks that test them", False, action="store_true"
     )
-    log_samples: bool = option("keep prompts and answers in the cells", False, action="store_true")
+    log_samples: str = option(
+        "what is kept of every document beside the cells: short: question, answer, evidence (default); "
+        "whole: its prompt, too; none",
+        samples.SHORT,
+        nargs="?",
+        const=samples.WHOLE,
+        choices=[samples.SHORT, samples.WHOLE, samples.NONE],
+    )
     num_fewshot: int | None = option("number of shots, for tasks that do not fix it", type=natural)
     seed: int = option("seed for the choice of shots (default: 1234)", 1234, type=natural)
     jobs: int | None = option("processes; 0: only this one (default: 2 for a small model)", type=natural)
 
     sources: taskset.Sources = field(default=taskset.NONE, init=False, repr=False)
+    _partial: Path | None = field(default=None, init=False, repr=False)  # the folder of finished batches
+    _names: dict = field(default_factory=dict, init=False, repr=False)  # (task, method) -> its cell's file
 
     @property
     def threads(self) -> int | None:
@@ -228,7 +238,7 @@ class Accuracy(Pooled):
         settings = {"protocol": self.protocol, "num_fewshot": self.num_fewshot, "seed": self.seed}
         settings |= {"evict": eviction(self.protocol, self.evict)}
         settings |= self.prompting | {"gen_kwargs": self.gen_kwargs, "model_args": self.model_args}
-        settings |= {"metadata": self.metadata, "samples": self.log_samples}
+        settings |= {"metadata": self.metadata}
         settings |= {"context_until": self.context_until}
         settings |= {"batch_size": self.batch_size, "threads": self.threads}  # see docs/promises.md
         settings |= {"engine": self.engine} if self.engine != "eager" else {}  # cells without it are eager's
@@ -246,8 +256,20 @@ class Accuracy(Pooled):
             for method, code in self.codes.items()
         ]
 
+    def run(self, store, show) -> int:
+        if not (store.remote or self.on or self.tp):  # else who computes may not reach the folder
+            self._partial = (store.out / kept.FOLDER).resolve()
+        return super().run(store, show)
+
+    def partial(self, job: tuple[str, tuple[str, ...]]) -> Path | None:
+        """The file of a job's finished batches; None where none are kept."""
+        task, methods = job
+        names = [self._names[task, method] for method in methods if self._partial]
+        return kept.path_of(self._partial, names) if names else None
+
     def made(self, cells: list[Cell], bar) -> Iterator[tuple[Cell, dict | Failed]]:
         wanted = {(cell.task, cell.method): cell for cell in cells}
+        self._names = {place: Store.name(**vars(cell)) for place, cell in wanted.items()}
         whole = [(task, tuple(c.method for c in cells if c.task == task)) for task in self.tasks]
         whole = [(task, methods) for task, methods in whole if methods]
         whole.sort(key=lambda job: -WORK.get(job[0], 1.5))
@@ -270,6 +292,8 @@ class Accuracy(Pooled):
             for method in methods:
                 one = done.found if isinstance(done.found, Failed) else done.found[method]
                 yield wanted[task, method], one if isinstance(one, Failed) else one | done.about
+            if not isinstance(done.found, Failed):
+                kept.Kept(self.partial(done.job)).drop()
             report(done.job, 1, 1)
 
     def work(self, cell: Cell) -> float:

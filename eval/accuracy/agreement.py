@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
+from itertools import chain
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -25,6 +28,7 @@ from kvlab.devices import entry_of
 
 from .batching import TAIL, TOKENS_LONG, Meter, metric_row, steps_at_once
 from .clock import Clock
+from .kept import Kept
 from .prefill import shared
 
 PROMPT = 256  # tokens of a story that are prompt
@@ -77,11 +81,13 @@ def compare(full: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, total: None) -> dict:
+def measure(
+    model, methods, ids: Tensor, batch_size: int, advance=lambda done, total: None, kept: Kept | None = None
+) -> dict:
     """{method: metrics, values per story and bytes}, as a cell holds them; prefills are shared.
 
     methods: Specs, or their texts. ids `[stories, tokens]` as `prompts` makes them. An exception stands for a
-    method that fails.
+    method that fails. kept: where finished batches are kept.
     """
     clock = Clock()
     caches = {"full cache as reference": kvlab.make_cache(model, "full")}
@@ -90,25 +96,23 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     meters = {name: Meter() for name in caches}
     rows: dict[str, list] = {name: [] for name in methods}
     errors: dict[str, Exception] = {}
+    work = SimpleNamespace(
+        caches=caches,
+        meters=meters,
+        clock=clock,
+        errors=errors,
+        held={},
+        contexts=Counter(),
+        tokens=Counter(),
+    )
+    kept = kept or Kept()
+    name = kept.of("agreement", ids.tolist())
     rows_at_once = math.ceil(len(ids) / math.ceil(len(ids) / min(batch_size, TOKENS_LONG // PROMPT)))
     parts = ids.to(entry_of(model)).split(rows_at_once)
     for index, part in enumerate(parts):
-        prompt = part[:, : part.shape[1] - DECODED + 1 - TAIL]
-        reference = None
-        for name, stepper, logits in shared(model, caches, prompt, None, last=True, clock=clock):
-            try:
-                if isinstance(logits, Exception):
-                    raise logits
-                found = predictions(stepper, part, meters[name])
-            except Exception as error:
-                if reference is None:
-                    raise
-                errors[name] = error
-                continue
-            if reference is None:
-                reference = found
-            else:
-                rows[name].append(compare(reference, found))
+        compute = lambda: _batch(model, work, part)  # noqa: B023
+        for method, found in kept.batch(work, name, [index], compute).items():
+            rows[method].append(found)
         advance(index + 1, len(parts))
     clock.stop()
     of_all = clock.total - clock.prepared - sum(clock.own[name] for name in methods)  # prefill and reference
@@ -119,8 +123,30 @@ def measure(model, methods, ids: Tensor, batch_size: int, advance=lambda done, t
     }
 
 
-def _numbers(rows: list[tuple[Tensor, Tensor]], meter: Meter, seconds: float) -> dict:
-    top1, kl = (torch.cat(column).tolist() for column in zip(*rows, strict=True))
+def _batch(model, work: SimpleNamespace, part: Tensor) -> dict[str, list[list[float]]]:
+    """{method: (top1 of each row, kl of each row)}; who fails is left out, its error in `work.errors`."""
+    prompt, reference, rows = part[:, : part.shape[1] - DECODED + 1 - TAIL], None, {}
+    for name, stepper, logits in shared(model, work.caches, prompt, None, last=True, clock=work.clock):
+        try:
+            if isinstance(logits, Exception):
+                raise logits
+            found = predictions(stepper, part, work.meters[name])
+        except Exception as error:
+            if reference is None:
+                raise
+            work.errors[name] = error
+            continue
+        if reference is None:
+            reference = found
+        else:
+            rows[name] = [column.tolist() for column in compare(reference, found)]
+    for name in work.errors:
+        work.caches.pop(name, None)
+    return rows
+
+
+def _numbers(rows: list[list[list[float]]], meter: Meter, seconds: float) -> dict:
+    top1, kl = ([*chain(*column)] for column in zip(*rows, strict=True))
     return {
         "metrics": [summary("top1", top1, higher_is_better=True), summary("kl", kl, higher_is_better=False)],
         "values": {"top1": top1, "kl": kl},

@@ -77,6 +77,27 @@ class Meter:
         return self.chosen / self.chosen_steps if self.chosen_steps else None
 
 
+def shares_held(cache, wanted: list[list[int]]) -> list[list[float]]:
+    """For tokens of each row, by number, the share of layers and KV heads that hold them."""
+    most = max(max(row, default=0) for row in wanted)
+    asked = torch.tensor([[*row, *[-1] * (max(map(len, wanted)) - len(row))] for row in wanted])
+    layers = getattr(cache, "attending", ())
+    total = sum(_there(layer.positions, asked, most) for layer in layers) if layers else None
+    if total is None:
+        return [[] for _ in wanted]
+    shares = (total / len(layers)).tolist()
+    return [[round(share, 3) for share in found[: len(row)]] for found, row in zip(shares, wanted)]
+
+
+def _there(positions: Tensor, asked: Tensor, most: int) -> Tensor:
+    """The share of heads that hold each token `[batch, asked]`; positions `[batch, kv_heads, slots]`."""
+    held = torch.zeros(*positions.shape[:2], most + 2, device=positions.device)
+    held.scatter_(2, (positions + 1).clamp(max=most + 1) * (positions <= most), 1.0)
+    held[..., 0] = 0  # empty slots, and tokens behind those that are asked about
+    where = (asked.to(positions.device) + 1)[:, None].expand(-1, positions.shape[1], -1)
+    return held.gather(2, where).mean(1).cpu()
+
+
 def steps_at_once(cache) -> bool:
     """Whether a pass over known tokens is, to rounding, what a step for each of them would be: nothing more
     goes, every token is written by itself and attended to as it is stored, everything is read, and each takes

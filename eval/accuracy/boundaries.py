@@ -244,12 +244,12 @@ def boundary(tokenizer, text: str, ids: list[int], at: int) -> int:
     """
     if len(ids) < 2:
         return 0
-    ends = _ends(tokenizer, text, ids)
+    ends = ends_of(tokenizer, text, ids)
     count = _decoded(tokenizer, text, ids, at) if ends is None else sum(end <= at for end in ends)
     return min(max(1, count), len(ids) - 1)
 
 
-def _ends(tokenizer, text: str, ids: list[int]) -> list[int] | None:
+def ends_of(tokenizer, text: str, ids: list[int]) -> list[int] | None:
     """The character behind each token, ascending, by the tokenizer's own offsets; None where it has none.
 
     A token without a width, such as a BOS or the first bytes of a character, ends with the next one. Offsets

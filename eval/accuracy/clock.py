@@ -61,6 +61,12 @@ class Clock:
         self.turn(None)
         self.ended = time.perf_counter()
 
+    def set(self, own: dict[str, float], shared: float) -> None:
+        """So many seconds were spent until now, most of them by an earlier run."""
+        self.turn(None)
+        self.own = Counter(own)
+        self.started = time.perf_counter() - self.prepared - sum(own.values()) - shared
+
     @property
     def total(self) -> float:
         return (self.ended or time.perf_counter()) - self.started

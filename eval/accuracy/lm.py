@@ -30,6 +30,7 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from functools import cached_property, partial
+from itertools import chain
 from typing import ClassVar
 
 from lm_eval.api.registry import register_model
@@ -47,8 +48,11 @@ from .arguments import BATCH, evaluating, rows_at_once, with_parameters, without
 from .batching import PREFILLED, Meter
 from .boundaries import check_until
 from .choosing import choice
+from .continuing import continuations
+from .kept import Kept
 from .protocols import INSIDE, PROTOCOLS, REUSE, checked, eviction
 from .reuse import reusing
+from .samples import sought, told
 from .scoring import Scorer
 from .settings import SAMPLING, generation
 from .texts import Texts
@@ -134,6 +138,8 @@ class KVLabLM(Texts):
         self._device = entry_of(self.model)
         self._encoded: dict[str, list[int]] = {}
         self.on_progress: Callable[[int, int], None] | None = None
+        self.kept = Kept()  # where finished batches are kept
+        self.evidence: Callable[[object], list[tuple[int, int]]] | None = None  # of a request's prompt
         self.together((with_parameters(method, parameters),))
 
     @cached_property
@@ -157,7 +163,7 @@ class KVLabLM(Texts):
             self._caches = {name: kvlab.make_cache(self.model, spec) for name, spec in specs.items()}
             if self.protocol == REUSE:
                 self._reusing = {name: reusing(self.model, spec) for name, spec in specs.items()}
-        self._known: dict[str, tuple[Scorer, dict, set[str]]] = {}  # who was told, too
+        self._known: dict[str, tuple[Scorer, dict, set[str], dict]] = {}  # who was told, too
         self.use(self.methods[0])
 
     def use(self, method: str) -> None:
@@ -168,6 +174,7 @@ class KVLabLM(Texts):
         self._own = self._shared = self._computing = 0.0
         self._contexts = self._tokens = 0
         self._shortened, self._spanned = set(), []
+        self.held: dict[str, list[dict]] = {}  # what was held of each prompt's evidence, see `samples.py`
 
     def seconds(self, elapsed: float) -> dict:
         """Of the seconds since `use`: those of this method, and those of the prefills that `together` methods
@@ -183,9 +190,9 @@ class KVLabLM(Texts):
         prefilled = {"contexts": self._contexts or None, "prefilled_tokens": self._tokens or None}
         return prefilled | {"shortened": len(self._shortened) or None, "spanned": len(self._spanned) or None}
 
-    def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool) -> list:
+    def _answers(self, kind: str, asked, compute: Callable, total: int, hidden: bool, prompts=()) -> list:
         """This method's answers: `compute(scorer)` is done once for all methods, and remembered for others.
-        Who asks again has them computed again: the model may be another one by then."""
+        Who asks again has them computed again: the model may be another one by then. prompts: as `sought`."""
         key = f"{kind} {hash(repr(asked))}"
         if key not in self._known or self.method in self._known[key][2]:
             hidden = hidden or self.on_progress is not None  # then someone else draws
@@ -199,16 +206,19 @@ class KVLabLM(Texts):
                     if self.on_progress:
                         self.on_progress(done, total)
 
+                evidence = sought(self.tokenizer, self.evidence, prompts) if self.evidence else {}
                 scorer = Scorer(
                     self.model, self._caches, self.batch_size, self.max_length, advance,
                     protocol=self.protocol, evict=self.evict, reusing=self._reusing,
+                    kept=self.kept, name=self.kept.of(kind, asked),
+                    sought={index: [*chain(*some)] for index, (_, _, some) in evidence.items()},
                 )  # fmt: skip
                 with evaluating(self.model):
-                    self._known[key] = scorer, compute(scorer), set()
+                    self._known[key] = scorer, compute(scorer), set(), evidence
                 scorer.clock.stop()
             self._computing += scorer.clock.total
-        scorer, answers, told = self._known[key]
-        told.add(self.method)
+        scorer, answers, heard, evidence = self._known[key]
+        heard.add(self.method)
         self._own += scorer.clock.own[self.method]
         self._shared += scorer.clock.shared
         self._contexts += scorer.contexts[self.method]
@@ -216,6 +226,7 @@ class KVLabLM(Texts):
         if self.method in scorer.errors:
             raise scorer.errors[self.method]
         self.meter.join(scorer.meters[self.method])
+        self.held |= told(self.tokenizer, evidence, scorer.held[self.method])
         return answers[self.method]
 
     def set_cache_hook(self, cache_hook) -> None:
@@ -233,7 +244,7 @@ class KVLabLM(Texts):
         """As lm-eval's, without its bar where `on_progress` is told instead."""
         if any(request.args == ("", "") for request in requests):
             raise ValueError("loglikelihood: a request has no text at all, neither context nor continuation")
-        self._ends = self._cut(requests)
+        self._ends, self._requests = self._cut(requests), requests
         answers = super().loglikelihood(requests, disable_tqdm or self.on_progress is not None)
         self._warn()
         return answers
@@ -242,6 +253,7 @@ class KVLabLM(Texts):
         """requests: (texts, context ids, continuation ids) -> (log-likelihood, is it greedy); in the order of
         those that `loglikelihood` was asked."""
         contexts: dict[tuple, list] = {}
+        pieces: dict[tuple, tuple] = {}  # one prompt of each context
         answers: list = [(-math.inf, False)] * len(requests)
         for index, ((text, said), context, continuation) in enumerate(requests):
             if not continuation:
@@ -257,13 +269,14 @@ class KVLabLM(Texts):
                 self._shortened.add(text)
             cut = None if end is None else self._context(text, context, gone, end)
             contexts.setdefault((kept, cut), []).append((index, continuation))
+            pieces.setdefault((kept, cut), (self._requests[index], context, gone))
         groups = [(context, [t for _, t in members]) for (context, _), members in contexts.items()]
         if not groups:
             return answers
         at = None if self.protocol == INSIDE else [cut for _, cut in contexts]
         count = sum(len(targets) for _, targets in groups)
-        compute = lambda scorer: scorer.continuations(groups, at)
-        scores = self._answers("choices", (groups, at), compute, count, disable_tqdm)
+        compute = lambda scorer: continuations(scorer, groups, at)
+        scores = self._answers("choices", (groups, at), compute, count, disable_tqdm, pieces.values())
         for members, found in zip(contexts.values(), scores, strict=True):
             for (index, _), answer in zip(members, found, strict=True):
                 answers[index] = answer
@@ -300,16 +313,16 @@ class KVLabLM(Texts):
         for index, request in enumerate(requests):
             by_options.setdefault(repr(request.args[1]), []).append(index)
         for members in by_options.values():
-            texts = [requests[index].args[0] for index in members]
-            options = requests[members[0]].args[1]
-            found = self._generate(texts, [ends[index] for index in members], options, disable_tqdm)
+            some = [requests[index] for index in members]
+            found = self._generate(some, [ends[index] for index in members], disable_tqdm)
             for index, answer in zip(members, found, strict=True):
                 answers[index] = answer
         self._warn()
         return answers
 
-    def _generate(self, texts: list[str], ends: list[int | None], options: dict, hidden: bool) -> list[str]:
-        options = normalize_gen_kwargs(options, default_max_gen_toks=256)
+    def _generate(self, requests: list, ends: list[int | None], hidden: bool) -> list[str]:
+        texts = [request.args[0] for request in requests]
+        options = normalize_gen_kwargs(requests[0].args[1], default_max_gen_toks=256)
         if options.get("do_sample"):
             raise ValueError("do_sample=true: kvlab decodes greedily; expected do_sample=false")
         generation({k: v for k, v in options.items() if k not in SAMPLING}, "generation_kwargs")
@@ -335,7 +348,8 @@ class KVLabLM(Texts):
 
         asked = prompts, cuts, until, limit, rest, str(self.model.generation_config)
         compute = lambda scorer: generate(scorer, choices, stop, cuts)
-        made = self._answers("generation", asked, compute, len(prompts), hidden)
+        given = zip(requests, whole, gone, strict=True)
+        made = self._answers("generation", asked, compute, len(prompts), hidden, given)
         decoded = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in made]
         return [postprocess_generated_text(text, until, None) for text in decoded]
 

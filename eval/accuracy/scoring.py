@@ -1,4 +1,4 @@
-"""Scoring through caches, in batches: token ids in, numbers out (writing.py: greedy generation).
+"""Scoring through caches, in batches: token ids in, numbers out (see continuing.py, windows.py, writing.py).
 
 The same for every method: continuations of a context (forked to its choices when they part) and
 windows of known text (a part prefilled, the rest decoded). Rows of a batch are independent, so the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -26,12 +27,12 @@ from .batching import (
     Meter,
     pack,
     pad_left,
-    pad_right,
-    picked,
+    shares_held,
     steps_at_once,
     until_rows_end,
 )  # fmt: skip
 from .clock import Clock
+from .kept import Kept
 from .prefill import shared
 from .protocols import EVERY_STEP, INSIDE, ONCE, REUSE, families
 
@@ -44,15 +45,21 @@ class Scorer:
     finished by all methods. protocol, evict: see `protocols.py`; `reusing`: {method: what `protocols.reusing`
     made}. `prefilled` counts the tokens of the prompts, or of their contexts, that went through a prefill,
     which several methods may share; `contexts` and `tokens` count for each method what it was filled from.
-    `clock` knows the seconds of each method and those that all share.
+    `clock` knows the seconds of each method and those that all share. kept, name: where finished batches are
+    kept, and what their lines are called. sought: {request: tokens of its prompt, by number}; then `held`
+    says, method by method, what share of the layers and heads held each of them.
     """
 
     def __init__(
         self, model, caches: dict, batch_size: int, max_length: int, advance=lambda items: None, *,
         protocol: str = INSIDE, evict: str = EVERY_STEP, reusing: dict | None = None,
+        kept: Kept | None = None, name: str = "", sought: dict[int, list[int]] | None = None,
     ):  # fmt: skip
         self.model, self.caches, self.advance = model, dict(caches), advance
         self.protocol, self.evict, self.reusing = protocol, evict, reusing or {}
+        self.kept, self.name, self.sought = kept or Kept(), name, sought or {}
+        self.held: dict[str, dict[int, list[float]]] = {name: {} for name in caches}
+        self.members: list[int] = []  # the requests of the batch that is computed now
         self.prefilled, self.clock = 0, Clock()
         self.contexts, self.tokens = Counter(), Counter()
         self.batch_size, self.max_length = batch_size, max_length
@@ -126,6 +133,7 @@ class Scorer:
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
                 stepper.cache.hold()
+            self._look(name, stepper, [[place] for place in range(len(prompts))])
             return score(name, stepper, self._end(name, stepper, prompts, known) if tail else logits)
 
         return self.each(caches, ids, mask, True, go_on)
@@ -154,6 +162,7 @@ class Scorer:
         def go_on(name: str, stepper: Stepper, logits: Tensor):
             if self.evict == ONCE:
                 stepper.cache.hold()
+            self._look(name, stepper, asked)
             if len(asked) < len(prompts):
                 stepper.fork(owner.to(self.device))
             if any(rest):
@@ -161,6 +170,23 @@ class Scorer:
             return score(name, stepper, self._end(name, stepper, prompts, known))
 
         return self.each(caches, ids, mask, True, go_on)
+
+    def batch(self, members: list[int], compute: Callable[[], dict]) -> dict:
+        """{method: answers} of these requests, kept or computed."""
+        self.members = members
+        return self.kept.batch(self, self.name, members, compute)
+
+    def _look(self, name: str, stepper: Stepper, asked: list[list[int]]) -> None:
+        """Note which of the sought tokens a compressed cache holds; asked: the places in the batch that every
+        row of it is for."""
+        wanted = [[self.sought.get(self.members[place], []) for place in row] for row in asked]
+        if not any(map(any, wanted)):
+            return
+        with self.clock.of(None):
+            found = shares_held(stepper.cache, [[*chain(*tokens)] for tokens in wanted])
+            for places, tokens, shares in zip(asked, wanted, map(iter, found), strict=True):
+                for place, some in zip(places, tokens, strict=True):
+                    self.held[name][self.members[place]] = [*islice(shares, len(some))]
 
     def _hold_of_others(self, caches: dict, prompts: list, cuts: list[int]) -> None:
         """Note which tokens of the contexts stay when these prompts are compressed whole."""
@@ -229,39 +255,6 @@ class Scorer:
         stepper.fork(rows.to(self.device))
         return rows
 
-    @torch.inference_mode()
-    def continuations(
-        self, groups: list[tuple[Sequence[int], list[list[int]]]], cuts: list[int] | None = None
-    ) -> dict[str, list[list]]:
-        """Log-likelihoods of each prompt's continuations.
-
-        groups: (prompt ids, continuations). cuts: tokens of each prompt that are its context. An answer is,
-        per group, a list of (sum of log-probabilities, whether greedy decoding would give it), in the order
-        given.
-        """
-        answers: dict[str, list] = {name: [None] * len(groups) for name in self.caches}
-        packed = self.packed(
-            [prompt for prompt, _ in groups],
-            cuts,
-            rows=lambda index: max(1, len({tuple(targets[:-1]) for targets in groups[index][1]} - {()})),
-            steps=lambda index: max(map(len, groups[index][1])),
-        )
-        for members in packed:
-            part = [(index, groups[index]) for index in members]
-            batch = [group for _, group in part]
-            found = self.prompt(
-                [prompt for prompt, _ in batch],
-                lambda name, stepper, logits: self._continue(name, stepper, logits, batch),  # noqa: B023
-                None if cuts is None else [cuts[index] for index in members],
-                max(len(target) for _, targets in batch for target in targets),
-            )
-            for name, scores in found.items():
-                queue = iter(scores)
-                for index, (_, targets) in part:
-                    answers[name][index] = [next(queue) for _ in targets]
-            self.advance(sum(len(targets) for _, targets in batch))
-        return {name: answers[name] for name in self.caches}
-
     def packed(
         self, prompts: list, cuts: list[int] | None, rows=lambda index: 1, steps=None
     ) -> list[list[int]]:
@@ -279,71 +272,3 @@ class Scorer:
             methods=len(self.caches),
         )
         return [[index for members in part for index in members] for part in found]
-
-    def _continue(self, name: str, stepper: Stepper, logits: Tensor, batch: list) -> list:
-        """Continuations that feed the same tokens (all but their last) share a row."""
-        place: dict[tuple, int] = {}  # (context, tokens fed) -> row
-        asked = [(owner, targets) for owner, (_, group) in enumerate(batch) for targets in group]
-        row_of = [place.setdefault((owner, tuple(t[:-1])), len(place)) for owner, t in asked]
-        owner = torch.tensor([owner for owner, _ in place])
-        fed = pad_right([tokens for _, tokens in place], -1, "cpu")  # [rows, steps], -1 beyond a row's end
-        steps = torch.tensor([len(tokens) for _, tokens in place])
-        starts = torch.tensor([len(context) for context, _ in batch])[owner]
-        row_of, last = torch.tensor(row_of), torch.tensor([targets[-1] for _, targets in asked])
-        total, greedy = torch.zeros(len(place)).double(), torch.ones(len(place), dtype=torch.bool)
-        ends, hits = torch.zeros(len(asked)).double(), torch.ones(len(asked), dtype=torch.bool)
-
-        def score(step: int, rows: Tensor, logits: Tensor) -> None:
-            """Logits `[rows, V]` after `step` fed tokens: the next fed token, or the last one."""
-            if step < fed.shape[1]:
-                chosen, hit = picked(logits, fed[rows, step])
-                total[rows] += chosen
-                greedy[rows] &= hit
-            done = (steps[row_of] == step) & torch.isin(row_of, rows)
-            if done.any():
-                where = torch.empty(len(place), dtype=torch.long)
-                where[rows] = torch.arange(len(rows))
-                ends[done], hits[done] = picked(logits[where[row_of[done]]], last[done])
-
-        active = torch.arange(len(place))
-        if stepper.cache.recompute:
-            self._pass_over(stepper, batch, list(place), score)
-            active = active[:0]
-        elif logits is None:
-            self._at_once(name, stepper, batch, owner, fed, score)
-            active = active[:0]
-        else:
-            score(0, active, logits.cpu()[owner])
-            active = active[steps > 0]
-        if len(active):
-            stepper.fork(owner[active].to(self.device))
-        for step in range(1, fed.shape[1] + 1 if len(active) else 0):
-            kept = self.thin(stepper, steps[active] >= step, starts[active] + step - 1)
-            active = active if kept is None else active[kept]
-            tokens = fed[active, step - 1].clamp(min=0)
-            score(step, active, self.step(name, stepper, tokens).cpu())
-        answers = zip((total[row_of] + ends).tolist(), (greedy[row_of] & hits).tolist(), strict=True)
-        return list(answers)
-
-    def _at_once(self, name: str, stepper: Stepper, batch: list, owner: Tensor, fed: Tensor, score) -> None:
-        """Every row's prompt ends and its tokens follow, in one pass; owner `[rows]`, fed `[rows, steps]`."""
-        ends = torch.tensor([context[-1] for context, _ in batch])[owner]
-        again = torch.cat([torch.zeros(1, dtype=torch.bool), owner[1:] == owner[:-1]])  # the same end
-        tokens, steps = torch.cat([ends[:, None], fed.long().clamp(min=0)], 1), (fed >= 0).sum(1)
-        stepper.fork(owner.to(self.device))
-        for first, active, found in self.known(name, stepper, tokens, steps + TAIL, again.long()):
-            for step in range(first, first + found.shape[1]):
-                rows = (steps[active] >= step).nonzero()[:, 0]
-                score(step, active[rows], found[rows.to(found.device), step - first].cpu())
-
-    def _pass_over(self, stepper: Stepper, batch: list, rows: list, score: Callable) -> None:
-        """`recompute` stores nothing: one pass over context and fed tokens gives every step's logits."""
-        texts = [[*batch[owner][0], *fed] for owner, fed in rows]
-        size = max(1, LOGITS // self.vocabulary // max(map(len, texts)))
-        for part in torch.arange(len(rows)).split(size):
-            ids, mask = pad_left([texts[row] for row in part.tolist()], 0, self.device)
-            logits = Stepper(self.model, stepper.cache).feed(ids, attention_mask=mask)
-            steps = torch.tensor([len(rows[row][1]) for row in part.tolist()])
-            for step in range(int(steps.max()) + 1):
-                here = (steps >= step).nonzero()[:, 0]
-                score(step, part[here], logits[here, logits.shape[1] - 1 - (steps[here] - step)].cpu())

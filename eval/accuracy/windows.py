@@ -22,21 +22,27 @@ def windows(scorer, rows: list[tuple[list[int], list[int]]], prefilled: float = 
     most = LOGITS / scorer.vocabulary / max(len(inputs) for inputs, _ in rows)
     batch = max(1, min(scorer.batch_size, int(most)))
     for part in pack(list(enumerate(rows)), lambda item: len(item[1][0]), batch, tokens=TOKENS_LONG):
-        texts = [row for _, row in part]
-        lasting = {name: cache for name, cache in scorer.caches.items() if not cache.recompute}
-        passing = {name: cache for name, cache in scorer.caches.items() if cache.recompute}
-        found = _window(scorer, lasting, texts, prefilled) | {name: [] for name in passing}
-        few = max(1, TOKENS // len(texts[0][0]))  # rows at a time, where nothing is decoded
-        for start in range(0, len(texts) if passing else 0, few):
-            for name, scores in _window(scorer, passing, texts[start : start + few], 1.0).items():
-                found[name] += scores
+        found = scorer.batch([index for index, _ in part], lambda: _part(scorer, part, prefilled))  # noqa: B023
         for name, scores in found.items():
             if name in scorer.errors:
                 continue
             for (index, _), score in zip(part, scores, strict=True):
-                answers[name][index] = score
+                answers[name][index] = tuple(score)
         scorer.advance(len(part))
     return {name: answers[name] for name in scorer.caches}
+
+
+def _part(scorer, part: list, prefilled: float) -> dict[str, list]:
+    """The answers of a batch."""
+    texts = [row for _, row in part]
+    lasting = {name: cache for name, cache in scorer.caches.items() if not cache.recompute}
+    passing = {name: cache for name, cache in scorer.caches.items() if cache.recompute}
+    found = _window(scorer, lasting, texts, prefilled) | {name: [] for name in passing}
+    few = max(1, TOKENS // len(texts[0][0]))  # rows at a time, where nothing is decoded
+    for start in range(0, len(texts) if passing else 0, few):
+        for name, scores in _window(scorer, passing, texts[start : start + few], 1.0).items():
+            found[name] += scores
+    return found
 
 
 def _window(scorer, caches: dict, rows: list, prefilled: float) -> dict[str, list[tuple[float, bool]]]:

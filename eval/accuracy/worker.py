@@ -7,6 +7,7 @@ import ctypes
 import io
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from kvlab.faster import engine_of
 from kvlab.ranks import added, ranks_of
 
 from ..core.errors import Failed, Problem, describe, no_room
-from . import agreement, taskset
+from . import agreement, samples, taskset
 from .batching import metric_row
+from .kept import Kept
 from .lm import KVLabLM
 from .protocols import FIRST
 
@@ -48,6 +50,7 @@ def setup(settings, report: Callable) -> Callable:
     told = settings.prompting | {"confirm_run_unsafe_code": settings.confirm_run_unsafe_code}
     about = {
         "device": str(lm.device),
+        "dtype": str(lm.model.dtype).removeprefix("torch."),
         "value_bytes": lm.model.dtype.itemsize,
         "batch_size": lm.batch_size,
         "engine": engine_of(lm.model, lm.batch_size),
@@ -56,10 +59,11 @@ def setup(settings, report: Callable) -> Callable:
     def handle(job: tuple[str, tuple[str, ...]]) -> dict:
         name, methods = job
         mine = [specs[method] for method in methods]
+        lm.kept = Kept(settings.partial(job))
         if name == taskset.AGREEMENT:
             shots = 0
             ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
-            found = agreement.measure(lm.model, mine, ids, lm.batch_size, report)
+            found = agreement.measure(lm.model, mine, ids, lm.batch_size, report, lm.kept)
         else:
             lm.together(mine)
             found, task = (
@@ -71,6 +75,8 @@ def setup(settings, report: Callable) -> Callable:
             if until := settings.until(name):
                 lm.untils[name] = until
             lm.shots[name] = shots = task.get_config("num_fewshot")
+            if settings.log_samples != samples.NONE:
+                lm.evidence = partial(samples.evidence, task)
             for method in methods:
                 try:
                     lm.use(method)
@@ -145,20 +151,20 @@ def chance(task, choices: list[int]) -> float | None:
     return None
 
 
-def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **prompting) -> dict:
+def score(lm: KVLabLM, task, limit: int | None, log_samples: str = samples.NONE, **prompting) -> dict:
     """One cell's numbers: metrics (the first one is the main one: the task's first of which more is better,
-    so lambada's share of right words comes before its perplexity), values per document, bytes; with
-    `log_samples` prompts and answers too. prompting: as `evaluate` takes it."""
+    so lambada's share of right words comes before its perplexity), values per document, bytes; unless
+    `log_samples` is "none" the lines of `samples.py`. prompting: as `evaluate` takes it."""
     started, name = time.perf_counter(), task.task_name
     with contextlib.redirect_stdout(io.StringIO()):
         results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=1000, **prompting)
     found, better = results["results"][name], results["higher_is_better"][name]
-    samples, metrics, values = results["samples"][name], [], {}
+    logged, metrics, values = results["samples"][name], [], {}
     for key in [key for key in found if "," in key and "_stderr," not in key]:
         metric, chosen = key.split(",")
         if metric.isdecimal() and found[key] == -1:  # a length that RULER was not asked for
             continue
-        items = [row[metric] for row in samples if row["filter"] == chosen and metric in row]
+        items = [row[metric] for row in logged if row["filter"] == chosen and metric in row]
         stderr = found.get(f"{metric}_stderr,{chosen}")
         if not isinstance(stderr, float):
             stderr = jackknife(task.aggregation().get(metric, mean), items)  # RULER names some lengths only
@@ -166,10 +172,13 @@ def score(lm: KVLabLM, task, limit: int | None, log_samples: bool = False, **pro
         metrics.append(metric_row(label, float(found[key]), stderr, len(items), better.get(metric, True)))
         values[label] = items
     metrics.sort(key=lambda told: not told["higher_is_better"])
-    choices = [len(task.doc_to_choice(row["doc"])) for row in samples if task.OUTPUT_TYPE == CHOICE]
-    kept = ("doc_id", "target", "arguments", "filtered_resps")
-    told = [{name: row[name] for name in kept if name in row} for row in samples] if log_samples else None
-    return ({"samples": told} if log_samples else {}) | {
+    choices = [len(task.doc_to_choice(row["doc"])) for row in logged if task.OUTPUT_TYPE == CHOICE]
+    told = {}
+    if log_samples != samples.NONE:
+        metric, _, chosen = metrics[0]["metric"].partition(",")
+        some = [row for row in logged if row["filter"] == (chosen or "none")]
+        told["samples"] = samples.rows(task, some, metric, log_samples == samples.WHOLE, lm.held)
+    return told | {
         "metrics": metrics,
         "values": values,
         "chance": chance(task, choices),

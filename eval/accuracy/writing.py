@@ -36,7 +36,8 @@ def generate(
             return list(drafts)
 
         contexts = None if cuts is None else [cuts[index] for index in part]
-        for name, written in scorer.prompt([one.prompt for one in texts], write, contexts).items():
+        compute = lambda: scorer.prompt([one.prompt for one in texts], write, contexts)  # noqa: B023
+        for name, written in scorer.batch(part, compute).items():
             for index, tokens in zip(part, written, strict=True):
                 made[name][index] = tokens
         scorer.advance(len(part))

@@ -6,8 +6,8 @@
     OUT/speed.json                       [{model, method, context, prefill_ms, decode_ms, …}]
 
 A cell is written to a temporary file and renamed, so a reader or an interrupted run never sees half of one.
-HASH stands for model, method, task and the whole configuration (digests of model, code and data, and settings),
-so cells of several protocols, limits or dtypes are beside each other in one folder, and none replaces another.
+HASH is of model, method, task and the whole configuration (digests of model, code and data, and settings).
+Cells of several protocols, limits or dtypes are beside each other in one folder, and none replaces another.
 Studies have no method of their own: theirs is "". OUT is a folder or an
 address of fsspec; what is drawn and tabled for an address lies in a temporary folder until `publish`.
 """
@@ -27,7 +27,7 @@ from pathlib import Path
 from .cells import FIELDS, parsed, written
 from .comparable import SPEED, differences
 from .errors import Problem, one_line, shown
-from .files import Folder, Remote, folder_at, write_json
+from .files import Folder, Remote, finite, folder_at, write_json
 
 RUN = "run.json"  # the command that made the folder
 NAMED = ("model", "method", "task", "config")  # what a cell's file is named by
@@ -44,6 +44,7 @@ class Store:
         self.home = folder_at(where)
         self.remote = isinstance(self.home, Remote)
         self.files = folder_at(f"{where}/cells" if self.remote else Path(where) / "cells")
+        self.logs = folder_at(f"{where}/samples" if self.remote else Path(where) / "samples")
         self.read = partial(read, self.files, cache(warn))
         self.out = Path(tempfile.mkdtemp(prefix="kvlab-out-")) if self.remote else Path(where)
         if self.remote:
@@ -85,7 +86,9 @@ class Store:
         """The cell with this very configuration, else the newest of its model, method and task."""
         if (exact := self.load(wanted)) is not None:
             return exact
-        names = [name for name in self.files.names() if name.startswith(_beginning(wanted.method, wanted.task))]
+        names = [
+            name for name in self.files.names() if name.startswith(_beginning(wanted.method, wanted.task))
+        ]
         alike = lambda cell: all(cell[key] == getattr(wanted, key) for key in ("model", "method", "task"))
         found = [cell for cell in map(self.read, names) if cell is not None and alike(cell)]
         return max(found, key=lambda cell: cell.get("made", ""), default=None)
@@ -98,7 +101,18 @@ class Store:
         missing = [field for field in FIELDS if field not in cell]
         if missing:
             raise ValueError(f"cell: fields {missing} are missing; it needs {list(FIELDS)}")
-        self.files.write(self.name(*(cell[key] for key in NAMED)), written(cell))
+        name, lines = self.name(*(cell[key] for key in NAMED)), cell.get("samples")
+        if lines is not None:
+            self.logs.prepare()
+            text = "".join(json.dumps(finite(line), ensure_ascii=False) + "\n" for line in lines)
+            self.logs.write(f"{name}l", text.encode())
+        self.files.write(name, written({key: value for key, value in cell.items() if key != "samples"}))
+
+    def samples(self, cell: dict) -> list[dict]:
+        """What was asked and answered in a stored cell, a dictionary for each document; none where nothing
+        was kept. `eval/accuracy/samples.py` says what is in it."""
+        data = self.logs.read(f"{self.name(*(cell[key] for key in NAMED))}l")
+        return [json.loads(line) for line in (data or b"").splitlines()]
 
     def records(self) -> Iterator[dict]:
         """Every readable cell, in the order of the file names."""

@@ -40,7 +40,9 @@ def rows_of(folders: Iterable[Path]) -> list[dict]:
             for row in board.rows:
                 cell = known[row["method"], row["task"]]
                 made.append(unplaced(row) | others_of(cell) | {"outcomes": outcomes(cell)})
-        by_age = sorted((cell for cell in stored if "perplexity" in cell), key=lambda cell: cell.get("made", ""))
+        by_age = sorted(
+            (cell for cell in stored if "perplexity" in cell), key=lambda cell: cell.get("made", "")
+        )
         newest = {(cell["model"], cell["method"], cell["task"]): cell for cell in by_age}
         made += map(perplexity, newest.values())
     return made

@@ -8,6 +8,7 @@ import torch
 import kvlab
 from eval.accuracy.agreement import measure
 from eval.accuracy.batching import Meter, steps_at_once, until_rows_end
+from eval.accuracy.continuing import continuations
 from eval.accuracy.scoring import Scorer
 from eval.accuracy.windows import windows
 from tests.tiny import LESS, SAME, tiny
@@ -74,7 +75,7 @@ def scored(method, kind, monkeypatch, at_once):
     prompts = [torch.randint(0, 96, (n,)).tolist() for n in (12, 14, 20)]
     if kind == "choices":
         choices = [[torch.randint(0, 96, (5,)).tolist() for _ in range(3)] for _ in prompts]
-        found = scorer.continuations(list(zip(prompts, choices, strict=True)))[method]
+        found = continuations(scorer, list(zip(prompts, choices, strict=True)))[method]
         answers = [answer for group in found for answer in group]
     else:
         answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in prompts[:1] * 2], 0.5)[method]
@@ -106,7 +107,7 @@ def test_answers_of_different_lengths_in_several_passes(monkeypatch):
         if not at_once:
             monkeypatch.setattr(Scorer, "at_once", staticmethod(lambda *_: False))
         scorer = Scorer(model, {"int8": kvlab.make_cache(model, "int8")}, 8, 100)
-        found.append([answer for group in scorer.continuations(groups)["int8"] for answer in group])
+        found.append([answer for group in continuations(scorer, groups)["int8"] for answer in group])
     for answers in found[1:]:
         for one, other in zip(found[0], answers, strict=True):
             assert one[0] == pytest.approx(other[0], abs=1e-4) and one[1] == other[1]
@@ -140,7 +141,7 @@ def test_rows_that_leave_change_nothing(method, kind, monkeypatch):
             rows = counting(model, patch)
             if kind == "choices":
                 groups = [(ids, [list(range(n)) for n in (1, 2, 5, 17)]) for ids in texts]
-                answers = [one for group in scorer.continuations(groups)[method] for one in group]
+                answers = [one for group in continuations(scorer, groups)[method] for one in group]
             else:
                 answers = windows(scorer, [(ids, [*ids[5:], 7]) for ids in texts], 0.5)[method]
         return answers, scorer.meters[method].means(), rows
@@ -173,7 +174,7 @@ def test_an_answer_of_one_token():
     model, ids = tiny("llama"), torch.randint(0, 96, (9,)).tolist()
     for method in ("full", "int8"):
         scorer = Scorer(model, {method: kvlab.make_cache(model, method)}, 8, 100)
-        ((found,),) = scorer.continuations([(ids, [[3]])])[method]
+        ((found,),) = continuations(scorer, [(ids, [[3]])])[method]
         stepper = kvlab.Stepper(model, kvlab.make_cache(model, method))
         stepper.feed(torch.tensor([ids[:-1]]))
         expected = stepper.feed(torch.tensor([ids[-1:]]), last=True).log_softmax(-1)[0, 3]
@@ -189,7 +190,8 @@ def test_no_room_for_what_stands_behind_a_short_row():
     ]
 
     def scores(some, rows):
-        return Scorer(model, {"full": kvlab.make_cache(model, "full")}, rows, 128).continuations(some)["full"]
+        scorer = Scorer(model, {"full": kvlab.make_cache(model, "full")}, rows, 128)
+        return continuations(scorer, some)["full"]
 
     for group, answer in zip(groups, scores(groups, 8), strict=True):
         assert answer[0][0] == pytest.approx(scores([group], 1)[0][0][0], abs=1e-4)

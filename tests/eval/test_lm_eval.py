@@ -15,6 +15,7 @@ from eval.__main__ import main
 from eval.accuracy import KVLabLM, taskset
 from eval.accuracy.lm import identity
 from eval.accuracy.prefill import Prompt
+from eval.core.results import Store
 from eval.report import records as report
 
 TASK = """task: my_fact
@@ -155,14 +156,18 @@ def cells(tmp_path) -> dict[str, dict]:
     return {cell["task"]: cell for cell in found}
 
 
+def logged(tmp_path, cell: dict) -> list[dict]:
+    return Store(tmp_path / "out").samples(cell)
+
+
 def test_a_users_own_task_on_our_command(mine, ours, tmp_path, capsys):
     """Named in a folder or as a file, cut where its YAML says, its samples kept, its rows in the digest."""
-    words = [*ours, "--protocol", "context-first", "--log-samples"]
+    words = [*ours, "--protocol", "context-first", "--log-samples", "whole"]
     assert main([*words, "--include-path", str(mine), "--tasks", "my_fact"]) == 0
     cell = cells(tmp_path)["my_fact"]
     assert cell["config"]["protocol"] == "context-first" and cell["config"]["evict"] == "once"
-    assert [one["target"] for one in cell["samples"]] == [0, 1]
-    assert "The dog is Otis" in json.dumps(cell["samples"])
+    assert [one["gold"] for one in logged(tmp_path, cell)] == ["Otis", "Mia"]
+    assert "The dog is Otis" in json.dumps(logged(tmp_path, cell))
     printed = capsys.readouterr()
     assert "protocol context-first, eviction once" in printed.out
     assert "Protocol context-first" in (tmp_path / "out" / "report.html").read_text()
@@ -178,11 +183,11 @@ def test_a_cell_knows_the_shots_that_its_task_fixes(mine, ours, tmp_path, capsys
     """As its result, so that an older cell, which knows nothing of them, is kept."""
     task = TASK.format(rows=mine / "rows.jsonl").replace("my_fact", "my_shots")
     (tmp_path / "my_shots.yaml").write_text(f"{task}num_fewshot: 1\nfewshot_split: test\n")
-    words = [*ours, "--tasks", str(tmp_path / "my_shots.yaml"), "--log-samples"]
+    words = [*ours, "--tasks", str(tmp_path / "my_shots.yaml"), "--log-samples", "whole"]
     assert main(words) == 0
     cell = cells(tmp_path)["my_shots"]
     assert cell["shots"] == 1 and cell["config"]["num_fewshot"] is None
-    assert json.dumps(cell["samples"][0]["arguments"]).count(" ASK") == 2 * 2  # two choices
+    assert logged(tmp_path, cell)[0]["prompt"].count(" ASK") == 2
     assert report.row(cell, None)["shots"] == 1
     del cell["shots"], cell["sum"]
     (file,) = (tmp_path / "out" / "cells").glob("*my_shots*.json")
@@ -196,13 +201,12 @@ def test_rows_of_ones_own_for_a_task_of_lm_eval(ours, tmp_path):
     rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(4)]
     (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = [*ours, "--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
-    assert main([*words, "--protocol", "context-first", "--log-samples"]) == 0
+    assert main([*words, "--protocol", "context-first", "--log-samples", "whole"]) == 0
     cell = cells(tmp_path)["piqa"]
     assert cell["metrics"][0]["n"] == 4 and cell["config"]["task"] != ""
     assert cell["floor"]["n"] == 4 and cell["floor"]["metric"] == "acc"  # full, without the shots
-    for index, one in enumerate(cell["samples"]):  # a row is never among its own shots
-        assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") % 2 == 0
-        assert json.dumps(one["arguments"]).count(f"cool tea {index}\\") == 2  # one prompt, two choices
+    for index, one in enumerate(logged(tmp_path, cell)):  # a row is never among its own shots
+        assert one["prompt"].count(f"cool tea {index}\n") == 1
 
 
 def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp_path, monkeypatch):
@@ -225,11 +229,12 @@ def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp
         "--out",
         str(tmp_path / "out"),
         "--log-samples",
+        "whole",
     ]
     words += ["--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
     assert main([*words, "--methods", "full,int8,sinks", "--limit", "4"]) == 0
     found = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
-    first, *others = [[one["arguments"] for one in cell["samples"]] for cell in found]
+    first, *others = [[one["prompt"] for one in logged(tmp_path, cell)] for cell in found]
     assert len(others) == 2 and all(one == first for one in others)
     assert sum(made) == 4
 

@@ -223,8 +223,11 @@ def test_other_settings_and_damage_make_a_cell_again(base, tmp_path, capsys):
         ("--num-fewshot", ("0", "1")),
     ],
 )
-def test_two_settings_are_beside_each_other_in_one_folder(folder, tmp_path, option, values, capsys):
+def test_two_settings_are_beside_each_other_in_one_folder(
+    folder, tmp_path, option, values, capsys, monkeypatch
+):
     """Nothing finished is made again or replaced, in whatever order they are asked for."""
+    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     base = ["accuracy", "--model", str(folder), "--limit", "2", "--jobs", "0", "--tasks", "recall"]
     base += ["--out", str(tmp_path / "out"), "--methods", "full", "sinks:sinks=1"]
     seen = {}

@@ -10,6 +10,7 @@ import torch
 
 import kvlab
 from eval.accuracy import KVLabLM
+from eval.accuracy.continuing import continuations
 from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY, ONCE, PROTOCOLS, REUSE
 from eval.accuracy.reuse import Sets, reusing
 from eval.accuracy.scoring import Scorer
@@ -289,7 +290,7 @@ def test_with_the_question_inside_an_answer_is_held_on_top_too(loaded, monkeypat
     caches = {method: kvlab.make_cache(loaded[0], method)}
     scorer = Scorer(loaded[0], caches, 8, 512, protocol=INSIDE, evict=evict)
     prompts = [list(range(start, start + 30)) for start in (30, 90)]
-    scorer.continuations([(prompt, [[7, 8, 9, 10, 11]]) for prompt in prompts])
+    continuations(scorer, [(prompt, [[7, 8, 9, 10, 11]]) for prompt in prompts])
     assert found == [[[held] * 2] * 3]
 
 

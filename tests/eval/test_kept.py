@@ -1,0 +1,108 @@
+"""A run that is killed keeps every finished batch, and what goes on from there gives the same cells."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eval.__main__ import main
+from eval.accuracy import agreement, batching, kept
+
+TIMES = ("made", "seconds", "prefill_seconds", "sum")
+
+
+@pytest.fixture
+def words(folder, monkeypatch):
+    """Words of a run of several batches a task, all methods together."""
+    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
+    monkeypatch.setattr(batching, "TOKENS_LONG", 600)
+    monkeypatch.setattr(agreement, "TOKENS_LONG", 600)
+    found = ["accuracy", "--model", str(folder), "--limit", "7", "--jobs", "0", "--batch-size", "2"]
+    return [*found, "--methods", "full", "h2o:budget=0.3", "recompute", "--tasks"]
+
+
+def cells(out) -> dict[str, dict]:
+    """Everything that the cells and the samples say but times."""
+    found = {path.name: json.loads(path.read_text()) for path in (out / "cells").glob("*.json")}
+    told = {name: {key: one for key, one in cell.items() if key not in TIMES} for name, cell in found.items()}
+    return told | {path.name: path.read_text() for path in (out / "samples").glob("*.jsonl")}
+
+
+class Killed(KeyboardInterrupt):
+    """In the place of SIGKILL."""
+
+
+def killed_after(monkeypatch, batches: int) -> list:
+    """The run ends in the batch behind so many; the keys of all that were computed."""
+    true, computed = kept.Kept.batch, []
+
+    def batch(self, work, name, members, compute):
+        def counted():
+            if len(computed) == batches:
+                raise Killed
+            computed.append((name, *members))
+            return compute()
+
+        return true(self, work, name, members, counted)
+
+    monkeypatch.setattr(kept.Kept, "batch", batch)
+    return computed
+
+
+@pytest.mark.parametrize(
+    ("task", "protocol"),
+    [
+        *((task, "question-inside") for task in ("recall", "recall_em", "prose", "agreement")),
+        ("recall", "context-first"),
+    ],
+)
+def test_a_killed_run_goes_on_and_gives_the_same_cells(words, tmp_path, monkeypatch, task, protocol):
+    words = [*words, task, "--protocol", protocol, "--out"]
+    assert main([*words, str(tmp_path / "whole")]) == 0
+    out = tmp_path / "killed"
+    with monkeypatch.context() as patch:
+        first = killed_after(patch, 2)
+        assert main([*words, str(out)]) == 130
+    assert len(first) == 2 and not list((out / "cells").glob("*.json"))
+    (file,) = (out / "partial").glob("*.jsonl")
+    file.write_bytes(file.read_bytes()[:-9])  # it was killed while it wrote the second line
+    with monkeypatch.context() as patch:
+        second = killed_after(patch, 1000)
+        assert main([*words, str(out)]) == 0
+    assert second[0] == first[1] and first[0] not in second
+    assert cells(out) == cells(tmp_path / "whole")
+    assert not (out / "partial").exists()
+
+
+def test_a_method_that_fails_costs_the_others_nothing(words, tmp_path, monkeypatch):
+    """It fails in the second batch; what goes on has the others' answers, and fails again."""
+    from eval.accuracy.scoring import Scorer
+
+    true, asked = Scorer._look, []
+
+    def look(self, name, *rest):
+        asked.append(name)
+        if name == "h2o:budget=0.3" and asked.count(name) == 2:
+            raise ValueError("no room")
+        return true(self, name, *rest)
+
+    monkeypatch.setattr(Scorer, "_look", look)
+    words = [*words, "recall", "--out", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        killed_after(patch, 3)
+        assert main(words) == 130
+    asked.clear()
+    assert main(words) == 0  # this time it does not fail
+    assert len(cells(tmp_path)) == 6 and not (tmp_path / "partial").exists()
+
+
+def test_other_settings_do_not_go_on_from_it(words, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        killed_after(patch, 2)
+        assert main([*words, "recall", "--out", str(tmp_path)]) == 130
+    with monkeypatch.context() as patch:
+        again = killed_after(patch, 1000)
+        assert main([*words, "recall", "--num-fewshot", "1", "--limit", "3", "--out", str(tmp_path)]) == 0
+    assert sum(len(members) - 1 for members in map(list, again)) == 3
+    assert len(list((tmp_path / "partial").glob("*.jsonl"))) == 1
