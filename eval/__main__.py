@@ -31,6 +31,7 @@ from .core.measurement import Measurement, option
 from .core.merge import merge
 from .core.results import RUN, Store
 from .core.show import LOG, Show
+from .core.study import expanded, loaded, said
 from .gpu.plan import Gpu
 from .reproduce.peers import Peers
 from .reproduce.steps import Steps
@@ -133,7 +134,14 @@ def parser() -> Parser:
             if how.pop("positional", False):
                 command.add_argument(one.name, **how)
             else:
-                command.add_argument(f"--{one.name.replace('_', '-')}", default=one.default, **how)
+                spelled = [
+                    f"--{one.name.replace('_', '-')}",
+                    *(["--output-path"] if one.name == "out" else []),
+                ]
+                command.add_argument(*spelled, dest=one.name, default=one.default, **how)
+        command.add_argument(
+            "--config", metavar="FILE", help="these options in YAML or JSON, such as a run.json"
+        )
     return made
 
 
@@ -144,9 +152,10 @@ def options(kind) -> list:
 
 def chosen(words: list[str] | None) -> list[Measurement]:
     """The measurements that a command line asks for."""
-    arguments = parser().parse_args(words)
+    arguments = parser().parse_args(expanded(sys.argv[1:] if words is None else list(words)))
     _, kinds = COMMANDS[arguments.command]
     given = {name: tuple(split(v, name)) if isinstance(v, list) else v for name, v in vars(arguments).items()}
+    given = loaded(given)
     return [kind(**{field.name: given[field.name] for field in options(kind)}) for kind in kinds]
 
 
@@ -168,20 +177,23 @@ def work(measurements: list[Measurement], command: str) -> int:
     from kvlab.scratch import set_up
 
     set_up()
+    kinds = tuple(map(type, measurements))
+    options = said(next(name for name, (_, some) in COMMANDS.items() if some == kinds), measurements, command)
     shared = any(getattr(one, "tp", False) for one in measurements)
     if "TORCHELASTIC_RUN_ID" in os.environ and not shared and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise Problem("torchrun started several processes, each of which would make all cells: add --tp")
-    for measurement in measurements:
-        extras.needs(*measurement.needs)
-        measurement.check()
     last = measurements[-1]
     store = Store(last.folder, lambda line: show.line(line))
     show = Show(store.out, store.home.at(LOG))
+    with show.waiting("reading options, tasks and their documents"):
+        for measurement in measurements:
+            extras.needs(*measurement.needs)
+            measurement.check()
     if shared and int(os.environ.get("RANK", 0)):
         return follow(measurements, store, show)
     store.prepare()
     if not isinstance(last, Report | Merge):
-        write_json(store.out / RUN, {"command": command})
+        write_json(store.out / RUN, options)
     try:
         failed = sum(measurement.run(store, show) for measurement in measurements)
         with seen_enough():

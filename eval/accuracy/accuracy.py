@@ -14,11 +14,12 @@ from .. import PACKAGE
 from ..cluster.options import Pooled, pieces
 from ..core import workers
 from ..core.errors import Failed, Problem
-from ..core.measurement import Cell, count, natural, option
+from ..core.measurement import USUAL, Cell, natural, option, rows_at_once
 from ..core.numbers import shown
 from ..core.results import Store
-from . import boundaries, data, kept, samples, settings, taskset, yamls
+from . import boundaries, data, kept, settings, taskset, yamls
 from .protocols import EVICT, INSIDE, PROTOCOLS, REUSE, eviction
+from .samples import NONE, SHORT, WHOLE
 
 # How long a task takes beside others on two cores, at most times; what takes longest goes first.
 WORK = {
@@ -33,14 +34,14 @@ class Accuracy(Pooled):
     """Methods that miss a task are scored on it together, since they share their prefills; tasks go to worker
     processes, the longest first."""
 
-    name = "accuracy"
+    name, several = "accuracy", True
     about = "measure lm-eval tasks and agreement with the full cache, then write the report"
     maker = f"{PACKAGE}.accuracy.worker"
 
     tasks: tuple[str, ...] = option(
         "names of local tasks, lm-eval tasks, or 'agreement'", (), many=True, metavar="TASK"
     )
-    batch_size: int = option("rows to decode together (default: 64)", 64, type=count)
+    batch_size: int = option("rows to decode together (default: 64)", USUAL, type=rows_at_once)
     engine: str | None = option(
         "engine of the decode steps; compiled takes at most 8 rows, or 64 on some processors (default: graph "
         "on a GPU, else eager)",
@@ -82,10 +83,18 @@ class Accuracy(Pooled):
     log_samples: str = option(
         "what is kept of every document beside the cells: short: question, answer, evidence (default); "
         "whole: its prompt, too; none",
-        samples.SHORT,
+        SHORT,
         nargs="?",
-        const=samples.WHOLE,
-        choices=[samples.SHORT, samples.WHOLE, samples.NONE],
+        const=WHOLE,
+        choices=[SHORT, WHOLE, NONE],
+    )
+    samples: str = option(
+        'numbers of the documents that are asked, instead of the first: {"TASK": [0, 7]}, or a file of that',
+        "",
+    )
+    write_out: bool = option("show the first prompt of every task", False, action="store_true")
+    shard: str | None = option(
+        "make the I-th of N parts of the cells, for jobs that share --out", metavar="I/N"
     )
     num_fewshot: int | None = option("number of shots, for tasks that do not fix it", type=natural)
     seed: int = option("seed for the choice of shots (default: 1234)", 1234, type=natural)
@@ -118,6 +127,14 @@ class Accuracy(Pooled):
                     f"task {task}: it runs programs that the model wrote; if they may run on this machine, "
                     "say --confirm-run-unsafe-code"
                 )
+        if self.samples and self.limit:
+            raise Problem("--samples and --limit: name one of them")
+        if strangers := set(self.documents) - {*self.tasks} - {taskset.AGREEMENT}:
+            raise Problem(f"--samples {min(strangers)}: it is not among --tasks")
+        if not self.mine():
+            raise Problem(
+                f"--shard {self.shard}: there is nothing in it; expected I up to N, and fewer parts"
+            )
         boundaries.check_until(self.context_until, self.protocol, self.tasks, "--context-until ")
         if self.protocol != INSIDE:
             for task in self.tasks:
@@ -169,6 +186,8 @@ class Accuracy(Pooled):
         from kvlab.models import source_of
         from kvlab.ranks import split
 
+        if len(self.devices) > 1 and self.jobs is not None:
+            raise Problem(f"--jobs {self.jobs}: with --device {self.device} there is one process on each")
         if (self.device_map is not None) + (self.device is not None) + self.tp > 1:
             raise Problem("--device, --device-map and --tp: name one of them")
         if self.device_map is not None:
@@ -245,21 +264,42 @@ class Accuracy(Pooled):
         settings |= {"device_map": self.placed} if self.device_map else {}
         settings |= {"tp": int(os.environ["WORLD_SIZE"])} if self.tp else {}
         files = {task: taskset.rows_digest(task, self.sources) for task in self.tasks}
+        chosen = {task: {"documents": numbers} for task, numbers in self.documents.items()}
+        mine = self.mine()
         return [
             Cell(
                 self.model_name,
                 method,
                 task,
-                self.configuration(method=code, task=files[task], **settings),
+                self.configuration(method=code, task=files[task], **settings, **chosen.get(task, {})),
             )
             for task in self.tasks
             for method, code in self.codes.items()
+            if (task, method) in mine
         ]
+
+    def mine(self) -> set[tuple[str, str]]:
+        """The (task, method)s of this shard: whole tasks, or parts of their methods where tasks are few."""
+        part, parts = settings.shard(self.shard)
+        jobs = pieces([(task, tuple(self.codes)) for task in self.tasks], parts)
+        return {(task, method) for task, methods in jobs[part - 1 :: parts] for method in methods}
+
+    @property
+    def documents(self) -> dict[str, list[int]]:
+        """--samples as it was read: {task: the numbers of its documents}."""
+        return settings.documents(self.samples)
 
     def run(self, store, show) -> int:
         if not (store.remote or self.on or self.tp):  # else who computes may not reach the folder
             self._partial = (store.out / kept.FOLDER).resolve()
-        return super().run(store, show)
+        if self.write_out and self.log_samples != NONE:
+            self.log_samples = WHOLE
+        failed = super().run(store, show)
+        first = {cell.task: cell for cell in reversed(self.cells())} if self.write_out else {}
+        for task, cell in first.items():
+            for line in (store.samples(vars(cell)) or [])[:1]:
+                show.line(f"{task}: {line.get('prompt', line['question'])!r}; right: {line['gold']}")
+        return failed
 
     def partial(self, job: tuple[str, tuple[str, ...]]) -> Path | None:
         """The file of a job's finished batches; None where none are kept."""
@@ -281,13 +321,19 @@ class Accuracy(Pooled):
 
         parts: dict[tuple, float] = {}
 
-        def report(job, done: int, total: int) -> None:
+        def report(job, done: int, total: int, doing: str = "") -> None:
+            if doing:
+                bar.doing(doing)
+                return
             parts[job] = len(job[1]) * min(1.0, done / max(total, 1))
             share = sum(part for (task, _), part in parts.items() if task == job[0])
             bar.at(job[0], WORK.get(job[0], 1.5) * share)
+            if total > 1:
+                bar.doing(f"{job[0]}: {done} of {total} requests")
 
-        pool = self.pool(self.called)
-        for done in (pool or workers.Local(processes, self.threads)).run(self.maker, self, jobs, report):
+        devices = tuple(self.devices) if len(self.devices) > 1 else ()
+        pool = self.pool(self.called) or workers.Local(processes, self.threads, devices)
+        for done in pool.run(self.maker, self, jobs, report):
             task, methods = done.job
             for method in methods:
                 one = done.found if isinstance(done.found, Failed) else done.found[method]

@@ -206,6 +206,8 @@ class KVLabLM(Texts):
                     if self.on_progress:
                         self.on_progress(done, total)
 
+                if self.on_progress:
+                    self.on_progress(0, total)
                 evidence = sought(self.tokenizer, self.evidence, prompts) if self.evidence else {}
                 scorer = Scorer(
                     self.model, self._caches, self.batch_size, self.max_length, advance,

@@ -3,7 +3,9 @@ in silence."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 
 from ..core.errors import Problem
 from . import boundaries
@@ -86,6 +88,30 @@ def generation(said: Mapping, option: str) -> dict:
         elif value != GREEDY[name]:
             raise Problem(f"{option} {name}={value}: kvlab decodes greedily; expected {name}={GREEDY[name]}")
     return {LIMITS[0] if name in LIMITS else name: value for name, value in said.items()}
+
+
+def documents(text: str) -> dict[str, list[int]]:
+    """--samples, JSON or a file of it: {task: the numbers of its documents}."""
+    if not text:
+        return {}
+    try:
+        found = json.loads(text if text.lstrip().startswith("{") else Path(text).read_text("utf-8"))
+        right = all(type(one) is int and one >= 0 for numbers in found.values() for one in numbers)
+    except (OSError, ValueError, TypeError, AttributeError):
+        right = False
+    if not right:
+        raise Problem(
+            f'--samples {text}: expected {{"TASK": [0, 7]}}, numbers of documents, or a file of that'
+        )
+    return found
+
+
+def shard(text: str | None) -> tuple[int, int]:
+    """--shard I/N as two numbers."""
+    part, _, parts = (text or "1/1").partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts) < 10**6):
+        raise Problem(f"--shard {text}: expected I/N, as 1/4")
+    return int(part), int(parts)
 
 
 def context_until(task: str, metadata) -> str | None:

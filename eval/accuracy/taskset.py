@@ -133,7 +133,7 @@ def check(names: list[str], sources: Sources = NONE) -> list[str]:
             near = difflib.get_close_matches(name, [AGREEMENT, *local.all_tasks, *known], 4, 0.5)
             hint = f"; nearest: {', '.join(near)}" if near else ""
             raise Problem(f"--tasks: unknown task {name!r}{hint}; local tasks: {', '.join(local_names())}")
-        checked += load(name, sources)
+        checked += _looked_at(name, sources)
     strangers = [name for name, _ in sources.data if name not in checked]
     if strangers:
         raise Problem(f"--data {strangers[0]}=...: this task is not among --tasks")
@@ -197,6 +197,12 @@ def load(name: str, sources: Sources = NONE) -> dict:
         ) from error
 
 
+@cache
+def _looked_at(name: str, sources: Sources) -> dict:
+    """As `load`, once, for who changes nothing: some tasks make their documents for minutes."""
+    return load(name, sources)
+
+
 def _unfetched(error: Exception) -> bool:
     """Does an error say that something is not on this machine and could not be had from another one?"""
     return isinstance(error, OSError) or type(error).__module__.partition(".")[0] in FETCHERS
@@ -230,20 +236,20 @@ def arguments(text: str) -> dict:
 
 def metadata(name: str, sources: Sources = NONE) -> dict:
     """What stands under `metadata:` in a task's YAML."""
-    return {} if name == AGREEMENT else load(name, sources)[name].config.metadata or {}
+    return {} if name == AGREEMENT else _looked_at(name, sources)[name].config.metadata or {}
 
 
 def is_made(name: str, sources: Sources = NONE) -> bool:
     """Does code of its own, which may read what it is told, make a task's rows?"""
     from lm_eval.api.task import ConfigurableTask
 
-    task = load(name, sources)[name]
+    task = _looked_at(name, sources)[name]
     return callable(task.config.custom_dataset) or type(task) is not ConfigurableTask
 
 
 def writes(name: str, sources: Sources = NONE) -> bool:
     """Are a task's answers written, so that options of generation concern it?"""
-    return name != AGREEMENT and load(name, sources)[name].OUTPUT_TYPE == "generate_until"
+    return name != AGREEMENT and _looked_at(name, sources)[name].OUTPUT_TYPE == "generate_until"
 
 
 def runs_programs(name: str, sources: Sources = NONE) -> bool:
@@ -276,7 +282,7 @@ def files(name: str, sources: Sources = NONE) -> list[Path]:
         return rows
     file = Path(dict(sources.named).get(name, entry.yaml_path))
     beside = [*file.parent.glob("*.yaml"), *file.parent.glob("*.py")]
-    named = load(name, sources)[name].config.dataset_kwargs or {}
+    named = _looked_at(name, sources)[name].config.dataset_kwargs or {}
     theirs = [Path(file) for file in _texts(named.get("data_files", ())) if Path(file).is_file()]
     known = {one.resolve() for one in beside}
     return [*beside, *(one for one in yamls.stands_on(file) if one not in known), *(rows or theirs)]
@@ -287,7 +293,7 @@ def rows_digest(name: str, sources: Sources = NONE) -> str:
     """The digest of the files that a task's numbers stand on, or else of the documents that it reads."""
     if found := files(name, sources):
         return digest(found)
-    documents = load(name, sources)[name].eval_docs
+    documents = _looked_at(name, sources)[name].eval_docs
     text = "\n".join(json.dumps(one, sort_keys=True, default=str) for one in documents)
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 

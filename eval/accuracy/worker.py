@@ -35,6 +35,7 @@ def setup(settings, report: Callable) -> Callable:
     settings: an `Accuracy`.
     """
     keep_memory()
+    report(0, 1, f"loading {settings.model_name}")
     specs = {spec.text: spec for spec in settings.specs}
     where = {"device": settings.device, "dtype": settings.dtype, "engine": settings.engine}
     where |= {"protocol": settings.protocol, "evict": settings.evict, "context_until": settings.context_until}
@@ -65,6 +66,7 @@ def setup(settings, report: Callable) -> Callable:
             ids = agreement.prompts(lm.tokenizer, taskset.stories(), settings.limit, lm.max_length)
             found = agreement.measure(lm.model, mine, ids, lm.batch_size, report, lm.kept)
         else:
+            report(0, 1, f"{name}: making its documents")
             lm.together(mine)
             found, task = (
                 {},
@@ -81,7 +83,8 @@ def setup(settings, report: Callable) -> Callable:
                 try:
                     lm.use(method)
                     task.set_fewshot_seed(settings.seed)  # or each method is asked behind other shots
-                    one = score(lm, task, settings.limit, settings.log_samples, **told)
+                    some = settings.documents.get(name)
+                    one = score(lm, task, settings.limit, settings.log_samples, some, **told)
                     found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots and settings.protocol == FIRST:
                         found[method]["floor"] = floor(lm, name, settings)
@@ -151,12 +154,16 @@ def chance(task, choices: list[int]) -> float | None:
     return None
 
 
-def score(lm: KVLabLM, task, limit: int | None, log_samples: str = samples.NONE, **prompting) -> dict:
+def score(
+    lm: KVLabLM, task, limit: int | None, log_samples=samples.NONE, some: list[int] | None = None, **prompting
+) -> dict:
     """One cell's numbers: metrics (the first one is the main one: the task's first of which more is better,
     so lambada's share of right words comes before its perplexity), values per document, bytes; unless
-    `log_samples` is "none" the lines of `samples.py`. prompting: as `evaluate` takes it."""
+    `log_samples` is "none" the lines of `samples.py`. some: the numbers of the documents that are asked.
+    prompting: as `evaluate` takes it."""
     started, name = time.perf_counter(), task.task_name
     with contextlib.redirect_stdout(io.StringIO()):
+        prompting |= {"samples": None if some is None else {name: some}}
         results = evaluate(lm, {"tasks": {name: task}}, limit=limit, bootstrap_iters=1000, **prompting)
     found, better = results["results"][name], results["higher_is_better"][name]
     logged, metrics, values = results["samples"][name], [], {}

@@ -36,7 +36,7 @@ class Actor:
             if self.threads != 0:
                 quiet(self.threads)
             with redirect_stdout(sys.stderr):
-                self.handler = import_module(self.maker).setup(self.options, lambda done, total: None)
+                self.handler = import_module(self.maker).setup(self.options, lambda *how: None)
             device = self.options.device or _usual_device()
             self.about = {"machine": machine(device, self.threads), "node": platform.node()}
             self.about |= {"versions": versions(), "commit": commit()}

@@ -49,6 +49,8 @@ class Pooled(OfMethods):
     def check(self) -> None:
         super().check()
         if self.on is not None:
+            if len(self.devices) > 1:
+                raise Problem(f"--device {self.device!r}: under Ray an actor has one; see --gpus-per-actor")
             place(self.on)
             return
         for name in ("actors", "cpus_per_actor", "gpus_per_actor"):

@@ -26,6 +26,7 @@ from .files import address
 from .machine import commit, machine, versions
 
 LONGEST = 9  # digits of a number on the command line
+USUAL = 64  # rows decoded together
 SMALL_MODEL = 200 * 2**20  # bytes on disk up to which one thread decodes fastest
 
 
@@ -59,6 +60,11 @@ def count(text: str) -> int:
     if natural(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
     return int(text)
+
+
+def rows_at_once(text: str) -> int:
+    """A number of rows; lm-eval's "auto" is the usual one."""
+    return USUAL if text.startswith("auto") else count(text)
 
 
 @dataclass(kw_only=True)
@@ -152,8 +158,13 @@ class Measurement:
 class OnModel(Measurement):
     """A measurement that loads a model; `model` None is the workshop model."""
 
+    several: ClassVar[bool] = False  # devices at a time
+
     model: str | None = option("folder, hub id, smollm2 or .gguf file (default: the built-in workshop model)")
-    device: str | None = option("cpu, cuda or cuda:N (default: cuda if there is one)")
+    device: str | None = option(
+        "cpu, cuda or cuda:N (default: cuda if there is one); for accuracy also several, with a process on each: "
+        "cuda:0,cuda:1"
+    )
     dtype: str | None = option(
         "number type (default: float32 on a CPU)", choices=["float32", "bfloat16", "float16"]
     )
@@ -167,9 +178,14 @@ class OnModel(Measurement):
     def model_name(self) -> str:
         return "workshop" if self.model is None else self.model.rstrip("/")
 
+    @property
+    def devices(self) -> list[str | None]:
+        """The devices that --device names; [None]: the usual one."""
+        return [None] if self.device is None else self.device.split(",")
+
     def small(self) -> bool:
         """Is it a model for one thread on a CPU?"""
-        if self.device not in (None, "cpu"):
+        if not {None, "cpu"}.issuperset(self.devices):
             return False
         from kvlab.models import source_of
 
@@ -183,7 +199,7 @@ class OnModel(Measurement):
             "model": model_digest(self.model),
             "code": code_digest(),
             "method": method,
-            "device": self.device,
+            "device": self.device and self.device.partition(":")[0].partition(",")[0],
             "dtype": self.dtype,
             "limit": self.limit,
             **more,
@@ -201,14 +217,19 @@ class OnModel(Measurement):
             return
         import torch
 
+        if len(self.devices) > 1 and not self.several:
+            raise Problem(f"--device {self.device!r}: {self.name} is made on one device")
         try:
-            device = torch.device(self.device)
+            devices = [torch.device(one) for one in self.devices]
         except RuntimeError:
             raise Problem(f"--device {self.device!r}: expected cpu, cuda or cuda:N") from None
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise Problem(f"--device {self.device!r}: torch finds no CUDA device on this machine")
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise Problem(f"--device {self.device!r}: there are {torch.cuda.device_count()} devices")
+        if len({device.type for device in devices}) > 1:
+            raise Problem(f"--device {self.device!r}: expected devices of one kind")
+        for device in devices:
+            if device.type == "cuda" and not torch.cuda.is_available():
+                raise Problem(f"--device {self.device!r}: torch finds no CUDA device on this machine")
+            if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+                raise Problem(f"--device {self.device!r}: there are {torch.cuda.device_count()} devices")
 
 
 @dataclass(kw_only=True)
@@ -276,7 +297,8 @@ def _open(spec) -> bool:
 
 def run(measurement: Measurement, store, show) -> int:
     """Make the cells that are missing; returns how many could not be made."""
-    cells = measurement.cells()
+    with show.waiting(f"{measurement.name}: looking at what there is"):
+        cells = measurement.cells()
     for line in measurement.notes():
         show.line(line)
     missing = store.missing(cells)

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 LOG = "errors.log"  # full tracebacks, in the output folder
 SILENT = 20.0  # seconds without a line after which a run without a terminal says where it is
@@ -65,6 +65,25 @@ class Show:
             log.write(f"{what}: {error}\n{getattr(error, 'details', '')}\n")
 
     @contextlib.contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Meanwhile something moves: on a terminal at once, elsewhere a line every `SILENT` seconds."""
+        if self.console.is_terminal and not self.console.quiet:
+            with self.console.status(text):
+                yield
+            return
+        over, started = threading.Event(), time.monotonic()
+
+        def remind() -> None:
+            while not over.wait(SILENT):
+                self.line(f"{text}, {time.monotonic() - started:.0f} s")
+
+        threading.Thread(target=remind, daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    @contextlib.contextmanager
     def bar(self, name: str, total: int, work: float | None = None) -> Iterator[Bar]:
         """Progress over `total` cells, also within a cell; work: how long all of them take, in the unit of
         `at` (None: 1 for each)."""
@@ -96,6 +115,9 @@ class Bar:
         self.parts[what] = work
         self.seen.append((time.monotonic(), self.amount()))
 
+    def doing(self, text: str) -> None:
+        """What is being done now, where nothing grows by it, or what of a cell is done."""
+
     def done(self, what: str, result: str | None, work: float = 1.0) -> None:
         """A cell of so much work is finished, with this result (None: it failed, which was said already)."""
         self.finished, self.ended = self.finished + 1, self.ended + work
@@ -123,6 +145,7 @@ class Bar:
 COLUMNS = (
     TextColumn("{task.fields[name]:<8}", markup=False),
     BarColumn(),
+    TimeElapsedColumn(),
     TextColumn("{task.description}", markup=False),
 )
 
@@ -136,7 +159,10 @@ class Drawn(Bar):
 
     def at(self, what: str, work: float) -> None:
         super().at(what, work)
-        told = f"{self.finished}/{self.total} {what}{self.left()}"
+        self.doing(what)
+
+    def doing(self, text: str) -> None:
+        told = f"{self.finished}/{self.total} {text}{self.left()}"
         self.progress.update(self.task, completed=self.amount(), description=told)
 
 
@@ -146,13 +172,18 @@ class Told(Bar):
     def __init__(self, name: str, total: int, work: float, line):
         super().__init__(name, total, work)
         self.line, self.over, self.lock = line, threading.Event(), threading.Lock()
-        self.said, self.place = self.started, "getting ready"
+        self.said = self.since = self.started  # since when it is at something new; 0.0: there are numbers
+        self.place = "getting ready"
         threading.Thread(target=self._remind, daemon=True).start()
 
     def at(self, what: str, work: float) -> None:
         with self.lock:
             super().at(what, work)
-            self.place = f"at {what}"
+            self.place, self.since = f"at {what}", 0.0
+
+    def doing(self, text: str) -> None:
+        with self.lock:
+            self.place, self.since = text, time.monotonic()
 
     def done(self, what: str, result: str | None, work: float = 1.0) -> None:
         super().done(what, result, work)
@@ -167,4 +198,5 @@ class Told(Bar):
     def _remind(self) -> None:
         while not self.over.wait(max(0.01, self.said + SILENT - time.monotonic())):
             if time.monotonic() - self.said >= SILENT:
-                self._say(f"{self.name}, {self.place}")
+                since = f", {time.monotonic() - self.since:.0f} s" if self.since else ""
+                self._say(f"{self.name}, {self.place}{since}")

@@ -8,12 +8,13 @@ A worker is started through forkserver with torch, transformers, lm-eval and kvl
 so the second and all later ones start in a fraction of a second. It ignores Ctrl-C: the parent
 decides, keeps what is finished and stops it. `maker` names a module with `setup(options, report)
 -> handler`; a handler is `handler(job) -> result`; `report(done, total)` says how far the current job
-is. Only the process that computes imports the maker.
+is, `report(0, 1, text)` what it, or its set-up, is at. Only the process that computes imports the maker.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import multiprocessing
 import os
@@ -94,7 +95,7 @@ def _serve(connection, maker: str, options, threads) -> None:
     with contextlib.redirect_stdout(sys.stderr):
         try:
             setup = import_module(maker).setup
-            handler = setup(options, lambda done, total: tell("at", (done, total)))
+            handler = setup(options, lambda *how: tell("at", how))
         except Exception as error:
             tell("failed", describe(error))
             return
@@ -114,6 +115,7 @@ class Worker:
     def __init__(self, maker: str, options, threads: int | None = None):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOAD)
+        self.options = options
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, maker, options, threads), daemon=True)
         with ours_first():
@@ -167,7 +169,7 @@ class Worker:
 class Here:
     """What a Worker is, without a process: used where one is enough, and to look inside."""
 
-    def __init__(self, maker: str, options, threads: int | None = None, report=lambda done, total: None):
+    def __init__(self, maker: str, options, threads: int | None = None, report=lambda *how: None):
         quiet(threads)
         self._setup = lambda: import_module(maker).setup(options, report)
         self._handler: Callable | None = None
@@ -192,21 +194,27 @@ class Here:
 
 @dataclass(frozen=True)
 class Local:
-    """The pool of this machine: `count` worker processes (0: this one), with `threads` of torch each."""
+    """The pool of this machine: `count` worker processes (0: this one), with `threads` of torch each; with
+    `devices`, one process for each, whose options have its `device`."""
 
     count: int
     threads: int | None = None
+    devices: tuple[str, ...] = ()
 
     def run(self, maker: str, options, jobs: Callable[[int], list], report: Callable) -> Iterator[Outcome]:
         """Yield the jobs' outcomes as they are finished.
 
-        A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`.
+        A setup that fails raises Failed, as it would fail for every job. `report(job, done, total)`, or
+        `report(job, 0, 1, text)`; job is None while a worker sets itself up.
         """
-        waiting = list(jobs(max(1, self.count)))
-        if self.count == 0:
+        several = [copy.copy(options) for _ in self.devices] or [options] * self.count
+        for one, device in zip(several, self.devices):
+            one.device = device
+        waiting = list(jobs(max(1, len(several))))
+        if not several:
             yield from self._run_here(maker, options, waiting, report)
             return
-        workers = [Worker(maker, options, self.threads) for _ in range(min(self.count, len(waiting)))]
+        workers = [Worker(maker, one, self.threads) for one in several[: len(waiting)]]
         busy = {worker.connection: worker for worker in workers}
         try:
             while busy:
@@ -224,7 +232,7 @@ class Local:
                         worker.stop()
                         del busy[connection]
                         if waiting:
-                            workers.append(Worker(maker, options, self.threads))
+                            workers.append(Worker(maker, worker.options, self.threads))
                             busy[workers[-1].connection] = workers[-1]
                     elif waiting:
                         worker.give(waiting.pop(0))
@@ -236,7 +244,7 @@ class Local:
 
     def _run_here(self, maker: str, options, jobs: list, report: Callable) -> Iterator[Outcome]:
         job = None
-        here = Here(maker, options, self.threads, lambda done, total: report(job, done, total))
+        here = Here(maker, options, self.threads, lambda *how: report(job, *how))
         here.finish()
         for job in jobs:
             try:

@@ -1,0 +1,107 @@
+"""Study files: the options of a command as YAML or JSON, and lm-eval's spellings of them.
+
+    run: accuracy
+    model: smollm2
+    methods: [full, "snapkv:budget=0.2"]
+    tasks: [recall, niah_single_1]
+    metadata: {max_seq_lengths: [1024]}
+    limit: 50
+
+`python -m eval --config study.yaml` is the same as these options on the command line; what is said there as
+well counts more. A run's run.json is such a file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+
+from .errors import Problem, one_line
+
+COMMAND, RUN = "command", "run"  # the line that made a run.json, for readers; the sub-command
+LOADED = {
+    "pretrained": "model",
+    "dtype": "dtype",
+    "device": "device",
+}  # lm-eval's --model_args -> our options
+LIBRARIES = (None, "hf", "kvlab")  # what lm-eval's users say for --model beside them
+
+
+def expanded(words: list[str]) -> list[str]:
+    """The words of a command line, in which a file's options are in the place of --config FILE, and names of
+    options have dashes. Raises Problem for a file that says no options."""
+    words = [_dashed(word) for word in words]
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
+    if at is None:
+        return words
+    _, equals, path = words[at].partition("=")
+    if not equals and at + 1 == len(words):
+        raise Problem("--config: expected a file")
+    path, rest = (
+        (path, words[:at] + words[at + 1 :]) if equals else (words[at + 1], words[:at] + words[at + 2 :])
+    )
+    said = read(path)
+    named = [rest.pop(0)] if rest and not rest[0].startswith("-") else [said.get(RUN)]
+    if named == [None]:
+        raise Problem(f"--config {path}: it does not say what to run; expected {RUN}: accuracy, say")
+    return named + [word for name, value in said.items() for word in _words(name, value)] + rest
+
+
+def read(path: str) -> dict:
+    """The options in a file; {name: value}."""
+    import yaml
+
+    try:
+        said = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise Problem(f"--config {path}: {one_line(error)}") from error
+    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said):
+        raise Problem(f"--config {path}: expected options, as name: value")
+    return said
+
+
+def _dashed(word: str) -> str:
+    name, equals, value = word.partition("=")
+    return f"{name.replace('_', '-')}{equals}{value}" if word.startswith("--") else word
+
+
+def _words(name: str, value) -> list[str]:
+    """An option of a file as words."""
+    option = f"--{name.replace('_', '-')}"
+    if name in (COMMAND, RUN) or value is None or value is False:
+        return []
+    if value is True:
+        return [option]
+    if isinstance(value, list):
+        return [option, *map(str, value)]
+    return [f"{option}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def said(run: str, measurements: list, command: str) -> dict:
+    """What run.json has: the options of a command that are not their defaults."""
+    found = {COMMAND: command, RUN: run}
+    for measurement in measurements:
+        for field in fields(measurement):
+            value = getattr(measurement, field.name)
+            if "help" in field.metadata and value != field.default:
+                found[field.name] = [*value] if isinstance(value, tuple) else value
+    return {name: str(value) if isinstance(value, Path) else value for name, value in found.items()}
+
+
+def loaded(given: dict) -> dict:
+    """Options in which what lm-eval's --model_args says of a model is said by our own names."""
+    if not given.get("model_args"):
+        return given
+    from ..accuracy.taskset import arguments
+
+    rest, given = arguments(given["model_args"]), dict(given)
+    for name, ours in LOADED.items():
+        if (value := rest.pop(name, None)) is None:
+            continue
+        if given[ours] not in (LIBRARIES if ours == "model" else (None, value)):
+            raise Problem(f"--model-args {name}={value}: --{ours} is {given[ours]}; name one of them")
+        given[ours] = str(value)
+    if given["dtype"] not in (None, "float32", "bfloat16", "float16"):
+        raise Problem(f"--model-args dtype={given['dtype']}: expected float32, bfloat16 or float16")
+    return given | {"model_args": ",".join(f"{name}={value}" for name, value in rest.items())}

@@ -1,0 +1,164 @@
+"""A file says what a command line does; lm-eval's spellings of options are ours; a run is one such file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eval.__main__ import chosen, main
+from eval.accuracy import settings
+from eval.core.errors import Problem
+from eval.core.results import Store
+from eval.core.study import expanded, said
+
+
+def alike(*words: str, file=None):
+    return [vars(one) for one in chosen(words)]
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr("eval.report.draw", lambda *_: [])  # they take their time
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (["--num_fewshot", "5"], ["--num-fewshot", "5"]),
+        (["--num_fewshot=5"], ["--num-fewshot=5"]),
+        (["--model_args", "pretrained=X,dtype=bfloat16"], ["--model", "X", "--dtype", "bfloat16"]),
+        (["--model", "hf", "--model_args", "pretrained=a/b_c"], ["--model", "a/b_c"]),
+        (
+            ["--model_args", "pretrained=X,device=cpu,max_length=99"],
+            ["--model", "X", "--device", "cpu", "--model-args", "max_length=99"],
+        ),
+        (["--samples", '{"recall": [0, 2]}'], ["--samples", '{"recall": [0, 2]}']),
+        (["--write_out"], ["--write-out"]),
+        (["--batch_size", "8"], ["--batch-size", "8"]),
+        (["--batch_size", "auto"], []),
+        (["--batch_size", "auto:4"], ["--batch-size", "64"]),
+        (["--apply_chat_template"], ["--apply-chat-template"]),
+        (["--gen_kwargs", "max_gen_toks=4"], ["--gen-kwargs", "max_gen_toks=4"]),
+        (["--log_samples"], ["--log-samples", "whole"]),
+        (["--log-samples", "short"], []),
+        (["--output_path", "there"], ["--out", "there"]),
+        (["--system_instruction", "a_b --c_d"], ["--system-instruction", "a_b --c_d"]),
+        (["--include_path", "f_f"], ["--include-path", "f_f"]),
+    ],
+)
+def test_lm_evals_spellings(theirs, ours):
+    assert alike("accuracy", *theirs) == alike("accuracy", *ours)
+
+
+STUDY = """
+run: accuracy
+model: smollm2
+methods: [full, "h2o:budget=0.2,recent=0.5"]
+tasks: recall,chain
+budgets: [0.1, 0.2]
+metadata: {max_seq_lengths: [1024]}
+limit: 50
+num_fewshot: 0
+apply-chat-template: true
+log_samples: none
+fewshot_as_multiturn: false
+system_instruction: "- say: nothing"
+dtype:
+"""
+SAID = [
+    "--model", "smollm2", "--methods", "full", "h2o:budget=0.2,recent=0.5", "--tasks", "recall", "chain",
+    "--budgets", "0.1", "0.2", "--metadata", '{"max_seq_lengths": [1024]}', "--limit", "50", "--num-fewshot",
+    "0", "--apply-chat-template", "--log-samples", "none", "--system-instruction=- say: nothing",
+]  # fmt: skip
+
+
+def test_a_file_says_what_the_command_line_does(tmp_path):
+    (tmp_path / "study.yaml").write_text(STUDY)
+    file = str(tmp_path / "study.yaml")
+    expected = alike("accuracy", *SAID)
+    assert alike("--config", file) == alike("accuracy", "--config", file) == expected
+    assert alike("accuracy", f"--config={file}") == expected
+    again = alike("--config", file, "--limit", "3", "--tasks", "cloze")
+    assert again == alike("accuracy", *SAID, "--limit", "3", "--tasks", "cloze")
+    measurements = chosen(["accuracy", *SAID])  # a run.json is such a file
+    (tmp_path / "run.json").write_text(json.dumps(said("accuracy", measurements, "python -m eval ...")))
+    assert alike("--config", str(tmp_path / "run.json")) == expected
+    (tmp_path / "all.json").write_text(json.dumps(said("all", chosen(["all", "--limit", "2"]), "")))
+    assert alike("--config", str(tmp_path / "all.json")) == alike("all", "--limit", "2")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("- a\n", "expected options, as name: value"),
+        ("a: [", "--config"),
+        ("limit: 3\n", "it does not say what to run"),
+        ("run: accuracy\nbugdets: 3\n", "unrecognized arguments: --bugdets=3"),
+        ("run: accuracy\nlimit: many\n", "--limit"),
+        (None, "No such file"),
+    ],
+)
+def test_a_file_that_says_no_options_is_one_line(tmp_path, text, why, capsys):
+    if text is not None:
+        (tmp_path / "study.yaml").write_text(text)
+    assert main(["--config", str(tmp_path / "study.yaml")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and why in lines[0]
+    with pytest.raises(Problem, match="expected a file"):
+        expanded(["accuracy", "--config"])
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--model", "X", "--model_args", "pretrained=Y"], "name one of them"),
+        (["--model_args", "dtype=auto"], "dtype=auto"),
+        (["--samples", "nowhere.json"], "numbers of documents"),
+        (["--samples", '{"recall": [-1]}'], "numbers of documents"),
+        (["--samples", '{"cloze": [1]}', "--tasks", "recall"], "not among --tasks"),
+        (["--samples", '{"recall": [1]}', "--tasks", "recall", "--limit", "2"], "name one of them"),
+        (["--shard", "3/2"], "expected I/N"),
+        (["--shard", "1"], "expected I/N"),
+        (["--shard", "9/9", "--tasks", "recall", "--methods", "full"], "nothing in it"),
+        (["--device", "cpu,cpu", "--jobs", "2"], "one process on each"),
+        (["--device", "cpu,meta"], "one kind"),
+        (["--device", "cpu,"], "expected cpu"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words, why, capsys):
+    assert main(["accuracy", *words]) == 2
+    assert why in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_speed_is_measured_on_one_device(capsys):
+    assert main(["speed", "--device", "cpu,cpu"]) == 2
+    assert "speed is made on one device" in capsys.readouterr().err
+
+
+def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
+    words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
+    words += ["--out", str(tmp_path), "--samples", '{"recall": [5, 2]}', "--write_out"]
+    assert main(words) == 0
+    (cell,) = Store(tmp_path).records()
+    assert cell["metrics"][0]["n"] == 2 and cell["config"]["documents"] == [5, 2]
+    found = Store(tmp_path).samples(cell)
+    assert sorted(one["doc_id"] for one in found) == [2, 5]
+    shown = [line for line in capsys.readouterr().err.splitlines() if line.startswith("recall: ")]
+    assert len(shown) == 1 and repr(found[0]["prompt"]) in shown[0]
+    assert main(["--config", str(tmp_path / "run.json")]) == 0
+    assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
+
+
+def test_shards_are_all_and_none_is_made_twice():
+    made = []
+    for tasks in (["recall"], ["recall", "chain", "cloze"]):
+        for parts in range(1, 7):
+            whole = chosen(["accuracy", "--tasks", *tasks, "--methods", "full", "int8", "h2o:budget=0.5"])[0]
+            found = []
+            for part in range(1, parts + 1):
+                whole.shard = f"{part}/{parts}"
+                found += whole.mine()
+            made.append(len(found))
+            assert len(found) == len(set(found)) == 3 * len(tasks)
+    assert settings.shard(None) == (1, 1)
