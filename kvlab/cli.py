@@ -39,6 +39,11 @@ def doctor(arguments: argparse.Namespace) -> int:
     """Check this machine, or what the methods do on a model."""
     from . import doctor
 
+    if arguments.method is not None:
+        from . import trial
+
+        sys.path.append(os.getcwd())  # where a method of one's own may be
+        return trial.run(arguments.method)
     if arguments.model is not None:
         return doctor.model(arguments.model)
     if arguments.workshop is not None:
@@ -181,6 +186,7 @@ def build_parser() -> argparse.ArgumentParser:
     command = commands.add_parser("doctor", help="check versions, memory, the built-in model")
     command.add_argument("--results", default="results", help="folder for results (results)")
     command.add_argument("--model", help="only say which methods serve this model (a name or a folder)")
+    command.add_argument("--method", help="only try this method on a tiny model: h2o:budget=0.2, mine.MyKeep")
     command.add_argument(
         "--workshop", nargs="?", const="", metavar="KIT",
         help="check what a classroom needs; with the folder of a kit also its set-up without a network",

@@ -26,24 +26,34 @@ def run(folder, out, *words: str) -> list[tuple[dict, list[dict]]]:
     return [(cell, store.samples(cell)) for cell in store.records()]
 
 
+FACTS = "The red hen Otis likes the barn. The old cow Ada likes the well. Tom went home and cut the wood."
+MANY = [
+    {"context": f"{FACTS}\nQuestion: {ask}", "choices": ["Ada", "Otis"], "label": int(name == "Otis")}
+    for ask, name in (("the red hen", "Otis"), ("the old cow", "Ada"))
+]
+
+
 @pytest.mark.parametrize(
     ("task", "protocol"),
     [
         ("recall", "question-inside"),
         ("chain", "context-first"),
-        ("needle_em", "context-first"),
+        ("recall_em", "context-first"),
         ("recall_many", "many-questions"),
         ("recall_many", "reuse"),
     ],
 )
 def test_what_was_asked_answered_and_held(folder, tmp_path, task, protocol):
     methods = ["--methods", "full", "sinks:budget=8", "recompute", "--protocol", protocol]
-    for cell, samples in run(folder, tmp_path, "--tasks", task, *methods):
-        assert [one["doc_id"] for one in samples] == [0, 1, 2] and "samples" not in cell
+    if task == "recall_many":
+        (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in MANY))
+        methods += ["--data", f"recall_many={tmp_path / 'rows.jsonl'}"]
+    for cell, samples in run(folder, tmp_path / "out", "--tasks", task, *methods):
+        assert [one["doc_id"] for one in samples] == [*range(len(samples))] and "samples" not in cell
         assert [one["right"] for one in samples] == cell["values"][cell["metrics"][0]["metric"]]
         for one in samples:
             assert one["question"].startswith("Question: ") and "prompt" not in one
-            if task == "needle_em":
+            if task == "recall_em":
                 assert isinstance(one["answer"], str) and "choices" not in one
             else:
                 assert max(one["choices"], key=lambda pair: pair[1])[0] == one["answer"]

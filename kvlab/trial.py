@@ -1,0 +1,135 @@
+"""Trial: a method on a tiny random model, before an hour is spent on a large one. One line for each check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from .decode import Stepper
+from .errors import kind_and_line
+from .finding import METHODS
+from .make import make_cache
+from .models import prepare
+from .parameters import resolve_budget
+from .spec import Spec, parse
+
+SIZES = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 3, "vocab_size": 96, "head_dim": 12}
+SIZES |= {"max_position_embeddings": 128, "initializer_range": 0.3}
+PROMPTS, STEPS = (40, 23, 31), 5  # tokens of each row; decode steps
+TOLERANCE = 1e-3  # of the logits' standard deviation
+Check = tuple[str, Callable[[], str]]
+
+
+def run(method: str) -> int:
+    """Print a line for each check of a method; returns 0 if all are well, else 1. ValueError for a name of
+    none."""
+    spec, failed = parse(method), 0
+    for label, check in checks(spec):
+        try:
+            print(f"[ok] {label}: {check()}", flush=True)
+        except Exception as error:  # code of one's own can raise anything
+            failed += 1
+            why = str(error) if isinstance(error, AssertionError) else kind_and_line(error)
+            print(f"[!!] {label}: {why}", flush=True)
+    return 1 if failed else 0
+
+
+def checks(spec: Spec) -> list[Check]:
+    """What a method is asked, as (label, function that says what was found or raises)."""
+    rows = [torch.randint(2, 96, (n + STEPS,), generator=_seed(n)).tolist() for n in PROMPTS]
+    model = tiny(kv_heads=2)
+    found: list[Check] = [
+        ("runs, scores of the right shape and finite", lambda: runs(model, spec, rows[:1])),
+        ("grouped heads", lambda: "; ".join(runs(tiny(heads), spec, rows[:1]) for heads in (1, 4))),
+        ("a row of a padded batch is the row alone", lambda: padded(model, spec, rows)),
+        ("bytes", lambda: counted(model, spec, rows[0])),
+    ]
+    budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
+    if budget is not None and "keep" in spec.method.policies(**spec.parameters):  # not one of a fetch
+        found.insert(2, ("budget", lambda: within(model, spec, rows[0], budget)))
+    if same := nothing_given_up(spec):
+        found.append((f"{same} is full", lambda: equal(model, same, rows[:1])))
+    return found
+
+
+def tiny(kv_heads: int):
+    """A random Llama of 4 heads on so many KV heads."""
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=kv_heads)
+    return prepare(AutoModelForCausalLM.from_config(config).eval())
+
+
+def nothing_given_up(spec: Spec) -> str | None:
+    """The method at a setting at which it is the full cache; None where nobody says one."""
+    if (one := METHODS.get(spec.name)) is not None:
+        return None if one.same is None else one.spec(one.same)
+    if "budget" not in spec.method.parameters:
+        return None
+    given = spec.parameters | {"budget": 1}
+    return f"{spec.name}:{','.join(f'{name}={value}' for name, value in given.items())}"
+
+
+def logits(model, spec, rows: list[list[int]]) -> tuple[Tensor, object]:
+    """Of the prompts' last tokens and of all steps behind them, `[rows, steps + 1, vocabulary]`; the cache.
+    Rows are padded on the left; the last tokens of each are fed one by one."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    cache = make_cache(model, spec)
+    stepper = Stepper(model, cache)
+    told = [stepper.feed(ids[:, :-STEPS], attention_mask=mask[:, :-STEPS], last=True)]
+    told += [stepper.feed(ids[:, at : at + 1], last=True) for at in range(longest - STEPS, longest)]
+    return torch.stack(told, 1), cache
+
+
+def runs(model, spec: Spec, rows: list[list[int]]) -> str:
+    found, _ = logits(model, spec, rows)
+    assert bool(found.isfinite().all()), "the logits are not finite"
+    heads = model.config.num_key_value_heads
+    return f"a prompt of {PROMPTS[0]} tokens and {STEPS} steps on {heads} KV head{'s' if heads > 1 else ''}"
+
+
+def within(model, spec: Spec, row: list[int], budget) -> str:
+    """What is held after the prompt, mean over layers and KV heads, is the budget at most."""
+    cache = make_cache(model, spec)
+    prompt = torch.tensor([row[:-STEPS]])
+    Stepper(model, cache).feed(prompt, last=True)
+    held = sum(layer.mean_held[0] for layer in cache.attending) / len(cache.attending)
+    limit = resolve_budget(budget, prompt.shape[1])
+    assert held <= limit, f"{held:g} tokens a head are held after the prompt, of {limit} at most"
+    return f"{held:g} of {prompt.shape[1]} tokens a head are held after the prompt, of {limit} at most"
+
+
+def padded(model, spec: Spec, rows: list[list[int]]) -> str:
+    """Each row of a left-padded batch says what it says alone."""
+    together = logits(model, spec, rows)[0]
+    for row, found in zip(rows, together, strict=True):
+        alone = logits(model, spec, [row])[0][0]
+        off = float((found - alone).abs().max() / alone.std())
+        assert off < TOLERANCE, (
+            f"the row of {len(row) - STEPS} tokens differs by {off:.2g} of the logits' standard deviation; "
+            "a score must not read other rows or places in the buffer, nor differ by rounding alone"
+        )
+    return f"{len(rows)} rows of {', '.join(str(len(row) - STEPS) for row in rows)} tokens"
+
+
+def counted(model, spec: Spec, row: list[int]) -> str:
+    """The bytes that are counted, beside those of `full`."""
+    held, whole = (logits(model, one, [row])[1].stats().device_bytes for one in (spec, "full"))
+    assert math.isfinite(held) and held >= 0, f"{held} bytes are counted"
+    return f"{held} of the {whole} that full holds, {held / whole:.0%}"
+
+
+def equal(model, spec: str, rows: list[list[int]]) -> str:
+    found, expected = (logits(model, one, rows)[0] for one in (spec, "full"))
+    off = float((found - expected).abs().max() / expected.std())
+    assert off < TOLERANCE, f"the logits differ by {off:.2g} of their standard deviation"
+    return "the same logits"
+
+
+def _seed(number: int) -> torch.Generator:
+    return torch.Generator().manual_seed(number)
