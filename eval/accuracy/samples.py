@@ -14,8 +14,8 @@ document (by default for the first 1000), with
     evidence   [{"tokens": [text, ...], "held": [share, ...]}, ...]: the sentences of the context that have a
                right answer in them, and for each token the share of layers and KV heads that held it when the
                prompt, or its context, had been compressed. Only for tasks that know their evidence (recall,
-               needle, chain, needles_*, RULER's), not where the prompt lost it, being too long for the model, and
-               not for `recompute`, which holds nothing
+               needle, chain, needles_*, RULER's), not where a prompt too long for the model lost it, and not
+               for `recompute`, which holds nothing
 """
 
 from __future__ import annotations
