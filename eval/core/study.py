@@ -91,11 +91,12 @@ def said(run: str, measurements: list, command: str) -> dict:
 
 def loaded(given: dict) -> dict:
     """Options in which what lm-eval's --model_args says of a model is said by our own names."""
-    if not given.get("model_args"):
+    if not (text := given.get("model_args")):
         return given
-    from ..accuracy.taskset import arguments
+    from lm_eval.utils import simple_parse_args_string
 
-    rest, given = arguments(given["model_args"]), dict(given)
+    rest = json.loads(text) if text.lstrip().startswith("{") else simple_parse_args_string(text)
+    given = dict(given)
     for name, ours in LOADED.items():
         if (value := rest.pop(name, None)) is None:
             continue
