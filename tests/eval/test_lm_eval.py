@@ -311,6 +311,7 @@ def test_shots_that_a_task_writes_itself_stay_and_documents_without_a_file_have_
     digests = {taskset.rows_digest.__wrapped__("written", sources)}
     (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
     taskset._on_rows.cache_clear()
+    taskset._looked_at.cache_clear()
     digests |= {taskset.rows_digest.__wrapped__("written", sources), hashlib.sha256().hexdigest()[:12]}
     assert len(digests) == 3  # of two documents, of one, and not that of nothing
 
