@@ -211,7 +211,7 @@ def test_a_full_disk_is_one_line_and_what_is_finished_stays(quick, tmp_path, mon
 
     def sync(handle) -> None:
         calls.append(handle)
-        if len(calls) == 3:  # run.json, the first cell, then
+        if len(calls) == 5:  # run.json, the first cell with its samples, the second's samples, then
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         true_sync(handle)
 
