@@ -162,7 +162,7 @@ class OnModel(Measurement):
 
     model: str | None = option("folder, hub id, smollm2 or .gguf file (default: the built-in workshop model)")
     device: str | None = option(
-        "cpu, cuda or cuda:N (default: cuda if there is one); for accuracy also several, with a process on each: "
+        "cpu, cuda or cuda:N (default: cuda if there is one); for accuracy also several, a process on each: "
         "cuda:0,cuda:1"
     )
     dtype: str | None = option(
