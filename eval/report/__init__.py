@@ -20,8 +20,8 @@ from ..core.show import Verbatim
 
 needs("lm_eval", "pandas", "matplotlib")  # chapter 8 begins with this package
 
-from . import formats, records  # noqa: E402
-from .page import draw, render  # noqa: E402
+from . import answers, formats, records  # noqa: E402
+from .page import draw, render, templates  # noqa: E402
 from .tables import boards, named, tabled, together  # noqa: E402
 from .terminal import print_tables  # noqa: E402
 
@@ -74,13 +74,16 @@ def _write(
     base = "full" if against in (None, ALL) else named(against, cells)
     found = boards(cells, left_out, base)
     figures = [figure for board in found for figure in draw(board, store.out, found[0])]
-    page = store.out / "report.html"
-    write_file(page, render(found, figures, store))
+    page, asked = store.out / "report.html", answers.write(found, store, templates())
+    write_file(page, render(found, figures, store, asked))
     told = [row | {"against": base} for board in found for row in board.rows]
     files = records.write(told, store.out / "accuracy") if told else []
     console = console or Verbatim()
     for group in together(found):
         print_tables(group, console, every_two=against == ALL)
     made = [page] if form == "html" else [page, formats.write(form, found, figures, store.out)]
+    if asked:
+        line = f"answers, {asked[1]} documents first that {base} answers and another method does not: "
+        console.print(line + store.home.at(asked[0].name), soft_wrap=True, markup=False)
     console.print(f"report: {store.home.at(made[-1].name)}", soft_wrap=True, markup=False)
     return [*made, *files, *(figure["path"] for figure in figures)]

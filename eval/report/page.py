@@ -99,32 +99,41 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
     return made
 
 
-def render(found: list[Board], figures: list[dict], store: Store) -> str:
-    """The page, as text."""
-    environment = jinja2.Environment(
+def templates() -> jinja2.Environment:
+    """What pages are made of."""
+    made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True,
         lstrip_blocks=True, undefined=jinja2.StrictUndefined,
     )  # fmt: skip
-    environment.filters["share"] = share
-    environment.filters["small"] = small
+    made.filters |= {"share": share, "small": small}
+    return made
+
+
+def render(found: list[Board], figures: list[dict], store: Store, answers: tuple | None = None) -> str:
+    """The page, as text. answers: (its path, how many documents it begins with) of the page of documents."""
     named = METHODS | PROFILED
     summaries = {name: method.summary for name, method in named.items()} | BASELINES
-    return environment.get_template("report.html.j2").render(
-        groups=[(group, sides(group)) for group in together(found)],
-        united=united,
-        matrix=matrix,
-        how_to_read=ABOUT,
-        columns=COLUMNS,
-        figures=figures,
-        headline=headline,
-        is_share=is_share,
-        half=HALF,
-        idea=lambda method: summaries.get(name_of(method), ""),
-        definitions=definitions(found),
-        prompt=PROMPT,
-        decoded=DECODED,
-        stands_on=[(board, _stands_on(board)) for board in found],
-        command=_command(store),
+    return (
+        templates()
+        .get_template("report.html.j2")
+        .render(
+            groups=[(group, sides(group)) for group in together(found)],
+            united=united,
+            answers=answers,
+            matrix=matrix,
+            how_to_read=ABOUT,
+            columns=COLUMNS,
+            figures=figures,
+            headline=headline,
+            is_share=is_share,
+            half=HALF,
+            idea=lambda method: summaries.get(name_of(method), ""),
+            definitions=definitions(found),
+            prompt=PROMPT,
+            decoded=DECODED,
+            stands_on=[(board, _stands_on(board)) for board in found],
+            command=_command(store),
+        )
     )
 
 

@@ -1,0 +1,97 @@
+"""The page of documents: what a method lost comes first, with its answer and the evidence that it held."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from eval import report
+from eval.core.results import Store
+from eval.report import answers
+
+from .test_report import Page
+from .test_statistics import cell
+
+RIGHT = {  # of four documents
+    "full": [1.0, 1.0, 0.0, 1.0], "h2o:budget=0.2": [0.0, 1.0, 0.0, 0.0], "int4": [1.0, 1.0, 1.0, 0.0]
+}  # fmt: skip
+
+
+def line(doc: int, right: float, held: float) -> dict:
+    evidence = [{"tokens": ["The", " <b>", " fox"], "held": [1.0, held, 0.0]}]
+    found = {
+        "doc_id": doc,
+        "question": f"Who & what {doc}?",
+        "gold": ["Mia", "Otto"],
+        "answer": f" said {doc}",
+    }
+    return found | {"right": right, "evidence": evidence}
+
+
+@pytest.fixture()
+def store(tmp_path):
+    made = Store(tmp_path)
+    made.prepare()
+    for method, values in RIGHT.items():
+        found = cell(method, int(sum(values)), 4) | {"values": {"acc": values}}
+        made.save(found | {"samples": [line(doc, one, 0.5) for doc, one in enumerate(values)]})
+    return made
+
+
+def write(store, **how) -> tuple[str, str, list[dict]]:
+    """What is printed, the page, and the lines."""
+    out = io.StringIO()
+    report.write(store, console=Console(file=out, width=100), **how)
+    told = (store.out / "answers.jsonl").read_text(encoding="utf-8").splitlines()
+    return out.getvalue(), (store.out / "answers.html").read_text(encoding="utf-8"), [*map(json.loads, told)]
+
+
+def test_what_was_lost_comes_first(store):
+    printed, page, told = write(store)
+    assert [(one["doc_id"], one["kind"], one["lost"]) for one in told] == [
+        (3, answers.LOST, 2), (0, answers.LOST, 1), (2, answers.BOTH, 0), (1, answers.RIGHT, 0)
+    ]  # fmt: skip
+    assert (
+        told[0]["answers"]["h2o:budget=0.2"]["answer"] == " said 3" and told[0]["protocol"] == "context-first"
+    )
+    places = [page.index(f"Who &amp; what {doc}?") for doc in (3, 0, 2, 1)]
+    assert places == sorted(places)
+    assert "answers, 2 documents first that full answers and another method does not: " in printed
+    assert 'href="answers.html"' in (store.out / "report.html").read_text()
+    assert page.count("Full answers, another method does not: 2 documents") == 1
+
+
+def test_another_reference_has_an_order_of_its_own(store):
+    *_, told = write(store, against="int4")
+    assert {one["doc_id"]: one["kind"] for one in told} == {
+        0: answers.LOST, 1: answers.RIGHT, 2: answers.LOST, 3: answers.BOTH
+    }  # fmt: skip
+
+
+def test_the_page_is_whole_and_says_what_was_held(store):
+    _, page, _ = write(store)
+    assert Page(page).open == [] and "<script" not in page
+    assert "&lt;b&gt;" in page and "Mia, Otto" in page and "<b> fox" not in page
+    assert '<span style="--part:0.5" title="50 % held"> &lt;b&gt;</span>' in page
+    assert '<span class="gone" style="--part:0.0" title="0 % held"> fox</span>' in page
+    assert "50 % held</small>" in page
+
+
+def test_a_long_task_goes_on_in_the_lines(store, monkeypatch):
+    monkeypatch.setattr(answers, "SHOWN", 1)
+    _, page, told = write(store)
+    assert page.count("<article>") == 3 and len(told) == 4 and "1 more are in" in page
+
+
+def test_where_no_answers_were_kept_there_is_no_page(tmp_path):
+    made = Store(tmp_path)
+    made.prepare()
+    made.save(cell("full", 30))
+    report.write(made, console=Console(file=io.StringIO(), width=100))
+    assert (
+        not (tmp_path / "answers.html").exists()
+        and "answers.html" not in (tmp_path / "report.html").read_text()
+    )
