@@ -75,7 +75,7 @@ def test_the_page_is_whole_and_says_what_was_held(store):
     _, page, _ = write(store)
     assert Page(page).open == [] and "<script" not in page
     assert "&lt;b&gt;" in page and "Mia, Otto" in page and "<b> fox" not in page
-    assert '<span style="--part:0.5" title="50 % held"> &lt;b&gt;</span>' in page
+    assert '<span style="--part:0.71" title="50 % held"> &lt;b&gt;</span>' in page
     assert '<span class="gone" style="--part:0.0" title="0 % held"> fox</span>' in page
     assert "50 % held</small>" in page
 
