@@ -49,7 +49,8 @@ def checks(spec: Spec) -> list[Check]:
         ("bytes", lambda: counted(model, spec, rows[0])),
     ]
     budget = spec.parameters.get("budget", spec.method.parameters.get("budget"))
-    if budget is not None and "keep" in spec.method.policies(**spec.parameters):  # not one of a fetch
+    evicts = any(layer.keep.policy.evicts for layer in getattr(make_cache(model, spec), "attending", ()))
+    if budget is not None and evicts:  # not one of a fetch
         found.insert(2, ("budget", lambda: within(model, spec, rows[0], budget)))
     if same := nothing_given_up(spec):
         found.append((f"{same} is full", lambda: equal(model, same, rows[:1])))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM, clock, prefill
+from eval.accuracy import KVLabLM, clock, continuing, prefill
 from eval.accuracy.prefill import shared
 from eval.accuracy.scoring import Scorer
 from kvlab.decode import Stepper
@@ -93,7 +93,7 @@ def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, mo
     """On a clock that only known work moves: 100 for a pass over prompts, 1 or 5 for a method's step."""
     now, steps = [0.0], {"full": 0, "sinks": 0, "recompute": 0}
     monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    true_prompt, true_step, true_pass = prefill.Prompt.__init__, Scorer.step, Scorer._pass_over
+    true_prompt, true_step, true_pass = prefill.Prompt.__init__, Scorer.step, continuing._pass_over
     passes = []
 
     def prompt(self, *arguments):
@@ -106,14 +106,14 @@ def test_seconds_are_each_methods_own_and_the_prefill_is_apart(asked, loaded, mo
         steps[name] += 1
         return true_step(self, name, *arguments)
 
-    def whole(self, *arguments):
+    def whole(*arguments):
         now[0] += 7
         steps["recompute"] += 1
-        true_pass(self, *arguments)
+        true_pass(*arguments)
 
     monkeypatch.setattr(prefill.Prompt, "__init__", prompt)
     monkeypatch.setattr(Scorer, "step", step)
-    monkeypatch.setattr(Scorer, "_pass_over", whole)
+    monkeypatch.setattr(continuing, "_pass_over", whole)
     lm = KVLabLM(loaded[0], tokenizer=loaded[1])
     lm.together(("full", "sinks", "recompute"))
     costs = {"full": 1, "sinks": 5, "recompute": 7}

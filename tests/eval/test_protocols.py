@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import kvlab
-from eval.accuracy import KVLabLM
-from eval.accuracy.continuing import continuations
+from eval.accuracy import KVLabLM, continuing
 from eval.accuracy.protocols import EVERY_STEP, FIRST, INSIDE, MANY, ONCE, PROTOCOLS, REUSE
 from eval.accuracy.reuse import Sets, reusing
 from eval.accuracy.scoring import Scorer
@@ -279,18 +278,18 @@ def test_what_comes_after_is_held_on_top(loaded, asked):
 @pytest.mark.parametrize("evict, held", [(ONCE, 12 + 1 + 4), (EVERY_STEP, 12)])
 def test_with_the_question_inside_an_answer_is_held_on_top_too(loaded, monkeypatch, evict, held):
     """Of the prompt the budget; on top its last token and, of an answer of five, the four that are fed."""
-    found, answered, method = [], Scorer._continue, "h2o:budget=12"
+    found, answered, method = [], continuing._continue, "h2o:budget=12"
 
-    def noted(self, name, stepper, *given):
-        answers = answered(self, name, stepper, *given)
+    def noted(scorer, name, stepper, *given):
+        answers = answered(scorer, name, stepper, *given)
         found.append([layer.rows_held for layer in stepper.cache.layers])
         return answers
 
-    monkeypatch.setattr(Scorer, "_continue", noted)
+    monkeypatch.setattr(continuing, "_continue", noted)
     caches = {method: kvlab.make_cache(loaded[0], method)}
     scorer = Scorer(loaded[0], caches, 8, 512, protocol=INSIDE, evict=evict)
     prompts = [list(range(start, start + 30)) for start in (30, 90)]
-    continuations(scorer, [(prompt, [[7, 8, 9, 10, 11]]) for prompt in prompts])
+    continuing.continuations(scorer, [(prompt, [[7, 8, 9, 10, 11]]) for prompt in prompts])
     assert found == [[[held] * 2] * 3]
 
 
