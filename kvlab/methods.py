@@ -58,16 +58,16 @@ def _paged(blocks=None, block=16):
 
 
 @method("padded", WHOLE, "QC AI Research (n.d.)", look="blue X --", technique="padded windows")
-def _padded(length=None, policy="double", extra=None, form="multi", quantized=False, chunk=64):
+def _padded(length=None, policy="double", extra=None, form="multi", numbers="fp32", chunk=64):
     """Every key and value, padded to length - 1 rows that a static-graph engine reads in place."""
     from .static_graph import PaddedCache, StaticGraphEngine
     from .static_graph.engine import check_parameters
 
-    check_parameters(length, policy, quantized, extra, form, chunk)
+    check_parameters(length, policy, numbers, extra, form, chunk)
 
     def make(model):
-        options = {"extra": extra, "form": form, "chunk": chunk}
-        return PaddedCache(StaticGraphEngine(model, length, policy, quantized, **options))
+        options = {"numbers": numbers, "extra": extra, "form": form, "chunk": chunk}
+        return PaddedCache(StaticGraphEngine(model, length, policy, **options))
 
     return {"cache": make}
 

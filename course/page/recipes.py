@@ -59,8 +59,8 @@ def recipe(name: str, models: dict) -> dict:
         return {"budget": None, "recompute": True}
     if name == "padded":
         given = spec.method.parameters
-        spare, quantized = spare_part(given["policy"], given["extra"]), given["quantized"]
-        return {"budget": None, "padded": {"spare": spare, "bits": 8 if quantized else 16}}
+        spare = spare_part(given["policy"], given["extra"])
+        return {"budget": None, "padded": {"spare": spare, "bits": 16}}
     made = policies(spec)
     if not made:
         raise ValueError("it is no set of policies")

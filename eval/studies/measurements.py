@@ -161,7 +161,17 @@ class StaticGraph(Study):
     home = "static_graph"
     needs = (*Study.needs, *EXTRAS["static-graph"])
     about = "measure padded buffers on a static-graph engine beside other caches (measured.json and tables)"
-    parts = ("engines-512", "managing", "prompt", "memory", "drift", "requests", "engines-2048")
+    parts = (
+        "engines-512",
+        "managing",
+        "prompt",
+        "wide",
+        "numbers",
+        "memory",
+        "drift",
+        "requests",
+        "engines-2048",
+    )
     makers = dict.fromkeys(parts, ".static_graph")
 
     threads: int = option("threads of torch (default: 1)", 1, type=count)

@@ -5,6 +5,8 @@ One process, one thread unless said, everything interleaved. What is measured:
     engines    ms per token of 200 greedy tokens on the workshop model, and whether they are generate's
     managing   the KV manager's time per step on the wide random-weight model: policies, forms, S
     prompt     a prompt in chunks and token by token
+    wide       several tokens in one pass against as many single ones, as a draft's guesses are tried
+    numbers    K and V held in 32, 16 and 8 bits and multiplied as integers: time, bytes, error
     memory     growth of the process against the formula
     drift      error of int8 buffers over the steps, with scales that are fixed and scales taken anew
     requests   bytes reserved and used by 64 requests of mixed lengths, and by 16 continuations of a prompt
@@ -28,6 +30,7 @@ from kvlab.arithmetic import kv_bytes_per_token
 from kvlab.decode import Stepper
 from kvlab.models import ModelShape
 from kvlab.static_graph import KVManager, PaddedCache, StaticGraphEngine
+from kvlab.static_graph.graph import NUMBERS
 from kvlab.static_graph.quantized import calibrate, drift
 from kvlab.store import BlockPool, Paged
 
@@ -40,7 +43,7 @@ PADDED = {
     f"padded, {form}-head, {policy}": {"form": form, "policy": policy}
     for form in ("multi", "single")
     for policy in ("double", "compromise", "shift", "ring")
-} | {"padded, multi-head, double, int8": {"form": "multi", "quantized": True}}
+} | {"padded, multi-head, double, int8": {"form": "multi", "numbers": "int8"}}
 
 
 def workshop(attention: str):
@@ -141,7 +144,7 @@ def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
 
 
 def prompts(length: int = 512, tokens: int = 448, chunks=(1, 16, 64)) -> dict:
-    """ms for a prompt in chunks, through torch, and token by token, through the graph."""
+    """ms for a prompt in chunks, through a graph of that width, and token by token."""
     model = workshop("kvlab")
     ids = models.prompt(model, tokens + models.STEPS)[0].tolist()
     table = {}
@@ -152,6 +155,56 @@ def prompts(length: int = 512, tokens: int = 448, chunks=(1, 16, 64)) -> dict:
             engine.feed(manager, ids)
             times.append((time.perf_counter() - start) * 1e3)
         table[f"chunks of {chunk}"] = statistics.median(times)
+    return table
+
+
+def wide(length: int = 512, held: int = 384, widths=(4, 8), repeats: int = 25) -> dict:
+    """ms of one pass of several tokens, and of as many single ones, taken in turn."""
+    model = workshop("kvlab")
+    ids = models.prompt(model, held + max(widths) + models.STEPS)[0].tolist()
+    table = {}
+    for width in widths:
+        engine, times = StaticGraphEngine(model, length, chunk=width), ([], [])
+        manager = engine.manager()
+        engine.feed(manager, ids[:held])
+        for _ in range(repeats + 2):
+            for ms, pieces in zip(
+                times, ([ids[held : held + width]], [[x] for x in ids[held : held + width]])
+            ):
+                start = time.perf_counter()
+                for piece in pieces:
+                    engine.feed(manager, piece)
+                ms.append((time.perf_counter() - start) * 1e3)
+                manager.crop(width)
+        together, apart = (statistics.median(ms[2:]) for ms in times)
+        table[f"{width} tokens"] = {"together": together, "one by one": apart, "ratio": apart / together}
+    return table
+
+
+def numbers(lengths=(512, 2048), steps: int = 48) -> dict:
+    """Every way to hold K and V, steps in turn: ms, error against fp32 (KL, nats a token), bytes reserved."""
+    model, table = workshop("kvlab"), {}
+    for length in lengths:
+        ids = models.prompt(model, length - steps - 12 + models.STEPS)[0].tolist()
+        made = {name: StaticGraphEngine(model, length, numbers=name) for name in NUMBERS}
+        managers = {name: engine.manager() for name, engine in made.items()}
+        last = {name: engine.feed(managers[name], ids)[-1] for name, engine in made.items()}
+        times, errors = {name: [] for name in made}, {name: [] for name in made}
+        for _ in range(steps):
+            token = int(last["fp32"].argmax())
+            for name, engine in made.items():
+                start = time.perf_counter()
+                last[name] = engine.feed(managers[name], [token])[0]
+                times[name].append((time.perf_counter() - start) * 1e3)
+            said = {name: torch.from_numpy(row).log_softmax(-1) for name, row in last.items()}
+            for name, row in said.items():
+                errors[name].append(float((said["fp32"].exp() * (said["fp32"] - row)).sum()))
+        for name in made:
+            table[f"{length} {name}"] = {
+                "ms": statistics.median(times[name]),
+                "kl": statistics.mean(errors[name]),
+                "reserved_bytes": managers[name].reserved_bytes,
+            }
     return table
 
 
@@ -239,6 +292,8 @@ EXPERIMENTS = {
     "engines-512": lambda study: {"rows": engines(512)},
     "managing": lambda study: {"rows": managing()},
     "prompt": lambda study: {"rows": prompts()},
+    "wide": lambda study: {"rows": wide()},
+    "numbers": lambda study: {"rows": numbers()},
     "memory": lambda study: {"rows": memory()},
     "drift": lambda study: {"rows": drifting()},
     "requests": lambda study: {"rows": requests()},

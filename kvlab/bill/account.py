@@ -157,7 +157,7 @@ def _padded(spec: Spec, model: dict, tokens: int) -> Account:
     plain = ("window", "index", "state", "shares", "latent")
     if any(kind[name] for kind in model["kinds"].values() for name in plain):
         raise ValueError("a static graph knows full attention alone")
-    rows, bits = length - 1, 8 if given["quantized"] else 16
+    rows, bits = length - 1, 8 if given["numbers"] in ("int8", "integers") else 16
     layers = list(_layers(model))
     numbers = sum(kind["heads"] * (kind["key"] + kind["value"]) for kind in layers)
     row_bytes = numbers * bits / 8

@@ -11,7 +11,6 @@ from transformers.cache_utils import CacheLayerMixin
 
 from ..bound import Bound
 from ..stats import Stats
-from .quantized import quantize
 
 
 class PaddedCache(Bound):
@@ -89,9 +88,7 @@ class PaddedCache(Bound):
             parts = [part for pair in self._filled for x in pair for part in x[row].chunk(engine.parts)]
             rows = torch.stack(parts)[:, :, real]  # [sequences, heads, tokens, D]
             engine.check_prompt(rows.shape[2])
-            if engine.scales is not None:
-                rows = quantize(rows, torch.stack(engine.scales))
-            manager.append(rows.numpy())
+            manager.append(engine.written(rows).numpy())
         self.columns, self._filled = self.columns + keys.shape[2], []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -4,8 +4,9 @@
     trace = engine.generate(ids, 200)          # the same Trace as kvlab.decode
 
 The engine gets addresses only: weights are read where the model has them, past K and V where the KV manager
-holds them, and the new K and V are written where it says (IO binding; nothing is copied on the way in or
-out). A prompt goes through the model itself, in chunks that attend to the same buffers.
+holds them, and the new K and V of a token are written where it says (IO binding; nothing is copied on the
+way in or out). A prompt goes through a second graph, some tokens at a time, over the same buffers; of the
+rows that it writes the manager takes those that are of real tokens, by one copy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from ..decode import Trace, decode
 from ..devices import refuse_offloaded
 from ..models import ModelShape, is_latent, layers_of, prepare
-from ..parameters import check_bool, check_one_of, check_whole
+from ..parameters import check_one_of, check_whole
 from ..saved import model_digest
 from .cache import PaddedCache
 from .export import (
@@ -32,21 +33,22 @@ from .export import (
     session,
     weights,
 )
-from .graph import GRAPH, StaticStep, sequence_names
+from .graph import GRAPH, NUMBERS, sequence_names
 from .kv_manager import KVManager, spare_part
-from .quantized import calibrate
+from .quantized import calibrate, half, quantize
 
 CHUNK = 64
 
 
 class StaticGraphEngine:
-    """The static graph of a model's decode step, and the buffers that it and the prompt's chunks work on.
+    """The static graphs of a model, for one token and for `chunk` tokens, and the buffers they work on.
 
     model: float32, on the CPU. max_length: S, tokens a step attends to, the new one included (default: the
-    model's context). policy, extra: see `KVManager`. quantized: K and V are held as int8 with one scale per
-    KV head, calibrated before. form: `single`, each KV head a tensor `[1, 1, S - 1, D]` of its own, or
-    `multi`, `[1, KV heads, S - 1, D]`. chunk: tokens per pass of a prompt, which torch runs (1: token by
-    token, through the graph). threads: of the graph's engine (default: torch's). cache: folder for graphs.
+    model's context). policy, extra: see `KVManager`. numbers: K and V are held as `fp32`, as `fp16`, as
+    `int8` with one scale per KV head, calibrated before, or as `integers`, int8 that are multiplied as such.
+    form: `single`, each KV head a tensor `[1, 1, S - 1, D]` of its own, or `multi`, `[1, KV heads, S - 1,
+    D]`. chunk: width of the graph for several tokens: a prompt, or what was guessed (1: there is none, and
+    they go one by one). threads: of the graphs' engine (default: torch's). cache: folder for graphs.
 
     Weights are held once, by the model: what is changed there is changed for the graph; weights that were
     moved or replaced are found at the next step or manager.
@@ -57,17 +59,17 @@ class StaticGraphEngine:
     """
 
     def __init__(
-        self, model, max_length: int | None = None, policy: str = "double", quantized: bool = False, *,
+        self, model, max_length: int | None = None, policy: str = "double", *, numbers: str = "fp32",
         extra: float | None = None, form: str = "multi", chunk: int = CHUNK, threads: int | None = None,
         cache: Path | None = None,
     ):  # fmt: skip
-        check_parameters(max_length, policy, quantized, extra, form, chunk)
+        check_parameters(max_length, policy, numbers, extra, form, chunk)
         require_engine()
         refuse_offloaded(model, "a static graph")
         self.model, self.shape = prepare(model), ModelShape.of(model)
         self.length = _length(model, max_length)
         _check_layers(model, self.length)
-        self.policy, self.extra, self.form, self.quantized = policy, extra, form, quantized
+        self.policy, self.extra, self.form, self.numbers = policy, extra, form, numbers
         weight = next(model.parameters())
         if weight.device.type != "cpu" or weight.dtype != torch.float32:
             raise ValueError(
@@ -75,19 +77,27 @@ class StaticGraphEngine:
                 f"{weight.device}: load it with device='cpu', dtype='float32'"
             )
         self.parts = self.shape.kv_heads if form == "single" else 1
-        self.scales = calibrate(model, self.parts) if quantized else None
-        spec = GraphSpec(model_digest(model), form, scales_digest(self.scales))
-        path = graph_file(model, spec, self.scales, cache)
-        engine = session(path, self.length, threads or torch.get_num_threads())
-        names = sequence_names(self.shape.layers, self.parts)
-        self.graph = _Graph(engine, weights(model), names, self.length)
-        self.chunk = min(chunk, self.length - 1)
-        self.eager = StaticStep(model, self.parts, self.scales)
+        self.scales = calibrate(model, self.parts) if NUMBERS[numbers].dtype == torch.int8 else None
+        self.digest, self.cache, self.chunk = model_digest(model), cache, chunk
+        self.threads = threads or torch.get_num_threads()
+        self.graphs: dict[int, _Graph] = {}
+        self.graph = self._graph(1)
         self.steps, self.step_seconds, self.manage_seconds = 0, 0.0, 0.0  # of passes with one token
+
+    def _graph(self, width: int) -> _Graph:
+        """The graph for so many tokens, made when the first are there."""
+        if width not in self.graphs:
+            spec = GraphSpec(self.digest, self.form, width, self.numbers, scales_digest(self.scales))
+            path = graph_file(self.model, spec, self.scales, self.cache)
+            names = sequence_names(self.shape.layers, self.parts)
+            made = session(path, self.length, width, self.threads)
+            self.graphs[width] = _Graph(made, weights(self.model), names)
+        return self.graphs[width]
 
     def manager(self) -> KVManager:
         """Empty buffers for one row of text."""
-        self.graph.read(weights(self.model))
+        for graph in self.graphs.values():
+            graph.read(weights(self.model))
         return KVManager(
             2 * self.shape.layers * self.parts,
             self.length,
@@ -95,16 +105,21 @@ class StaticGraphEngine:
             heads=self.shape.kv_heads // self.parts,
             policy=self.policy,
             extra=self.extra,
-            dtype=np.int8 if self.quantized else np.float32,
+            dtype=self.graph.dtype,
         )
+
+    def written(self, rows: Tensor) -> Tensor:
+        """Rows `[sequences, heads, tokens, D]` that were made elsewhere, as they are held."""
+        if self.scales is not None:
+            return quantize(rows, torch.stack(self.scales))
+        return half(rows) if self.numbers == "fp16" else rows
 
     def feed(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
         """Feed tokens of one row through its manager; returns logits `[tokens, vocabulary]`."""
         if len(tokens) > 1 and not manager.seen:
             self.check_prompt(len(tokens))
         pieces = [tokens[i : i + self.chunk] for i in range(0, len(tokens), self.chunk)]
-        passes = [self._step if len(piece) == 1 else self._chunk for piece in pieces]
-        return np.concatenate([run(manager, piece) for run, piece in zip(passes, pieces, strict=True)])
+        return np.concatenate([self._pass(manager, piece) for piece in pieces])
 
     def check_prompt(self, tokens: int) -> None:
         """ValueError for a prompt that is longer than S."""
@@ -115,54 +130,54 @@ class StaticGraphEngine:
         """Greedy decoding of `n` tokens after `ids` `[batch, tokens]`, row by row; see `kvlab.decode`."""
         return decode(self.model, ids, PaddedCache(self), n, attention_mask)
 
-    def _step(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        """One token through the graph, `[1, vocabulary]`."""
-        started, graph = time.perf_counter(), self.graph
+    def _pass(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
+        """One token, or up to `chunk`, through the graph of that width: logits `[tokens, vocabulary]`."""
+        started, count, one = time.perf_counter(), len(tokens), len(tokens) == 1
+        graph = self._graph(1 if one else self.chunk)
         if graph.moved():
             graph.read(weights(self.model))
-        graph.token[0, 0], graph.position[0, 0] = tokens[0], manager.seen
-        graph.bind(manager.mask, manager.past_addresses(), manager.place())
+        mask, places = (manager.mask, manager.place()) if one else (graph.mask, graph.places)
+        graph.token[0, :count] = tokens  # what stands behind them no real token sees
+        graph.position[0] = manager.seen + np.arange(count).take(np.arange(graph.width), mode="clip")
+        if not one:
+            mask[:] = chunk_mask(manager.positions(), manager.seen, graph.width, self.length)
+        graph.bind(mask, manager.past_addresses(), places)
         ready = time.perf_counter()
         graph.run()
         ran = time.perf_counter()
+        if not one:
+            manager.append(graph.rows[:, :, :count])
+            return graph.logits[:count].copy()
         manager.commit()
         self.steps += 1
         self.step_seconds += time.perf_counter() - started
         self.manage_seconds += ready - started + time.perf_counter() - ran
-        return graph.logits[0].copy()
-
-    @torch.no_grad()
-    def _chunk(self, manager: KVManager, tokens: list[int]) -> np.ndarray:
-        """Several tokens through the model's own modules, `[tokens, vocabulary]`: torch takes tensors of any
-        size, so they attend to the rows that hold tokens."""
-        count, used = len(tokens), manager.used
-        mask = torch.from_numpy(chunk_mask(manager.positions()[used], manager.seen, count, self.length))
-        positions = torch.arange(manager.seen, manager.seen + count)
-        past = list(torch.from_numpy(manager.past)[:, None, :, used])  # of a sequence [1, heads, held, D]
-        logits, *new = self.eager(torch.tensor([tokens]), positions[None], mask[None, None], past)
-        manager.append(torch.cat(new).numpy())
-        return logits[0].numpy()
+        return graph.logits.copy()
 
 
 class _Graph:
     """A session, its arrays, and the addresses it is bound to."""
 
-    def __init__(self, engine, weights: dict[str, Tensor], names: list[str], length: int):
-        self.engine = engine
-        self.binding = engine.io_binding()
+    def __init__(self, engine, weights: dict[str, Tensor], names: list[str]):
+        self.engine, self.binding = engine, engine.io_binding()
         inputs = {node.name: node for node in engine.get_inputs()}
         outputs = {node.name: node for node in engine.get_outputs()}
         self.past = [(f"past.{name}", tuple(inputs[f"past.{name}"].shape)) for name in names]
         self.new = [(f"new.{name}", tuple(outputs[f"new.{name}"].shape)) for name in names]
-        self.dtype = {"tensor(float)": np.float32, "tensor(int8)": np.int8}[inputs[self.past[0][0]].type]
-        self.token, self.position = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.int64)
-        self.mask_shape = (1, 1, 1, length)
-        self.logits = np.zeros(outputs["logits"].shape, np.float32)
+        kinds = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+        self.dtype, (_, self.width) = kinds[inputs[self.past[0][0]].type], inputs["token"].shape
+        self.token, self.position = np.zeros((2, 1, self.width), np.int64)
+        self.mask = np.zeros(inputs["mask"].shape, np.float32)  # of several tokens; a manager has one token's
+        self.logits = np.zeros(outputs["logits"].shape[1:], np.float32)
+        self.rows = np.zeros((len(names), *self.new[0][1][1:]), self.dtype)  # new ones, of several tokens
+        self.places = [row.ctypes.data for row in self.rows]
         for name, array in {"token": self.token, "position": self.position}.items():
             self.binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.inputs = inputs.keys()
         self.read(weights)
-        self.binding.bind_output("logits", "cpu", 0, np.float32, self.logits.shape, self.logits.ctypes.data)
+        self.binding.bind_output(
+            "logits", "cpu", 0, np.float32, outputs["logits"].shape, self.logits.ctypes.data
+        )
         self.bound: dict[str, int] = {}
 
     def read(self, weights: dict[str, Tensor]) -> None:
@@ -174,19 +189,19 @@ class _Graph:
                 raise ValueError(f"{name} is {became} now: a static graph needs float32 on the CPU")
         for name, weight in found.items():
             self.binding.bind_input(name, "cpu", 0, np.float32, tuple(weight.shape), weight.data_ptr())
-        self.weights, self.places = found, [weight.data_ptr() for weight in found.values()]
+        self.weights, self.found = found, [weight.data_ptr() for weight in found.values()]
 
     def moved(self) -> bool:
         """Whether a weight is elsewhere than it was read: the model was moved or shared with processes, and
         what is there now may be somebody else's."""
-        return [weight.data_ptr() for weight in self.weights.values()] != self.places
+        return [weight.data_ptr() for weight in self.weights.values()] != self.found
 
     def bind(self, mask: np.ndarray, past: list[int], new: list[int]) -> None:
         """Say where to read and write; what has not moved since the last pass stays bound."""
         bound, dtype = self.bound, self.dtype
         if bound.get("mask") != mask.ctypes.data:
             bound["mask"] = mask.ctypes.data
-            self.binding.bind_input("mask", "cpu", 0, np.float32, self.mask_shape, mask.ctypes.data)
+            self.binding.bind_input("mask", "cpu", 0, np.float32, self.mask.shape, mask.ctypes.data)
         for bind, nodes, addresses in (
             (self.binding.bind_input, self.past, past),
             (self.binding.bind_output, self.new, new),
@@ -201,20 +216,22 @@ class _Graph:
 
 
 def chunk_mask(positions: np.ndarray, seen: int, count: int, window: int) -> np.ndarray:
-    """What the queries of a chunk may see, `[count, held + count]`: 0, or -inf.
+    """What the queries of a chunk may see, `[count, past + count]`: 0, or -inf.
 
-    positions `[held]`: of the past tokens. The chunk's `count` tokens begin at position `seen`. A query sees
-    itself and tokens before it, `window` in all.
+    positions `[past]`: of the tokens in the buffers, -1 for padding. The chunk's `count` tokens begin at
+    position `seen`. A query sees itself and tokens before it, `window` in all.
     """
     asked = np.arange(seen, seen + count)
-    distance = asked[:, None] - np.concatenate([positions, asked])
-    return np.where((distance >= 0) & (distance < window), np.float32(0), np.float32(-np.inf))
+    at = np.concatenate([positions, asked])
+    distance = asked[:, None] - at
+    seen_by = (at >= 0) & (distance >= 0) & (distance < window)
+    return np.where(seen_by, np.float32(0), np.float32(-np.inf))
 
 
-def check_parameters(max_length, policy, quantized, extra, form, chunk) -> None:
+def check_parameters(max_length, policy, numbers, extra, form, chunk) -> None:
     """What can be said about parameters without a model (ValueError)."""
     spare_part(policy, extra)
-    check_bool("quantized", quantized)
+    check_one_of("numbers", numbers, NUMBERS)
     check_one_of("form", form, FORMS)
     if max_length is not None:
         check_whole("max_length", max_length, 2)

@@ -4,9 +4,9 @@ The file holds operations. Weights are inputs of the graph, which a session read
 S is a name in the file, which a session replaces by a number: so a file serves every S, and what the engine
 compiles has fixed sizes.
 
-A graph is named by what it was made from: the digest of the model's weights and configuration, the form and
-the quantization scales. It is written to a temporary folder and renamed, so a folder that is there is whole;
-what is inside is checked against its checksums before it is used.
+A graph is named by what it was made from: the digest of the model's weights and configuration, the form, the
+width and how K and V are held. It is written to a temporary folder and renamed, so a folder that is there is
+whole; what is inside is checked against its checksums before it is used.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ from ..extras import EXTRAS, needs
 from ..models import ModelShape, prepare
 from ..models.files import damage, write_sums
 from . import graph
-from .graph import StaticStep, sequence_names
+from .graph import NUMBERS, OPSET, StaticStep, sequence_names
 
-OPSET = 18
 FORMS = ("single", "multi")
 FILE = "graph.onnx"
-ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S
+ROWS, TOTAL = "rows", "total"  # the two sizes that a session fixes: S - 1 and S - 1 + width
 TRACED = 7  # rows of the past while the step is traced: nothing but `StaticLayer` sees how many there are
 CODE = (graph.__file__, __file__)  # what is traced, and what is made of it
 MADE_WITH = f"{torch.__version__} {transformers.__version__}".encode()  # whose names a graph's inputs have
@@ -44,19 +43,19 @@ MAKER = hashlib.sha256(MADE_WITH + b"".join(Path(file).read_bytes() for file in 
 @dataclass(frozen=True)
 class GraphSpec:
     """What a graph was made for. model: digest; form: `single` (each KV head an input of its own) or `multi`;
-    scales: digest of the quantization scales, empty for float32; maker: of kvlab's graph code and of the
-    versions of torch and transformers."""
+    width: tokens of a pass; numbers: of K and V, see `NUMBERS`; scales: digest of those of int8, or empty;
+    maker: of kvlab's graph code and of the versions of torch and transformers."""
 
     model: str
     form: str
+    width: int = 1
+    numbers: str = "fp32"
     scales: str = ""
-    opset: int = OPSET
     maker: str = MAKER
 
     @property
     def folder(self) -> str:
-        kind = f"int8-{self.scales[:8]}" if self.scales else "float32"
-        return f"{self.model}-{self.form}-{kind}-{self.maker}"
+        return f"{self.model}-{self.form}-{self.width}-{self.numbers}{self.scales[:8]}-{self.maker}"
 
 
 def require_engine() -> None:
@@ -91,11 +90,11 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
     shape = ModelShape.of(prepare(model))
     parts = shape.kv_heads if spec.form == "single" else 1
     names = sequence_names(shape.layers, parts)
-    dtype = torch.int8 if spec.scales else torch.float32
-    token, mask = torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, 1, TRACED + 1)
+    width, form = spec.width, NUMBERS[spec.numbers]
+    token, mask = torch.zeros(1, width, dtype=torch.long), torch.zeros(1, 1, width, TRACED + width)
     heads = shape.kv_heads // parts
-    past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=dtype) for _ in names]
-    step = StaticStep(model, parts, scales, spec.opset).eval()
+    past = [torch.zeros((1, heads, TRACED, shape.head_dim), dtype=form.dtype) for _ in names]
+    step = StaticStep(model, parts, [form(scale) for scale in scales or [None] * len(names)]).eval()
     with torch.no_grad(), _undisturbed():
         program = torch.onnx.export(
             step,
@@ -103,7 +102,7 @@ def export(model, spec: GraphSpec, folder: Path, scales: list[Tensor] | None = N
             input_names=["token", "position", "mask", *(f"past.{name}" for name in names)],
             output_names=["logits", *(f"new.{name}" for name in names)],
             dynamo=True,
-            opset_version=spec.opset,
+            opset_version=OPSET,
             optimize=False,  # the session does it, in a tenth of the time
             verbose=False,
         )
@@ -143,7 +142,7 @@ def _open(traced, weights: set[str]) -> None:
             value.shape = None  # for the session to find out
 
 
-def session(path: Path, length: int, threads: int):
+def session(path: Path, length: int, width: int, threads: int):
     """An ONNX Runtime session on the CPU with `threads` threads, every size fixed: S = `length`."""
     require_engine()
     import onnxruntime
@@ -152,7 +151,7 @@ def session(path: Path, length: int, threads: int):
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
     options.add_free_dimension_override_by_name(ROWS, length - 1)
-    options.add_free_dimension_override_by_name(TOTAL, length)
+    options.add_free_dimension_override_by_name(TOTAL, length - 1 + width)
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:

@@ -44,7 +44,7 @@ class KVManager:
     moving the window by one row still drops every head's oldest row (it was the place where the head before
     writes its newest). policy: `shift` (no spare rows: every append copies), `double` (S - 1 spare rows),
     `compromise` (`extra` * (S - 1) spare rows), `ring` (tokens in slot t mod (S - 1), never moved: what a
-    runtime that accepts an index would do). dtype: of K and V, float32 or int8.
+    runtime that accepts an index would do). dtype: of K and V, float32, float16 or int8.
 
     Counters: `reserved_bytes` (buffers), `copied_bytes` and `copies` (of whole windows). With one head and a
     place behind the window, the engine writes the new row where it belongs and nothing is copied; otherwise

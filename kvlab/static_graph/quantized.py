@@ -33,6 +33,11 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
     return (x / scale[..., None, None]).round().clamp(-QMAX - 1, QMAX).to(torch.int8)
 
 
+def half(x: Tensor) -> Tensor:
+    """x in fp16; what lies beyond is clipped."""
+    return x.clamp(-65504, 65504).half()
+
+
 def drift(rows: Tensor, scale: Tensor, window: int | None = None) -> tuple[list[float], list[float]]:
     """Error of the rows held after every step, relative to their size: (fixed scale, requantized).
 

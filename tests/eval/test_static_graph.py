@@ -67,6 +67,19 @@ def test_the_command_prints_a_table_and_keeps_the_numbers(tmp_path, capsys, monk
     assert set(found["rows"]) == {"chunks of 1", "chunks of 64"} and found["threads"] == 1
 
 
+def test_several_tokens_and_every_way_to_hold_them():
+    (row,) = static_graph.wide(S, 8, (4,), repeats=2).values()
+    assert row["ratio"] == row["one by one"] / row["together"] > 0
+    found = static_graph.numbers((S,), steps=3)
+    size = {
+        name: row["reserved_bytes"] * 8 // found["24 integers"]["reserved_bytes"]
+        for name, row in found.items()
+    }
+    assert size == {"24 fp32": 32, "24 fp16": 16, "24 int8": 8, "24 integers": 8}
+    errors = [row["kl"] for row in found.values()]
+    assert errors[0] == 0 <= errors[1] < 1e-5 < min(errors[2:]) and max(errors) < 0.01
+
+
 def test_drift_on_real_rows():
     found = static_graph.drifting((1, 12))
     assert set(found) == {"K, fixed", "K, anew", "V, fixed", "V, anew"}

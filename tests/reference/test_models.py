@@ -90,7 +90,7 @@ def scales_of(model):
 
 
 def test_an_int8_static_graph_rounds_every_row_once(model, naive):
-    cache = kvlab.make_cache(model, f"padded:length={LENGTH},quantized=true,chunk=1")
+    cache = kvlab.make_cache(model, f"padded:length={LENGTH},numbers=int8,chunk=1")
     ids, later = prompt(8), prompt(40, seed=2)
     (found,) = fed(model, cache, [ids], later)
     expected = naive(model, torch.cat([ids, later], 1), LENGTH, scales_of(model))[0]

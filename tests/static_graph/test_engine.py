@@ -48,7 +48,7 @@ def assert_same(trace, expected, atol=1e-4):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "phi", "opt", "gpt2", "gpt_neox"])  # Mistral: see below
 def test_every_family_in_a_padded_batch(family):
     ids, mask = left_padded([prompt(13), prompt(4, seed=4), prompt(1, seed=1)])
-    trace = engine(family).generate(ids, STEPS, mask)
+    trace = engine(family, chunk=5).generate(ids, STEPS, mask)  # passes of 5 tokens, of fewer, and of one
     assert_same(trace, reference(family, ids, mask))
 
 
@@ -108,7 +108,7 @@ def test_the_engine_reads_and_writes_where_the_manager_says():
     manager, ids = made.manager(), prompt(13)
     made.feed(manager, ids[0].tolist())
     copied = manager.copied_bytes
-    assert copied == len(manager.buffers) * 13 * manager.row_bytes  # what torch made of the prompt, once
+    assert copied == len(manager.buffers) * 13 * manager.row_bytes  # the prompt's real rows, once
     before = manager.buffers.copy()
     past, place = manager.past_addresses(), manager.place()
     made.feed(manager, [5])
@@ -131,12 +131,27 @@ def test_the_engine_reads_and_writes_where_the_manager_says():
                 assert np.allclose(ours, held[0, head].numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["gpt2", "llama"])  # a table of positions, and angles
+def test_a_chunk_that_ends_where_the_context_does(family):
+    """What stands behind its tokens has no position of its own; guesses are taken back, as a draft's are."""
+    made, ids = engine(family, length=None, chunk=6), prompt(128)
+    assert made.length == 128
+    with torch.no_grad():
+        expected = tiny(family, "sdpa", **SMALL)(ids).logits
+    stepper = kvlab.Stepper(made.model, PaddedCache(made))
+    logits = [stepper.feed(ids[:, :121])]
+    stepper.cache.forward((ids[:, 121:125] + 1) % 50)  # four wrong guesses in one pass
+    stepper.cache.crop(-4)
+    logits += [stepper.feed(ids[:, 121:125]), stepper.feed(ids[:, 125:])]
+    assert made.steps == 1 and torch.allclose(torch.cat(logits, 1), expected, atol=1e-4)
+
+
 def test_a_chunk_sees_what_its_tokens_may_see():
     def seen(*args):
         return np.isfinite(chunk_mask(*args)).astype(int).tolist()
 
     assert seen(np.array([0, 1]), 2, 2, 9) == [[1, 1, 1, 0], [1, 1, 1, 1]]
-    assert seen(np.array([], int), 0, 3, 9) == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert seen(np.array([-1]), 0, 3, 9) == [[0, 1, 0, 0], [0, 1, 1, 0], [0, 1, 1, 1]]  # padding
     # S = 4: token 5 no longer sees token 1
     assert seen(np.array([1, 2, 3]), 4, 2, 4) == [[1, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
     assert seen(np.array([3, 1, 2]), 4, 2, 4) == [[1, 1, 1, 1, 0], [1, 0, 1, 1, 1]]  # a ring
@@ -191,7 +206,7 @@ def test_a_deep_copy_goes_on_by_itself_and_pickling_is_refused():
 
 def test_a_prompt_made_elsewhere_is_taken_over():
     """The harness prefills once for all methods; int8 rounds the rows it is given."""
-    made = engine(quantized=True)
+    made = engine(numbers="int8")
     ids, mask = left_padded([prompt(11), prompt(6, seed=2)])
     from eval.accuracy.prefill import shared
 
@@ -233,7 +248,7 @@ def test_missing_packages(monkeypatch):
 def test_a_damaged_graph_is_refused(graphs, tmp_path):
     model = tiny("llama", **SMALL)
     engine()
-    name = f"{model_digest(model)}-multi-float32"
+    name = f"{model_digest(model)}-multi-1-fp32"
     folder = next(path for path in graphs.iterdir() if path.name.startswith(name))
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
