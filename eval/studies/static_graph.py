@@ -1,6 +1,7 @@
 """Padded static buffers measured beside what people use (docs/static_graph.md).
 
-One process, one thread unless said, everything interleaved. What is measured:
+One process, one thread unless said, everything interleaved; where a table says CPU, other work on the machine
+does not count. What is measured:
 
     engines    ms per token of 200 greedy tokens on the workshop model, and whether they are generate's
     managing   the KV manager's time per step on the wide random-weight model: policies, forms, S
@@ -144,22 +145,22 @@ def managing(lengths=(512, 2048, 8192), steps: int = 24) -> dict:
 
 
 def prompts(length: int = 512, tokens: int = 448, chunks=(1, 16, 64)) -> dict:
-    """ms for a prompt in chunks, through a graph of that width, and token by token."""
+    """CPU ms for a prompt in chunks, through a graph of that width, and token by token."""
     model = workshop("kvlab")
     ids = models.prompt(model, tokens + models.STEPS)[0].tolist()
     table = {}
     for chunk in chunks:
         engine, times = StaticGraphEngine(model, length, chunk=chunk), []
         for _ in range(3):
-            manager, start = engine.manager(), time.perf_counter()
+            manager, start = engine.manager(), time.process_time()
             engine.feed(manager, ids)
-            times.append((time.perf_counter() - start) * 1e3)
+            times.append((time.process_time() - start) * 1e3)
         table[f"chunks of {chunk}"] = statistics.median(times)
     return table
 
 
 def wide(length: int = 512, held: int = 384, widths=(4, 8), repeats: int = 25) -> dict:
-    """ms of one pass of several tokens, and of as many single ones, taken in turn."""
+    """CPU ms of one pass of several tokens, and of as many single ones, taken in turn."""
     model = workshop("kvlab")
     ids = models.prompt(model, held + max(widths) + models.STEPS)[0].tolist()
     table = {}
@@ -171,10 +172,10 @@ def wide(length: int = 512, held: int = 384, widths=(4, 8), repeats: int = 25) -
             for ms, pieces in zip(
                 times, ([ids[held : held + width]], [[x] for x in ids[held : held + width]])
             ):
-                start = time.perf_counter()
+                start = time.process_time()
                 for piece in pieces:
                     engine.feed(manager, piece)
-                ms.append((time.perf_counter() - start) * 1e3)
+                ms.append((time.process_time() - start) * 1e3)
                 manager.crop(width)
         together, apart = (statistics.median(ms[2:]) for ms in times)
         table[f"{width} tokens"] = {"together": together, "one by one": apart, "ratio": apart / together}
@@ -182,7 +183,7 @@ def wide(length: int = 512, held: int = 384, widths=(4, 8), repeats: int = 25) -
 
 
 def numbers(lengths=(512, 2048), steps: int = 48) -> dict:
-    """Every way to hold K and V, steps in turn: ms, error against fp32 (KL, nats a token), bytes reserved."""
+    """Every way to hold K and V, steps in turn: CPU ms, error against fp32 (KL, nats a token), bytes reserved."""
     model, table = workshop("kvlab"), {}
     for length in lengths:
         ids = models.prompt(model, length - steps - 12 + models.STEPS)[0].tolist()
@@ -193,9 +194,9 @@ def numbers(lengths=(512, 2048), steps: int = 48) -> dict:
         for _ in range(steps):
             token = int(last["fp32"].argmax())
             for name, engine in made.items():
-                start = time.perf_counter()
+                start = time.process_time()
                 last[name] = engine.feed(managers[name], [token])[0]
-                times[name].append((time.perf_counter() - start) * 1e3)
+                times[name].append((time.process_time() - start) * 1e3)
             said = {name: torch.from_numpy(row).log_softmax(-1) for name, row in last.items()}
             for name, row in said.items():
                 errors[name].append(float((said["fp32"].exp() * (said["fp32"] - row)).sum()))

@@ -9,23 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..attention import recorded
-from ..models import calibration_ids, prepare
+from ..calibrate.scales import largest
 
 QMAX = 127
 
 
-@torch.no_grad()
 def calibrate(model, parts: int = 1, ids: Tensor | None = None) -> list[Tensor]:
     """Scales `[KV heads / parts]` of every sequence, in the order of `graph.sequence_names`: the largest
     magnitude on a calibration text / 127. ids: `[1, tokens]` (default: `models.calibration_ids`)."""
-    ids = calibration_ids(model) if ids is None else ids
-    scales = []
-    for layer in recorded(prepare(model), ids):
-        for held in (layer.keys, layer.values):
-            largest = held.float().abs().amax((0, 2, 3)).clamp(min=1e-6)  # [KV heads]
-            scales += (largest / QMAX).chunk(parts)
-    return [scale.clone() for scale in scales]
+    pairs = zip(*largest(model, ids), strict=True)
+    return [scale.clone() for pair in pairs for kind in pair for scale in (kind[:, 0] / QMAX).chunk(parts)]
 
 
 def quantize(x: Tensor, scale: Tensor) -> Tensor:

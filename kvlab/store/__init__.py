@@ -1,6 +1,7 @@
 """Store: in what form, and in what buffer, K and V are held."""
 
 from ..calibrate.smoothing import fold_smoothing
+from .calibrated import Calibrated
 from .codebook import Codebook
 from .exact import Exact
 from .float4 import Float4
@@ -19,7 +20,7 @@ from .smoothed import Smoothed
 from .static import Static
 
 __all__ = [
-    "BlockPool", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi", "NonUniform", "Paged",
-    "Planes", "PreRope", "Ragged", "Rotated", "Skipping", "Smoothed", "Static", "buffer_of",
-    "fold_smoothing",
+    "BlockPool", "Calibrated", "Codebook", "Exact", "Float4", "Float8", "Growing", "Int", "Kivi",
+    "NonUniform", "Paged", "Planes", "PreRope", "Ragged", "Rotated", "Skipping", "Smoothed", "Static",
+    "buffer_of", "fold_smoothing",
 ]  # fmt: skip

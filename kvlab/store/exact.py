@@ -34,6 +34,10 @@ class Exact(Policy):
         first KV head. A format that works with the numbers returns them in fp32 (`int.admit`)."""
         return x, 0
 
+    def given(self, rows: int) -> Parts:
+        """The fixed parts of so many rows that are known before their first token."""
+        return ()
+
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
         """Which admitted numbers become the largest that the first tokens have allowed for, bool like x;
         None: none can."""

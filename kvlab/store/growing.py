@@ -169,6 +169,7 @@ class GrowingState(State):
                 torch.where(begun.view(-1, *[1] * (one.dim() - 1)), one, new)
                 for one, new in zip(fixed, late[-len(fixed) :], strict=True)
             )
+        fixed = fixed or form.given(len(x))
         if fixed and (beyond := form.beyond(x, fixed)) is not None:
             mine = beyond if real is None else beyond & real.to(beyond.device)[:, None, :, None]
             self.beyond = mine.sum() + (0 if self.beyond is None else self.beyond)

@@ -1,0 +1,61 @@
+"""Calibrated: integers whose scales were found beforehand, on another text (post-training quantization)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..calibrate.profile import read
+from ..calibrate.scales import KIND
+from ..parameters import check_kind
+from .exact import Parts
+from .growing import Growing, GrowingState
+from .int import Int, round_up
+
+
+@dataclass(frozen=True, eq=False)
+class Given(Int):
+    """Symmetric integers with scales that no prompt decides. largest: what the largest code stands for,
+    `[kv_heads, 1 or head_dim]`; what lies beyond is clipped, and counted."""
+
+    axis: str = "channel"
+    largest: Tensor | None = None
+
+    def given(self, rows: int) -> Parts:
+        step = round_up(self.largest / self.qmax, self.scales.dtype)
+        return (step[:, None].repeat(rows, 1, 1, 1),)
+
+    def fit(self, x: Tensor, real: Tensor | None = None) -> Parts:
+        return self.given(len(x))
+
+    def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
+        return self.bits + 16 * self.largest.shape[1] / (shape[1] * shape[2])
+
+
+class Calibrated(Growing):
+    """Integers by scales from a file (*8-bit KV Cache* 2024: found by post-training quantization and handed
+    to the kernel), where those of `Int` are found in real time, token by token or from the prompt.
+
+    profile: what `calibrate.scales.write_scales` wrote: a number for each KV head of a layer, or for each of
+    its channels. bits: 2, 4 or 8. ValueError for a file of another model.
+    """
+
+    def __init__(self, profile: str | Path, bits: int = 8):
+        check_kind("profile", profile, str | Path, "a file that kvlab.calibrate.scales.write_scales wrote")
+        super().__init__(Int(bits, axis="channel"))
+        self.profile = read(profile, KIND, keys=3, values=3)
+
+    def start(self, layer) -> GrowingState:
+        shape, channels = layer.shape, self.profile.about.get("channels")
+        size = shape.layers, shape.kv_heads
+        sizes = {"keys": (*size, shape.head_dim), "values": (*size, shape.value_dim)}
+        wanted = sizes if channels else {name: (*size, 1) for name in sizes}
+        if layer.order == 0:
+            self.profile.check(layer.model, **wanted)
+        mine = slice(layer.rank * layer.kv_heads, (layer.rank + 1) * layer.kv_heads)
+        arrays, device = self.profile.arrays, layer.model.device
+        given = (torch.from_numpy(arrays[name][layer.order, mine]).to(device) for name in sizes)
+        return Growing(*(Given(self.format.bits, largest=one) for one in given)).start(layer)
