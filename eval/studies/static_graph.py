@@ -183,7 +183,7 @@ def wide(length: int = 512, held: int = 384, widths=(4, 8), repeats: int = 25) -
 
 
 def numbers(lengths=(512, 2048), steps: int = 48) -> dict:
-    """Every way to hold K and V, steps in turn: CPU ms, error against fp32 (KL, nats a token), bytes reserved."""
+    """Every way to hold K and V, steps in turn: CPU ms, KL against fp32 in nats a token, bytes reserved."""
     model, table = workshop("kvlab"), {}
     for length in lengths:
         ids = models.prompt(model, length - steps - 12 + models.STEPS)[0].tolist()
