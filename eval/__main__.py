@@ -24,6 +24,7 @@ from kvlab import extras
 
 from . import PROGRAM
 from .accuracy.accuracy import Accuracy
+from .accuracy.kept import FOLDER
 from .core.digests import ROOT
 from .core.errors import Failed, Problem, Terminated, one_line
 from .core.files import address, write_json
@@ -294,7 +295,10 @@ def kept(out: Path | str | None) -> str:
     if out is None:
         return "nothing was begun"
     cells = len(Store(out).files.names())
-    return f"{cells} finished cells are kept in {out}; the same command resumes there"
+    files = Path(out).glob(f"{FOLDER}/*.jsonl") if isinstance(out, Path) else ()
+    batches = sum(file.read_bytes().count(b"\n") for file in files)
+    more = f", behind {batches} finished batches of documents" if batches else ""
+    return f"{cells} finished cells are kept in {out}; the same command resumes there{more}"
 
 
 def drop_rest() -> None:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 LOG = "errors.log"  # full tracebacks, in the output folder
+PATIENT = 60.0  # seconds before a run is at work, after which it says what it does
 SILENT = 20.0  # seconds without a line after which a run without a terminal says where it is
 
 
@@ -66,7 +67,7 @@ class Show:
 
     @contextlib.contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Meanwhile something moves: on a terminal at once, elsewhere a line every `SILENT` seconds."""
+        """Meanwhile something moves: on a terminal at once, elsewhere a line every `PATIENT` seconds."""
         if self.console.is_terminal and not self.console.quiet:
             with self.console.status(text):
                 yield
@@ -74,7 +75,7 @@ class Show:
         over, started = threading.Event(), time.monotonic()
 
         def remind() -> None:
-            while not over.wait(SILENT):
+            while not over.wait(PATIENT):
                 self.line(f"{text}, {time.monotonic() - started:.0f} s")
 
         threading.Thread(target=remind, daemon=True).start()

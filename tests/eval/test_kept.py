@@ -57,13 +57,14 @@ def killed_after(monkeypatch, batches: int) -> list:
         ("recall", "context-first"),
     ],
 )
-def test_a_killed_run_goes_on_and_gives_the_same_cells(words, tmp_path, monkeypatch, task, protocol):
+def test_a_killed_run_goes_on_and_gives_the_same_cells(words, tmp_path, monkeypatch, capsys, task, protocol):
     words = [*words, task, "--protocol", protocol, "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
     out = tmp_path / "killed"
     with monkeypatch.context() as patch:
         first = killed_after(patch, 2)
         assert main([*words, str(out)]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].endswith(", behind 2 finished batches of documents")
     assert len(first) == 2 and not list((out / "cells").glob("*.json"))
     (file,) = (out / "partial").glob("*.jsonl")
     file.write_bytes(file.read_bytes()[:-9])  # it was killed while it wrote the second line
