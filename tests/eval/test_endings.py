@@ -153,6 +153,25 @@ def test_a_line_for_every_cell_and_no_long_silence(tmp_path, capsys, monkeypatch
     assert lines[-1] == "3/3 part 2: 2 rows"
 
 
+def test_what_comes_before_the_first_cell_is_said(monkeypatch, capsys):
+    """Options and documents are looked at, a model is loaded: a line says so."""
+    monkeypatch.setattr(showing, "PATIENT", 0.02)
+    show = Show(Path("nowhere"))
+    with show.waiting("reading documents"):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (said := capsys.readouterr().err):
+            time.sleep(0.02)
+    assert said.startswith("reading documents, ")
+    monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
+    bar = showing.Told("accuracy", 4, 4, print)
+    bar.doing("loading smollm2")
+    assert bar.place == "loading smollm2" and bar.since
+    bar.at("recall", 1)
+    assert bar.place == "at recall" and not bar.since
+    bar.doing("recall: 3 of 9 requests")
+    assert bar.place == "recall: 3 of 9 requests"
+
+
 def test_time_left_is_said_in_seconds_or_minutes(monkeypatch):
     monkeypatch.setattr(showing.threading.Thread, "start", lambda self: None)
     bar = showing.Told("accuracy", 48, 48, print)
