@@ -40,7 +40,7 @@ def results(where: str | Path) -> pandas.DataFrame:
             told = row(cell, reference, reference)
             rows.append(told | {"score": told.pop("value"), "bytes": _held(told)})
     frame = pandas.DataFrame(rows)
-    return frame[[*FIRST, *(name for name in frame if name not in FIRST)]] if len(frame) else frame
+    return frame.reindex(columns=[*FIRST, *(name for name in frame if name not in FIRST)])
 
 
 def _asked(cell: dict) -> str:

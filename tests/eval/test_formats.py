@@ -87,6 +87,14 @@ def test_a_folder_is_a_tidy_frame(folder):
     assert frame.groupby(["protocol", "limit"], dropna=False).size().sum() == len(frame)
 
 
+def test_a_frame_has_the_same_columns_without_speed(tmp_path):
+    store = Store(tmp_path)
+    store.prepare()
+    store.save(CELLS[0])
+    frame = kvlab.results(str(tmp_path))
+    assert list(frame)[13:15] == ["context", "ms"] and frame.ms.isna().all() and frame.score[0] == 0.95
+
+
 def test_what_is_no_folder_of_results_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="there are no cells of accuracy or speed"):
         kvlab.results(tmp_path)
