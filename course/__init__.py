@@ -10,5 +10,6 @@ python -m course slides [--pdf]                                 build/slides, on
 python -m course drawings                                       what each chapter opens with, as SVG
 python -m course smollm2                                        what the chapters show of SmolLM2, measured
 python -m course site                                           the sources of the static site
+python -m course agenda [--hours 3]                             the instructor's agendas, or one of them
 python -m course answers class.csv                              a class's answers to the instructor's quiz
 """

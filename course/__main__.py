@@ -17,7 +17,7 @@ import nbformat
 
 from . import __doc__ as what
 from . import answers, editions, quiz, run, text
-from .harness import COMMAND
+from .harness import CLONE, COMMAND
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -53,6 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("answers", type=Path, metavar="CSV")
     one.add_argument("--out", type=Path, default=Path("answers.png"))
     one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md lies, if not beside kvlab")
+    if CLONE:
+        one = verbs.add_parser("agenda", help="write the instructor's agendas, or print one")
+        one.add_argument("--hours", type=float, help="print the agenda that fills the most of so many hours")
     given = parser.parse_args(arguments)
     try:
         if given.verb == "text":
@@ -89,6 +92,13 @@ def main(arguments: list[str] | None = None) -> int:
             from . import drawings
 
             print(*drawings.write(), sep="\n")
+        elif given.verb == "agenda":
+            from .instructor import agenda
+
+            if given.hours is None:
+                agenda.PAGE.write_text(agenda.page(), encoding="utf-8")
+            else:
+                print(agenda.agenda(agenda.fitting(given.hours), *agenda.read()))
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "site":

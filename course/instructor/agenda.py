@@ -1,6 +1,7 @@
-"""Agendas: which parts of the chapters fill half a day, a day or two evenings, and what to skip when late.
+"""Agendas: which parts of the chapters fill three hours, a day or two evenings, and what to skip when late.
 
-    python -m course.instructor.agenda
+    python -m course agenda                 write the page of all agendas, agenda.md
+    python -m course agenda --hours 3       print the one that fills the most of so many hours
 
 The plans (`plans.py`) name sections and exercises. How long each takes is counted in the chapters: words at a
 speaker's pace, code at a reader's, a minute for each figure, two for the hands at *Predict*, an exercise as
@@ -203,7 +204,7 @@ def read() -> tuple[dict[int, list[Section]], dict[int, str]]:
 
 HEAD = f"""# Agendas
 
-Counted in the chapters as they are: `python -m course.instructor.agenda`
+Counted in the chapters as they are: `python -m course agenda`
 makes this page, and a test compares.
 
 **How to read them.** *The same answer? [10–12] 5* is the section of that name, code cells 10 to 12 from the
@@ -223,33 +224,48 @@ by their length. In a room, go by this page.
 
 def page() -> str:
     """All agendas as one page of Markdown."""
-    chapters, titles = read()
-    parts = [HEAD]
-    for name, sessions in AGENDAS.items():
-        parts.append(f"## {name}\n")
-        if AGAIN in sessions[-1][2] and (gone := untaught(sessions)):
-            listed = " and ".join(", ".join(map(str, some)) for some in (gone[:-1], gone[-1:]) if some)
-            parts.append(
-                f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
-                "`class.csv`; their chapters are not taught.\n"
-            )
-        if needing := scoring(sessions):
-            parts.append(
-                f"The set-up: chapter {' and '.join(map(str, needing))} needs lm-eval, 140 MB more. Learners "
-                "start at home with `sh start.sh --all` (Windows: `start.bat --all`), a stick is filled with "
-                "`sh start.sh --stick --all`, and the check in the room is `sh start.sh --all --check`.\n"
-            )
-        for index, (start, end, items) in enumerate(sessions, 1):
-            rows = session(start, items, chapters, titles)
-            if len(sessions) > 1:
-                parts.append(f"### Evening {index}\n")
-            parts.append("| from | minutes | what | late? leave out |\n|--:|--:|---|---|")
-            for row in rows:
-                late = "; ".join(f"{what} (−{minutes})" for what, minutes in row.late)
-                parts.append(f"| {time(row.start)} | {row.minutes} | {told(row)} | {late} |")
-            last = rows[-1].start + rows[-1].minutes
-            parts.append(f"| {time(last)} | | end; the room is yours until {end} | |\n")
-    return "\n".join(parts).rstrip() + "\n"
+    found = read()
+    return "\n".join([HEAD, *(agenda(name, *found) for name in AGENDAS)]).rstrip() + "\n"
+
+
+def agenda(name: str, chapters: dict[int, list[Section]], titles: dict[int, str]) -> str:
+    """One agenda in Markdown."""
+    sessions, parts = AGENDAS[name], [f"## {name}\n"]
+    if AGAIN in sessions[-1][2] and (gone := untaught(sessions)):
+        listed = " and ".join(", ".join(map(str, some)) for some in (gone[:-1], gone[-1:]) if some)
+        parts.append(
+            f"The quiz: strike {listed} from the printed sheet, and leave out these columns of "
+            "`class.csv`; their chapters are not taught.\n"
+        )
+    if needing := scoring(sessions):
+        parts.append(
+            f"The set-up: chapter {' and '.join(map(str, needing))} needs lm-eval, 140 MB more. Learners "
+            "start at home with `sh start.sh --all` (Windows: `start.bat --all`), a stick is filled with "
+            "`sh start.sh --stick --all`, and the check in the room is `sh start.sh --all --check`.\n"
+        )
+    for index, (start, end, items) in enumerate(sessions, 1):
+        rows = session(start, items, chapters, titles)
+        if len(sessions) > 1:
+            parts.append(f"### Evening {index}\n")
+        parts.append("| from | minutes | what | late? leave out |\n|--:|--:|---|---|")
+        for row in rows:
+            late = "; ".join(f"{what} (−{minutes})" for what, minutes in row.late)
+            parts.append(f"| {time(row.start)} | {row.minutes} | {told(row)} | {late} |")
+        last = rows[-1].start + rows[-1].minutes
+        parts.append(f"| {time(last)} | | end; the room is yours until {end} | |\n")
+    return "\n".join(parts)
+
+
+def fitting(hours: float) -> str:
+    """The agenda of one session that fills the most of these hours. ValueError where all are longer."""
+    lengths = {}
+    for name, ((start, end, _), *more) in AGENDAS.items():
+        (since, before), (until, after) = (map(int, one.split(":")) for one in (start, end))
+        if not more:
+            lengths[name] = until - since + (after - before) / 60
+    if not (fits := [name for name, length in lengths.items() if length <= hours]):
+        raise ValueError(f"--hours {hours:g}: the shortest agenda takes {min(lengths.values()):g} hours")
+    return max(fits, key=lengths.get)
 
 
 def told(row: Row) -> str:
@@ -259,7 +275,3 @@ def told(row: Row) -> str:
     each = zip(row.sections, row.parts)
     parts = (f"{s.heading.partition(' (')[0]}{s.numbers} {minutes}" for s, minutes in each)
     return f"**{row.what}**: " + " · ".join(parts)
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")

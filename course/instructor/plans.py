@@ -1,4 +1,4 @@
-"""Plans: what half a day, a day or two evenings hold, chapter by chapter, and what to leave out when late."""
+"""Plans: what three hours, half a day, a day or two evenings hold, and what to leave out when late."""
 
 from __future__ import annotations
 
@@ -69,7 +69,34 @@ REHEARSAL = Chapter(
     rest="How it works",
 )
 
+FEW_BYTES = Chapter(
+    2,
+    (3,),
+    home=(*BYTES.home, "How many bytes", "What limits one step", "When it does not help"),
+    late=("exercise 3",),
+)
+KEPT = Chapter(
+    5, (3,), home=("The same answer?", "What the cache holds", "What it costs"), late=("exercise 3",)
+)
+
 AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
+    "Three hours": [
+        (
+            "9:00",
+            "12:00",
+            (
+                Pause(
+                    "arrivals; everyone opens `page.html`, in which a model runs without any installation", 20
+                ),
+                Pause("the talk, `slides/talk.html`; meanwhile `sh start.sh --check` on every machine", 20),
+                START,
+                FEW_BYTES,
+                BREAK,
+                KEPT,
+                Pause("what next: chapters 1, 4 and 6 at home", 10),
+            ),
+        )
+    ],
     "Half a day": [
         (
             "9:00",
@@ -77,26 +104,9 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             (
                 DOCTOR,
                 START,
-                Chapter(
-                    2,
-                    (3,),
-                    home=(
-                        "The same answer?",
-                        "What the cache holds",
-                        "How many bytes",
-                        "What limits one step",
-                        "What it costs",
-                        "When it does not help",
-                    ),
-                    late=("exercise 3",),
-                ),
+                FEW_BYTES,
                 BREAK,
-                Chapter(
-                    5,
-                    (3,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
-                    late=("exercise 3",),
-                ),
+                KEPT,
                 replace(LINK, home=tuple(name for name in LINK.home if name != "How it works")),
                 STRETCH,
                 replace(REHEARSAL, home=(*REHEARSAL.home, "What the cache holds"), late=("exercise 3",)),
@@ -128,12 +138,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     late=("exercise 1", "Bits and answers"),
                 ),
                 Pause("lunch", 50),
-                Chapter(
-                    5,
-                    (3,),
-                    home=("The same answer?", "What the cache holds", "What it costs"),
-                    late=("exercise 3",),
-                ),
+                KEPT,
                 STRETCH,
                 Chapter(
                     6,

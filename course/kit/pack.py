@@ -81,7 +81,7 @@ GUIDES = ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.m
 REWORDED = (
     CLASSROOM,
     (
-        ": `python -m course.instructor.agenda`\nmakes this page, and a test compares.",
+        ": `python -m course agenda`\nmakes this page, and a test compares.",
         ".",
     ),
     (
