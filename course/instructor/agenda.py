@@ -257,11 +257,12 @@ def agenda(name: str, chapters: dict[int, list[Section]], titles: dict[int, str]
 
 
 def fitting(hours: float) -> str:
-    """The agenda of one session that fills the most of these hours. ValueError where all are longer."""
+    """The agenda of one session, from chapter 0 on, that fills the most of these hours. ValueError where all
+    are longer."""
     lengths = {}
-    for name, ((start, end, _), *more) in AGENDAS.items():
+    for name, ((start, end, items), *more) in AGENDAS.items():
         (since, before), (until, after) = (map(int, one.split(":")) for one in (start, end))
-        if not more:
+        if not more and any(isinstance(item, Chapter) and not item.number for item in items):
             lengths[name] = until - since + (after - before) / 60
     if not (fits := [name for name, length in lengths.items() if length <= hours]):
         raise ValueError(f"--hours {hours:g}: the shortest agenda takes {min(lengths.values()):g} hours")
