@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import textwrap
 import warnings
 from importlib import metadata
 from pathlib import Path
@@ -60,7 +61,13 @@ def fetch(arguments: argparse.Namespace) -> int:
 
 
 def methods(arguments: argparse.Namespace) -> int:
-    """Print the table of named methods, by family."""
+    """Print the table of named methods, by family, or what one of them does."""
+    if arguments.name is not None:
+        from .explain import explain
+
+        for line in explain(arguments.name).split("\n"):
+            print(textwrap.fill(line, 100, subsequent_indent="    ", break_on_hyphens=False))
+        return 0
     from .finding import METHODS, PROFILED
 
     known = [*METHODS.values(), *PROFILED.values()]
@@ -198,6 +205,7 @@ def build_parser() -> argparse.ArgumentParser:
     command.set_defaults(run=fetch)
 
     command = commands.add_parser("methods", help="list the named methods and their parameters")
+    command.add_argument("name", nargs="?", help="explain one method and each of its parameters")
     command.set_defaults(run=methods)
 
     command = commands.add_parser("ask", help="show what several methods answer about a text, side by side")

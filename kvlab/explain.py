@@ -1,0 +1,75 @@
+"""Explain: one method and each of its parameters, in the words of the classes that it is made of."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from . import keep
+from .finding import Method, find
+from .spec import parse
+
+OTHERS = {  # parameters that no class of the method explains under their name
+    "chunk": "tokens that stay or go together, by the mean of their scores (ChunkKV, Liu et al. 2025).",
+    "smooth": "0 to 1: divide every channel of K by its own size to that power before it is quantized.",
+    "rotate": "true, signs: turn every vector by a Hadamard matrix before it is rounded; signs: random ones.",
+    "skip_layers": "layers that stay exact, from the first or from the last back, as in 0+1+-2+-1.",
+    "group": "neighbouring channels that share a scale.",
+    "scale": 'dtype of the scales, "fp16" or "fp32".',
+    "k": "the format of keys.",
+    "v": "the format of values.",
+    "pool": "what the host has room for: a fraction of the prompt's tokens, or a count.",
+    "victim": "which token leaves the host when that is full (docs/offloading.md).",
+    "length": "tokens that a step attends to (default: the model's context).",
+    "policy": '"shift": no spare rows, every append copies; "double": as many spare rows as there are.',
+    "extra": "spare rows, where the policy takes a number of them (docs/static_graph.md).",
+    "quantized": "hold K and V as int8 with one scale per KV head, calibrated before.",
+    "form": '"single": each KV head is a tensor of its own; "multi": all heads of a layer are one.',
+}
+
+
+def explain(text: str) -> str:
+    """What a method does, its paper, and each parameter with its default and meaning. ValueError for a method
+    that is not known."""
+    method = find(parse(text).name)
+    lines = [f"{method.name}: {method.summary}", *([f"{method.paper}."] if method.paper else [])]
+    told = meanings(method)
+    for name, default in method.parameters.items():
+        lines += ["", f"{name}={default}", *([f"    {told[name]}"] if name in told else [])]
+    return "\n".join(lines)
+
+
+def meanings(method: Method) -> dict[str, str]:
+    """{parameter: what its class, or one that this is made from, says of it}."""
+    found: dict[str, str] = {}
+    if not method.parameters:
+        return found
+    for kind in kinds(method):
+        names = "|".join({**method.parameters, **getattr(kind, "__dataclass_fields__", {})})
+        begins = re.compile(rf"(?:^|(?<=[.)] ))((?:{names})(?:, \w+)*)(?: \([^)]*\))?: ")
+        for part in re.split(r"\n\s*\n", inspect.getdoc(kind) or ""):
+            part = " ".join(part.split())
+            starts = [*begins.finditer(part)]
+            for start, end in zip(starts, [*(one.start() for one in starts[1:]), len(part)]):
+                meaning = re.split(r" (?:Raises |State: |Parts: |Deviations?: )", part[start.end() : end])[0].strip()
+                for name in start[1].split(", "):
+                    found.setdefault(name, meaning)
+    return {name: OTHERS[name] for name in method.parameters if name in OTHERS} | found
+
+
+def kinds(method: Method) -> list[type]:
+    """The classes of kvlab that a method's policies are made of, and those that these are made from."""
+    entered = [kind for kind in vars(keep).values() if isinstance(kind, type)]
+    own = [k for k in entered if any(e.name == method.name for e in vars(k).get("entries", ()))]
+    if "profile" in method.parameters or "policy" in method.parameters:  # a file is needed, or an engine
+        todo, seen = [], {}
+    else:
+        todo, seen = [*method.policies().values()], {}
+    while todo:
+        one = todo.pop(0)
+        if type(one).__module__.startswith("kvlab") and id(one) not in seen:
+            seen[id(one)] = one
+            todo += getattr(one, "__dict__", {}).values()
+    first = [*own, *map(type, seen.values())]  # what a class says of itself, before what its base says of all
+    found = dict.fromkeys([*first, *(kind for one in first for kind in one.__mro__)])
+    return [kind for kind in found if kind.__module__.startswith("kvlab")]
