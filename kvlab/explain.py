@@ -9,6 +9,7 @@ from . import keep
 from .finding import Method, find
 from .spec import parse
 
+LEFT_OUT = re.compile(" (?:Raises |State: |Parts: |Deviations?: )")  # what follows explains no parameter
 OTHERS = {  # parameters that no class of the method explains under their name
     "chunk": "tokens that stay or go together, by the mean of their scores (ChunkKV, Liu et al. 2025).",
     "smooth": "0 to 1: divide every channel of K by its own size to that power before it is quantized.",
@@ -20,11 +21,6 @@ OTHERS = {  # parameters that no class of the method explains under their name
     "v": "the format of values.",
     "pool": "what the host has room for: a fraction of the prompt's tokens, or a count.",
     "victim": "which token leaves the host when that is full (docs/offloading.md).",
-    "length": "tokens that a step attends to (default: the model's context).",
-    "policy": '"shift": no spare rows, every append copies; "double": as many spare rows as there are.',
-    "extra": "spare rows, where the policy takes a number of them (docs/static_graph.md).",
-    "quantized": "hold K and V as int8 with one scale per KV head, calibrated before.",
-    "form": '"single": each KV head is a tensor of its own; "multi": all heads of a layer are one.',
 }
 
 
@@ -51,7 +47,7 @@ def meanings(method: Method) -> dict[str, str]:
             part = " ".join(part.split())
             starts = [*begins.finditer(part)]
             for start, end in zip(starts, [*(one.start() for one in starts[1:]), len(part)]):
-                meaning = re.split(r" (?:Raises |State: |Parts: |Deviations?: )", part[start.end() : end])[0].strip()
+                meaning = LEFT_OUT.split(part[start.end() : end])[0].strip()
                 for name in start[1].split(", "):
                     found.setdefault(name, meaning)
     return {name: OTHERS[name] for name in method.parameters if name in OTHERS} | found
@@ -61,8 +57,12 @@ def kinds(method: Method) -> list[type]:
     """The classes of kvlab that a method's policies are made of, and those that these are made from."""
     entered = [kind for kind in vars(keep).values() if isinstance(kind, type)]
     own = [k for k in entered if any(e.name == method.name for e in vars(k).get("entries", ()))]
-    if "profile" in method.parameters or "policy" in method.parameters:  # a file is needed, or an engine
+    if "profile" in method.parameters:  # a file is needed
         todo, seen = [], {}
+    elif method.name == "padded":  # no policies, but an engine
+        from .static_graph import KVManager, StaticGraphEngine
+
+        return [KVManager, StaticGraphEngine]
     else:
         todo, seen = [*method.policies().values()], {}
     while todo:
