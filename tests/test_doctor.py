@@ -253,7 +253,7 @@ def test_methods_command_lists_every_method(capsys):
         assert re.search(rf"(^|\s){re.escape(name)}\s", out, re.M), name
 
 
-@pytest.mark.parametrize("arguments", [[], ["docter"], ["doctor", "--fast"], ["methods", "h2o"]])
+@pytest.mark.parametrize("arguments", [[], ["docter"], ["doctor", "--fast"], ["methods", "h2o", "tova"]])
 def test_bad_arguments_are_one_line_and_code_two(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
