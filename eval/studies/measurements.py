@@ -119,6 +119,11 @@ class Offload(ModelStudy):
         "pool": ".offload.quality",
         "bandwidth": ".offload.simulated",
         "accuracy": ".offload.quality",
+        "turnover": ".offload.claims",
+        "fetched": ".offload.claims",
+        "columns": ".offload.claims",
+        "knee": ".offload.claims",
+        "repeats": ".offload.claims",
     }
 
     @property

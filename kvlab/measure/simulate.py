@@ -129,7 +129,7 @@ SYSTEMS = ("full", "uvm", "uvm+h2o", "offload", "offload+int4", "offload+h2o", "
 def decode_works(
     system: str, machine: Machine, shape: ModelShape, tokens: int, batch: int, *,
     h2o: float = 0.2, fetched: float = 0.1, ratio: float = 0.3, bits: float = 4.25, memory: float = 0.5,
-    launches: float | None = None,
+    launches: float | None = None, partial: bool = False,
 ) -> list[Work]:  # fmt: skip
     """The layers of one decode step of a system on a machine, by a roofline, in 16 bits.
 
@@ -137,7 +137,8 @@ def decode_works(
     and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
     quantized cache, scales included; memory: part of the tokens that unified memory has room for.
     launches: seconds that the host needs for a layer's operators, where somebody has measured that: no part
-    is shorter than its share. Projections read their weights or compute, whichever is longer; attention reads
+    is shorter than its share. partial: `infinigen` rehearses with its columns of W_q alone, as the paper does;
+    else with all of the next layer's projections, as kvlab does. Projections read their weights or compute, whichever is longer; attention reads
     K and V; every part pays for its launches. Quantization, top-k and page tables cost what they read and
     nothing else.
     Raises ValueError for another system.
@@ -170,6 +171,8 @@ def decode_works(
             columns = 1.0 if system == "topk" else ratio
             where = machine.host_memory if system == "topk" else machine.memory
             selection = launched(token / 2 * columns * tokens / where, 1 / 2)
+            if system == "infinigen":
+                selection += matrix(ratio * h**2 if partial else (1 + 2 * kv_share) * h**2)
         left = 1.0 if whole or launches is None else 1 / 2  # of the launches, besides the selection's
         rest = launched(matrix(9 * h**2), left / 2)
         project = launched(matrix((1 + 2 * kv_share) * h**2), left / 4)

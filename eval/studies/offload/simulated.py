@@ -45,12 +45,14 @@ NEW = 128  # tokens written behind a prompt
 @dataclass(frozen=True)
 class Run:
     """How a simulated system is run. overlap: what is fetched whole is asked for a layer ahead, not when it
-    is needed. fetched: part of the tokens that a step of InfiniGen fetches; ratio: of the columns that it
-    guesses by. on_host: {model: part of its weights that crosses the link at every step}."""
+    is needed. fetched: part of the tokens that a step of InfiniGen fetches, by the tokens in all where it
+    differs; ratio: of the columns that it guesses by; partial: see `simulate.decode_works`. on_host: {model:
+    part of its weights that crosses the link at every step}."""
 
     name: str
     overlap: bool = True
-    fetched: float = 0.1
+    partial: bool = False
+    fetched: float | dict[int, float] = 0.1
     ratio: float = 0.3
     on_host: dict[str, float] = field(default_factory=dict)
 
@@ -60,7 +62,10 @@ class Run:
 
 # The scripts of InfiniGen's official code, speedup/scripts, a folder for each figure: --overlap false,
 # --partial-weight-ratio 0.2, a fifth of the tokens at most (MOST_FETCHED), --percent 70 30 0 100 100 0 (16b).
-AS_RUN = Run("as published", overlap=False, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
+AS_RUN = Run("as published", overlap=False, partial=True, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
+# What alpha = 4 and a cap of a fifth fetch of a guessed layer of SmolLM2 (experiment `fetched`, offload.json).
+ASKED = {512: 0.053, 1024: 0.046, 1536: 0.045, 2048: 0.039}
+BY_ALPHA = replace(AS_RUN, name="as published, alpha on SmolLM2", fetched=ASKED)
 ON_DEVICE = replace(AS_RUN, name="weights on the device", on_host={})
 OVERLAPPED = Run("overlapped")
 MOST_FETCHED = {  # --max-num-kv of InfiniGen: (tokens in all, most that a step fetches)
@@ -74,7 +79,10 @@ MOST_FETCHED = {  # --max-num-kv of InfiniGen: (tokens in all, most that a step 
 def works_of(system: str, shape: ModelShape, tokens: int, batch: int, run: Run) -> list[simulate.Work]:
     """The layers of a system's decode step on the published machine. InfiniGen's guesses are fetched ahead in
     either run: that is what the method is."""
-    works = simulate.decode_works(system, MACHINE, shape, tokens, batch, fetched=run.fetched, ratio=run.ratio)
+    part = run.fetched if isinstance(run.fetched, float) else run.fetched[min(n for n in run.fetched if n >= tokens)]
+    works = simulate.decode_works(
+        system, MACHINE, shape, tokens, batch, fetched=part, ratio=run.ratio, partial=run.partial
+    )
     if not run.overlap:
         works = [replace(w, ask=simulate.NEEDED if w.ask == simulate.AHEAD else w.ask) for w in works]
     crossing = run.on_host_of(shape) * 24 * shape.hidden**2 / MACHINE.link  # of a layer's 12 h^2 in 16 bits
@@ -121,6 +129,7 @@ def latency(study) -> dict:
         rows += speedups(name, run, "OPT-13B", 8, (512, 1024, 1536, 2048))
         for model in ("OPT-6.7B", "OPT-13B", "OPT-30B"):
             rows += speedups(name, run, model, 4, (2048,))
+    rows += speedups(name, BY_ALPHA, "OPT-13B", 8, tuple(ASKED))
     return {"rows": rows + speedups(name, ON_DEVICE, "OPT-30B", 4, (2048,))}
 
 
