@@ -1,9 +1,13 @@
-"""The three pictures of docs/sources.md: `python docs/figures/draw.py`, in the repository's root."""
+"""Pictures of docs/sources.md and docs/offloading.md: `python docs/figures/draw.py`, in the root."""
+
+import json
+from pathlib import Path
 
 import matplotlib
 import torch
 from matplotlib.figure import Figure
 
+from eval.report.studies import latency
 from kvlab import plots
 from kvlab.arithmetic import MACHINES, SHAPES, TIERS, batch_that_fits, kv_bytes, throughput
 from kvlab.reference.attention import part, shares, weights
@@ -79,6 +83,24 @@ def to_the_end(curves: dict[str, list[tuple[float, float]]], x: str, y: str) -> 
     return axes.figure
 
 
+def turnover(rows: list[dict]) -> Figure:
+    """How a prompt's top tenth changes while decoding: of the first step's, and all that ever were in it."""
+    axes = plots.canvas(7.2, 3.2)[1][0]
+    with matplotlib.rc_context(plots.SETTINGS):
+        for model, (colour, marker, _) in zip(("smollm2", "workshop"), plots.OTHERS, strict=False):
+            for what, line in (("of the first step's", "-"), ("ever", "--")):
+                label = f"{model}: the top tenth, {what}, at step "
+                points = [(row["system"], row["value"]) for row in rows if row["system"].startswith(label)]
+                steps, values = [int(name.rpartition(" ")[2]) for name, _ in points], [v for _, v in points]
+                axes.plot(steps, values, color=colour, marker=marker, ls=line, label=f"{model}, {what}")
+        axes.set(xscale="log", xlabel="decode step", ylabel="share", ylim=(0, 1.05))
+        axes.set(xticks=[1, 2, 4, 8, 16, 32, 64, 128], xticklabels=[1, 2, 4, 8, 16, 32, 64, 128])
+        axes.minorticks_off()
+        axes.grid(True)
+        axes.legend(frameon=False, loc="upper center", ncols=2, fontsize=8.5)
+    return axes.figure
+
+
 if __name__ == "__main__":
     llama = SHAPES["Llama-2-7B"]
     marks = {
@@ -102,3 +124,16 @@ if __name__ == "__main__":
         ]
     figure = to_the_end(curves, x="rows of 2,048 tokens", y="tokens per second, at most")
     figure.savefig("docs/figures/throughput.png", dpi=110)
+
+    rows = json.loads(Path("docs/results/offload.json").read_text())["rows"]
+    runs = [
+        json.loads(Path(f"docs/results/gpu/h200-{name}.json").read_text()) for name in ("61d36dd", "8192629")
+    ]
+    measured = {  # the later run's where there is one
+        row["system"]: (row["prefill_s"], row["total_s"] - row["prefill_s"])
+        for run in runs
+        for row in run["units"]["headline:OPT-13B, 1920 tokens, batch 20"]["rows"]
+        if row.get("link") == "throttled"
+    }
+    latency(rows, measured).savefig("docs/figures/offload-latency.png", dpi=110)
+    turnover(rows).savefig("docs/figures/turnover.png", dpi=110)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -31,6 +32,20 @@ def questions(tokenizer, count: int) -> tuple[list[list[int]], list[int]]:
         prompts.append(tokenizer(document.text).input_ids)
         answers.append(tokenizer(document.answer).input_ids[0])
     return prompts, answers
+
+
+def asked_again(tokenizer, count: int, times: int = 9) -> Iterator[tuple[list[int], list[int], int]]:
+    """Of `count` documents (token ids, those of one question asked `times` times without an answer, first
+    token of its answer). The fact is in the first eighth of the document."""
+    rng = random.Random(SEED)
+    while count:
+        document = corpus.recall(rng, FACTS, filler=corpus.prose(rng, FACTS))
+        question, answer = document.questions[0]
+        if document.context.index(answer) < len(document.context) / 8:
+            count -= 1
+            ids = (tokenizer(text).input_ids for text in (document.context, question * times, answer))
+            context, asked, (first, *_) = ids
+            yield context, asked, first
 
 
 @torch.inference_mode()

@@ -137,10 +137,10 @@ def decode_works(
     and `infinigen` fetch; ratio: part of the columns in the partial key cache; bits per value of the
     quantized cache, scales included; memory: part of the tokens that unified memory has room for.
     launches: seconds that the host needs for a layer's operators, where somebody has measured that: no part
-    is shorter than its share. partial: `infinigen` rehearses with its columns of W_q alone, as the paper does;
-    else with all of the next layer's projections, as kvlab does. Projections read their weights or compute, whichever is longer; attention reads
-    K and V; every part pays for its launches. Quantization, top-k and page tables cost what they read and
-    nothing else.
+    is shorter than its share. partial: `infinigen` rehearses with its columns of W_q alone, as in the paper;
+    else with all projections of the layer, as here. Projections read their weights or compute, whichever is
+    longer; attention reads K and V; every part pays for its launches. Quantization, top-k and page tables
+    cost what they read and nothing else.
     Raises ValueError for another system.
     """
     if system not in SYSTEMS:
@@ -170,9 +170,9 @@ def decode_works(
         if not whole:  # all keys where topk's scores are computed, some columns for infinigen
             columns = 1.0 if system == "topk" else ratio
             where = machine.host_memory if system == "topk" else machine.memory
-            selection = launched(token / 2 * columns * tokens / where, 1 / 2)
-            if system == "infinigen":
-                selection += matrix(ratio * h**2 if partial else (1 + 2 * kv_share) * h**2)
+            rehearsed = ratio if partial else 1 + 2 * kv_share  # of W_q, or with W_k and W_v
+            guess = matrix(rehearsed * h**2) if system == "infinigen" else 0.0
+            selection = launched(guess + token / 2 * columns * tokens / where, 1 / 2)
         left = 1.0 if whole or launches is None else 1 / 2  # of the launches, besides the selection's
         rest = launched(matrix(9 * h**2), left / 2)
         project = launched(matrix((1 + 2 * kv_share) * h**2), left / 4)

@@ -128,8 +128,8 @@ def found(
     """How well a cheap choice of tokens agrees with the true scores, over the last queries of a passage.
 
     budget: part of the past tokens that is chosen. ratio: part of the columns that the choice looks at,
-    picked by the tokens before the last queries (columns: how). matrix: the layer's skewing matrices (None: no skewing).
-    guess: choose with the rehearsed query, else with the true one. last: how many queries.
+    picked by the tokens before the last queries (columns: how). matrix: the layer's skewing matrices (None:
+    no skewing). guess: choose with the rehearsed query, else with the true one. last: how many queries.
     Returns (recall: part of the true top tokens that are chosen; weight: part of the attention on past
     tokens that they receive), means over queries and KV heads.
     Raises ValueError for layer 0 with guess=True: no block comes before it.

@@ -9,22 +9,20 @@ from collections.abc import Iterator
 
 import torch
 
-import kvlab
 from kvlab.attention import group_importance
 from kvlab.calibrate.skew import skew
-from kvlab.measure.studies import found, read, scores, skewed, strongest_columns, strongest_of_sum
 from kvlab.keep.pool import VICTIMS
+from kvlab.measure.studies import found, read, scores, skewed, strongest_columns, strongest_of_sum
 from kvlab.place.infinigen import InfiniGen
 
 from ...accuracy.taskset import stories
 from ...tasks import corpus
-from ..questions import answered
+from ..questions import answered, asked_again
 from .published import MEASURED, row
 
 SHARE = 0.1  # of the tokens: the top tenth
 STEPS = 128  # decode steps that are looked at
 KEYS = {64: 82.9, 128: 87.8, 256: 91.1, 512: 91.1, 1024: 91.9, 2048: 91.9, 4096: 91.9}  # AI2 elementary
-ROUNDS = 8  # questions, unanswered, before the one that counts
 
 
 def prose(study, name: str, tokens: int):
@@ -59,13 +57,15 @@ def turnover(study) -> dict:
                 for step in (1, 2, 4, 8, 16, 32, 64, 128)
             ]
         mean = torch.stack(before).mean().item()
-        rows.append(row("turnover", f"{name}: the top tenth, of the step's before", mean, "share", MEASURED, prompt))
+        rows.append(
+            row("turnover", f"{name}: the top tenth, of the step's before", mean, "share", MEASURED, prompt)
+        )
     return {"rows": rows}
 
 
 @torch.no_grad()
 def fetched(study) -> dict:
-    """11. What alpha = 4 fetches of a guessed layer by the length of the text, without a cap and with a fifth."""
+    """11. What alpha = 4 fetches of a guessed layer by the text's length, without a cap and with a fifth."""
     rows = []
     for name in study.models:
         for tokens in (512, 1024, 1536, 2048, 4096):
@@ -99,7 +99,7 @@ def counts(passage, layer: int, fetch: InfiniGen, matrix, last: int = 16) -> Ite
 
 @torch.no_grad()
 def columns(study) -> dict:
-    """12. The columns of the guess: chosen by |KA| + |QA|, as in the paper, and by |KA + QA|, as on the slide."""
+    """12. The columns of the guess, chosen by |KA| + |QA|, the paper's, and by |KA + QA|, the slide's."""
     rows = []
     for name in study.models:
         model, ids = prose(study, name, 512)
@@ -143,30 +143,21 @@ def long(model) -> bool:
 
 
 def repeats(study) -> dict:
-    """14. A full pool when something has been fetched before: one of a document's first facts is asked for again
-    and again, and the host has room for the document alone, so every later token drives one out."""
+    """14. A full pool when something has been fetched before: one of a document's first facts is asked for
+    again and again, and the host has room for the document alone, so every later token drives one out."""
     model, tokenizer = study.load()
-    rng, right, dropped = random.Random(14), dict.fromkeys((None, *VICTIMS), 0), []
-    asked = 0
-    while asked < (study.limit or 50):
-        document = corpus.recall(rng, 12, filler=corpus.prose(rng, 8))
-        if document.context.index(document.answer) > len(document.context) / 4:
-            continue
-        (question, answer), asked = document.questions[0], asked + 1
-        ids = tokenizer(document.context).input_ids
-        later = tokenizer(question * (ROUNDS + 1)).input_ids
-        truth = tokenizer(answer).input_ids[:1]
-        dropped.append(len(later) / len(ids))
+    right, count, out = dict.fromkeys(("no limit", *VICTIMS), 0), study.limit or 20, []
+    for document, later, answer in asked_again(tokenizer, count):
+        out.append(len(later) / len(document))
         for victim in right:
-            kept = "" if victim is None else f",pool={len(ids)},victim={victim}"
-            way = f"infinigen:budget=0.2{kept}"
-            right[victim] += answered(model, [ids + later], truth, [way], len(later))[way][0]
-    label = f"asked for {ROUNDS + 1} times, {statistics.mean(dropped):.0%} of the document driven out"
-    rows = [
-        row("repeats", f"{victim or 'no limit'}: {label}", 100 * count / asked, "%", MEASURED)
-        for victim, count in right.items()
-    ]
-    return {"rows": rows}
+            limit = "" if victim == "no limit" else f",pool={len(document)},victim={victim}"
+            way = f"infinigen:budget=0.2{limit}"
+            right[victim] += answered(model, [document + later], [answer], [way], len(later))[way][0]
+    label = f"{statistics.mean(out):.0%} of the document driven out"
+    return {"rows": [
+        row("repeats", f"{victim}, {label}", 100 * found / count, "%", MEASURED)
+        for victim, found in right.items()
+    ]}  # fmt: skip
 
 
 EXPERIMENTS = {"turnover": turnover, "fetched": fetched, "columns": columns, "knee": knee, "repeats": repeats}

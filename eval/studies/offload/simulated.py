@@ -63,7 +63,7 @@ class Run:
 # The scripts of InfiniGen's official code, speedup/scripts, a folder for each figure: --overlap false,
 # --partial-weight-ratio 0.2, a fifth of the tokens at most (MOST_FETCHED), --percent 70 30 0 100 100 0 (16b).
 AS_RUN = Run("as published", overlap=False, partial=True, fetched=0.2, ratio=0.2, on_host={"OPT-30B": 0.3})
-# What alpha = 4 and a cap of a fifth fetch of a guessed layer of SmolLM2 (experiment `fetched`, offload.json).
+# What alpha = 4 and a cap of a fifth fetch of a guessed layer of SmolLM2: experiment `fetched`.
 ASKED = {512: 0.053, 1024: 0.046, 1536: 0.045, 2048: 0.039}
 BY_ALPHA = replace(AS_RUN, name="as published, alpha on SmolLM2", fetched=ASKED)
 ON_DEVICE = replace(AS_RUN, name="weights on the device", on_host={})
@@ -79,7 +79,11 @@ MOST_FETCHED = {  # --max-num-kv of InfiniGen: (tokens in all, most that a step 
 def works_of(system: str, shape: ModelShape, tokens: int, batch: int, run: Run) -> list[simulate.Work]:
     """The layers of a system's decode step on the published machine. InfiniGen's guesses are fetched ahead in
     either run: that is what the method is."""
-    part = run.fetched if isinstance(run.fetched, float) else run.fetched[min(n for n in run.fetched if n >= tokens)]
+    part = (
+        run.fetched
+        if isinstance(run.fetched, float)
+        else run.fetched[min(n for n in run.fetched if n >= tokens)]
+    )
     works = simulate.decode_works(
         system, MACHINE, shape, tokens, batch, fetched=part, ratio=run.ratio, partial=run.partial
     )
