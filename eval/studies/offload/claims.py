@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -119,27 +120,26 @@ def knee(study) -> dict:
     """13. How many keys top-k attention needs: questions about one of 24 facts, in documents of about 4,000
     tokens where the model's context holds them."""
     model, tokenizer = study.load()
-    rng, prompts, answers = random.Random(13), [], []
-    for _ in range(study.limit or 50):
-        document = corpus.recall(rng, 24, filler=corpus.prose(rng, LONG if long(model) else 60))
-        prompts.append(tokenizer(document.text).input_ids)
-        answers.append(tokenizer(document.answer).input_ids[0])
-    tokens = round(statistics.mean(map(len, prompts)))
-    sizes = [1, 2, 4, 8, 16, 32, *KEYS]
-    ways = {size: f"topk:budget={size}" for size in sizes if size < tokens}
-    right = answered(model, prompts, answers, ["full", *ways.values()])
-    rows = [row("knee", "full", 100 * right["full"][0], "%", MEASURED, tokens, 91.9)]
-    return {"rows": rows + [
-        row("knee", f"{size} keys", 100 * right[way][0], "%", MEASURED, tokens, KEYS.get(size))
+    rng, count = random.Random(13), study.limit or 48
+    sentences = 260 if (model.config.max_position_embeddings or 0) > 4096 else 60
+    ways, right, lengths = (
+        {size: f"topk:budget={size}" for size in (1, 2, 4, 8, 16, 32, *KEYS)},
+        Counter(),
+        [],
+    )
+    for _ in range(count):  # a document at a time: caches of so many tokens are large
+        document = corpus.recall(rng, 24, filler=corpus.prose(rng, sentences))
+        prompt, answer = (tokenizer(text).input_ids for text in (document.text, document.answer))
+        lengths.append(len(prompt))
+        found = answered(model, [prompt], [answer[0]], ["full", *ways.values()])
+        right.update({way: share for way, (share, _) in found.items()})
+    tokens = round(statistics.mean(lengths))
+    rows = [row("knee", "full", 100 * right["full"] / count, "%", MEASURED, tokens, 91.9)]
+    rows += [
+        row("knee", f"{size} keys", 100 * right[way] / count, "%", MEASURED, tokens, KEYS.get(size))
         for size, way in ways.items()
-    ]}  # fmt: skip
-
-
-LONG = 260  # sentences of prose that make about 4,000 tokens
-
-
-def long(model) -> bool:
-    return (model.config.max_position_embeddings or 0) > 4096
+    ]
+    return {"rows": rows}
 
 
 def repeats(study) -> dict:
