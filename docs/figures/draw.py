@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from eval.report.studies import latency
 from kvlab import plots
@@ -64,6 +65,24 @@ def splits(rows: list[list[float]], parts: list[float]) -> Figure:
     return alone.figure
 
 
+def heads_at(token: int, heads: int) -> Figure:
+    """What each head holds while the `token`-th token is made: keys and values of those before, cached, and
+    query, key and value of the newest, computed. Returns the figure."""
+    figure, boxes = plots.canvas(9.2, 2.2, columns=heads // 2, heights=(1, 1))
+    with matplotlib.rc_context(plots.SETTINGS):
+        for head, axes in enumerate(boxes):
+            for line, what in enumerate("qKV"):
+                for column in range(token - 1 if what == "q" else 0, token):
+                    colour = plots.ORANGE if column == token - 1 else plots.SKY
+                    axes.add_patch(Rectangle((column + 0.05, line + 0.05), 0.9, 0.9, color=colour, lw=0))
+            axes.set(xlim=(0, token), ylim=(3, 0), xticks=[], yticks=[0.5, 1.5, 2.5])
+            axes.set_yticklabels("qKV" if head % (heads // 2) == 0 else [""] * 3, fontsize=9)
+            axes.set_title(f"head {head + 1}", fontsize=9)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+    return figure
+
+
 def to_the_end(curves: dict[str, list[tuple[float, float]]], x: str, y: str) -> Figure:
     """Curves that end where something is used up: label -> points (x, y), the last of each marked with its
     numbers. Returns the figure."""
@@ -114,6 +133,8 @@ if __name__ == "__main__":
     parts = [part(query, k, v, 0.25) for k, v in zip(keys.split(6), values.split(6), strict=True)]
     alone = [weights(query, k, 0.25).tolist() for k in keys.split(6)]
     splits(alone, shares(parts).tolist()).savefig("docs/figures/flash-decoding.png", dpi=110)
+
+    heads_at(9, 12).savefig("docs/figures/heads.png", dpi=110)
 
     curves = {}
     for bits in (16, 8, 4):

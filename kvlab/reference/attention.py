@@ -56,6 +56,24 @@ def causal(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, window
     return torch.stack(found)
 
 
+def flash(queries: Tensor, keys: Tensor, values: Tensor, scaling: float, block: int, bias=None) -> Tensor:
+    """`causal` in blocks of queries and of keys (Dao et al. 2022): of all scores one block is held at a time.
+    bias `[tokens, tokens]` is added to them."""
+    found = []
+    for rows in torch.arange(len(queries)).split(block):
+        mean, total, most = 0.0, 0.0, torch.full((len(rows), 1), -torch.inf)
+        for over in torch.arange(int(rows[-1]) + 1).split(block):  # what comes later is not read
+            scores = queries[rows] @ keys[over].T * scaling
+            scores = scores if bias is None else scores + bias[rows][:, over]
+            scores = scores.masked_fill(over > rows[:, None], -torch.inf)
+            larger = torch.maximum(most, scores.amax(1, keepdim=True))
+            size, shrink = (scores - larger).exp(), (most - larger).exp()  # to the largest score so far
+            mean, total = mean * shrink + size @ values[over], total * shrink + size.sum(1, keepdim=True)
+            most = larger
+        found.append(mean / total)
+    return torch.cat(found)
+
+
 def kv_head(head: int, heads: int, kv_heads: int) -> int:
     """The KV head that a query head reads: neighbours share one (Ainslie et al. 2023, section 2.2)."""
     return head // (heads // kv_heads)

@@ -7,6 +7,7 @@ import itertools
 import math
 
 import pytest
+import torch
 
 from kvlab.arithmetic import (
     MACHINES,
@@ -145,6 +146,9 @@ def test_caches_of_llama_2_7b():
     assert prints(100 * kv_bytes(llama, 4096) / 7e9, "31")
     # Erratum: "INT8: 7B x 2 = 7 GB"; 7e9 parameters in 8 bits are 7 GB, in 4 bits half of it.
     assert prints(weight_bytes(llama, bits=8) / 1e9, "7") and 7e9 * 4 / 8 == 3.5e9
+    # Beside weights of 4 bits the shares double.
+    shares = [100 * kv_bytes(llama, tokens) / 3.5e9 for tokens in (2048, 4096)]
+    assert prints(shares[0], "31") and prints(shares[1], "61")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +170,18 @@ def test_allenlu2009s_flops_of_a_decode_step():
     assert decode_flops(shape, past + 1, batch=b) == printed
 
 
+def test_a_step_without_a_cache():
+    """Erratum: 2 x parameters is what one token takes; without a cache a step feeds s of them."""
+    llama, s = SHAPES["Llama-2-7B"], 128
+    once = 2 * weight_bytes(llama, bits=8)
+    assert decode_flops(llama, s) == pytest.approx(once, rel=0.03)
+    assert prefill_flops(llama, s) == pytest.approx(once * s, rel=0.03)
+
+
 def test_memory_tiers():
     """Errata: the smartphone's LP5-8500 of 64 bits gives 68 GB/s (printed 50, which is LPDDR5-6400), and its
-    flash holds 512 GB, not TB. What the A100's 108 multiprocessors at 1.41 GHz multiply to is as printed."""
+    flash holds 512 GB, not TB. What the A100's 108 multiprocessors at 1.41 GHz multiply to is as printed.
+    An RTX 4070 Ti has four tensor cores in each multiprocessor of 128 shaders: 240, printed 184."""
     a100, phone, rtx = TIERS["A100"], TIERS["smartphone"], TIERS["RTX 4070 Ti"]
     printed = [(20e6, 19e12), (40e9, 1.5e12), (1e12, 12.8e9)]
     assert [(one.size, one.bandwidth) for one in a100.values()] == printed
@@ -180,6 +193,7 @@ def test_memory_tiers():
     assert prints(bus_bandwidth(64, 6.4e9) / 1e9, "51")
     assert prints(bus_bandwidth(192, 21e9) / 1e9, "504") and rtx["GDDR6X"].bandwidth == 504e9
     assert prints(7680 * 2 * 2.61e9 / 1e12, "40")  # its fp32 TFLOP/s
+    assert 7680 // 128 * 4 == 240 and 5888 // 128 * 4 == 184  # the second are an RTX 4070's
 
 
 def test_what_training_keeps():
@@ -283,3 +297,10 @@ def test_llama_70b_and_the_operations_of_a_token():
     llama = SHAPES["Llama-2-70B"]
     assert 2 * 70e9 == 140e9
     assert decode_flops(llama, 1) == pytest.approx(2 * weight_bytes(llama, bits=8), rel=1e-3)
+
+
+def test_the_printed_wrapper_counts_the_whole_storage():
+    """*8-bit KV Cache* (2024): for x[::2] it stores all that the storage holds, into half the room."""
+    x = torch.zeros(1024, dtype=torch.float16)[::2]
+    assert x.untyped_storage().size() // x.element_size() == 2 * torch.empty_like(x).numel()
+    assert [block // 32 // 4 for block in (128, 512)] == [1, 4]  # warps of 32 threads, four numbers each

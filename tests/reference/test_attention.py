@@ -7,7 +7,16 @@ from reference.definitions.preallocated import Preallocated
 from kvlab import attention
 from kvlab.arithmetic import kv_bytes
 from kvlab.models import ModelShape
-from kvlab.reference.attention import attend, causal, flash_decoding, kv_head, part, shares, weights
+from kvlab.reference.attention import (
+    attend,
+    causal,
+    flash,
+    flash_decoding,
+    kv_head,
+    part,
+    shares,
+    weights,
+)
 
 
 @pytest.mark.parametrize("split", [1, 3, 8, 24, 100])
@@ -32,6 +41,20 @@ def test_shares_are_what_lies_on_each_split():
     parts = [part(query, k, v, 1.0) for k, v in zip(keys.split(5), values.split(5), strict=True)]
     whole = weights(query, keys, 1.0)
     assert torch.allclose(shares(parts), torch.stack([w.sum() for w in whole.split(5)]), atol=1e-6)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8, 24, 100])
+def test_a_prompt_in_blocks_is_plain_attention(block):
+    """Causal, with and without a bias on the scores; scores of very different size, too."""
+    torch.manual_seed(4)
+    queries, keys, values = torch.randn(24, 16) * 20, torch.randn(24, 16), torch.randn(24, 16)
+    found = flash(queries, keys, values, 0.25, block)
+    assert torch.allclose(found, causal(queries, keys, values, 0.25), atol=1e-5)
+    bias = torch.randn(24, 24) * 5
+    scores = (queries @ keys.T * 0.25 + bias).masked_fill(torch.ones(24, 24).triu(1).bool(), -torch.inf)
+    assert torch.allclose(
+        flash(queries, keys, values, 0.25, block, bias), scores.softmax(1) @ values, atol=1e-5
+    )
 
 
 def test_a_preallocated_cache_step_by_step():
