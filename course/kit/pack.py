@@ -125,7 +125,7 @@ def requirements(on_request: bool = False) -> list[str]:
     found = []
     for name, one in wanted(*WITH).items():
         if (name in ON_REQUEST) if on_request else (name not in LEFT_OUT):
-            found.append(f"{name}{'[' + ','.join(one.extras) + ']' if one.extras else ''}=={pins[name]}")
+            found.append(f"{name}{'[' + ','.join(sorted(one.extras)) + ']' if one.extras else ''}=={pins[name]}")
     return found
 
 
@@ -134,7 +134,7 @@ def wanted(*extras: str) -> dict[str, Requirement]:
     found, more = {}, _project()["optional-dependencies"]
     lines = [*_project()["dependencies"], *(line for extra in extras for line in more[extra])]
     for one in map(Requirement, lines):
-        found |= wanted(*one.extras) if one.name == "kvlab" else {canonicalize_name(one.name): one}
+        found |= wanted(*sorted(one.extras)) if one.name == "kvlab" else {canonicalize_name(one.name): one}
     return found
 
 
