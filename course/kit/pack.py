@@ -125,7 +125,8 @@ def requirements(on_request: bool = False) -> list[str]:
     found = []
     for name, one in wanted(*WITH).items():
         if (name in ON_REQUEST) if on_request else (name not in LEFT_OUT):
-            found.append(f"{name}{'[' + ','.join(sorted(one.extras)) + ']' if one.extras else ''}=={pins[name]}")
+            extras = f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+            found.append(f"{name}{extras}=={pins[name]}")
     return found
 
 

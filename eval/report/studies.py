@@ -88,13 +88,14 @@ def latency(rows: list[dict], measured: dict[str, tuple[float, float]] | None = 
     groups = [("simulated as run", [s[:2] for s in map(seconds.get, names)])]
     groups.append(("simulated, overlapped", [s[2:] for s in map(seconds.get, names)]))
     if measured:
-        groups.append(("measured, H200 behind 16 GB/s", [measured[name] for name in names]))
+        groups.append(("measured, H200 behind 16 GB/s", [measured.get(name, ()) for name in names]))
     for place, (label, values) in enumerate(groups):
         at = [x + 0.27 * (place - 1) for x in range(len(names))]
         bars.barh(at, [sum(value) for value in values], 0.25, color=GREYS[place], label=label)
-        for y, value in zip(at, values, strict=True):
-            bars.annotate(f"{sum(value):.0f}", (sum(value), y), xytext=(3, 0), textcoords="offset points",
-                          va="center", fontsize=7.5)  # fmt: skip
+        for y, total in zip(at, map(sum, values)):
+            if total:
+                bars.annotate(f"{total:.0f}", (total, y), xytext=(3, 0), textcoords="offset points",
+                              va="center", fontsize=7.5)  # fmt: skip
     bars.set(yticks=range(len(names)), yticklabels=names, xlabel="seconds", xscale="log", xlim=(5, 6000))
     bars.invert_yaxis()
     bars.set_title("OPT-13B, 20 rows of 1,920 + 128 tokens", fontsize=10)

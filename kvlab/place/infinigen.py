@@ -76,7 +76,7 @@ class InfiniGen(TopK):
     budget: the cap, as in `TopK`. full_layers: first layers that fetch everything (2 in the paper). alpha:
     how far below the head's best guessed score (after scaling) a token may lie (the paper: 4 for OPT, 5 for
     Llama-2; inf: cap alone decides). ratio: part of the head dimension used for the guess (0.3 in the paper).
-    What a model needs differs: SmolLM2 needs 5 and 0.5 (docs/results.md); `kvlab gate` says it of yours.
+    What a model needs differs: on SmolLM2 4 and 0.3 are together too little (docs/results.md, `kvlab gate`).
     calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
     variant: "paper", or what the official code does instead (`VARIANTS`): "official-speed" takes the columns
     with the largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and

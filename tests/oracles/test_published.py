@@ -9,8 +9,11 @@ import pytest
 
 from eval.studies.offload.simulated import (
     AS_RUN,
+    ASKED,
     BLOCK,
+    BY_ALPHA,
     LONGCHAT,
+    MACHINE,
     MOST_FETCHED,
     ON_DEVICE,
     OVERLAPPED,
@@ -19,6 +22,8 @@ from eval.studies.offload.simulated import (
     latency,
     longchat,
 )
+from kvlab.arithmetic import SHAPES
+from kvlab.measure import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,6 +112,41 @@ def test_the_published_time_of_a_block_stands_beside_one_of_a_block():
     page = " ".join((ROOT / "docs" / "offloading.md").read_text(encoding="utf-8").split())
     assert f"takes {block} times the ideal with its full fifth, where 1.52 is published, and {ahead}" in page
     assert f"a whole step takes {step} and {ahead_step} times" in page
+
+
+def test_what_the_page_says_of_tokens_is_stored(gains):
+    """Turnover, the counts that alpha asks for, the knee and the pools of docs/offloading.md."""
+    stored = json.loads((ROOT / "docs" / "results" / "offload.json").read_text())["rows"]
+    rows = {(row["model"], row["system"], row["tokens"]): row["value"] for row in stored}
+    page = " ".join((ROOT / "docs" / "offloading.md").read_text(encoding="utf-8").split())
+    label = "smollm2: fetched of a guessed layer, at most 20%"
+    assert {n: round(rows["smollm2", label, n], 3) for n in ASKED} == ASKED
+    first, second, third, last = (f"{100 * share:.1f} %" for share in ASKED.values())
+    said = (
+        f"{first} of a guessed layer at 512 tokens, {second} at 1,024, {third} at 1,536 and {last} at 2,048"
+    )
+    assert said in page
+    counts = [gains["infinigen", f"OPT-13B, batch 8, {BY_ALPHA.name}", n] for n in ASKED]
+    assert f"counts of SmolLM2 | {' | '.join(f'{gain:.2f}' for gain in counts)} |" in page
+    kept = {m: rows[m, f"{m}: the top tenth, of the step's before", 512] for m in ("smollm2", "workshop")}
+    said = "SmolLM2 keeps {smollm2:.0%} of its top tenth and the workshop model {workshop:.0%}."
+    assert said.format(**kept).replace("%", " %") in page
+    knee = {s: v for (_, s, n), v in rows.items() if n == 3685}
+    told = [f"{round(knee[f'{n} keys'])}" for n in (2, 4, 8, 16, 32, 64, 128, 256, 512)]
+    assert f"| right, % | {' | '.join(told)} | {knee['full']:.0f} |" in page
+    pools = {s.partition(",")[0]: f"{v:.0f} %" for (_, s, _), v in rows.items() if "driven out" in s}
+    said = "without a limit {no limit} of 20 documents are answered right, with LRU {lru}, with the counter"
+    assert f"{said} {{counter}}, with FIFO {{fifo}}.".format(**pools) in page
+
+
+def test_the_rehearsal_is_charged():
+    """The paper's multiplies with a part of W_q, kvlab's with all projections of the layer."""
+    whole, part = (
+        simulate.decode_works("infinigen", MACHINE, SHAPES["OPT-13B"], 2048, 8, ratio=0.2, partial=partial)[5]
+        for partial in (False, True)
+    )
+    saved = 2 * (3 - 0.2) * SHAPES["OPT-13B"].hidden ** 2 / MACHINE.memory  # their weights are read
+    assert whole.selection - part.selection == pytest.approx(saved, rel=1e-6)
 
 
 def test_weights_on_the_host_take_away_most_of_the_gain(gains):
