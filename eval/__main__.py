@@ -11,6 +11,8 @@ import argparse
 import contextlib
 import errno
 import gc
+import itertools
+import json
 import os
 import shlex
 import signal
@@ -32,7 +34,7 @@ from .core.measurement import Measurement, option
 from .core.merge import merge
 from .core.results import RUN, Store
 from .core.show import LOG, Show
-from .core.study import expanded, loaded, said
+from .core.study import COMMAND, expanded, loaded, said
 from .gpu.plan import Gpu
 from .reproduce.peers import Peers
 from .reproduce.steps import Steps
@@ -194,6 +196,7 @@ def work(measurements: list[Measurement], command: str) -> int:
         return follow(measurements, store, show)
     store.prepare()
     if not isinstance(last, Report | Merge):
+        keep_earlier(store.out / RUN, options)
         write_json(store.out / RUN, options)
     try:
         failed = sum(measurement.run(store, show) for measurement in measurements)
@@ -208,6 +211,19 @@ def work(measurements: list[Measurement], command: str) -> int:
     if shared:
         leave_together()
     return 1 if failed else 0
+
+
+def keep_earlier(path: Path, options: dict) -> None:
+    """Keep the run.json of an earlier, other run as run-1.json and so on: each is a study file."""
+    try:
+        other = json.loads(path.read_text(encoding="utf-8")) | {COMMAND: ""} != options | {COMMAND: ""}
+    except FileNotFoundError:
+        return
+    except (ValueError, TypeError):  # damaged
+        other = True
+    if other:
+        number = next(n for n in itertools.count(1) if not path.with_stem(f"{path.stem}-{n}").exists())
+        path.replace(path.with_stem(f"{path.stem}-{number}"))
 
 
 def follow(measurements: list[Measurement], store: Store, show: Show) -> int:

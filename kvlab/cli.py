@@ -43,7 +43,6 @@ def doctor(arguments: argparse.Namespace) -> int:
     if arguments.method is not None:
         from . import trial
 
-        sys.path.append(os.getcwd())  # where a method of one's own may be
         return trial.run(arguments.method)
     if arguments.model is not None:
         return doctor.model(arguments.model)
@@ -261,6 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     if words[:1] == ["eval"]:
         return beside("eval", "__main__").main(words[1:])
     arguments = build_parser().parse_args(words)
+    sys.path.append(os.getcwd())  # where a method of one's own may be
     try:
         code = arguments.run(arguments)
         if sys.stdout is not None:

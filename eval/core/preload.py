@@ -5,7 +5,9 @@ What is imported stays, so nobody looks for garbage in it: not while it grows, a
 
 import gc
 import os
+import signal
 
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the command, which ends its workers
 gc.disable()
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["TQDM_DISABLE"] = "1"

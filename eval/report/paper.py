@@ -161,4 +161,4 @@ def test(rows: list[dict]) -> str:
     """What a star stands on: McNemar's test, but where a score is a share of what was asked for."""
     shares = dict.fromkeys(row["task"] for row in rows if row["p"] is None)
     besides = f"; {', '.join(shares)}: two standard errors of the paired difference" if shares else ""
-    return f"McNemar, p < 0.05{besides}"
+    return f"McNemar, p < 0.05, each pair by itself{besides}"

@@ -98,7 +98,8 @@ def against_bytes(points: list[dict], what: str) -> Figure:
     least, most = min(shares, default=0.1), max([1.0, *shares])
     zero = least / 3  # where "nothing" is drawn, left of all others
     left, right = math.log(zero / 1.8), math.log(most * 1.5)
-    bottom = max(0.0, math.floor(min(p["accuracy"] for p in points) * 10 - 0.5) / 10)
+    lowest = min(p["accuracy"] - (p["stderr"] or 0) for p in points)
+    bottom = max(0.0, math.floor(lowest * 10 - 0.5) / 10)
     top = min(1.06, math.ceil(max(p["accuracy"] for p in points) * 10 + 0.5) / 10)
     labels, look = [], looks(p["method"] for p in points)
     for p in points:

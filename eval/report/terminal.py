@@ -33,7 +33,7 @@ def print_tables(group: list[Board], console: Console, every_two: bool = False) 
         _print(scored, [c for b, side in zip(group, names) for c in _scores(b, scored, side)], console)
         console.print(
             "Per cent right, or perplexity. ▲ best, ▼ worst, * differs from "
-            f"{group[0].against} by more than noise."
+            f"{group[0].against} by more than noise, each pair by itself."
         )
         for board, side in zip(group, names, strict=True):
             for line in board.remarks:

@@ -65,7 +65,7 @@ def test_another_method_is_the_reference(tmp_path):
     for one in CELLS:
         store.save(one)
     report.write(store, console=Console(file=out, width=200), against="snapkv")
-    assert "* differs from snapkv:budget=0.2 by more than noise." in out.getvalue()
+    assert "* differs from snapkv:budget=0.2 by more than noise, each pair by itself." in out.getvalue()
     (board,) = tables.boards(CELLS, against="snapkv:budget=0.2")
     told = {row["method"]: (row["lost"], row["won"], row["differs"]) for row in board.rows}
     assert told["full"] == (0, 8, True) and told["snapkv:budget=0.2"] == (0, 0, False)
