@@ -71,7 +71,7 @@ def _write(
     if not cells and not wanted:
         raise Problem(f"--out {store.where}: there are no cells of accuracy or speed in this folder")
     store.write_tables(cells)
-    base = "full" if against in (None, ALL) else named(against, cells)
+    base = "full" if against in (None, ALL, "full") else named(against, cells)
     found = boards(cells, left_out, base)
     figures = [figure for board in found for figure in draw(board, store.out, found[0])]
     page, asked = store.out / "report.html", answers.write(found, store, templates())

@@ -212,9 +212,10 @@ class Speed(Pooled):
                 worker.stop()
 
     def result(self, found: dict) -> str:
-        row = found["rows"][0]
-        told = f", too slow: it waited {100 * row['waited']:.0f} % of the time for a core"
-        return f"{row['decode_ms']:.2f} ms per token{told if row.get('waited', 0) > BUSY else ''}"
+        row, said = found["rows"][0], ""
+        if (waited := row.get("waited", 0)) > BUSY:
+            said = f", too slow: it waited {100 * waited:.0f} % of the time for a core"
+        return f"{row['decode_ms']:.2f} ms per token{said}"
 
 
 @cache

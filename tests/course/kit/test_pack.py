@@ -209,7 +209,7 @@ def test_a_notebook_of_another_kit_is_stopped_in_one_line(monkeypatch):
 def test_only_the_chapter_that_scores_needs_the_harness(kits):
     needing = [name for name, data in kits[0].items() if name.endswith(".ipynb") and b"lm_eval" in data]
     assert [Path(name).stem[:2] for name in needing] == ["08"]
-    assert pack.requirements(on_request=True)[1].startswith("lm-eval[hf]==")
+    assert any(line.startswith("lm-eval[hf]==") for line in pack.requirements(on_request=True))
 
 
 def test_a_chapter_names_no_command_that_a_kit_does_not_explain(tmp_path, monkeypatch, capsys):
