@@ -76,7 +76,7 @@ def draw(board: Board, out: Path, first: Board) -> list[dict]:
         add(
             "accuracy-held",
             "Accuracy against bytes held",
-            "Up and left is better. The marker stands at the bytes on the device; a dotted line leads to "
+            "Up and left is better. The marker shows the bytes on the device; a dotted line leads to "
             "device and host together.",
             lambda: plots.against_bytes(held, "bytes held"),
         )

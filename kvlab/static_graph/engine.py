@@ -138,7 +138,7 @@ class StaticGraphEngine:
             graph.read(weights(self.model))
         mask, places = (manager.mask, manager.place()) if one else (graph.mask, graph.places)
         graph.token[0, :count] = tokens  # what stands behind them no real token sees
-        graph.position[0] = manager.seen + np.arange(count).take(np.arange(graph.width), mode="clip")
+        graph.position[0] = manager.seen + np.minimum(np.arange(graph.width), count - 1)
         if not one:
             mask[:] = chunk_mask(manager.positions(), manager.seen, graph.width, self.length)
         graph.bind(mask, manager.past_addresses(), places)

@@ -126,3 +126,10 @@ def asked():
         make=requests,
         text=text,
     )
+
+
+@pytest.fixture
+def quick(folder, tmp_path):
+    """Words of a run of two cells; results in tmp_path/out."""
+    words = ["--model", str(folder), "--limit", "1", "--out", str(tmp_path / "out"), "--tasks", "recall"]
+    return [*words, "--methods", "full", "sinks:budget=0.5", "--jobs"]
