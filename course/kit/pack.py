@@ -255,7 +255,10 @@ def _edition(folder: Path, books: dict, change, version: str) -> None:
                     cell.source = cell.source.replace(here, there)
             elif cell.source == SETUP:
                 cell.source = FIRST_CELL.format(version=version, needs=needs)
-        nbformat.write(made, folder / name)
+        text = nbformat.writes(made).replace(
+            r"=\"page.html#", r"=\"../page.html#"
+        )  # in what cells have shown
+        (folder / name).write_text(text + "\n", encoding="utf-8")
     shutil.copytree(editions.DRAWINGS, folder / editions.DRAWINGS.name)
 
 

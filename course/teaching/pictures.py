@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import io
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from urllib.parse import urlencode
 
 import matplotlib
 import torch
@@ -37,7 +40,9 @@ from kvlab.plots import (
     canvas,
     style,
 )  # fmt: skip
-from kvlab.spec import name_of
+from kvlab.spec import name_of, parse
+
+from ..harness import CLONE
 
 
 @dataclass(frozen=True)
@@ -261,6 +266,37 @@ def show(figure: Figure, sentence: str) -> None:
         size = {"alt": sentence, "width": width, "height": height, "letters": letters(figure)}
         display(data, raw=True, metadata={"image/png": size})
     print(sentence)
+
+
+def page(method: str = "full", *, height: int = 640, **choices) -> None:
+    """Show the live page in a notebook, with a method and other choices made, and a link to it below.
+
+    method: as "h2o:budget=0.2", one that the page has. height: pixels. choices: what else an address of the
+    page may name (state.js), such as question="the brown dog" or protocol="question-inside".
+    Raises ValueError for a method or a parameter that the page does not have.
+    """
+    from IPython.display import display
+
+    from ..page import build
+
+    spec = parse(method)
+    percent = round(100 * spec.parameters.get("budget", 1), 6)
+    if spec.name not in build.SHOWN or set(spec.parameters) - {"budget"} or percent not in range(5, 105, 5):
+        raise ValueError(
+            f"{method}: the live page has {', '.join(build.SHOWN)}, and a budget in steps of 0.05 up to 1"
+        )
+    if CLONE and not build.BUILT.exists():
+        build.built()
+    if "budget" in spec.parameters:
+        choices = {"budget": int(percent), **choices}
+    in_kit = Path("../page.html").exists() and not Path("page.html").exists()
+    address = f"{'../' * in_kit}page.html#{urlencode({'method': spec.name, **choices})}"
+    told, to = f"The live page with {method}", escape(address)
+    display({
+        "text/html": f'<iframe src="{to}" title="{told}" width="100%" height="{height}" loading="lazy">'
+        f'</iframe><p><a href="{to}" target="_blank">{told}, on a page of its own</a></p>',
+        "text/plain": f"{told}: {address}",
+    }, raw=True)  # fmt: skip
 
 
 def letters(figure: Figure) -> float:

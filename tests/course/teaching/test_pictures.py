@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from html import escape
 from itertools import pairwise
 
 import matplotlib.colors
@@ -10,6 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
+from course.page import build
 from course.teaching import pictures
 from kvlab import plots
 
@@ -94,3 +96,27 @@ def test_a_colour_of_one_marker_is_kept():
     for method in ("full", "int4", "h2o"):
         wanted = [int(plots.style(method)[0][at : at + 2], 16) for at in (1, 3, 5)]
         assert min(max(abs(a - b) for a, b in zip(one, wanted, strict=True)) for one in found) <= 8
+
+
+def test_the_live_page_is_shown_with_its_choices_and_linked(monkeypatch, tmp_path):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr(build, "BUILT", tmp_path)  # there already: none is built
+    pictures.page("h2o:budget=0.2", question="the brown dog")
+    address = "page.html#method=h2o&budget=20&question=the+brown+dog"
+    assert shown[0]["text/html"].count(f'="{escape(address)}"') == 2
+    assert shown[0]["text/plain"] == f"The live page with h2o:budget=0.2: {address}"
+    for wrong in ("h2o:budget=0.22", "h2o:budget=64", "h2o:recent=0.5", "kivi4"):
+        with pytest.raises(ValueError, match="the live page has full, int4"):
+            pictures.page(wrong)
+
+
+def test_in_a_kit_the_live_page_is_one_folder_up(monkeypatch, tmp_path):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, raw: shown.append(data))
+    monkeypatch.setattr(build, "BUILT", tmp_path)
+    (tmp_path / "page.html").write_text("")
+    (tmp_path / "learner").mkdir()
+    monkeypatch.chdir(tmp_path / "learner")
+    pictures.page()
+    assert shown[0]["text/plain"] == "The live page with full: ../page.html#method=full"
