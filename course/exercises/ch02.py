@@ -3,6 +3,7 @@
 
 import torch
 
+from course.teaching.check.answer import same
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A step with a cache: prefill and decode are the same few lines.
@@ -25,10 +26,10 @@ def _step_with(
 ):
     """The step with one of its parts exchanged."""
 
-    def step(x, K, V, w_q, w_k, w_v):
-        q, old = x @ w_q, (K, V)  # [heads, new, d]
-        K, V = join(K, x @ w_k), join(V, x @ w_v)  # [kv_heads, held + new, d]
-        keys, values = share(K, len(w_q) // len(w_k)), share(V, len(w_q) // len(w_k))
+    def step(q, k, v, K, V):
+        old = K, V
+        K, V = join(K, k), join(V, v)  # [kv_heads, held + new, d]
+        keys, values = share(K, len(q) // len(k)), share(V, len(q) // len(k))  # [heads, held + new, d]
         scores = q @ keys.mT * scale(q.shape[-1])  # [heads, new, held + new]
         weights = scores.masked_fill(later(*scores.shape[1:]), -torch.inf).softmax(over)
         return give(weigh(weights, values, keys), remember(old[0], K), remember(old[1], V), q)
@@ -42,12 +43,9 @@ _step = _step_with()
 def _steps():
     draw = torch.Generator().manual_seed(22)
 
-    def made(held, new, heads, kv_heads, h=12, d=8):
-        make = lambda *shape: torch.randn(shape, generator=draw) / 2
-        return (
-            make(new, h), make(kv_heads, held, d), make(kv_heads, held, d),
-            make(heads, h, d), make(kv_heads, h, d), make(kv_heads, h, d),
-        )  # fmt: skip
+    def made(held, new, heads, kv_heads, d=8):
+        shapes = (heads, new), (kv_heads, new), (kv_heads, new), (kv_heads, held), (kv_heads, held)
+        return tuple(torch.randn(*shape, d, generator=draw) for shape in shapes)
 
     return [
         made(5, 1, 1, 1),
@@ -64,7 +62,7 @@ attend_step = Exercise(
     _step,
     _steps,
     {
-        "the new keys stand before the old ones; tokens stay in their order": _step_with(
+        "the new keys come before the old ones: join them behind, so that tokens keep their order": _step_with(
             lambda past, now: torch.cat([now, past], dim=1)
         ),
         "the cache is returned as it came: it must grow by the new keys and values": _step_with(
@@ -74,11 +72,11 @@ attend_step = Exercise(
             remember=lambda past, made: made[:, past.shape[1] :]
         ),
         "the new token looks at the cache alone: it looks at itself, too": (
-            lambda x, K, V, a, b, c: (
-                (x @ a @ K.repeat_interleave(len(a) // len(b), 0).mT * K.shape[-1] ** -0.5).softmax(-1)
-                @ V.repeat_interleave(len(a) // len(b), 0),
-                torch.cat([K, x @ b], 1),
-                torch.cat([V, x @ c], 1),
+            lambda q, k, v, K, V: (
+                (q @ K.repeat_interleave(len(q) // len(k), 0).mT * K.shape[-1] ** -0.5).softmax(-1)
+                @ V.repeat_interleave(len(q) // len(k), 0),
+                torch.cat([K, k], 1),
+                torch.cat([V, v], 1),
             )
         ),
         "the tokens of a prompt look at later ones: the mask is missing": _step_with(
@@ -90,7 +88,7 @@ attend_step = Exercise(
         "the mask is one off: each new token looks at the one after it": _step_with(
             later=lambda new, total: torch.ones(new, total).triu(total - new + 2).bool()
         ),
-        "heads that share a KV head stand together: repeat_interleave, not repeat": _step_with(
+        "query heads that share a KV head are neighbours: repeat_interleave, not repeat": _step_with(
             share=lambda kept, times: kept.repeat(times, 1, 1)
         ),
         "only the first KV head is used: every group of query heads has its own": _step_with(
@@ -136,11 +134,17 @@ attend_step = Exercise(
         "something is NaN: is a whole row of scores masked?": lambda r, *case: any(
             torch.as_tensor(part).isnan().any() for part in r
         ),
-        "K must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, x, K, *w: (
-            tuple(r[1].shape) != (K.shape[0], K.shape[1] + len(x), K.shape[2])
+        "K must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, q, k, v, K, V: (
+            tuple(r[1].shape) != (K.shape[0], K.shape[1] + k.shape[1], K.shape[2])
+        ),
+        "V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, q, k, v, K, V: (
+            tuple(r[2].shape) != (V.shape[0], V.shape[1] + v.shape[1], V.shape[2])
+        ),
+        "the output has one vector for each new token and query head: [heads, new, d]": lambda r, q, *case: (
+            r[0].shape != q.shape
         ),
         "K and V are right; the output is not": lambda r, *case: all(
-            torch.allclose(a, b, atol=1e-5) for a, b in zip(r[1:], _step(*case)[1:])
+            same(a, b) for a, b in zip(r[1:], _step(*case)[1:], strict=True)
         ),
     },
 )

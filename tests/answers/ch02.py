@@ -4,19 +4,19 @@
 # The body of a function with the exercise's own parameters.
 RIGHT = {
     "attend_step": [
-        "K, V = torch.cat([K, torch.einsum('nh,khd->knd', x, w_k)], 1), torch.cat([V, torch.einsum('nh,khd->knd', x, w_v)], 1)\n"
-        "out = []\ntimes = len(w_q) // len(w_k)\nfor head, w in enumerate(w_q):\n    rows = []\n    for i, token in enumerate(x):\n"
-        "        upto = K.shape[1] - len(x) + i + 1\n        k, v = K[head // times, :upto], V[head // times, :upto]\n"
-        "        rows.append((k @ (token @ w) / k.shape[-1] ** 0.5).softmax(0) @ v)\n    out.append(torch.stack(rows))\n"
+        "K, V = torch.cat([K, k], 1), torch.cat([V, v], 1)\n"
+        "out = []\ntimes, new = len(q) // len(K), q.shape[1]\nfor head in range(len(q)):\n    rows = []\n    for i in range(new):\n"
+        "        upto = K.shape[1] - new + i + 1\n        keys, values = K[head // times, :upto], V[head // times, :upto]\n"
+        "        rows.append((keys @ q[head, i] / keys.shape[-1] ** 0.5).softmax(0) @ values)\n    out.append(torch.stack(rows))\n"
         "return torch.stack(out), K, V",
-        "K, V = torch.cat((K, x @ w_k), 1), torch.cat((V, x @ w_v), 1)\nn, t = len(x), K.shape[1]\n"
+        "K, V = torch.cat((K, k), 1), torch.cat((V, v), 1)\nn, t = q.shape[1], K.shape[1]\n"
         "seen = torch.arange(t)[None] <= torch.arange(t - n, t)[:, None]\n"
-        "q = (x @ w_q).unflatten(0, (len(w_k), -1))\n"
+        "q = q.unflatten(0, (len(k), -1))\n"
         "s = (q @ K[:, None].mT / math.sqrt(K.shape[-1])).where(seen, torch.tensor(-math.inf))\n"
         "return [(s.softmax(-1) @ V[:, None]).flatten(0, 1), K, V]",
-        "K, V = torch.cat((K, x @ w_k), 1), torch.cat((V, x @ w_v), 1)\nn, t = len(x), K.shape[1]\n"
-        "mask = torch.ones(n, t).tril(t - n).bool()\ng = len(w_q) // len(w_k)\n"
-        "out = torch.nn.functional.scaled_dot_product_attention(x @ w_q, K.repeat_interleave(g, 0), V.repeat_interleave(g, 0), mask)\n"
+        "K, V = torch.cat((K, k), 1), torch.cat((V, v), 1)\nn, t = q.shape[1], K.shape[1]\n"
+        "mask = torch.ones(n, t).tril(t - n).bool()\ng = len(q) // len(k)\n"
+        "out = torch.nn.functional.scaled_dot_product_attention(q, K.repeat_interleave(g, 0), V.repeat_interleave(g, 0), mask)\n"
         "return out, K, V",
     ],
     "next_position": [
@@ -31,13 +31,14 @@ RIGHT = {
 # And what must be said of it.
 WRONG = {
     "attend_step": [
-        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\n"
+        ("K, V = torch.cat([K, k], 1), torch.cat([V, v], 1)\n"
          "return (q @ K.mT / q.shape[-1] ** 0.5).softmax(-1) @ V, K, V", "test 4 of 6"),
-        ("q = x @ w_q\nK, V = torch.cat([K, x @ w_k]), torch.cat([V, x @ w_v])\nreturn (q @ K.mT).softmax(-1) @ V, K, V", "it stops with RuntimeError"),
-        ("q, k, v = x @ w_q, x @ w_k, x @ w_v\nreturn q, k, v", "K must be longer"),
-        ("K, V = torch.cat([K, x @ w_k], 1), torch.cat([V, x @ w_v], 1)\nreturn x @ w_q, K, V", "K and V are right; the output is not"),
-        ("K = torch.cat([K, x @ w_k], 1)", "returns nothing"),
-        ("return torch.cat([K, x @ wk], 1)", "NameError"),
+        ("K, V = torch.cat([K, k]), torch.cat([V, v])\nreturn (q @ K.mT).softmax(-1) @ V, K, V", "it stops with RuntimeError"),
+        ("return q, k, v", "K must be longer"),
+        ("return q, torch.cat([K, k], 1), V", "V must be longer"),
+        ("K, V = torch.cat([K, k], 1), torch.cat([V, v], 1)\nreturn q, K, V", "K and V are right; the output is not"),
+        ("K = torch.cat([K, k], 1)", "returns nothing"),
+        ("return torch.cat([K, kk], 1)", "NameError"),
     ],
     "next_position": [
         ("return torch.linspace(held, held + new - 1, new)", "not floats"),
