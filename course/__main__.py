@@ -18,6 +18,7 @@ import nbformat
 from . import __doc__ as what
 from . import answers, editions, quiz, run, text
 from .harness import CLONE, COMMAND
+from .teaching.check import board
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -53,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("answers", type=Path, metavar="CSV")
     one.add_argument("--out", type=Path, default=Path("answers.png"))
     one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md lies, if not beside kvlab")
+    one = verbs.add_parser("board", help="who has solved what, from the folder that KVLAB_BOARD names")
+    one.add_argument("folder", type=Path)
     if CLONE:
         one = verbs.add_parser("agenda", help="write the instructor's agendas, or print one")
         one.add_argument("--hours", type=float, help="print the agenda that fills the most of so many hours")
@@ -101,6 +104,8 @@ def main(arguments: list[str] | None = None) -> int:
                 print(agenda.agenda(agenda.fitting(given.hours), *agenda.read()))
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
+        elif given.verb == "board":
+            print(board.table(given.folder))
         elif given.verb == "site":
             from . import site  # latex2mathml: for the project's site, no kit installs it
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvlab.plots import BLUE, GREEN, GREY, GRID, INK, ORANGE, PURPLE, SKY, VERMILLION
 
+from . import strips
 from .drawing import PALE, Drawing
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"
@@ -337,10 +338,10 @@ DRAWINGS = {
 
 
 def write(folder: Path = FOLDER) -> list[Path]:
-    """Write every chapter's drawing; returns the files."""
+    """Write every chapter's drawing, and the strips; returns the files."""
     folder.mkdir(exist_ok=True)
     made = []
     for number, draw in DRAWINGS.items():
         made.append(folder / f"{number}.svg")
         made[-1].write_text(draw().svg(), encoding="utf-8")
-    return made
+    return made + strips.write(folder)

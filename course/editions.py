@@ -25,7 +25,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell
 
 from .page.build import built
 from .run import execute
-from .teaching.check.key import FOLDS, questions
+from .teaching.check.key import FOLDS, exercise_of, questions
 
 DRAWINGS = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"  # what each chapter opens with
 BEGIN, INSTEAD, END = "### BEGIN SOLUTION", "### INSTEAD", "### END SOLUTION"
@@ -56,9 +56,9 @@ def learner(notebook):
         if cell.cell_type == "code":
             cell.source, cell.outputs, cell.execution_count = open_gaps(cell.source), [], None
             continue
-        exercise = after and re.search(r"^check\.(\w+)\(", after.source, re.M)
+        exercise = after and exercise_of(after.source)
         asked = questions(cell.source)
-        cell.source = FOLDS.sub("\n\n" if asked or not exercise else STUCK.format(exercise[1]), cell.source)
+        cell.source = FOLDS.sub("\n\n" if asked or not exercise else STUCK.format(exercise), cell.source)
         cell.source = re.sub(r"\n{3,}", "\n\n", cell.source).strip()
         if asked:
             names = [f"{chapter}.{number}" for number in range(count + 1, count + 1 + len(asked))]

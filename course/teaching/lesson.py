@@ -15,6 +15,7 @@ from kvlab.make import make_cache
 from kvlab.models import calibration_ids, load
 
 from ..harness import harness
+from . import mine
 
 corpus = harness("tasks.corpus")
 PROMPT = "The brown dog slept by the"  # six tokens, the same in every chapter
@@ -41,7 +42,14 @@ def document(seed: int = 11, facts: int = 8, filler: int = 12):
     return corpus.recall(rng, facts=facts, filler=corpus.prose(rng, filler))
 
 
-def ask(model, tokenizer, method: str, document, *, known: bool = True) -> str:
+def begun(model, method):
+    """What feeds a text through a method's cache, or through a cache of one's own (a `mine.Cache`)."""
+    if isinstance(method, str):
+        return Stepper(model, make_cache(model, method))
+    return mine.Reader(model, method())
+
+
+def ask(model, tokenizer, method, document, *, known: bool = True) -> str:
     """The model's next word after a document, decided by steps that see only what the cache offers.
 
     known: whether the question stands in the text that the method compresses. If not, the context alone is
@@ -49,7 +57,7 @@ def ask(model, tokenizer, method: str, document, *, known: bool = True) -> str:
     """
     ids = tokenizer(document.text, return_tensors="pt").input_ids
     cut = -1 if known else len(tokenizer(document.context).input_ids)
-    stepper = Stepper(model, make_cache(model, method))
+    stepper = begun(model, method)
     stepper.feed(ids[:, :cut])  # read as it is, then compressed
     for token in ids[0, cut:]:
         logits = stepper.feed(token.view(1, 1), last=True)
@@ -81,7 +89,8 @@ def answered(model, tokenizer, methods, asked) -> dict[str, tuple[int, int]]:
 
 
 def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) -> list[dict]:
-    """One row of the cost table for each method, measured on the same text and the same questions.
+    """One row of the cost table for each method, measured on the same text and the same questions. A method
+    is a name, or a class of `mine.Cache`.
 
     A row: method, held (tokens), device, host and moved (bytes, moved by the last step), flops (of the last
     step), agree (of `steps` next tokens, how many are the full cache's), right (of `questions`), steps,
@@ -89,14 +98,15 @@ def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) ->
     """
     ids = calibration_ids(model)[:, : 256 + steps]
     asked = [document(2_100_000 + i) for i in range(questions)]
-    reference = _next_tokens(model, ids, make_cache(model, "full"), steps)[0]
+    reference = _next_tokens(begun(model, "full"), ids, steps)[0]
     rows = []
     for method in methods:
-        cache = make_cache(model, method)
-        chosen, flops = _next_tokens(model, ids, cache, steps)
-        stats = cache.stats()
+        stepper = begun(model, method)
+        chosen, flops = _next_tokens(stepper, ids, steps)
+        stats = stepper.cache.stats()
         rows.append({
-            "method": method, "held": stats.tokens_held, "device": stats.device_bytes,
+            "method": method if isinstance(method, str) else method.__name__,
+            "held": stats.tokens_held, "device": stats.device_bytes,
             "host": stats.host_bytes, "moved": stats.moved_bytes, "flops": flops,
             "agree": int((chosen == reference).sum()), "steps": steps,
             "right": sum(ask(model, tokenizer, method, d) == d.answer for d in asked),
@@ -105,9 +115,8 @@ def costs(model, tokenizer, methods, *, steps: int = 32, questions: int = 10) ->
     return rows
 
 
-def _next_tokens(model, ids, cache, steps: int):
+def _next_tokens(stepper, ids, steps: int):
     """Most likely next tokens `[steps]` while the text is fed one token at a time; FLOPs of the last."""
-    stepper = Stepper(model, cache)
     stepper.feed(ids[:, :-steps])
     chosen = []
     for step in range(ids.shape[1] - steps, ids.shape[1] - 1):

@@ -1,13 +1,15 @@
 """The question of the course: its figures are the bill's, its drawings up to date, its guesses kept."""
 
 import json
-from xml.etree import ElementTree
+from pathlib import Path
 
 import pytest
 
-from course import drawings
+from course import drawings, strips
 from course.teaching import contract, lease, smollm2
 from course.teaching.pictures import show
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_picture_has_a_bar_for_every_method_and_says_which_fit():
@@ -72,13 +74,22 @@ def test_the_lease_says_in_clause_17_alone_what_is_asked_for():
     assert lease.written("", 13, 21).startswith("Clause 13. Animals.")
 
 
-def test_the_drawings_are_those_that_the_code_draws():
-    assert sorted(path.stem for path in drawings.FOLDER.glob("*.svg")) == sorted(drawings.DRAWINGS)
-    for number, draw in drawings.DRAWINGS.items():
-        drawn = draw().svg()
-        assert (drawings.FOLDER / f"{number}.svg").read_text(encoding="utf-8") == drawn
-        root = ElementTree.fromstring(drawn)
-        assert all(float(one.get("font-size")) >= 14 for one in root.iter() if one.get("font-size"))
+def test_the_drawings_are_those_that_the_code_draws(tmp_path):
+    made = drawings.write(tmp_path)
+    assert sorted(path.name for path in drawings.FOLDER.glob("*.svg")) == sorted(path.name for path in made)
+    for path in made:
+        assert (drawings.FOLDER / path.name).read_text(encoding="utf-8") == path.read_text(encoding="utf-8")
+
+
+def test_every_strip_is_shown_with_its_sentence():
+    shown = "\n".join(path.read_text(encoding="utf-8") for path in ROOT.glob("notebooks/*.ipynb"))
+    for name, (sentence, _) in strips.strips(strips.TEXT.read_text(encoding="utf-8")).items():
+        assert f"![{sentence}](drawings/{name}.svg)" in shown.replace('\\"', '"'), name
+
+
+def test_a_row_of_a_strip_that_cannot_be_drawn_is_named():
+    with pytest.raises(ValueError, match="no bar"):
+        strips.draw("Nothing.", ["no bar"])
 
 
 def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):

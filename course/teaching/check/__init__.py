@@ -1,11 +1,14 @@
 """Checks for the exercises: `check.name(answer)` says correct, incorrect with the likely mistake, or not
 attempted; `check.hint("name")` gives three steps, one at a time; `check.solution("name")` shows the solution
-after a first attempt; `check.question("2.1", answer)` comments on an answer. `exercise.py` holds what the
-checks share; the checks themselves are in `key.z`, which `key.py` makes and reads."""
+after a first attempt; `check.measured(yours, measured)` compares a number with what a cell has measured.
+`check.question("2.1", choice)` keeps a prediction, `check.reveal("2.1")` tells whether it came true, and
+`check.board()` counts. `exercise.py` holds what the checks share; the checks themselves are in `key.z`, which
+`key.py` makes and reads."""
 
 import difflib
 import re
 
+from . import board as _board
 from . import key
 from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED
 
@@ -52,8 +55,8 @@ def solution(name: str = "") -> None:
 
 
 def question(name: str = "", answer=...) -> None:
-    """Print what there is to say on an answer to a question of *Predict* or *Quiz*: on the proposal that was
-    chosen, by its number, or the answer to compare one's own words with."""
+    """Keep the proposal that was chosen in *Predict*, by its number, until `reveal` answers it; in *Quiz*,
+    print the answer to compare one's own words with."""
     if not isinstance(name, str) or not name:
         number = name or next(iter(QUESTIONS))
         print(f'the question comes first, in quotes: check.question("{number}", answer)')
@@ -62,21 +65,62 @@ def question(name: str = "", answer=...) -> None:
         print(f"there is no question {name!r}: are this notebook and the installed kvlab from the same kit?")
         return
     given = "" if answer is ... or answer is None else str(answer).strip().strip("().").lower()
-    replies = QUESTIONS[name]
-    choices = {what.partition(".")[0]: what for what in replies}
+    choices = _choices(name)
     if not given:
         print(NOT_ATTEMPTED)
-    elif len(replies) == 1:
-        (reply,) = replies.values()
-        number = re.search(r" = ([\d.]+)\.$", reply)  # the answer is one number: it can be judged
-        said = "to compare with yours"
-        if number and re.fullmatch(r"\d+(?:\.\d+)?", given):
-            said = "correct" if float(given) == float(number[1]) else f"incorrect, it is not {given}"
-        print(f"{said}: {reply}")
+    elif len(choices) == 1:
+        _compare(given, *QUESTIONS[name].values())
     elif given in choices:
-        print(f"{choices[given]}: {replies[choices[given]]}")
+        _board.CHOSEN[name] = given
+        print(f"kept: you say {choices[given]}. A later cell answers.")
     else:
         print(f"{given!r} is none of the proposals: write one of {', '.join(choices)}")
+
+
+def _choices(name: str) -> dict[str, str]:
+    """{"1": "1. the proposal"} of a question."""
+    return {what.partition(".")[0]: what for what in QUESTIONS[name]}
+
+
+def _compare(given: str, reply: str) -> None:
+    """Print the answer to a question of *Quiz*; where it is one number, say whether it was given."""
+    number, said = re.search(r" = ([\d.]+)\.$", reply), "to compare with yours"
+    if number and re.fullmatch(r"\d+(?:\.\d+)?", given):
+        said = "correct" if float(given) == float(number[1]) else f"incorrect, it is not {given}"
+    print(f"{said}: {reply}")
+
+
+def reveal(name: str) -> None:
+    """Print the answer to a question of *Predict* now that it is measured, and what there is to say on the
+    proposal that was chosen."""
+    choices, yours = _choices(name), _board.CHOSEN.get(name)
+    right = next(number for number, what in choices.items() if QUESTIONS[name][what].startswith("Yes"))
+    reason = re.sub(r"^Yes\W*", "", QUESTIONS[name][choices[right]])
+    if yours is not None:
+        _board.FORESEEN[name] = yours == right
+    if yours not in (None, right):
+        print(f"You chose {choices[yours]}. {QUESTIONS[name][choices[yours]]}")
+    said = "You were right" if yours == right else "The answer"
+    print(f"{said}: {choices[right]}. {reason[:1].upper()}{reason[1:]}")
+
+
+def measured(yours, value: float, tolerance: float = 0.01) -> None:
+    """Compare a number with what was measured: correct, how many times too large or small, or not
+    attempted."""
+    if yours is ... or yours is None:
+        print(NOT_ATTEMPTED)
+    elif not isinstance(yours, int | float):
+        print(f"a number is expected, not {type(yours).__name__}")
+    elif abs(yours - value) <= tolerance * abs(value):
+        print(f"correct: you say {yours:,.6g}, and {value:,.6g} was measured")
+    else:
+        times = f"{yours / value:.3g} times what was measured" if value else "and 0 was measured"
+        print(f"incorrect: your {yours:,.6g} is {times}")
+
+
+def board() -> None:
+    """Count what was predicted and what was solved since this notebook was started."""
+    _board.show(EXERCISES)
 
 
 def _known(name) -> str:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from . import board
 from .answer import fits, run, same, same_shape, untouched
 from .sentences import IN_PLACE, difference, kind, no_value, pattern, power, stopped
 
@@ -220,9 +221,10 @@ def _tell(exercise: Exercise | Choice, answer) -> None:
         print(f"nothing to check: write in the brackets {what}")
         return
     verdict = exercise.verdict(answer)
+    print(verdict)
     if verdict.state != NOT_ATTEMPTED:
         ATTEMPTED.add(exercise.name)
-    print(verdict)
+        board.note(exercise.name, verdict.state == CORRECT)
 
 
 def _shows(sign: Callable, result, case: tuple) -> bool:

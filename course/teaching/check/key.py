@@ -42,12 +42,18 @@ def make() -> dict:
             for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]
         ]
         for (_, before), (_, source) in pairwise(cells):
-            if "### BEGIN SOLUTION" in source:
-                found[re.search(r"^check\.(\w+)\(", source, re.M)[1]] = _help(before, source)
+            if "### BEGIN SOLUTION" in source and (exercise := exercise_of(source)):
+                found[exercise] = _help(before, source)
         folded = [fold for kind, source in cells if kind == "markdown" for fold in questions(source)]
         for number, fold in enumerate(folded, 1):
             asked[f"{int(path.name[:2])}.{number}"] = fold
     return {"checks": checks, "help": found, "questions": asked}
+
+
+def exercise_of(source: str) -> str:
+    """The exercise that a cell checks, or "": a number that is compared with a measurement is none."""
+    found = re.search(r"^check\.(?!measured|reveal|board|question)(\w+)\(", source, re.M)
+    return found[1] if found else ""
 
 
 def questions(source: str) -> list[dict[str, str]]:

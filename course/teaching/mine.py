@@ -1,0 +1,239 @@
+"""Your own cache. It decodes a real model, and every chapter replaces one of its parts.
+
+    class MyCache(mine.Cache):
+        def append(self, layer, k, v): ...        # where a new token's key and value go
+        def read(self, layer, q): ...             # the keys and values that a step looks at
+        def attend(self, layer, q, k, v): ...     # what the layer gives back
+        def leave(self, layer, q): ...            # what goes when the pass is over
+
+`mine.part(snapkv)` gives your function once its check accepts it, and the course's until then.
+`mine.keep(snapkv)` also writes it to my_cache.py beside the notebooks, where later chapters find it by name,
+`mine.part("snapkv")`. A cache of this kind serves one text at a time, on models built like Llama.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+import os
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvlab.stats import Stats
+
+from . import check, lease
+
+FILE = "my_cache.py"
+HEAD = '''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
+
+import torch
+
+import kvlab
+from kvlab.keep import Keep
+'''
+
+
+class Cache:
+    """One text's keys and values. Chapter 2's: everything is kept, and grows.
+
+    q `[heads, new, d]`; k, v `[kv_heads, new, d]` of the tokens that a pass feeds, keys after RoPE; K, V
+    `[kv_heads, held, d]` of what is held. `self.K` and `self.V` hold them by the number of the layer, and
+    `self.seen` is how many tokens came before this pass.
+    """
+
+    def __init__(self):
+        self.K, self.V, self.seen, self.moved = {}, {}, 0, 0
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The layer's output for the new tokens, `[heads, new, d]`."""
+        K, V = self.read(layer, q) if layer in self.K else (k[:, :0], v[:, :0])
+        out, _, _ = part("attend_step")(q, k, v, K, V)
+        self.append(layer, k, v)
+        self.leave(layer, q)
+        return out
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Hold the new keys and values."""
+        held = layer in self.K
+        self.K[layer] = torch.cat([self.K[layer], k], dim=1) if held else k
+        self.V[layer] = torch.cat([self.V[layer], v], dim=1) if held else v
+
+    def read(self, layer: int, q: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V that a step looks at, before its own token joins them."""
+        return self.K[layer], self.V[layer]
+
+    def leave(self, layer: int, q: Tensor) -> None:
+        """The pass is over: let go of what need not be held."""
+
+    def stats(self) -> Stats:
+        """Tokens and bytes held, from the tensors of the cache; a chapter that counts otherwise says so."""
+        held = max((K.shape[1] for K in self.K.values()), default=0)
+        size = sum(one.nbytes for both in (self.K, self.V) for one in both.values())
+        return Stats(size, 0, self.moved, self.seen, held)
+
+
+def weights(q: Tensor, K: Tensor) -> Tensor:
+    """What each query gives to each token held, `[heads, new, held]`; the new tokens are the last of K."""
+    K = K.repeat_interleave(len(q) // len(K), 0)
+    new, held = q.shape[1], K.shape[1]
+    later = torch.ones(new, held, device=q.device).triu(held - new + 1).bool()
+    return (q @ K.mT / q.shape[-1] ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
+
+
+class Reader:
+    """Feeds a text to a model built like Llama, through a cache of one's own: as `kvlab.Stepper` does."""
+
+    def __init__(self, model, cache: Cache):
+        self.model, self.cache = model, cache
+
+    @torch.no_grad()
+    def feed(self, ids: Tensor, last: bool = False) -> Tensor:
+        """Logits `[1, vocabulary]` of the last token, once `ids` `[1, new]` are read; last: as in Stepper."""
+        body, cache, new = self.model.model, self.cache, ids.shape[1]
+        x = body.embed_tokens(ids)  # [1, new, h]
+        turns = body.rotary_emb(x, torch.arange(cache.seen, cache.seen + new)[None])
+        for number, block in enumerate(body.layers):
+            attention, y = block.self_attn, block.input_layernorm(x)
+            q, k, v = (
+                project(y)[0].view(new, -1, attention.head_dim).transpose(0, 1)  # [heads, new, d]
+                for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+            )
+            out = cache.attend(number, _turned(q, *turns), _turned(k, *turns), v)
+            if not isinstance(out, Tensor) or out.shape != q.shape:
+                shape = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+                raise ValueError(f"attend gave {shape}, and {tuple(q.shape)} is expected, [heads, new, d]")
+            x = x + attention.o_proj(out.transpose(0, 1).reshape(1, new, -1))
+            x = x + block.mlp(block.post_attention_layernorm(x))
+        cache.seen += new
+        return self.model.lm_head(body.norm(x[:, -1]))
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE: each pair of channels is turned by the token's position."""
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat([-x[..., half:], x[..., :half]], dim=-1) * sin
+
+
+def write(model, tokenizer, text: str, cache: Cache, new: int = 12) -> str:
+    """What the model writes after a text, token by token, through the cache."""
+    reader, ids, said = Reader(model, cache), tokenizer(text, return_tensors="pt").input_ids, []
+    for _ in range(new):
+        ids = reader.feed(ids).argmax(-1, keepdim=True)
+        said.append(int(ids))
+    return tokenizer.decode(said)
+
+
+def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
+    """Ask a cache about clause 17 of six leases, which differ in the name that this clause gives.
+
+    Prints the first clause, question and answer, how many answers are right, and what the cache holds. A
+    cache that is not finished gets one line.
+    """
+    asked, said, cache = lease.asked_of_workshop(), [], None
+    try:
+        for context, question, _ in asked:
+            ids, cache = tokenizer(context + question, return_tensors="pt").input_ids, made()
+            reader = Reader(model, cache)
+            reader.feed(ids[:, :-1])
+            said.append(tokenizer.decode(reader.feed(ids[:, -1:]).argmax(-1)).strip())
+    except Exception as error:  # a learner's own code: whatever it raises is an answer
+        print(f"not yet: {made.__name__} stopped with {type(error).__name__}: {error}")
+        return
+    right = sum(bool(one) and name.startswith(one) for one, (_, _, name) in zip(said, asked, strict=True))
+    stats = cache.stats()
+    print(
+        f'Clause 17: "{lease.DOG.format(asked[0][2])}"  You: "{asked[0][1].strip()}"  Your cache: "{said[0]}"'
+    )
+    print(
+        f"{right} of {len(asked)} leases answered; {stats.tokens_held} of {stats.tokens_seen} tokens held,"
+        f" {stats.device_bytes / 1e3:,.0f} kB on the device, {stats.host_bytes / 1e3:,.0f} kB on the host,"
+        f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
+    )
+
+
+# Parts: functions of the learner's own, and where they are kept.
+
+
+def part(wanted: Callable | str) -> Callable:
+    """A part of the cache: yours once its check accepts it, the course's until then.
+
+    wanted: your function, or the name of one that an earlier chapter kept in my_cache.py.
+    """
+    name = wanted if isinstance(wanted, str) else wanted.__name__
+    if name not in _parts or not isinstance(wanted, str):
+        exercise = check.EXERCISES[name]
+        own = _saved(name) if isinstance(wanted, str) else wanted
+        _parts[name] = own if own is not None and exercise.accepts(own) else exercise.right
+    return _parts[name]
+
+
+_parts: dict[str, Callable] = {}
+
+
+def keep(made: Callable) -> Callable:
+    """Write a function or a class to my_cache.py, and return it. A function that has a check is written once
+    its check accepts it; until then the course's is returned, and one line says so."""
+    name, used = made.__name__, made
+    if name in check.EXERCISES:
+        used = part(made)
+        if used is not made:
+            print(f"{name}: the course's for now; it becomes yours when its check accepts it")
+            return used
+    kept = {**_sources(), name: _source(made)}
+    text = "\n\n".join([HEAD, *(source.rstrip() + "\n" for source in kept.values())])
+    new = _file().with_suffix(".new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, _file())
+    print(f"{name}: yours, kept in {FILE}")
+    return used
+
+
+def _file() -> Path:
+    return Path.cwd() / FILE
+
+
+def _sources() -> dict[str, str]:
+    """{name: source} of what my_cache.py holds; a file that does not parse holds nothing that can be used."""
+    try:
+        text = _file().read_text(encoding="utf-8")
+        nodes = ast.parse(text).body
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    return {
+        node.name: ast.get_source_segment(text, node)
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    }
+
+
+def _saved(name: str) -> Callable | None:
+    """A function from my_cache.py, or None."""
+    if name not in _sources():
+        return None
+    scope: dict = {}
+    try:
+        exec(compile(_file().read_text(encoding="utf-8"), FILE, "exec"), scope)
+    except Exception:  # a learner's file: whatever is wrong with it, the course's part serves
+        return None
+    return scope[name]
+
+
+def _source(made: Callable) -> str:
+    """The source of a function or class from the cell that defined it, without the marks of a solution."""
+    code = made if inspect.isfunction(made) else next(filter(inspect.isfunction, vars(made).values()))
+    text = "".join(linecache.getlines(code.__code__.co_filename))
+    node = next(
+        one for one in ast.walk(ast.parse(_plain(text))) if getattr(one, "name", None) == made.__name__
+    )
+    lines = _plain(text).splitlines()[node.lineno - 1 : node.end_lineno]
+    return textwrap.dedent("\n".join(line for line in lines if not line.strip().startswith("###")))
+
+
+def _plain(cell: str) -> str:
+    """A cell without its magics, which are no Python."""
+    return "\n".join("" if line.startswith(("%", "!")) else line for line in cell.splitlines())

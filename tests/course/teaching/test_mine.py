@@ -1,0 +1,179 @@
+"""A learner's own cache: it decodes the models as the full cache does, and its parts are kept in a file."""
+
+from __future__ import annotations
+
+import linecache
+
+import pytest
+import torch
+
+import kvlab
+from course.teaching import check, lesson, mine
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return lesson.start()
+
+
+@pytest.fixture
+def model(loaded):
+    return loaded[0]
+
+
+@pytest.fixture
+def tokenizer(loaded):
+    return loaded[1]
+
+
+@pytest.fixture
+def cell(tmp_path, monkeypatch):
+    """Runs a cell's text as a notebook does, in an empty folder; returns what it defines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mine, "_parts", {})
+
+    def run(text: str, name: str = "cell 1") -> dict:
+        linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+        scope = {"torch": torch, "mine": mine, "check": check}
+        exec(compile(text, name, "exec"), scope)
+        return scope
+
+    return run
+
+
+def test_everything_kept_is_the_full_cache(model, tokenizer):
+    ids = tokenizer("The brown dog Otis lives in the mill. The brown dog", return_tensors="pt").input_ids
+    for _ in range(2):
+        own, full = mine.Reader(model, mine.Cache()), kvlab.Stepper(model, kvlab.make_cache(model, "full"))
+        for start, end in ((0, 7), (7, 8), (8, ids.shape[1])):
+            ours, theirs = own.feed(ids[:, start:end]), full.feed(ids[:, start:end], last=True)
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        held = own.cache.stats()
+        assert (held.tokens_held, held.tokens_seen) == (ids.shape[1], ids.shape[1])
+
+
+def test_grouped_heads_take_the_keys_of_their_group():
+    q, K = torch.eye(4)[:, None], torch.stack([torch.eye(4), -torch.eye(4)])  # four heads, two of keys
+    most = mine.weights(q, K)[:, 0].argmax(-1)
+    assert most[:2].tolist() == [0, 1] and not set(most[2:].tolist()) & {0}
+
+
+def test_a_cache_stands_in_the_cost_table(model, tokenizer):
+    own, full = lesson.costs(model, tokenizer, [mine.Cache, "full"], steps=3, questions=1)
+    assert own.pop("method") == "Cache" and full.pop("method") == "full"
+    assert {key: own[key] for key in ("held", "device", "agree", "right")} == {
+        key: full[key] for key in ("held", "device", "agree", "right")
+    }
+
+
+def test_clause_17_is_asked_of_a_cache(model, tokenizer, capsys):
+    mine.clause17(model, tokenizer, mine.Cache)
+    assert "6 of 6 leases answered" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("given", [None, torch.zeros(1, 2), ...])
+def test_a_cache_that_is_not_finished_gets_one_line(model, tokenizer, capsys, given):
+    class Unfinished(mine.Cache):
+        def attend(self, layer, q, k, v):
+            return given
+
+    mine.clause17(model, tokenizer, Unfinished)
+    said = capsys.readouterr().out
+    assert (
+        said.startswith("not yet: Unfinished stopped with ValueError: attend gave ") and said.count("\n") == 1
+    )
+
+
+RIGHT = """
+%matplotlib inline
+def real_slots(seen, window):
+    ### BEGIN SOLUTION
+    return [slot >= window - seen for slot in range(window)]
+    ### END SOLUTION
+
+
+kept = mine.keep(real_slots)
+"""
+
+
+def test_a_right_part_is_kept_and_found_by_its_name(cell, capsys):
+    kept = cell(RIGHT)["kept"]
+    assert capsys.readouterr().out == "real_slots: yours, kept in my_cache.py\n"
+    text = (mine.Path.cwd() / mine.FILE).read_text()
+    assert "SOLUTION" not in text and text.count("def real_slots") == 1
+    mine._parts.clear()
+    assert mine.part("real_slots")(2, 5) == kept(2, 5) == [False, False, False, True, True]
+    assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right
+
+
+def test_a_part_is_replaced_and_the_others_stay(cell):
+    cell(RIGHT)
+    cell("class Small(mine.Cache):\n    def leave(self, layer, q): pass\n\nmine.keep(Small)", "cell 2")
+    cell(RIGHT.replace("slot >= window", "slot + 0 >= window"), "cell 3")
+    text = (mine.Path.cwd() / mine.FILE).read_text()
+    assert text.count("def real_slots") == 1 and "slot + 0" in text and "class Small(mine.Cache)" in text
+
+
+def test_a_wrong_part_leaves_the_courses(cell, capsys):
+    scope = cell("def real_slots(seen, window): ...\nkept = mine.keep(real_slots)")
+    assert scope["kept"] is check.EXERCISES["real_slots"].right
+    assert "the course's for now" in capsys.readouterr().out and not (mine.Path.cwd() / mine.FILE).exists()
+
+
+@pytest.mark.parametrize("text", ["def real_slots(", "1 / 0\ndef real_slots(seen, window): pass", "\0"])
+def test_a_spoilt_file_leaves_the_courses(cell, text):
+    (mine.Path.cwd() / mine.FILE).write_text(text)
+    assert mine.part("real_slots") is check.EXERCISES["real_slots"].right
+    cell(RIGHT)
+    assert mine.part("real_slots")(1, 2) == [False, True]
+
+
+def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
+    monkeypatch.setattr("course.teaching.check.board.CHOSEN", chosen := {})
+    monkeypatch.setattr("course.teaching.check.board.FORESEEN", foreseen := {})
+    check.reveal("2.1")
+    assert capsys.readouterr().out.startswith("The answer: 3. everything") and not foreseen
+    check.question("2.1", 1)
+    assert capsys.readouterr().out == "kept: you say 1. only the attention scores. A later cell answers.\n"
+    check.reveal("2.1")
+    assert capsys.readouterr().out.startswith("You chose 1.") and foreseen == {"2.1": False}
+    check.question("2.1", "3")
+    check.reveal("2.1")
+    assert "You were right: 3. everything" in capsys.readouterr().out and chosen == {"2.1": "3"}
+
+
+def test_every_prediction_has_one_answer():
+    for name, replies in check.QUESTIONS.items():
+        if len(replies) > 1:
+            assert sum(reply.startswith("Yes") for reply in replies.values()) == 1, name
+            assert not any("Run the next cell" in reply for reply in replies.values()), name
+
+
+@pytest.mark.parametrize("yours, said", [
+    (..., "not attempted"), (8, "correct: you say 8, and 8 was measured"),
+    ("8", "a number is expected, not str"),
+    (4, "incorrect: your 4 is 0.5 times what was measured"),
+])  # fmt: skip
+def test_a_number_is_compared_with_a_measurement(capsys, yours, said):
+    check.measured(yours, 8)
+    assert capsys.readouterr().out == said + "\n"
+
+
+def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
+    from course.__main__ import main
+    from course.teaching.check import board
+
+    monkeypatch.setattr(board, "TRIED", {})
+    monkeypatch.setenv("KVLAB_BOARD", str(tmp_path))
+    monkeypatch.setenv("KVLAB_NAME", "Ada / 1")
+    check.growth("c")
+    check.fits("a")
+    check.board()
+    assert "still open: fits" in capsys.readouterr().out
+    (tmp_path / "z.json").write_text("{")
+    assert main(["board", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("Ada / 1 ") and lines[1].endswith("fits") and "cannot be read" in lines[2]
+    monkeypatch.setenv("KVLAB_BOARD", str(tmp_path / "gone"))
+    check.growth("c")
+    assert "the shared board was not updated" in capsys.readouterr().out
