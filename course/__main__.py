@@ -18,7 +18,7 @@ import nbformat
 from . import __doc__ as what
 from . import answers, editions, quiz, run, text
 from .harness import CLONE, COMMAND
-from .teaching.check import board
+from .teaching.check import tally
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         elif given.verb == "answers":
             print(answers.answers(given.answers, given.out, given.quiz))
         elif given.verb == "board":
-            print(board.table(given.folder))
+            print(tally.table(given.folder))
         elif given.verb == "site":
             from . import site  # latex2mathml: for the project's site, no kit installs it
 

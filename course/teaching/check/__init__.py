@@ -8,8 +8,7 @@ after a first attempt; `check.measured(yours, measured)` compares a number with 
 import difflib
 import re
 
-from . import board as _board
-from . import key
+from . import key, tally
 from .exercise import ATTEMPTED, EXERCISES, NOT_ATTEMPTED
 
 _key = key.read()
@@ -71,7 +70,7 @@ def question(name: str = "", answer=...) -> None:
     elif len(choices) == 1:
         _compare(given, *QUESTIONS[name].values())
     elif given in choices:
-        _board.CHOSEN[name] = given
+        tally.CHOSEN[name] = given
         print(f"kept: you say {choices[given]}. A later cell answers.")
     else:
         print(f"{given!r} is none of the proposals: write one of {', '.join(choices)}")
@@ -93,11 +92,11 @@ def _compare(given: str, reply: str) -> None:
 def reveal(name: str) -> None:
     """Print the answer to a question of *Predict* now that it is measured, and what there is to say on the
     proposal that was chosen."""
-    choices, yours = _choices(name), _board.CHOSEN.get(name)
+    choices, yours = _choices(name), tally.CHOSEN.get(name)
     right = next(number for number, what in choices.items() if QUESTIONS[name][what].startswith("Yes"))
     reason = re.sub(r"^Yes\W*", "", QUESTIONS[name][choices[right]])
     if yours is not None:
-        _board.FORESEEN[name] = yours == right
+        tally.FORESEEN[name] = yours == right
     if yours not in (None, right):
         print(f"You chose {choices[yours]}. {QUESTIONS[name][choices[yours]]}")
     said = "You were right" if yours == right else "The answer"
@@ -120,7 +119,7 @@ def measured(yours, value: float, tolerance: float = 0.01) -> None:
 
 def board() -> None:
     """Count what was predicted and what was solved since this notebook was started."""
-    _board.show(EXERCISES)
+    tally.show(EXERCISES)
 
 
 def _known(name) -> str:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from . import board
+from . import tally
 from .answer import fits, run, same, same_shape, untouched
 from .sentences import IN_PLACE, difference, kind, no_value, pattern, power, stopped
 
@@ -224,7 +224,7 @@ def _tell(exercise: Exercise | Choice, answer) -> None:
     print(verdict)
     if verdict.state != NOT_ATTEMPTED:
         ATTEMPTED.add(exercise.name)
-        board.note(exercise.name, verdict.state == CORRECT)
+        tally.note(exercise.name, verdict.state == CORRECT)
 
 
 def _shows(sign: Callable, result, case: tuple) -> bool:

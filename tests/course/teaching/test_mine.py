@@ -35,7 +35,7 @@ def cell(tmp_path, monkeypatch):
     def run(text: str, name: str = "cell 1") -> dict:
         linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
         scope = {"torch": torch, "mine": mine, "check": check}
-        exec(compile(text, name, "exec"), scope)
+        exec(compile(mine._plain(text), name, "exec"), scope)
         return scope
 
     return run
@@ -53,9 +53,11 @@ def test_everything_kept_is_the_full_cache(model, tokenizer):
 
 
 def test_grouped_heads_take_the_keys_of_their_group():
-    q, K = torch.eye(4)[:, None], torch.stack([torch.eye(4), -torch.eye(4)])  # four heads, two of keys
-    most = mine.weights(q, K)[:, 0].argmax(-1)
-    assert most[:2].tolist() == [0, 1] and not set(most[2:].tolist()) & {0}
+    q, K = (
+        torch.ones(4, 1, 2),
+        torch.tensor([[[9.0, 9], [0, 0]], [[0, 0], [9, 9]]]),
+    )  # four heads, two of keys
+    assert mine.weights(q, K)[:, 0].argmax(-1).tolist() == [0, 0, 1, 1]
 
 
 def test_a_cache_stands_in_the_cost_table(model, tokenizer):
@@ -129,8 +131,8 @@ def test_a_spoilt_file_leaves_the_courses(cell, text):
 
 
 def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
-    monkeypatch.setattr("course.teaching.check.board.CHOSEN", chosen := {})
-    monkeypatch.setattr("course.teaching.check.board.FORESEEN", foreseen := {})
+    monkeypatch.setattr("course.teaching.check.tally.CHOSEN", chosen := {})
+    monkeypatch.setattr("course.teaching.check.tally.FORESEEN", foreseen := {})
     check.reveal("2.1")
     assert capsys.readouterr().out.startswith("The answer: 3. everything") and not foreseen
     check.question("2.1", 1)
@@ -161,9 +163,9 @@ def test_a_number_is_compared_with_a_measurement(capsys, yours, said):
 
 def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
     from course.__main__ import main
-    from course.teaching.check import board
+    from course.teaching.check import tally
 
-    monkeypatch.setattr(board, "TRIED", {})
+    monkeypatch.setattr(tally, "TRIED", {})
     monkeypatch.setenv("KVLAB_BOARD", str(tmp_path))
     monkeypatch.setenv("KVLAB_NAME", "Ada / 1")
     check.growth("c")
