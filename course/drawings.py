@@ -1,4 +1,4 @@
-"""Drawings: the one that each chapter opens with, as SVG; `python -m course drawings` writes them.
+"""Drawings: each chapter's first one and the story, as SVG; `python -m course drawings` writes them.
 
 Boxes, arrows and rows of tokens in the colours of `kvlab.plots`: orange is computed now, blue is kept, grey
 is gone, yellow is on the host, vermillion is fetched, and no box of another kind has one of these colours. A
@@ -15,6 +15,7 @@ from kvlab.plots import BLUE, GREEN, GREY, GRID, INK, ORANGE, PURPLE, SKY, VERMI
 
 from . import strips
 from .drawing import PALE, Drawing
+from .moving import story
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "drawings"
 
@@ -333,7 +334,7 @@ def after() -> Drawing:
 DRAWINGS = {
     "00": contract, "01": recompute, "02": kv_cache, "03": static_buffers, "04": quantization,
     "05": eviction, "06": offloading, "07": infinigen, "08": compare, "09": after,
-    "02_heads": heads, "06_flash": flash,
+    "02_heads": heads, "06_flash": flash, "story": story,
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ addEventListener("DOMContentLoaded", () => {
   const live = document.querySelector("iframe.live"), page = document.documentElement;
   if (!live) return;
   const follow = () => live.contentWindow.postMessage({ theme: page.dataset.theme }, "*");
-  live.src = live.getAttribute("src").split("#")[0] + "#method=h2o&theme=" + page.dataset.theme;
+  live.src = live.getAttribute("src").split("#")[0] + "#theme=" + page.dataset.theme;
   live.addEventListener("load", follow);
   new MutationObserver(follow).observe(page, { attributeFilter: ["data-theme"] });
 });

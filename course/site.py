@@ -37,17 +37,8 @@ PARTS = re.compile(
 GUIDES = ("docs/instructor_guide.md", "docs/glossary.md", "docs/sources.md", "docs/troubleshooting.md")
 ABOUT = ("docs/use.md", "docs/architecture.md", "CONTRIBUTING.md", "CHANGELOG.md", "kvlab/workshop/CARD.md")
 PACKAGES = ("kvlab", "eval")
-LIVE = "notebooks/page.html"
-WELCOME = f"""# What does the cache still hold?
-
-A small model runs here, in your browser. It reads some facts and a question. Choose a method, or click
-tokens away: what can it still answer? [Start the course](notebooks/00_start_here.ipynb) ·
-[What kvlab is](README.md)
-
-<iframe class="live" src="{LIVE}" title="The live page: a model and what its cache holds"></iframe>
-
-<p><a href="{LIVE}">The live page on a page of its own</a></p>
-"""
+LIVE, STORY = "notebooks/page.html", "notebooks/drawings/story.svg"  # what runs: it is copied as it is
+MOVING = '<object class="story" type="image/svg+xml" data="{}" aria-label="{}"></object>'
 ORPHAN = "---\norphan: true\n---\n\n"
 
 CONFIG = {
@@ -155,10 +146,10 @@ def write(out: Path, report: Path | None = None) -> Path:
     pages = Pages(out)
     chapters = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
     guides = [name for name in GUIDES if (ROOT / name).exists()]
-    for name in ("README.md", *chapters, *guides, *ABOUT, LIVE):
+    for name in ("README.md", *chapters, *guides, *ABOUT, LIVE, STORY):
         pages.add(name)
     pages.finish()
-    pages.text("index.md", WELCOME)
+    pages.text("index.md", (ROOT / "course" / "welcome.md").read_text(encoding="utf-8"))
     pages.text("report.md", report_page(report, out / "extra"))
     toc = {"format": "jb-book", "root": "index", "parts": []}
     for caption, names in (
@@ -212,7 +203,7 @@ class Pages:
     def _write(self, name: str) -> None:
         path, kind = ROOT / name, Path(name).suffix
         if kind in COPIED:
-            target = (self.extra if kind == ".html" else self.source) / name
+            target = (self.extra if name == STORY or kind == ".html" else self.source) / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target)
         elif kind == ".ipynb":
@@ -247,8 +238,8 @@ class Pages:
         if not (ROOT / name).is_file():
             raise ValueError(f"{page}: the link to {target} leads nowhere")
         self.add(name)
-        if name.endswith(".html"):
-            return f'<a href="{target}">{words}</a>'
+        if name == STORY or name.endswith(".html"):
+            return MOVING.format(target, words) if sign else f'<a href="{target}">{words}</a>'
         if Path(name).suffix not in COPIED | {".md", ".ipynb"}:
             place += ".md"
         return f"{sign}[{words}]({place}{hash}{anchor})"

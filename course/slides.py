@@ -260,6 +260,14 @@ SHOWS = {
 }  # fmt: skip
 
 
+STORY = Slide(
+    kind="story",
+    title="A contract, a GPU and clause 17",
+    notes="<p>It plays by itself for 90 seconds. Read its sentences aloud, or pause it and explain.</p>",
+    minutes=0,
+)
+
+
 def order(text: str) -> list[tuple[int, list[str], int, str]]:
     """(chapter, titles of the slides, minutes, what is said) of every part of a talk that has slides."""
     parts = re.findall(r"(?ms)^## \d+\. Chapter (\d+): (.+?) \((\d+) minutes?\)$\n+(.*?)(?=^## |\Z)", text)
@@ -282,10 +290,15 @@ def talk(notebooks: list, text: str) -> list[Slide]:
             made.append(replace(found[0], notes=told, minutes=minutes if number == 0 else 0))
     opening = re.search(r"(?m)^\*(.+?)\*", text) or re.match(r"# (.+)", text)
     heading = html([re.match(r"# (.+)", text)[1]])
-    return [
-        replace(made[0], title=inline(opening[1]), words=heading),
-        *made[1:],
-    ]  # opens the talk, not a chapter
+    first = replace(made[0], title=inline(opening[1]), words=heading)  # opens the talk, not a chapter
+    return [first, replace(STORY, shown=_moving(DRAWINGS / "story.svg")), *made[1:]]
+
+
+def _moving(path: Path) -> str:
+    """A picture with a script of its own, which an image would not run."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    file = f"data:image/svg+xml;base64,{data}"
+    return f'<object type="image/svg+xml" data="{file}" aria-label="{escape(STORY.title)}"></object>'
 
 
 def page(made: list[Slide], name: str, live: str = "page.html", paper: bool = False) -> str:

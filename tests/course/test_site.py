@@ -49,7 +49,10 @@ def test_every_chapter_guide_and_module_is_in_the_contents(source):
     assert {Path(name).name for name in files if name.startswith("notebooks/")} == chapters
     assert {"api/kvlab.cache", "api/kvlab.keep.h2o", "api/eval.accuracy.lm", "report", "README"} <= set(files)
     assert (source.parent / "extra" / "harness" / "report.html").read_text() == "<p>a report</p>"
-    assert (source.parent / "extra" / "notebooks" / "page.html").is_file()
+    for name in (site.LIVE, site.STORY):
+        assert (source.parent / "extra" / name).is_file()
+        assert f'"{name}"' in (source / "index.md").read_text()
+    assert f'data="{site.STORY}"' in (source / "README.md").read_text()
 
 
 def test_no_cell_for_the_instructor_is_on_the_site(source):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -135,11 +136,12 @@ def test_the_talk_has_the_slides_that_it_names_and_what_to_say():
     text = slides.TALK.read_text()
     made = slides.talk(list(BOOKS.values()), text)
     named = [title for _, titles, _, _ in slides.order(text) for title in titles]
-    assert [slide.title for slide in made][1:] == named[1:]
+    assert [slide.title for slide in made][2:] == named[1:]
+    assert made[1] == replace(slides.STORY, shown=made[1].shown) and 'type="image/svg+xml"' in made[1].shown
     assert made[0].title == "What does a cache still hold?"  # and no chapter's title
     assert sum("picture" in slide.kind for slide in made) >= 7
     assert sum(slide.minutes for slide in made) == 18  # two more for questions
-    assert "causal" in made[3].notes and "A square" not in made[4].notes
+    assert "causal" in made[4].notes and "A square" not in made[5].notes
     with pytest.raises(ValueError, match="chapter 3 has no slide 'First!'"):
         slides.talk([chapter()], "# T\n\n## 1. Chapter 3: First! (1 minute)\n\nSay.")
 

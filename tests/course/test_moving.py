@@ -1,0 +1,92 @@
+"""The moving picture says what is true, plays by itself, obeys its controls, and can be a still."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from course import drawings, moving
+from course.teaching import contract, lease
+
+STORY = drawings.FOLDER / "story.svg"
+AT = "Number(document.querySelector('input').value)"
+GO = """(() => {
+  const slider = document.querySelector('input');
+  slider.value = SECOND;
+  slider.dispatchEvent(new Event('input'));
+  const parts = [...document.querySelectorAll('[data-frames]')];
+  return parts.map(part => [part.getAttribute('opacity'), part.getAttribute('transform')]);
+})()"""
+
+
+def test_its_scenes_say_what_the_bill_and_the_model_say():
+    story, found = moving.story(), moving.heard()
+    said = [sentence for _, sentence in story.scenes]
+    name = lease.NAMES[0]
+    assert [end for end, _ in story.scenes] == sorted(moving.ENDS) and moving.ENDS[-1] == moving.LENGTH
+    fits = contract.bill("full").lines[0].tokens
+    assert f"{contract.TOKENS:,} tokens" in said[1] and f"After {fits:,} tokens" in said[3]
+    assert fits < contract.TOKENS and len(found.kept) == moving.BOXES // 5 and found.asked not in found.kept
+    assert dict(found.words)[name] == 0 and f"name {name} is left in none of its {found.heads}" in said[5]
+    assert found.full == f"{name}." and found.few.split()[-1] not in lease.written(lease.DOG.format(name))
+
+
+def test_its_still_is_its_last_second():
+    """Whatever has an end that is not seen is not seen in the file either."""
+    drawn = moving.story().svg()
+    frames = [json.loads(text.split("'")[0]) for text in drawn.split("data-frames='")[1:]]
+    assert len(frames) > moving.BOXES
+    assert all(one == sorted(one, key=lambda frame: frame[0]) for one in frames)
+    assert all(0 <= frame[0] <= moving.LENGTH for one in frames for frame in one)
+    assert drawn.count('opacity="0"') == sum(one[-1][1] == 0 for one in frames) > 90
+
+
+@pytest.fixture
+def shown(browser):
+    """Opens the file, where motion is welcome or is not."""
+
+    def show(calm: bool = False):
+        browser.size(760, 520)
+        browser.open(STORY.as_uri())
+        value = "reduce" if calm else "no-preference"
+        browser.call(
+            "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": value}]
+        )
+        browser.call("Page.reload")
+        browser._wait(lambda: browser.run("!!document.querySelector('input')"))
+        return browser
+
+    yield show
+    browser.size(1280, 900)
+
+
+def test_it_plays_by_itself_and_pauses(shown):
+    browser = shown()
+    browser._wait(lambda: browser.run(f"0.2 < {AT} && {AT} < 60"))
+    assert browser.run("document.querySelector('button').textContent") == "Pause"
+    browser.run("document.querySelector('button').click()")
+    second = browser.run(AT)
+    assert browser.run(f"new Promise(done => setTimeout(() => done({AT}), 300))") == second
+    assert browser.errors == []
+
+
+def test_the_keyboard_goes_to_any_second_and_the_sentence_follows(shown):
+    browser, scenes = shown(), moving.story().scenes
+    browser.run("document.querySelector('input').focus()")
+    browser.press("Home")
+    assert browser.run("document.querySelector('p').textContent") == scenes[0][1]
+    browser.press("End")
+    assert browser.run("document.querySelector('p').textContent") == scenes[-1][1]
+    assert scenes[-1][1] in browser.run("document.querySelector('input').getAttribute('aria-valuetext')")
+    browser.press("ArrowLeft")
+    assert browser.run(AT) == moving.LENGTH - 0.5
+    assert browser.run("document.querySelector('desc').textContent") == " ".join(said for _, said in scenes)
+
+
+def test_where_motion_is_not_wanted_it_is_the_still_and_goes_scene_by_scene(shown):
+    browser = shown(calm=True)
+    assert browser.run(AT) == moving.LENGTH
+    assert browser.run("document.querySelector('button').textContent") == "Again"
+    first, later, next_scene = (browser.run(GO.replace("SECOND", second)) for second in ("13", "20", "30"))
+    assert first == later != next_scene
