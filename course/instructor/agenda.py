@@ -33,7 +33,7 @@ CELL, FIGURE, HANDS, REVIEW = (
     2.0,
 )  # minutes: to run a cell, see a figure, vote, compare answers
 QUESTIONS = 1.2  # learners ask: every taught minute takes this many
-AT_HOME = ("Common mistakes", "Quiz", "On your own", "References")  # sections that are never taught
+AT_HOME = ("Common mistakes", "Quiz", "On your own", "References", "Appendix")  # are never taught
 
 
 @dataclass
@@ -136,7 +136,8 @@ def done(chapter: Chapter, found: list[Section]) -> list[Section]:
     """The sections of a chapter that an agenda does in the room, in their order."""
     home = [one(found, name) for name in chapter.home]
     left = [section for section in found if section.exercise and section.exercise not in chapter.exercises]
-    return [s for s in found if s not in home and s not in left and s.heading not in AT_HOME]
+    taught = [section for section in found if section.heading.partition(":")[0] not in AT_HOME]
+    return [section for section in taught if section not in home and section not in left]
 
 
 def session(
