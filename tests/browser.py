@@ -85,8 +85,9 @@ class Browser:
         """The size of the next tab in CSS pixels; narrow ones count as a phone."""
         self.width, self.height = width, height
 
-    def open(self, address: str, ready: str = "document.readyState === 'complete'") -> None:
-        """Show an address in a new tab and wait until the expression `ready` is true there."""
+    def open(self, address: str, ready: str = "document.readyState === 'complete'", calm=False) -> None:
+        """Show an address in a new tab and wait until the expression `ready` is true there. calm: for
+        a reader who wants less motion."""
         self.session = None
         if self.tab:
             self.call("Target.closeTarget", targetId=self.tab)
@@ -96,6 +97,9 @@ class Browser:
             self.call(f"{domain}.enable")
         self.call("Emulation.setDeviceMetricsOverride", width=self.width, height=self.height,
                   deviceScaleFactor=1, mobile=self.width < 600)  # fmt: skip
+        if calm:
+            reduced = {"name": "prefers-reduced-motion", "value": "reduce"}
+            self.call("Emulation.setEmulatedMedia", features=[reduced])
         self.errors.clear()
         self.requests.clear()
         self.call("Page.navigate", url=address)

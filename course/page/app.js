@@ -3,14 +3,14 @@
 "use strict";
 
 const $ = (id) => document.getElementById(id);
-const LAYERS = 8, HEADS = 8;
+const LAYERS = 8, HEADS = 8, DRAWN = ["found", "tokens-section", "heads-section"];
 
 document.documentElement.classList.toggle("embedded", window !== window.parent);
 const client = new Client();
 const ready = client.load(new URLSearchParams(location.hash.slice(1)).has("plain"));
 let state = fromHash(location.hash);
-let shown = null; // {run, full, asked}: the run on the screen, what the full cache says to the same prompt, the state
-// that asked for it; null before the first answer, and where nothing could be read
+let shown = null; // {run, full, asked, places}: the run on the screen, what the full cache says to the same prompt, the
+// state that asked for it, positions of the full cache's answer in the facts; null before the first answer, and where nothing could be read
 
 const picture = new Picture($("heads"), LAYERS, HEADS, chooseHead, pointAt);
 const tokens = new Tokens($("tokens"), (position) => {
@@ -24,10 +24,15 @@ const panel = new Panel(state.bill, (bill) => look({ bill }));
 
 let busy = null, again = false;
 
-/** Change the state and answer anew; resolves when the page shows it. */
+/** The address names the state that the reader chose, not those that the tour shows by itself. */
+function address() {
+  if (!tour.playing) history.replaceState(null, "", toHash(state));
+}
+
+/** Change the state and answer again; resolves when the page shows it. */
 function change(part) {
   state = { ...state, ...part };
-  history.replaceState(null, "", toHash(state));
+  address();
   controls();
   if (busy) {
     again = true;
@@ -46,7 +51,7 @@ function change(part) {
 /** A change of what is looked at, not of what is asked. */
 function look(part) {
   state = { ...state, ...part };
-  history.replaceState(null, "", toHash(state));
+  address();
   draw();
 }
 
@@ -61,6 +66,10 @@ async function answer() {
   const now = { ...state };
   try {
     await ready;
+    if (!shown) {
+      status("Reading the text …");
+      tokens.read((await client.ask("words", { text: now.facts })).found);
+    }
     const { found: run, ms } = await client.ask("run", asked(now));
     if (!fulls.has(promptOf(now))) {
       const plain = now.method === "full" && !now.evicted.length;
@@ -69,11 +78,14 @@ async function answer() {
     const there = now.evicted.filter((position) => position < run.context), beyond = now.evicted.length - there.length;
     if (beyond && now.evicted === state.evicted) {
       state = { ...state, evicted: there };
-      history.replaceState(null, "", toHash(state));
+      address();
     }
-    shown = { run, full: fulls.get(promptOf(now)), asked: { ...now, evicted: there } };
+    const other = !shown || promptOf(now) !== promptOf(shown.asked), full = fulls.get(promptOf(now));
+    shown = { run, full, asked: { ...now, evicted: there } };
+    shown.places = lookedUp(full)?.places ?? [];
     status(`Answered in ${Math.round(ms)} ms.${beyond ? ` There is no token to evict at ${beyond} of the positions given.` : ""}`);
     draw();
+    if (other) tokens.show(shown.places[0]);
   } catch (error) {
     nothing(error.message);
   }
@@ -86,7 +98,7 @@ function nothing(why) {
   $("answer").textContent = "–";
   $("verdict").textContent = $("bar").textContent = `This cannot be read: ${why}`;
   $("likely").textContent = $("pointed").textContent = "";
-  $("found").hidden = $("looking").hidden = true;
+  for (const name of DRAWN) $(name).hidden = true;
 }
 
 function status(text) {
@@ -102,15 +114,15 @@ const stepShown = (run) => Math.min(state.step ?? wordStep(run), run.steps.lengt
 
 function draw() {
   if (!shown) return;
-  $("found").hidden = $("looking").hidden = false;
-  const { run, full, asked } = shown, at = stepShown(run), step = run.steps[at];
+  for (const name of DRAWN) $(name).hidden = false;
+  const { run, full, asked, places } = shown, at = stepShown(run), step = run.steps[at];
   const one = state.layer !== null && state.head !== null && state.layer < LAYERS && state.head < HEADS;
   const rows = one ? [state.layer * HEADS + state.head] : Array.from({ length: LAYERS * HEADS }, (_, row) => row);
   drawAnswer(run, full, asked);
   drawStep(run, at);
   $("tokens-about").textContent = (one ? `As layer ${state.layer}, head ${state.head} has them. ` : "As all 64 heads together have them. ")
-    + "Strong colour: many heads read it; a bar: attention from the newest token. Press a token to evict it from every head.";
-  tokens.draw(run, step, rows, asked.evicted);
+    + "Strong colour: many heads read it. A bar: attention from the newest token. Press a token to evict it.";
+  tokens.draw(run, step, rows, asked.evicted, places);
   $("restore").hidden = asked.evicted.length === 0;
   picture.draw(step, run.total, one ? state : null);
   $("heads").setAttribute("aria-label", described(run, step));
@@ -242,11 +254,12 @@ async function factsOfTour() {
   return found;
 }
 
-/** The full cache's answer: its word, the token that was fed before it, the positions of the word in the facts, and
- * the head that looks most at one of them, by how much. Null where the facts do not have the word, or are few. */
-function lookedUp() {
-  if (!shown || shown.run.context < 20) return null;
-  const { run, asked } = shown, { word, ids } = saidBy(run), step = run.steps[wordStep(run)], starts = [];
+/** Of a run of the facts on the screen: the word it says, the token that was fed before it, the positions of the word in
+ * the facts, and the head that looks most at one of them, by how much. Null where the facts do not have the word, or
+ * are few. */
+function lookedUp(run = shown?.run) {
+  if (!run || run.context < 20) return null;
+  const { asked } = shown, { word, ids } = saidBy(run), step = run.steps[wordStep(run)], starts = [];
   for (let at = 0, length = 0; length < asked.facts.length && at < run.context; length += run.words[at++].length) {
     if (ids.every((id, n) => run.ids[at + n] === id)) starts.push(at);
   }
@@ -254,7 +267,7 @@ function lookedUp() {
   const weight = (row) => Math.max(...starts.map((at) => step.weights[row * run.total + at]));
   const best = Array.from({ length: LAYERS * HEADS }, (_, row) => row).reduce((a, b) => (weight(b) > weight(a) ? b : a));
   return {
-    word, fed: run.words[step.seen - 1].trim(), places: starts.flatMap((at) => ids.map((_, n) => at + n)),
+    word, question: asked.question, fed: run.words[step.seen - 1].trim(), places: starts.flatMap((at) => ids.map((_, n) => at + n)),
     reader: { layer: Math.floor(best / HEADS), head: best % HEADS }, weight: weight(best),
   };
 }
@@ -281,6 +294,7 @@ $("step-back").addEventListener("click", () => look({ step: Number($("step").val
 $("step-on").addEventListener("click", () => look({ step: Number($("step").value) + 1 }));
 $("restore").addEventListener("click", () => change({ evicted: [] }));
 addEventListener("hashchange", () => {
+  tour.play(false);
   change(fromHash(location.hash));
   panel.show(state.bill);
 });
@@ -296,4 +310,12 @@ ready.then(({ found, ms }) => {
   document.documentElement.dataset.simd = found.simd;
   status(`The model is ready (${(ms / 1000).toFixed(1)} s).`);
 }, () => {});
-change({});
+const preset = asksFor(state);
+change({}).then(() => { // it plays once it is in sight, where no other state was asked for and motion is welcome
+  if (preset || !shown || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
+  const seen = new IntersectionObserver(([{ isIntersecting }]) => {
+    if (isIntersecting) seen.disconnect();
+    if (isIntersecting && !tour.touched) tour.play(true);
+  });
+  seen.observe($("tour"));
+});

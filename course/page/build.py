@@ -11,7 +11,6 @@ import base64
 import gzip
 import hashlib
 import json
-import random
 from pathlib import Path
 
 import torch
@@ -22,12 +21,14 @@ from kvlab.methods import METHODS
 from kvlab.models import WORKSHOP, load
 
 from ..harness import harness
+from ..teaching import contract, lease
 from .assemble import assemble
 from .recipes import tables
 
 corpus, words = harness("tasks.corpus"), harness("tasks.words")
 HERE = Path(__file__).resolve().parent
 BUILT = HERE.parents[1] / "notebooks" / "page.html"  # chapters link to it; git ignores it
+STORY = BUILT.with_name("drawings") / "story.svg"
 WORKER = (
     "kernel", "weights", "tokenizer", "formats", "keep", "fetch", "cache", "record", "engine", "session",
     "worker",
@@ -35,7 +36,6 @@ WORKER = (
 PAGE = ("client", "facts", "state", "picture", "tokens", "tour", "bill", "panel", "app")
 
 SHOWN = ("full", "int4", "int2", "sinks", "h2o", "snapkv", "topk", "infinigen")
-FIRST = 5  # seed of the facts that are shown first
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -113,15 +113,16 @@ def vocabulary(tokenizer) -> dict:
 
 
 def told() -> dict:
-    """Words for facts (facts.js), what stands between who is asked for and the name, the facts that are shown
-    first, and the methods with their summaries."""
-    document = corpus.recall(random.Random(FIRST), facts=6)
-    question = document.questions[0][0].removeprefix("\nQuestion: ")
+    """Words for facts (facts.js), what comes between who is asked for and the name, the lease, which is shown
+    first, the course's bill, and the methods with their summaries."""
+    context, question, _ = lease.asked_of_workshop()[0]
+    bill = {"model": contract.MODEL, "device": contract.DEVICE, "context": str(contract.TOKENS), "users": "1"}
     forms = corpus.WORDINGS["named"].facts + corpus.WORDINGS["called"].facts[:1]
     leads = {form.partition("{key}")[2].partition("{value}")[0].rstrip() for form in forms} - {""}
     return {
         "names": words.NAMES, "colours": words.COLOURS, "animals": words.ANIMALS, "places": words.PLACES,
-        "forms": forms, "leads": sorted(leads), "first": {"facts": document.context, "question": question},
+        "forms": forms, "leads": sorted(leads), "bill": bill,
+        "first": {"facts": context, "question": question.removeprefix("\nQuestion: ")},
         "methods": {name: METHODS[name].summary for name in SHOWN},
     }  # fmt: skip
 
@@ -157,6 +158,7 @@ def page(model, tokenizer) -> str:
     header = {"config": config_of(model), "tensors": places, "tokenizer": vocabulary(tokenizer)}
     filled = {
         "digest": digest(),
+        "story": STORY.read_text(encoding="utf-8"),
         "style": (HERE / "page.css").read_text(encoding="utf-8"),
         "worker": f'"use strict";\nconst DEFAULTS = {embedded(defaults())};\n{scripts(WORKER)}',
         "script": scripts(PAGE),
@@ -176,7 +178,7 @@ def page(model, tokenizer) -> str:
 def digest() -> str:
     """What the page is made from: the model, the files beside this one, the words, the bill's tables."""
     made = hashlib.sha256(embedded([told(), tables(), defaults()]).encode())
-    for path in (WORKSHOP / "checkpoint" / "sha256.txt", *sorted(HERE.glob("*.*"))):
+    for path in (WORKSHOP / "checkpoint" / "sha256.txt", STORY, *sorted(HERE.glob("*.*"))):
         made.update(path.read_bytes())
     return made.hexdigest()[:16]
 

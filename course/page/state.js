@@ -8,7 +8,7 @@ const PROTOCOLS = {
 };
 
 const START = {
-  facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "question-inside",
+  facts: told.first.facts, question: told.first.question, method: "full", budget: 0.2, protocol: "context-first",
   evicted: [], step: null, layer: null, head: null, // step null: the one that says the answer's word
   theme: null, // "light" or "dark"; null: as the reader's system is
   bill: {}, // of the bill's choices (see panel.js) those that are not as at the start
@@ -33,11 +33,15 @@ function fromHash(hash) {
   return state;
 }
 
+/** The hash that names a state: what is not as at the start. */
 function toHash(state) {
-  const { facts, question, method, protocol } = state;
-  const said = { method, budget: Math.round(100 * state.budget), protocol };
-  if (state.evicted.length) said.evicted = state.evicted.join();
-  for (const name of ["step", "layer", "head", "theme"]) if (state[name] !== null) said[name] = state[name];
+  const said = {};
+  for (const name of ["facts", "question", "method", "budget", "protocol", "evicted", "step", "layer", "head", "theme"]) {
+    if (String(state[name]) !== String(START[name])) said[name] = name === "budget" ? Math.round(100 * state.budget) : state[name];
+  }
   for (const [name, value] of Object.entries(state.bill)) said[`bill-${name}`] = value;
-  return `#${new URLSearchParams({ facts, question, ...said })}`;
+  return `#${new URLSearchParams(said)}`;
 }
+
+/** Whether an address asks for more than how the page looks and what its bill says. */
+const asksFor = (state) => toHash({ ...state, theme: START.theme, bill: {} }) !== "#";

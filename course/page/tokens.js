@@ -43,8 +43,26 @@ class Tokens {
     buttons[this.current].focus();
   }
 
-  /** run: what the worker found; rows: lines of the picture in sight; evicted: positions. */
-  draw(run, step, rows, evicted) {
+  /** A text's tokens while they are read, before a cache is there to look at. */
+  read(words) {
+    this.box.replaceChildren(...words.map((word, at) => {
+      const button = document.createElement("button");
+      Object.assign(button, { type: "button", className: "new", textContent: word.replace("\n", "⏎"), tabIndex: -1 });
+      button.setAttribute("aria-disabled", true);
+      button.style.animationDelay = `${4 * at}ms`;
+      return button;
+    }));
+  }
+
+  /** Bring a position into the middle of the box. */
+  show(at) {
+    const { box } = this, button = box.children[at];
+    if (button) box.scrollTop = button.offsetTop - (box.clientHeight - button.offsetHeight) / 2;
+  }
+
+  /** run: what the worker found; rows: lines of the picture in sight; evicted: positions; asked: positions of what
+   * the full cache answers. */
+  draw(run, step, rows, evicted, asked) {
     const { box } = this, { states } = colours(), focused = box.contains(document.activeElement);
     const hosted = run.steps[0].moved > 0, tint = hosted ? [states[4][0], states[3][0]] : [states[1][0], states[2][0]];
     while (box.children.length > step.seen) box.lastChild.remove();
@@ -56,7 +74,7 @@ class Tokens {
       button.type = "button";
       button.dataset.at = at;
       button.tabIndex = at === this.current ? 0 : -1;
-      button.className = there ? "" : "gone";
+      button.className = `${there ? "" : "gone"} ${asked.includes(at) ? "asked" : ""}`;
       button.setAttribute("aria-pressed", out);
       button.setAttribute("aria-disabled", fixed);
       const where = rows.length === 1 ? SAID[step.states[rows[0] * run.total + at]]

@@ -18,6 +18,7 @@ const answers = {
   },
   run: (given) => session.run(given),
   reads: () => session.reads.size,
+  words: ({ text }) => session.tokenizer.encode(text).map((id) => session.tokenizer.decode([id])),
   encode: ({ text }) => session.tokenizer.encode(text),
   decode: ({ ids }) => session.tokenizer.decode(ids),
 };

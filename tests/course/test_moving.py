@@ -48,13 +48,7 @@ def shown(browser):
 
     def show(calm: bool = False):
         browser.size(760, 520)
-        browser.open(STORY.as_uri())
-        value = "reduce" if calm else "no-preference"
-        browser.call(
-            "Emulation.setEmulatedMedia", features=[{"name": "prefers-reduced-motion", "value": value}]
-        )
-        browser.call("Page.reload")
-        browser._wait(lambda: browser.run("!!document.querySelector('input')"))
+        browser.open(STORY.as_uri(), ready="document.querySelector('input')", calm=calm)
         return browser
 
     yield show

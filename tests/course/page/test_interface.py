@@ -13,7 +13,11 @@ from urllib.parse import urlencode
 import pytest
 from live import FORMS, PROTOCOLS, SEED, Without, decoded, key, line, shown_for, told_of
 
+from course import moving
+from course.teaching import lease
 from kvlab.cache import KVCache
+
+READY = "typeof shown !== 'undefined' && shown && !busy"
 
 
 def until(browser, condition: str) -> None:
@@ -49,18 +53,18 @@ def test_the_tour_is_true_of_every_document(looked_at, rounded, form):
     word = re.match(r"\w+", word.removeprefix("is called "))[0]
     says = "all the same" if word == name else f"any more, but “{word}”"
     assert f"“{name}” has been evicted" in texts[2] and says in texts[2], f"seed {SEED}: {document.text}"
-    for step, method in ((3, "sinks"), (4, "int4")):
+    for step, method in ((3, "h2o"), (4, "int4")):
         text = browser.run(f"tour.go({step}).then(() => $('tour-text').textContent)")
         word = browser.run("$('answer').querySelector('strong').textContent")
         held = browser.run(
-            f"shown.run.steps[0].states.some((s, at) => s > 1 && at % shown.run.total === {gone[0]})"
+            "shown.run.steps[0].states.filter"
+            f"((state, at) => state > 1 && at % shown.run.total === {gone[0]}).length"
         )
-        if method == "sinks":
-            assert f"“{name}” is {'among what stays' if held else 'gone'}" in text
+        if method == "h2o":
+            assert f"“{name}” is left in {held} of 64 heads" in text
             assert text.endswith(f"the answer is “{word}”.")
         else:
             assert ("the answer is the same" in text) == (word == name)
-    browser.run("tour.end()")
     assert browser.errors == []
 
 
@@ -70,7 +74,7 @@ def test_a_text_without_an_answer_is_replaced_for_the_tour(looked_at, facts):
     browser.run(f"change({json.dumps({'facts': facts, 'question': 'what'})})")
     for step in range(6):
         until(browser, "!busy && !tour.moving")
-        browser.run("$('tour-start').click()" if step == 0 else "$('tour-next').click()")
+        browser.run("$('tour-next').click()")
         until(browser, f"!busy && !tour.moving && tour.at === {step}")
         assert browser.run("$('tour-title').textContent").startswith(f"{step + 1} of 6")
         assert ("Your text leaves nothing" in browser.run("$('tour-text').textContent")) == (step == 0)
@@ -87,9 +91,10 @@ def test_the_keyboard_alone_is_enough(looked_at):
     for _ in range(60):
         key(browser, "Tab")
         reached.append(browser.run(f"{focused}.id || {focused}.name || {focused}.dataset.at"))
-        if reached[-1] == "0":  # the first token
+        if reached[-1] == "protocol":
             break
-    assert {"tour-start", "facts", "question", "method", "protocol", "step", "0"} <= set(reached)
+    assert {"tour-play", "tour-next", "0", "step", "facts", "question", "method"} <= set(reached)
+    browser.run("$('tokens').firstChild.focus()")
     answer = browser.run("lookedUp().places[0]")
     for _ in range(answer):
         key(browser, "ArrowRight")
@@ -121,13 +126,13 @@ def test_a_link_brings_a_state_back(looked_at):
     assert browser.run("[panel.parts.device.value, panel.parts.users.value, panel.parts.price.value]") == [
         *bill.values()
     ]
-    browser.run("panel.parts.users.value = '8'; panel.parts.users.dispatchEvent(new Event('input'))")
+    browser.run("panel.parts.users.value = '1'; panel.parts.users.dispatchEvent(new Event('input'))")
     assert "bill-users" not in browser.run("location.hash") and "bill-price=2.5" in browser.run(
         "location.hash"
     )
     browser.run("panel.show({model: 'nobody', users: '0', context: 'x', toString: 'y'})")
     assert browser.run("Object.keys(OURS).map((name) => panel.parts[name].value)") == [
-        "meta-llama/Llama-3.1-8B", "RTX 4090", "32000", "0", "20", "",
+        "meta-llama/Llama-3.1-8B", "RTX 4090", "120000", "0", "20", "",
     ]  # fmt: skip
     nonsense = "method=no&budget=x&evicted=-1,a,3&step=x&layer=99"
     kept = browser.run(f"fromHash('#{nonsense}')")
@@ -137,7 +142,7 @@ def test_a_link_brings_a_state_back(looked_at):
 @pytest.mark.parametrize("name", ["toString", "constructor", "__proto__", "hasOwnProperty"])
 def test_a_name_that_every_object_has_is_no_method(looked_at, name):
     browser = looked_at(hash=f"#method={name}&protocol={name}&bill-model={name}&bill-device={name}")
-    assert browser.run("[state.method, state.protocol]") == ["full", "question-inside"]
+    assert browser.run("[state.method, state.protocol]") == ["full", "context-first"]
     assert browser.run("$('verdict').textContent") == "This is the full cache's answer."
     assert browser.run("panel.parts.model.value") == "meta-llama/Llama-3.1-8B" and browser.errors == []
 
@@ -170,7 +175,7 @@ def test_what_cannot_be_read_is_said_in_one_line(looked_at):
         assert why in browser.run("$('status').textContent")
         said = browser.run("['answer', 'verdict', 'likely', 'bar'].map((id) => $(id).textContent)")
         assert said[0] == "–" and why in said[1] and said[2] == "" and why in said[3]
-        assert browser.run("[$('found').offsetHeight, $('looking').getClientRects().length]") == [0, 0]
+        assert browser.run("DRAWN.map((id) => $(id).offsetHeight)") == [0, 0, 0]
         browser.run("$('step-on').click(); $('layer').dispatchEvent(new Event('change')); draw()")
         assert browser.run("$('answer').textContent") == "–"
     browser.run(
@@ -188,18 +193,65 @@ def test_what_was_read_is_read_once(looked_at):
     assert browser.run("client.ask('reads').then(({found}) => found)") == 1
 
 
-def test_the_tour_has_six_steps_and_ends_where_it_began(looked_at):
+def test_the_tour_has_six_steps_and_begins_again(looked_at):
     browser, seen = looked_at(), []
-    browser.run("$('tour-start').click()")
+    assert browser.run("[tour.at, tour.playing]") == [None, False]  # motion is not welcome here
     for _ in range(6):
-        until(browser, "!busy && !$('tour').hidden && !tour.moving")
-        seen.append(browser.run("[$('tour-title').textContent, state.method, state.evicted.length]"))
         browser.run("$('tour-next').click()")
+        until(browser, "!busy && !tour.moving")
+        seen.append(browser.run("[$('tour-title').textContent, state.method, state.evicted.length]"))
     assert [title[:6] for title, *_ in seen] == [f"{n} of 6" for n in range(1, 7)]
     assert [rest for _, *rest in seen] == [
-        ["full", 0], ["full", 0], ["full", 1], ["sinks", 0], ["int4", 0], ["infinigen", 0],
+        ["full", 0], ["full", 0], ["full", 1], ["h2o", 0], ["int4", 0], ["infinigen", 0],
     ]  # fmt: skip
-    assert browser.run("$('tour').hidden && document.activeElement.id") == "tour-start"
+    browser.run("$('tour-next').click()")
+    until(browser, "!busy && !tour.moving && tour.at === 0")
+    assert browser.run("$('tour-back').disabled") and browser.errors == []
+
+
+def test_the_page_opens_playing_on_the_lease_and_a_reader_takes_over(file, browser):
+    browser.open(file.as_uri(), ready="typeof tour !== 'undefined' && tour.playing && tour.at === 0 && !busy")
+    assert browser.run("[$('tour-play').textContent, location.hash]") == ["Pause", ""]
+    context, question, name = lease.asked_of_workshop()[0]
+    assert browser.run("[state.facts, QUESTION + state.question]") == [context, question]
+    assert (
+        browser.run("[saidBy(shown.run).word, $('answer').querySelector('strong').textContent]") == [name] * 2
+    )
+    asked = browser.run("[...document.querySelectorAll('#tokens .asked')].map((token) => token.textContent)")
+    assert asked == [f" {name}"]
+    inside = "((box, token) => token.top > box.top && token.bottom < box.bottom)"
+    boxes = "...[$('tokens'), document.querySelector('.asked')].map((x) => x.getBoundingClientRect())"
+    assert browser.run(f"{inside}({boxes})")
+    browser.run("clearTimeout(tour.waiting); tour.go(3)")
+    until(browser, "!busy && !tour.moving && state.method === 'h2o'")
+    assert browser.run("location.hash") == ""  # the tour's own states are not the reader's
+    assert browser.run("saidBy(shown.run).word") == moving.heard().few.split()[-1].rstrip(
+        "."
+    )  # as in the picture
+    browser.run("$('methods').querySelector('[value=int4]').click()")
+    until(browser, "!busy && shown.asked.method === 'int4'")
+    assert browser.run("[tour.playing, tour.touched, location.hash]") == [False, True, "#method=int4"]
+    assert browser.errors == []
+
+
+def test_a_preset_page_shows_what_was_asked_for_and_does_not_play(file, browser):
+    browser.open(f"{file.as_uri()}#method=h2o&budget=20&theme=dark", ready=READY)
+    assert browser.run(
+        "new Promise((done) => setTimeout(() => done([tour.playing, state.method]), 200))"
+    ) == [
+        False,
+        "h2o",
+    ]
+    assert browser.run("location.hash") == "#method=h2o&theme=dark"
+    assert browser.run("panel.parts.context.value + ' ' + panel.parts.users.value") == "120000 1"
+
+
+def test_the_story_plays_inside_the_page(file, browser):
+    browser.open(f"{file.as_uri()}#method=full", ready=READY)
+    browser.run("$('story').open = true")
+    second = "Number($('story').querySelector('input').value)"
+    until(browser, f"0.2 < {second} && {second} < 60")
+    assert browser.run("document.documentElement.scrollWidth") <= 1280 and browser.errors == []
 
 
 @pytest.mark.parametrize("width, dark", [(360, True), (1280, False)], ids=["dark", "light"])
@@ -209,7 +261,7 @@ def test_everybody_can_read_it(looked_at, width, dark):
         told = "axe-core-python is not installed"
         pytest.fail(told) if os.environ.get("KVLAB_NEED_BROWSER") else pytest.skip(told)
     axe = importlib.resources.files("axe_core_python").joinpath("axe.min.js").read_text()
-    browser = looked_at(width, dark)
+    browser = looked_at(width, dark, "")  # the lease
     browser.run(axe + ";1")
     for state in ("change({evicted: [3]})", "change({method: 'infinigen', layer: 2, head: 1})", "tour.go(3)"):
         browser.run(f"document.querySelector('details').open = true; {state}.then(() => 1)")
