@@ -3,18 +3,25 @@
 
 import torch
 
+from course.teaching.check.answer import same
+from course.teaching.check.draw import shuffled, whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. The loop.
 
-WORDS = 11  # of the small vocabulary below
+WORDS = 29  # of the small vocabulary below
 
 
-def _scores(ids):
-    """A causal model in one line: logits `[batch, tokens, vocabulary]` that depend on the whole text so far."""
-    place = torch.arange(1, ids.shape[1] + 1)
-    seen = ((ids + 3) * (place**2 % 7 + 1)).cumsum(1).double()  # [batch, tokens]
-    return torch.sin(seen[..., None] * torch.arange(1, WORDS + 1) * 0.37)
+def _model(draw):
+    """A causal model in a few lines: its logits `[batch, tokens, vocabulary]` depend on the whole text so far."""
+    phase = torch.rand(WORDS, generator=draw) * 6
+
+    def model(ids):
+        place = torch.arange(1, ids.shape[1] + 1)
+        seen = ((ids + 3) * (place**2 % 7 + 1)).cumsum(1).double()  # [batch, tokens]
+        return torch.sin(seen[..., None] * torch.arange(1, WORDS + 1) * 0.37 + phase)
+
+    return model
 
 
 def _loop(
@@ -46,17 +53,24 @@ def _loop(
 _generate = _loop()
 
 
-def _texts():
-    one, three = torch.tensor([[2, 5, 1]]), torch.tensor([[2, 5, 1, 7], [3, 3, 0, 9], [8, 1, 6, 2]])
-    free = _generate(_scores, three, 8, -1)  # what is written when nothing ends it
-    longest = max(free[0, 4:].tolist(), key=lambda word: free[0, 4:].tolist().index(word))
+def _texts(draw):
+    model = _model(draw)
+    one = torch.randint(WORDS, (1, 3), generator=draw)
+    for _ in range(1000):
+        three = torch.randint(WORDS, (3, 4), generator=draw)
+        free = _generate(model, three, 8, -1)  # what is written when nothing ends it
+        first, written = three[1].tolist(), free[0, 4:].tolist()
+        ends = {*first} & {*written[1:3]} - {*three[0].tolist(), *three[2].tolist()}
+        if len(set(written)) == 8 and len(ends) == 1:
+            break  # the first row ends with a token that was in the second row's prompt
+    (end,) = ends
     return [
-        (_scores, one, 1, -1),
-        (_scores, one, 6, -1),
-        (_scores, three, 5, -1),
-        (_scores, three, 8, int(free[0, 5])),
-        (_scores, three[[0, 0]], 8, int(free[0, 6])),
-        (_scores, three, 8, longest),
+        (model, one, 1, -1),
+        (model, one, 6, -1),
+        (model, three, 5, -1),
+        (model, three, 8, end),
+        (model, three[[0, 0]], 8, written[3]),
+        (model, three, 8, written[6]),
     ]
 
 
@@ -67,6 +81,28 @@ def _forgets(model, ids, new, end):
 
 def _all_at_once(model, ids, new, end):
     return torch.cat([ids, model(ids)[:, -new:].argmax(-1)], dim=1)
+
+
+def _stops_early(r, right, model, ids, new, end):
+    """Whether a row whose text held `end` gets `end` where it should get another token."""
+    many = min(r.shape[1], right.shape[1])
+    early = (r[:, :many] == end) & (right[:, :many] != end)
+    return early[(ids == end).any(1), ids.shape[1] :].any()
+
+
+_WRITTEN = {
+    "the text has changed: what you return begins with it": lambda r, right, model, ids, *case: (
+        not same(r[:, : ids.shape[1]], ids)
+    ),
+    "a row whose text holds `end` counts as finished: only an `end` that was written finishes it": _stops_early,
+    "the first new token is not the most likely one": lambda r, right, model, ids, *case: (
+        not same(r[:, ids.shape[1]], right[:, ids.shape[1]])
+    ),
+    "a row that has ended gets other tokens than `end`": lambda r, right, model, ids, new, end: (
+        (right[:, :-1] == end) & (right[:, 1:] == end) & (r[:, 1:] != end)
+    )[:, ids.shape[1] :].any(),
+    "the first new token is right, and a later one is not": lambda r, right, *case: r.shape == right.shape,
+}
 
 
 generate = Exercise(
@@ -80,43 +116,46 @@ generate = Exercise(
         "that is the least likely token: greedy takes the largest logit": _loop(
             lambda x: x[:, -1].argmin(-1)
         ),
-        "the position before the last has not read the newest token: take the last one": _loop(
+        "you read the position before the last, which has not read the newest token": _loop(
             lambda x: x[:, -2].argmax(-1)
         ),
         "the mean over all positions is no prediction: take the last position alone": _loop(
             lambda x: x.mean(1).argmax(-1)
         ),
-        "the largest logit of any position: only the last position predicts the next token": _loop(
+        "you append the largest logit itself: append its index (argmax)": _loop(
+            lambda x: x[:, -1].amax(-1).long()
+        ),
+        "you take the largest logit of any position: only the last position predicts the next token": _loop(
             lambda x: x.amax(1).argmax(-1)
         ),
-        "row 0's token goes to every row; each row has a next token of its own": _loop(
+        "every row gets the token of row 0: each row has a next token of its own": _loop(
             lambda x: x[:, -1].argmax(-1)[:1].expand(len(x))
         ),
-        "only the newest token is fed, and there is no cache: the model has forgotten the text before it": _loop(
+        "only the newest token is fed, and there is no cache: the model does not see the text before it": _loop(
             fed=lambda ids: ids[:, -1:]
         ),
         "the text that you feed never grows: join the new token to it before the next step": _forgets,
         "one pass cannot write several tokens: each depends on the one before": _all_at_once,
-        "the new token stands before the text; it belongs behind it": _loop(
+        "the new token comes before the text: join it at the end": _loop(
             join=lambda ids, newest: torch.cat([newest[:, None], ids], dim=1)
         ),
-        "the oldest token leaves when a new one comes: without a cache the whole text is fed": _loop(
+        "the oldest token leaves when a new one comes: feed the whole text": _loop(
             join=lambda ids, newest: torch.cat([ids[:, 1:], newest[:, None]], dim=1)
         ),
         "one token too many: count the passes of your loop": _loop(steps=lambda new: new + 1),
         "one token too few: count the passes of your loop": _loop(steps=lambda new: new - 1),
-        "only the new tokens are returned; asked for is the text with them": (
+        "only the new tokens are returned: return the text with them": (
             lambda model, ids, new, end: _generate(model, ids, new, end)[:, ids.shape[1] :]
         ),
-        "only the last token is returned; asked for is the whole text": (
+        "only the last token is returned: return the whole text": (
             lambda model, ids, new, end: _generate(model, ids, new, end)[:, -1]
         ),
-        "`end` is not looked at: a row that has written it goes on": _loop(ends=False),
-        "the loop stops when one row has ended; the others still have something to say": _loop(
+        "a row goes on after it has written `end`": _loop(ends=False),
+        "the loop stops when one row has ended, and the others are not finished": _loop(
             stops=lambda done: bool(done.any())
         ),
-        "all rows have ended, and the loop goes on feeding them": _loop(stops=lambda done: False),
-        "a row that has ended is filled with zeros; fill it with `end`": _loop(filled=lambda end: 0),
+        "the loop goes on when all rows have ended: stop there": _loop(stops=lambda done: False),
+        "a row that has ended gets zeros: append `end` to it": _loop(filled=lambda end: 0),
     },
     "the whole text again for every token, until every row has ended",
     holds="indices",
@@ -128,6 +167,16 @@ generate = Exercise(
         "all rows have ended",
         "another end",
     ),
+    signs=_WRITTEN,
+    shapes=_WRITTEN
+    | {
+        "the loop writes fewer tokens than it should": lambda r, right, *case: (
+            len(r) == len(right) and r.shape[-1] < right.shape[-1]
+        ),
+        "the loop writes more tokens than it should": lambda r, right, *case: (
+            len(r) == len(right) and r.shape[-1] > right.shape[-1]
+        ),
+    },
 )
 
 # 2. The planted bug: a mask for padded rows that hides the beginning of a text as it grows.
@@ -146,12 +195,14 @@ def _fading(lengths, total):
     return torch.arange(total) >= (total - lengths)[:, None]
 
 
-def _rows():
+def _rows(draw):
+    lengths = torch.tensor(shuffled(draw, [2, 4, 4, whole(draw, 5, 7)]))
+    one, longest = torch.tensor([whole(draw, 3, 6)]), int(lengths.max())
     return [
-        (torch.tensor([3, 6, 5]), 6),
-        (torch.tensor([3, 6, 5]), 9),
-        (torch.tensor([4]), 7),
-        (torch.tensor([2, 7, 7, 1]), 12),
+        (lengths, longest),
+        (lengths, longest + whole(draw, 2, 5)),
+        (one, int(one) + whole(draw, 2, 4)),
+        (lengths[1:].sort().values, longest + whole(draw, 6, 9)),
     ]
 
 
@@ -163,54 +214,64 @@ visible = Exercise(
         "a row sees as many tokens as its prompt had, so for each new one its oldest goes: `total` grows": (
             lambda lengths, total: _fading(lengths, total)
         ),
-        "the padding is visible: it says something to every row that is shorter": (
+        "the padding is visible: hide it in every row that is shorter than the longest": (
             lambda lengths, total: torch.ones(len(lengths), total).bool()
         ),
-        "the padding stands on the left; you hide the right": (
+        "the padding is on the left, and you hide slots on the right": (
             lambda lengths, total: torch.arange(total) < lengths[:, None]
         ),
         "the mask is turned around: True is what a row sees": (
             lambda lengths, total: torch.arange(total) < _padding(lengths)
         ),
-        "one off: the first token of each text is hidden, too": (
+        "off by one: the first token of each text is hidden, too": (
             lambda lengths, total: torch.arange(total) > _padding(lengths)
         ),
-        "one off: the last token of the padding is visible": (
+        "off by one: the last slot of the padding is visible": (
             lambda lengths, total: torch.arange(total) >= _padding(lengths) - 1
         ),
-        "one mask for all rows: each has padding of its own": (
+        "every row has the same mask: each needs padding of its own": (
             lambda lengths, total: (torch.arange(total) >= lengths.max() - lengths.min()).expand(
                 len(lengths), total
             )
         ),
-        "what was written is taken for padding: padding stands before the shorter texts, and does not grow": (
+        "the padding grows with every new token: it is as long as at the first step": (
             lambda lengths, total: (torch.arange(total) >= total - lengths.max()).expand(len(lengths), total)
         ),
         "the prompt is hidden, and only what was written is visible": (
             lambda lengths, total: (torch.arange(total) >= lengths.max()).expand(len(lengths), total)
         ),
-        "what was written is hidden: it is part of the text now": (
+        "what was written is hidden: it is a part of the text now": (
             lambda lengths, total: _visible(lengths, total) & (torch.arange(total) < lengths.max())
         ),
-        "that is how many tokens a row sees; asked for is which": (
+        "that is how many tokens a row sees: say which ones, in a mask [batch, total]": (
             lambda lengths, total: total - _padding(lengths)[:, 0]
         ),
-        "rows and columns are exchanged: [batch, total]": (
+        "rows and columns are exchanged: the mask is [batch, total]": (
             lambda lengths, total: _visible(lengths, total).T.contiguous()
         ),
-        "0 and minus infinity are added to scores; here True and False are asked for": (
+        "0 and minus infinity are for scores: return True and False": (
             lambda lengths, total: torch.where(_visible(lengths, total), 0.0, -torch.inf)
         ),
     },
-    "each row sees one token more at each step, and never its padding",
+    "each row sees one more token at each step, and never its padding",
     holds="booleans",
     given=_fading,
     signs={
-        "a row must see one token more at each step, and its text from the first token on": (
-            lambda r, lengths, total: (
-                r.shape == (len(lengths), total) and (r.sum(-1) < total - _padding(lengths)[:, 0]).any()
-            )
+        "padding is visible, and tokens of a text are hidden": lambda r, right, *case: (
+            (r & ~right).any() and (~r & right).any()
         ),
+        "a row sees a slot of its padding": lambda r, right, *case: (r & ~right).any(),
+        "a row does not see its newest token": lambda r, right, *case: not r[:, -1].all(),
+        "a row does not see the first token of its text": lambda r, right, *case: (
+            not r.gather(1, right.byte().argmax(1, keepdim=True)).all()
+        ),
+        "a row does not see all tokens of its text": lambda r, right, *case: (~r & right).any(),
+    },
+    shapes={
+        "the mask must have one row for each text: [batch, total]": lambda r, right, *case: (
+            r.dim() < 2 or len(r) != len(right)
+        ),
+        "the mask must have `total` columns: [batch, total]": lambda *case: True,
     },
 )
 

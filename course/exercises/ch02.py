@@ -3,7 +3,8 @@
 
 import torch
 
-from course.teaching.check.answer import same
+from course.teaching.check.answer import same, same_shape, weights_of
+from course.teaching.check.draw import whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A step with a cache: prefill and decode are the same few lines.
@@ -40,21 +41,31 @@ def _step_with(
 _step = _step_with()
 
 
-def _steps():
-    draw = torch.Generator().manual_seed(22)
-
-    def made(held, new, heads, kv_heads, d=8):
+def _steps(draw):
+    def made(held, new, heads, kv_heads, d=16):
         shapes = (heads, new), (kv_heads, new), (kv_heads, new), (kv_heads, held), (kv_heads, held)
-        return tuple(torch.randn(*shape, d, generator=draw) for shape in shapes)
+        return tuple(torch.randn(*shape, d, generator=draw) * 0.4 for shape in shapes)
 
     return [
-        made(5, 1, 1, 1),
+        made(whole(draw, 5, 7), 1, 1, 1),
         made(0, 1, 1, 1),
-        made(4, 1, 3, 3),
-        made(0, 6, 2, 2),
-        made(5, 3, 2, 2),
-        made(4, 3, 6, 2),
+        made(whole(draw, 3, 5), 1, 3, 3),
+        made(0, whole(draw, 5, 7), 2, 2),
+        made(whole(draw, 4, 6), 3, 2, 2),
+        made(whole(draw, 4, 6), 3, 6, 2),
     ]
+
+
+def _held(r, right):
+    """Whether K and V are right."""
+    return same(r[1], right[1]) and same(r[2], right[2])
+
+
+def _seen(r, right, places=None):
+    """The weights that the output gives to the values `[heads, new, held + new]`, or which are not 0 of those at
+    `places` `[new, held + new]`."""
+    weights = weights_of(r[0], right[2].repeat_interleave(len(r[0]) // len(right[2]), 0))
+    return weights if places is None else weights[:, places(*weights.shape[1:])].abs() > 1e-6
 
 
 attend_step = Exercise(
@@ -68,10 +79,10 @@ attend_step = Exercise(
         "the cache is returned as it came: it must grow by the new keys and values": _step_with(
             remember=lambda past, made: past
         ),
-        "only the new keys and values are returned: the past is lost": _step_with(
+        "only the new keys and values are returned: return those of the past with them": _step_with(
             remember=lambda past, made: made[:, past.shape[1] :]
         ),
-        "the new token looks at the cache alone: it looks at itself, too": (
+        "the new token attends to the cache alone: it attends to itself, too": (
             lambda q, k, v, K, V: (
                 (q @ K.repeat_interleave(len(q) // len(k), 0).mT * K.shape[-1] ** -0.5).softmax(-1)
                 @ V.repeat_interleave(len(q) // len(k), 0),
@@ -79,13 +90,13 @@ attend_step = Exercise(
                 torch.cat([V, v], 1),
             )
         ),
-        "the tokens of a prompt look at later ones: the mask is missing": _step_with(
+        "the tokens of a prompt attend to later ones: the mask is missing": _step_with(
             later=lambda new, total: torch.zeros(new, total).bool()
         ),
-        "the mask forgets that tokens are held already: token i of the new ones is token held + i": _step_with(
+        "the mask forgets the tokens that are held: the i-th new token has position held + i": _step_with(
             later=lambda new, total: torch.ones(new, total).triu(1).bool()
         ),
-        "the mask is one off: each new token looks at the one after it": _step_with(
+        "the mask is off by one: each new token attends to the one after it": _step_with(
             later=lambda new, total: torch.ones(new, total).triu(total - new + 2).bool()
         ),
         "query heads that share a KV head are neighbours: repeat_interleave, not repeat": _step_with(
@@ -95,56 +106,84 @@ attend_step = Exercise(
             share=lambda kept, times: kept[:1].expand(times * len(kept), -1, -1)
         ),
         "the scores are not divided by the root of d": _step_with(scale=lambda d: 1.0),
-        "the scores are divided by d; divide by its root": _step_with(scale=lambda d: 1 / d),
-        "the softmax runs over the queries; it runs over the keys (dim=-1)": _step_with(over=1),
-        "the weights are applied to the keys; they belong to the values": _step_with(
+        "the scores are divided by d: divide by its root": _step_with(scale=lambda d: 1 / d),
+        "the scores are multiplied by the root of d: divide by it": _step_with(scale=lambda d: d**0.5),
+        "the softmax runs over the queries: it must run over the keys (dim=-1)": _step_with(over=1),
+        "the weights multiply the keys: they belong to the values": _step_with(
             weigh=lambda weights, values, keys: weights @ keys
         ),
-        "the output alone is returned; the next step needs K and V, too": _step_with(
+        "the output alone is returned: the next step needs K and V, too": _step_with(
             give=lambda out, K, V, q: out
         ),
-        "K and V are exchanged in what you return: out, K, V": _step_with(
+        "K and V are exchanged in what you return: the order is out, K, V": _step_with(
             give=lambda out, K, V, q: (out, V, K)
         ),
-        "the output comes first: out, K, V": _step_with(give=lambda out, K, V, q: (K, V, out)),
-        "keys repeated for every query head are returned: a cache holds KV heads only": _step_with(
+        "the output comes last in what you return: the order is out, K, V": _step_with(
+            give=lambda out, K, V, q: (K, V, out)
+        ),
+        "the repeated keys and values are returned: a cache holds one for each KV head": _step_with(
             give=lambda out, K, V, q: (
                 out,
                 K.repeat_interleave(len(q) // len(K), 0),
                 V.repeat_interleave(len(q) // len(V), 0),
             )
         ),
-        "queries are returned as well: nobody needs them again": _step_with(
+        "the queries are returned, too: no later step needs them": _step_with(
             give=lambda out, K, V, q: (out, q, K, V)
         ),
         "the oldest tokens leave when new ones come: a cache grows": _step_with(
             remember=lambda past, made: made[:, made.shape[1] - max(past.shape[1], 1) :]
         ),
     },
-    "prefill and decode are the same lines: what is held, what is new, and who may look at whom",
+    "prefill and decode are the same lines: what is held, what is new, and which token sees which",
     grows=(
         "a decode step with one head",
         "the first token of all, when nothing is held",
         "several heads",
-        "a prompt of six tokens, of which none looks ahead",
-        "three more tokens behind five that are held",
+        "a prompt of several tokens, none of which looks ahead",
+        "three new tokens after those that are held",
         "query heads that share a KV head",
     ),
     signs={
-        "something is NaN: is a whole row of scores masked?": lambda r, *case: any(
-            torch.as_tensor(part).isnan().any() for part in r
+        "the output holds NaN: is a whole row of scores masked?": lambda r, *case: r[0].isnan().any(),
+        "K and V are right; a new token attends to a later one": lambda r, right, *case: (
+            _held(r, right) and _seen(r, right, _later).any()
         ),
-        "K must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, q, k, v, K, V: (
-            tuple(r[1].shape) != (K.shape[0], K.shape[1] + k.shape[1], K.shape[2])
+        "K and V are right; the weights of a new token do not add up to 1": lambda r, right, *case: (
+            _held(r, right) and not same(_seen(r, right).sum(-1), torch.ones(r[0].shape[:2]))
         ),
-        "V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, q, k, v, K, V: (
-            tuple(r[2].shape) != (V.shape[0], V.shape[1] + v.shape[1], V.shape[2])
+        "K and V are right; a new token does not attend to itself": lambda r, right, *case: (
+            _held(r, right) and not _seen(r, right, lambda n, t: torch.eye(n, t).roll(t - n, 1).bool()).all()
         ),
-        "the output has one vector for each new token and query head: [heads, new, d]": lambda r, q, *case: (
-            r[0].shape != q.shape
+        "K and V are right; a new token does not attend to everything up to itself": lambda r, right, *case: (
+            _held(r, right) and not _seen(r, right, lambda n, t: ~_later(n, t)).all()
         ),
-        "K and V are right; the output is not": lambda r, *case: all(
-            same(a, b) for a, b in zip(r[1:], _step(*case)[1:], strict=True)
+        "K and V are right, and each token attends to the right ones; their weights are wrong": lambda r, right, *case: (
+            _held(r, right) and _seen(r, right) is not None
+        ),
+        "K and V are right; the output of a head is no weighted sum of the values of its KV head": lambda r, right, *case: (
+            _held(r, right)
+        ),
+        "the output is right; K and V are not": lambda r, right, *case: (
+            same(r[0], right[0]) and not same(r[1], right[1]) and not same(r[2], right[2])
+        ),
+        "K is right; V is not": lambda r, right, *case: same(r[1], right[1]) and not same(r[2], right[2]),
+        "V is right; K is not": lambda r, right, *case: same(r[2], right[2]) and not same(r[1], right[1]),
+        "neither K nor V is right": lambda r, right, *case: True,
+    },
+    shapes={
+        "return three things: the output, K and V": lambda r, right, *case: len(r) != 3,
+        "K and V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, right, *case: (
+            not same_shape(r[1], right[1]) and not same_shape(r[2], right[2])
+        ),
+        "K must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, right, *case: (
+            not same_shape(r[1], right[1])
+        ),
+        "V must be longer by the new tokens: [kv_heads, held + new, d]": lambda r, right, *case: (
+            not same_shape(r[2], right[2])
+        ),
+        "the output holds one vector for each query head and new token: [heads, new, d]": lambda r, right, *case: (
+            not same_shape(r[0], right[0])
         ),
     },
 )
@@ -161,53 +200,68 @@ def _as_found(held, new):
     return torch.arange(begin, begin + new)
 
 
+def _counts(draw):
+    held = whole(draw, 5, 8)
+    return [(0, whole(draw, 3, 6)), (held, 1), (held + 1, 1), (held + 2, whole(draw, 2, 4))]
+
+
 next_position = Exercise(
     "next_position",
     _next_position,
-    lambda: [(0, 6), (6, 1), (7, 1), (10, 3)],
+    _counts,
     {
-        "the position does not advance: every new token says it stands at 0": lambda held, new: torch.arange(
-            new
-        ),
-        "the last token that is held and the first new one say that they stand at the same place": (
+        "the positions begin at 0: they begin at `held`": lambda held, new: torch.arange(new),
+        "the first new token gets the position of the last one that is held": (
             lambda held, new: _as_found(held, new)
         ),
-        "off by one: with 6 tokens held (0 to 5), the next one stands at 6": (
+        "every position is too small by 1: with 6 tokens held (0 to 5), the next position is 6": (
             lambda held, new: torch.arange(held, held + new) - 1
         ),
-        "off by one: with 6 tokens held (0 to 5), the next one stands at 6, not 7": (
+        "every position is too large by 1: with 6 tokens held (0 to 5), the next position is 6": (
             lambda held, new: torch.arange(held, held + new) + 1
         ),
-        "those are the positions of all tokens; only the new ones are fed": lambda held, new: torch.arange(
+        "those are the positions of all tokens: only the new ones are fed": lambda held, new: torch.arange(
             held + new
         ),
-        "one position for all new tokens: each stands one further than the one before": (
+        "all new tokens get the same position: each comes one after the token before it": (
             lambda held, new: torch.full((new,), held)
         ),
-        "one token too many: range and arange stop before their end": (
+        "one position too many: range and arange stop before their end": (
             lambda held, new: torch.arange(held, held + new + 1)
         ),
         "the arguments of arange are begin and end, not begin and length": (
             lambda held, new: torch.arange(held, new)
         ),
-        "those are the positions of the tokens in the cache; the new ones stand after them": (
+        "those are the positions of the tokens in the cache: the new ones come after them": (
             lambda held, new: torch.arange(held)
         ),
         "that is the number of tokens, not the positions of the new ones": lambda held, new: held + new,
-        "the order is turned around: the first of the new tokens stands at `held`": (
+        "the order is reversed: the first of the new tokens has position `held`": (
             lambda held, new: torch.arange(held, held + new).flip(0)
         ),
-        "those are the two ends; every new token from the first to the last needs its position": (
+        "those are the two ends: every new token needs its own position": (
             lambda held, new: (held, held + new)
         ),
-        "that is one position; every new token needs its own": lambda held, new: held,
-        "every position is `new` too far: the first new token stands at `held`": (
+        "that is one position: every new token needs its own": lambda held, new: held,
+        "every position is too large by `new`: the first new token has position `held`": (
             lambda held, new: torch.arange(held + new, held + 2 * new)
         ),
     },
     "a token's position is the number of tokens before it",
     holds="indices",
     given=_as_found,
+    signs={
+        "two tokens get the same position": lambda r, right, *case: len(r.unique()) < len(r),
+        "the first new token must get position `held`": lambda r, right, held, new: r[0] != held,
+        "each new token must get the position after the one before it": lambda r, right, *case: (
+            r.diff() != 1
+        ).any(),
+    },
+    shapes={
+        "return the positions in one dimension, as arange gives them": lambda r, *case: r.dim() != 1,
+        "these are fewer positions than new tokens": lambda r, right, held, new: len(r) < new,
+        "these are more positions than new tokens": lambda r, right, held, new: len(r) > new,
+    },
 )
 
 

@@ -1,6 +1,7 @@
 # ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 3: static buffers."""
 
+from course.teaching.check.draw import shuffled, whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A table of pages.
@@ -13,6 +14,7 @@ def _pages(
     back=lambda pages: pages,
     shared=False,
     forgets=True,
+    loses=False,
 ):
     """The table with one of its parts exchanged."""
 
@@ -21,7 +23,7 @@ def _pages(
         for what, text in events:
             name = "all" if shared else text
             if what == "end":
-                free += back(table.get(name, []))
+                free = ([] if loses else free) + back(table.get(name, []))
                 if forgets:
                     table[name], length[name] = [], 0
                 continue
@@ -41,16 +43,29 @@ def _pages(
 _place = _pages()
 
 
-def _events():
-    add = lambda words: [("add", text) for text in words.split()]
-    end = lambda text: [("end", text)]
+def _story(draw, texts, adds, ends=0):
+    """Events of some texts in any order: `adds` tokens, and `ends` times some texts end, which may begin again."""
+    events, held = [], set()
+    for number in range(adds):
+        text = texts[whole(draw, 0, len(texts) - 1)]
+        held.add(text)
+        events.append(("add", text))
+        if len(held) > 1 and ends * (number + 1) // adds > ends * number // adds:
+            gone = shuffled(draw, sorted(held))[: len(held) - 1]  # all texts but one
+            held -= {*gone}
+            events += [("end", text) for text in gone]
+    return events
+
+
+def _events(draw):
+    block = whole(draw, 3, 5)
     return [
-        (add("a a a"), 4),
-        (add("a a a a a"), 2),
-        (add("a b a b a b b"), 2),
-        (add("a b a b a") + end("a") + add("c c b c"), 2),
-        (add("a b c d b") + end("b") + end("a") + add("e e e d") + end("e") + add("a a"), 1),
-        (add("a a a a a b b") + end("a") + add("a b b c a") + end("b") + add("c c c c d"), 3),
+        ([("add", "a")] * block, block),
+        ([("add", "a")] * whole(draw, 7, 9), whole(draw, 2, 3)),
+        ([("add", text) for text in "aba"] + _story(draw, "ab", whole(draw, 6, 9)), 2),
+        ([("add", "a"), *_story(draw, "ab", 7), ("end", "a"), *_story(draw, "bc", 6)], 2),
+        (_story(draw, "abcd", whole(draw, 20, 24), ends=6), 1),
+        (_story(draw, "abcd", whole(draw, 30, 36), ends=6), whole(draw, 2, 3)),
     ]
 
 
@@ -58,15 +73,34 @@ def _from_the_end(events, block):
     return [(page, slot) for slot, page in _place(events, block)]
 
 
-def _two_in_one(places, events, block):
-    """Whether a text writes into a page that another one holds."""
-    owner, added = {}, iter(places.tolist())
+def _slips(places, events, block):
+    """What is wrong with (page, slot) of the tokens, as words."""
+    written, found, added = {}, set(), iter(places.tolist())  # text -> its places
     for what, text in events:
         if what == "end":
-            owner = {page: one for page, one in owner.items() if one != text}
-        elif owner.setdefault(next(added)[0], text) != text:
-            return True
-    return False
+            written.pop(text, None)
+            continue
+        page, slot = next(added)
+        mine, others = (
+            written.setdefault(text, []),
+            {name: held for name, held in written.items() if name != text},
+        )
+        taken = {page for held in others.values() for page, _ in held}
+        pages = [page for page, _ in mine]
+        found |= {"slot"} if not 0 <= slot < block else set()
+        found |= {"shared"} if page in taken else set()
+        found |= {"twice"} if (page, slot) in mine else set()
+        if page in pages:
+            found |= {"order"} if slot != pages.count(page) else set()
+        else:
+            found |= {"early"} if len(mine) % block else set()
+            free = min(
+                number for number in range(len(taken) + len(pages) + 1) if number not in taken | {*pages}
+            )
+            found |= {"larger"} if page > free else set()
+            found |= {"first"} if slot else set()
+        mine.append((page, slot))
+    return found
 
 
 place = Exercise(
@@ -74,56 +108,59 @@ place = Exercise(
     _place,
     _events,
     {
-        "a page for every token: a page has `block` slots": _pages(full=lambda held, block: True),
+        "every token gets a page of its own: a page has `block` slots": _pages(full=lambda held, block: True),
         "one page for each text, whatever its length: a full page needs a next one": _pages(
             full=lambda held, block: False, slot=lambda held, block: held
         ),
-        "a full page begins anew at slot 0 and overwrites its tokens: take another page": _pages(
+        "a full page is written again from slot 0, over its tokens: take another page": _pages(
             full=lambda held, block: False
         ),
         "the next page comes a token too late: with `block` tokens held the page is full": _pages(
             full=lambda held, block: held > block and held % block == 1, slot=lambda held, block: held % block
         ),
         "slots are counted from 0 in every page": _pages(slot=lambda held, block: held % block + 1),
-        "that is the token's number in its text; in its page it is the remainder by `block`": _pages(
+        "that is the number of the token in its text: its slot is the remainder by `block`": _pages(
             slot=lambda held, block: held
         ),
-        "texts share a page here: no other text writes into a text's page": _pages(shared=True),
-        "the pages of a text that has ended never come back: others could use them": _pages(
+        "texts share a page here: a page belongs to one text": _pages(shared=True),
+        "only the pages of the text that ended last are free: those of the others are, too": _pages(
+            loses=True
+        ),
+        "the pages of a text that has ended are never used again: they are free": _pages(
             back=lambda pages: []
         ),
-        "only the last page of a text comes back; all of its pages are free": _pages(
+        "only the last page of an ended text is free again: all of its pages are": _pages(
             back=lambda pages: pages[-1:]
         ),
-        "only the first page of a text comes back; all of its pages are free": _pages(
+        "only the first page of an ended text is free again: all of its pages are": _pages(
             back=lambda pages: pages[:1]
         ),
-        "of the free pages the one with the smallest number is taken, not the largest": _pages(take=max),
-        "of the free pages the smallest number is taken, not the one that came back last": _pages(
+        "you take the free page with the largest number: take the smallest": _pages(take=max),
+        "you take the page that was freed last: take the one with the smallest number": _pages(
             take=lambda free: free[-1]
         ),
-        "of the free pages the smallest number is taken, not the one that came back first": _pages(
+        "you take the page that was freed first: take the one with the smallest number": _pages(
             take=lambda free: free[0]
         ),
-        "a text that has ended still has its length and pages when its name comes again": _pages(
+        "a text that ends keeps its length and pages: it has none when its name comes again": _pages(
             forgets=False
         ),
-        "page and slot are exchanged: (page, slot)": _from_the_end,
-        "those are the pages alone; asked for are (page, slot)": (
+        "page and slot are exchanged: the order is (page, slot)": _from_the_end,
+        "those are the pages alone: return pairs (page, slot)": (
             lambda events, block: [page for page, _ in _place(events, block)]
         ),
-        "those are the slots alone; asked for are (page, slot)": (
+        "those are the slots alone: return pairs (page, slot)": (
             lambda events, block: [slot for _, slot in _place(events, block)]
         ),
-        "pages are counted from 0": (
+        "every page is too large by 1: pages are counted from 0": (
             lambda events, block: [(page + 1, slot) for page, slot in _place(events, block)]
         ),
-        "that is one address in the pool, page * block + slot; asked for are both": (
+        "that is one address in the pool, page * block + slot: return pairs (page, slot)": (
             lambda events, block: [page * block + slot for page, slot in _place(events, block)]
         ),
         "the last token is missing": lambda events, block: _place(events, block)[:-1],
     },
-    "no text reserves more than the page that it writes into, and what has ended serves the next",
+    "no text reserves more than the page that it writes into, and the pages of an ended text serve the next",
     holds="indices",
     grows=(
         "one text in one page",
@@ -134,13 +171,29 @@ place = Exercise(
         "a name that comes again",
     ),
     signs={
-        "two texts write into one page: a page belongs to one text": _two_in_one,
-        "asked for is one place for every token that is added": lambda r, events, block: (
-            len(r) != sum(what == "add" for what, _ in events)
+        "there is no such slot: the slots of a page are 0 to block - 1": lambda r, right, *case: (
+            "slot" in _slips(r, *case)
         ),
-        "there is no slot `block`: the slots of a page are 0 to block - 1": lambda r, events, block: bool(
-            (r[:, 1] >= block).any()
+        "two texts write into one page: a page belongs to one text": lambda r, right, *case: (
+            "shared" in _slips(r, *case)
         ),
+        "a slot is written twice, and the token in it is lost": lambda r, right, *case: (
+            "twice" in _slips(r, *case)
+        ),
+        "a text takes a page while its last page still has a free slot": lambda r, right, *case: (
+            "early" in _slips(r, *case)
+        ),
+        "the first token in a page must get slot 0": lambda r, right, *case: "first" in _slips(r, *case),
+        "the slots of a page must be filled in order": lambda r, right, *case: "order" in _slips(r, *case),
+        "a text takes a page, and one with a smaller number is free": lambda r, right, *case: (
+            "larger" in _slips(r, *case)
+        ),
+    },
+    shapes={
+        "return one place for every token that is added, and none for an end": lambda r, right, events, block: (
+            len(r) != len(right)
+        ),
+        "a place is a pair of numbers, (page, slot)": lambda r, right, *case: True,
     },
 )
 
@@ -152,64 +205,82 @@ def _real_slots(seen, window):
     return [slot >= window - seen for slot in range(window)]
 
 
+def _windows(draw):
+    window = whole(draw, 5, 8)
+    return [
+        (0, window),
+        (whole(draw, 2, window // 2), window),
+        (window, window),
+        (window + whole(draw, 2, window - 2), window),
+        (1, window - 1),
+        (2 * window + 1, window),
+    ]
+
+
 real_slots = Exercise(
     "real_slots",
     _real_slots,
-    lambda: [(0, 5), (2, 5), (5, 5), (9, 5), (1, 4), (11, 5)],
+    _windows,
     {
-        "that is right padding: in a left-padded window the tokens stand at the end": (
+        "that is right padding: in a left-padded window the tokens are in the last slots": (
             lambda seen, window: [slot < seen for slot in range(window)]
         ),
-        "off by one: one slot of padding is attended to": (
+        "off by one: the last slot of the padding is True, too": (
             lambda seen, window: [slot >= window - seen - 1 for slot in range(window)]
         ),
-        "off by one: the oldest token is masked": (
+        "off by one: the oldest token is masked out": (
             lambda seen, window: [slot > window - seen for slot in range(window)]
         ),
-        "True and False are turned around: padding would be attended to and tokens would not": (
+        "True and False are exchanged: padding would be attended to, and tokens would not": (
             lambda seen, window: [slot < window - seen for slot in range(window)]
         ),
-        "every slot is attended to: the mask is forgotten": lambda seen, window: [True] * window,
-        "nothing is attended to": lambda seen, window: [False] * window,
-        "only the newest token is attended to: the earlier ones stand before it": (
+        "every slot is True: the padding must be False": lambda seen, window: [True] * window,
+        "every slot is False: the tokens must be True": lambda seen, window: [False] * window,
+        "only the newest token is True: the earlier ones must be, too": (
             lambda seen, window: [slot == window - 1 and seen > 0 for slot in range(window)]
         ),
-        "that is one boolean too many: a mask has `window` of them": (
+        "that is one boolean too many: the mask has `window` of them": (
             lambda seen, window: [slot >= window - seen for slot in range(window + 1)]
         ),
-        "a mask has `window` booleans, here it has `seen`": lambda seen, window: [True] * seen,
-        "those are the numbers of the slots; asked for is a mask of True and False": (
+        "the mask has `window` booleans, and yours has `seen`": lambda seen, window: [True] * seen,
+        "those are the numbers of the slots: return a mask of True and False": (
             lambda seen, window: list(range(max(0, window - seen), window))
         ),
-        "the first slot of the window is always masked, even when the window is full": (
+        "the first slot is always False: once the window is full, it holds a token": (
             lambda seen, window: [slot >= max(1, window - seen) for slot in range(window)]
         ),
-        "the mask grows beyond the window: once it is full it stays full": (
+        "the mask grows beyond the window: it always has `window` booleans": (
             lambda seen, window: [False] * (window - seen) + [True] * seen
         ),
-        "once more tokens came than fit, nothing is attended to; the window stays full": (
+        "once more tokens came than fit, every slot is False: the window stays full": (
             lambda seen, window: [seen <= window and slot >= window - seen for slot in range(window)]
         ),
-        "the comparison is with `seen`; the first token stands at window - seen": (
+        "you compare the slot with `seen`: the first token is in slot window - seen": (
             lambda seen, window: [slot >= seen for slot in range(window)]
         ),
-        "off by one in a right-padded mask; in a left-padded window the tokens stand at the end": (
+        "that is right padding, and off by one: the tokens are in the last slots": (
             lambda seen, window: [slot <= seen for slot in range(window)]
         ),
-        "that is the number of tokens; asked for is a boolean for each slot": (
+        "that is the number of tokens: return a boolean for each slot": (
             lambda seen, window: min(seen, window)
         ),
-        "the remainder starts the window anew; once it is full it stays full": (
+        "the remainder empties the window again: once it is full, it stays full": (
             lambda seen, window: [slot >= window - seen % window for slot in range(window)]
         ),
     },
-    "tokens at the end, padding before them",
+    "tokens at the end, and padding before them",
     holds="booleans",
     given=lambda seen, window: [slot >= window - seen - 1 for slot in range(window)],
     signs={
-        "a mask has one boolean for each of the `window` slots": lambda r, seen, window: len(r) != window,
-        "padding is attended to": lambda r, seen, window: bool(r.sum() > min(seen, window)),
-        "a token is masked": lambda r, seen, window: bool(r.sum() < min(seen, window)),
+        "a token is masked out, and a slot of padding is True": lambda r, right, *case: (
+            (r & ~right).any() and (~r & right).any()
+        ),
+        "a slot of padding is True": lambda r, right, *case: (r & ~right).any(),
+        "the newest token is masked out: it is in the last slot": lambda r, right, *case: not r[-1],
+        "a token is masked out": lambda r, right, *case: (~r & right).any(),
+    },
+    shapes={
+        "the mask must have one boolean for each of the `window` slots": lambda r, right, *case: True,
     },
 )
 

@@ -3,6 +3,8 @@
 
 import torch
 
+from course.teaching.check.answer import same
+from course.teaching.check.draw import whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. Two bits, arranged well: the keys of KIVI.
@@ -56,9 +58,14 @@ def _window_in_front(k, bits, block):
     return torch.cat([k[:left], _kivi_keys(k[left:], bits, block)])
 
 
-def _key_cases():
-    draw = torch.Generator().manual_seed(4)
+def _same_ends(read, k, block, end):
+    """Whether the smallest (or largest) value of each channel in each block is what it was."""
+    whole = len(k) // block * block
+    of_blocks = lambda x: end(x[:whole].unflatten(0, (-1, block)), 1)
+    return not whole or same(of_blocks(read), of_blocks(k))
 
+
+def _key_cases(draw):
     def keys(tokens, d, loud):
         made = torch.randn(tokens, d, generator=draw) + 0.7
         made[:, loud] *= 20  # a channel that is larger than the others, as in real keys
@@ -70,8 +77,8 @@ def _key_cases():
     return [
         (keys(4, 6, 1), 2, 4),
         (keys(12, 6, 3), 2, 4),
-        (keys(8, 5, 0), 4, 8),
-        (keys(11, 6, 5), 2, 4),
+        (keys(16, 5, 0), whole(draw, 3, 4), 8),
+        (keys(whole(draw, 9, 11), 6, 5), 2, 4),
         (keys(3, 6, 2), 2, 4),
         (still, 2, 4),
     ]
@@ -82,49 +89,45 @@ kivi_keys = Exercise(
     _kivi_keys,
     _key_cases,
     {
-        "a smallest and a largest value for each token: the loud channel spoils all others; share by channel": (
+        "each token has a smallest and a largest value here, and the loud channel spoils the others: share by channel": (
             _keys(over=2)
         ),
-        "one smallest and one largest value for a whole block: every channel of a block has its own": _keys(
+        "a whole block shares one smallest and one largest value: every channel of a block needs its own": _keys(
             low_of=lambda parts, over: parts.amin((1, 2), keepdim=True),
             high_of=lambda parts, over: parts.amax((1, 2), keepdim=True),
         ),
-        "one pair for a channel over all tokens: each block has its own, so that it is written once": _one_block,
-        "n bits have 2^n levels, and 2^n - 1 steps between them: divide by the steps": _keys(
+        "a channel has one smallest and one largest value over all tokens: each block needs its own": _one_block,
+        "you divide by 2^n: n bits have 2^n levels, and 2^n - 1 steps between them": _keys(
             levels=lambda bits: 2**bits
         ),
-        "no sign is needed here, the smallest value is level 0: there are 2^n - 1 steps, not 2^(n-1) - 1": _keys(
+        "you divide by 2^(n-1) - 1: no code has a sign here, so there are 2^n - 1 steps": _keys(
             levels=lambda bits: 2 ** (bits - 1) - 1
         ),
         "the levels are fixed to those of 2 bits: use `bits`": _keys(levels=lambda bits: 3),
-        "that is symmetric, around zero; KIVI puts level 0 on the smallest value": _symmetric,
-        "the codes are cut off, not rounded: the error becomes up to a whole step": _keys(
-            to_whole=torch.floor
-        ),
-        "the codes are not rounded: nothing was quantized": _keys(to_whole=lambda x: x),
-        "the smallest value is not added back: all numbers stand too low": _keys(
-            back=lambda codes, scale, low: codes * scale
-        ),
-        "those are the codes; asked for are the numbers that are read back": _keys(
+        "your levels are symmetric around zero: KIVI puts level 0 on the smallest value": _symmetric,
+        "the codes are rounded down: round to the nearest": _keys(to_whole=torch.floor),
+        "the codes are not rounded, so nothing was quantized": _keys(to_whole=lambda x: x),
+        "the smallest value is not added back": _keys(back=lambda codes, scale, low: codes * scale),
+        "those are the codes: return the numbers that are read back": _keys(
             back=lambda codes, scale, low: codes
         ),
-        "the codes are not multiplied with their step before the smallest value is added": _keys(
+        "the codes are not multiplied by their step before the smallest value is added": _keys(
             back=lambda codes, scale, low: codes + low
         ),
-        "the last tokens are missing: what fills no block stays as it is": _keys(
+        "the last tokens are missing: tokens that fill no block stay as they are": _keys(
             rest=lambda read, left: read
         ),
-        "the last tokens are no full block yet: they stay as they are": _short_block_too,
-        "the first tokens fill the blocks; what is left over are the last ones": _window_in_front,
-        "the tokens that fill no block became zeros; they stay as they are": _keys(
+        "the last tokens are quantized, too, and they fill no block yet: they stay as they are": _short_block_too,
+        "your blocks begin too late: the first tokens fill the blocks, and the last ones are left over": _window_in_front,
+        "the tokens that fill no block became zeros: they stay as they are": _keys(
             rest=lambda read, left: torch.cat([read, torch.zeros_like(left)])
         ),
-        "a channel that says the same at every token divides by zero: its step is 0": _keys(guard=0.0),
-        "the window stands before the blocks: tokens stay in their order": _keys(
+        "a channel that never changes has a step of 0, and you divide by it": _keys(guard=0.0),
+        "the tokens that are left over come first in your result: tokens keep their order": _keys(
             rest=lambda read, left: torch.cat([left, read])
         ),
     },
-    "keys share by channel inside a block, and what fills no block waits as it is",
+    "keys share by channel inside a block, and tokens that fill no block wait as they are",
     grows=(
         "one full block",
         "three blocks, each with numbers of its own",
@@ -133,6 +136,32 @@ kivi_keys = Exercise(
         "no full block at all",
         "one channel that never changes",
     ),
+    signs={
+        "the tokens that fill no block are changed: they stay as they are": lambda r, right, k, bits, block: (
+            not same(r[len(k) // block * block :], k[len(k) // block * block :])
+        ),
+        "the full blocks are unchanged: quantize them": lambda r, right, k, bits, block: same(
+            r[: len(k) // block * block], k[: len(k) // block * block]
+        ),
+        "a channel of a block takes more than 2^bits different values": lambda r, right, k, bits, block: any(
+            len(values.unique()) > 2**bits
+            for values in r[: len(k) // block * block].unflatten(0, (-1, block)).mT.flatten(0, 1)
+        ),
+        "the smallest value of a channel in a block must come back as it was: it is level 0": (
+            lambda r, right, k, bits, block: not _same_ends(r, k, block, torch.amin)
+        ),
+        "the largest value of a channel in a block must come back as it was: it is the last level": (
+            lambda r, right, k, bits, block: not _same_ends(r, k, block, torch.amax)
+        ),
+        "a number is not rounded to the nearest level": lambda r, right, k, bits, block: bool(
+            ((r - k).abs() > (right - k).abs() + 1e-4).any()
+        ),
+    },
+    shapes={
+        "the result must have the shape of k, [tokens, d]: no token is lost, and none is added": lambda *case: (
+            True
+        ),
+    },
 )
 
 # 2. The planted bug: a cast that cuts off.
@@ -143,14 +172,12 @@ def _coded(round_=torch.round, limit=lambda codes, n: codes.clamp(-n, n), step_o
     return lambda x, step, largest: limit(round_(x / step_of(step)), largest)
 
 
-def _numbers():
-    draw = torch.Generator().manual_seed(24)
-
+def _numbers(draw):
     def made(tokens, channels, largest, beyond=0.0):
         x = torch.randn(tokens, channels, generator=draw) * torch.rand(tokens, 1, generator=draw) * 5
-        step = x.abs().amax(-1, keepdim=True) / largest
-        x[0, 0] = x[0].abs().amax() * (1 + beyond)  # a later token, larger than those that decided the step
-        x[-1, -1] = -x[-1].abs().amax() * (1 + beyond)
+        step = (x.abs().amax(-1, keepdim=True) / largest).half().float()  # `largest` of them are exact
+        x[0, 0] = step[0] * largest * (1 + beyond)  # a later token, larger than those that decided the step
+        x[-1, -1] = -step[-1] * largest * (1 + beyond)
         return x, step, largest
 
     return [made(4, 8, 7), made(6, 16, 127), made(5, 12, 1), made(4, 8, 7, 0.6), made(3, 32, 7, 2.0)]
@@ -161,71 +188,73 @@ to_codes = Exercise(
     _coded(),
     _numbers,
     {
-        "the cast cuts off what stands behind the point, so every number moves toward zero: round first": (
+        "the cast cuts off the digits after the point, so every number moves toward zero: round first": (
             lambda x, step, largest: (x / step).int()
         ),
-        "within the limits, and still cut off toward zero: round to the nearest whole number": _coded(
+        "the limits are right, and the codes are still cut off toward zero: round to the nearest": _coded(
             torch.trunc
         ),
-        "that rounds down, below zero too: all numbers move to one side, by half a step on average": _coded(
-            torch.floor
-        ),
-        "that rounds up: all numbers move to one side, by half a step on average": _coded(torch.ceil),
-        "that rounds away from zero: every number becomes larger than it was": _coded(
-            lambda x: x.sign() * x.abs().ceil()
-        ),
-        "a half is added and the rest cut off: below zero that goes the wrong way": _coded(
+        "you round down: round to the nearest": _coded(torch.floor),
+        "you round up: round to the nearest": _coded(torch.ceil),
+        "you round away from zero: round to the nearest": _coded(lambda x: x.sign() * x.abs().ceil()),
+        "you add a half and cut off the digits after the point: below zero that goes the wrong way": _coded(
             lambda x: (x + 0.5).trunc()
         ),
-        "not rounded: a code is a whole number": _coded(lambda x: x),
+        "the codes are not rounded: a code is a whole number": _coded(lambda x: x),
         "the sign is lost: codes go from -largest to largest": _coded(lambda x: x.abs().round()),
-        "a number beyond the scale gets a code that does not exist: the largest one is `largest`": _coded(
+        "a code lies beyond the limits: codes go from -largest to largest": _coded(
             limit=lambda codes, n: codes
         ),
-        "the smallest code is -largest: zero lies in the middle": _coded(
+        "the smallest code is -largest - 1 here: it is -largest": _coded(
             limit=lambda codes, n: codes.clamp(-n - 1, n)
         ),
-        "the limit holds above only: there is a smallest code, too": _coded(
+        "there is no limit below: the smallest code is -largest": _coded(
             limit=lambda codes, n: codes.clamp(max=n)
         ),
-        "the limit holds below only: there is a largest code, too": _coded(
+        "there is no limit above: the largest code is largest": _coded(
             limit=lambda codes, n: codes.clamp(min=-n)
         ),
-        "what lies beyond begins anew at the other end: a very large number becomes a very small one": _coded(
+        "a code beyond the limit comes back at the other end: it must stay at the limit": _coded(
             limit=lambda codes, n: (codes + n) % (2 * n + 1) - n
         ),
-        "codes are counted from zero here; they go from -largest to largest": _coded(
+        "your codes go from 0 to 2 * largest: they go from -largest to largest": _coded(
             limit=lambda codes, n: codes.clamp(-n, n) + n
         ),
-        "multiplied by the step; a code says how many steps a number is, so divide": (
+        "you multiply by the step: a code says how many steps a number is, so divide": (
             lambda x, step, largest: (x * step).round().clamp(-largest, largest)
         ),
-        "those are the numbers that will be read back; asked for are the codes": (
+        "those are the numbers that will be read back: return the codes": (
             lambda x, step, largest: (x / step).round().clamp(-largest, largest) * step
         ),
         "the numbers are rounded before they are divided": (
             lambda x, step, largest: (x.round() / step).clamp(-largest, largest)
         ),
-        "the limits are those of the codes: divide and round first, then cut": (
+        "you cut before you divide: the limits are those of the codes": (
             lambda x, step, largest: (x.clamp(-largest, largest) / step).round()
         ),
-        "one step serves all tokens here; each token has its own": _coded(step_of=lambda step: step.max()),
-        "the first token's step serves all; each token has its own": _coded(step_of=lambda step: step[:1]),
+        "all tokens share the largest step: each token has its own": _coded(step_of=lambda step: step.max()),
+        "all tokens share the first token's step: each token has its own": _coded(
+            step_of=lambda step: step[:1]
+        ),
     },
     "to the nearest, and no further than the largest code",
     given=lambda x, step, largest: (x / step).int(),
     signs={
-        "not all of these are whole numbers, and a code is one": lambda r, x, step, largest: (
-            not torch.equal(r.double(), r.double().round())
+        "not all of these are whole numbers, and a code is one": lambda r, *case: not same(r, r.round()),
+        "a code lies beyond the limits: codes go from -largest to largest": lambda r, right, x, step, largest: (
+            (r.abs() > largest).any()
         ),
-        "no code is further from zero than its number: something is cut off": lambda r, x, step, largest: (
-            bool((r.abs() <= (x / step).abs() + 1e-4).all())
-        ),
-        "there is a code beyond `largest`": lambda r, x, step, largest: bool((r.abs() > largest).any()),
-        "a code is more than half a step from its number": lambda r, x, step, largest: bool(
-            ((r - x / step).abs()[x.abs() <= largest * step] > 0.51).any()
+        "a code has the wrong sign": lambda r, right, *case: (r * right < 0).any(),
+        "a code is more than half a step from its number": lambda r, right, x, step, largest: (
+            (r - x / step).abs()[x.abs() <= largest * step] > 0.51
+        ).any(),
+        "the codes within the limits are right; those of numbers beyond them are not": (
+            lambda r, right, x, step, largest: same(
+                r[x.abs() <= largest * step], right[x.abs() <= largest * step]
+            )
         ),
     },
+    shapes={"return one code for each number of x, in its shape": lambda *case: True},
 )
 
 # 3. Decide: which format.

@@ -3,7 +3,7 @@
 
 import torch
 
-from course.teaching.check.answer import plain, same
+from course.teaching.check.answer import same, same_rows
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. SnapKV: the end of the prompt chooses.
@@ -44,27 +44,18 @@ def _keep(
 _snapkv = _keep()
 
 
-def _row_by_row(one, other):
-    """The same members in every row, in any order."""
-    one, other = plain(one), plain(other)
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
-        return False
-    return torch.equal(one.double().sort(-1).values, other.double().sort(-1).values)
-
-
-def _prompts():
-    draw = torch.Generator().manual_seed(81)  # each wrong mask is seen in one of the first three
-
+def _prompts(draw):
     def made(heads, tokens, d, window, budget):
         k = torch.randn(heads, tokens, d, generator=draw)
+        k += 1
         q = torch.randn(heads, tokens, d, generator=draw) * 2
-        q[:, -1] += k[:, 3]  # the last query looks for token 3
-        q[:, -window:-1] += 2 * k[:, -1:]  # the others would look at what they may not see yet
-        q[:, -window::2] += k[:, -window::2]  # and every second one at itself
+        q[:, -window:-1] += k[:, -window + 1 :] - 1 if window > 1 else 0  # each would look at the next token
+        q[:, -window::2] += k[:, -window::2] - 1  # and every second one looks at itself
+        q[:, -window] -= 3  # all scores of the first one lie far below 0
         return q, k, window, budget
 
     return [
-        made(1, 12, 4, 1, 4), made(1, 20, 8, 4, 9), made(3, 24, 8, 4, 10), made(2, 30, 16, 8, 12), made(4, 40, 8, 6, 7)
+        made(1, 20, 8, 1, 7), made(1, 20, 8, 4, 9), made(3, 24, 8, 4, 10), made(2, 30, 16, 8, 12), made(4, 40, 8, 6, 7)
     ]  # fmt: skip
 
 
@@ -77,68 +68,74 @@ snapkv = Exercise(
     _snapkv,
     _prompts,
     {
-        "the queries of the whole prompt have a say here, as in H2O: only the last `window` are asked": _of_all_queries,
-        "only the very last query is asked; the last `window` of them are": _keep(
+        "all queries of the prompt are asked, as in H2O: ask the last `window` only": _of_all_queries,
+        "only the very last query is asked: ask the last `window` of them": _keep(
             asked=lambda q, window: q[:, -1:], later=lambda window, tokens: torch.zeros(window, tokens).bool()
         ),
-        "the first queries are asked; the last ones know what comes next": _keep(
+        "the first `window` queries are asked: ask the last ones": _keep(
             asked=lambda q, window: q[:, :window]
         ),
-        "a query of the window looks at later tokens: the causal mask is missing": _keep(
+        "later tokens take part in the softmax: mask the scores before it": _keep(
             later=lambda window, tokens: torch.zeros(window, tokens).bool()
         ),
-        "the mask forgets that the window stands at the end: its first query may look at all tokens before it": _keep(
+        "the mask forgets the tokens before the window: each query sees them all": _keep(
             later=lambda window, tokens: torch.ones(window, tokens).triu(1).bool(),
             weigh=lambda scores: scores.softmax(-1).nan_to_num(),
         ),
-        "the mask hides a token from itself: each query of the window sees everything up to its own token": _keep(
+        "the mask hides a token from its own query: each query sees everything up to itself": _keep(
             later=lambda window, tokens: torch.ones(window, tokens).triu(tokens - window).bool()
         ),
-        "what a query may not look at gets -inf before the softmax; 0 is a score like any other": _keep(
-            hidden=0.0
+        "the mask is off by one: each query of the window sees the token after it, too": _keep(
+            later=lambda window, tokens: torch.ones(window, tokens).triu(tokens - window + 2).bool()
         ),
-        "raw scores are added up; a softmax says which part of a query's attention a token gets": _keep(
+        "the window of queries is one too early: the last query must be asked": _keep(
+            asked=lambda q, window: q[:, -window - 1 : -1]
+        ),
+        "a masked score gets 0, which is a score like any other: use -torch.inf": _keep(hidden=0.0),
+        "you add up the scores: take the softmax first": _keep(
             weigh=lambda scores: scores.masked_fill(scores.isinf(), 0.0)
         ),
-        "the softmax runs over the queries; it runs over the tokens (dim=-1)": _keep(
+        "the softmax runs over the queries: it must run over the tokens (dim=-1)": _keep(
             weigh=lambda scores: scores.softmax(1).nan_to_num()
         ),
         "the scores are not divided by the root of d": _keep(scale=lambda d: 1.0),
-        "the scores are divided by d; divide by its root": _keep(scale=lambda d: 1 / d),
-        "one strong look is enough here; SnapKV adds up what all queries of the window give": _keep(
+        "the scores are divided by d: divide by its root": _keep(scale=lambda d: 1 / d),
+        "you take the largest weight of any query: add up the weights of all queries": _keep(
             together=lambda weights: weights.amax(1)
         ),
-        "the heads are added up, so all keep the same tokens; each head keeps its own": _keep(
+        "the heads are added up, so all keep the same tokens: each head keeps its own": _keep(
             together=lambda weights: weights.sum((0, 1), keepdim=False).expand(len(weights), -1)
         ),
-        "the least looked at stay: turn the choice around": _keep(
+        "the tokens with the smallest sums stay: keep those with the largest": _keep(
             best=lambda seen, count: seen.topk(count, largest=False).indices
         ),
-        "the window may be chosen twice: choose among the tokens before it, then add it": _keep(
+        "the choice includes the window: choose among the tokens before it, then add it": _keep(
             outside=lambda seen, window: seen
         ),
-        "the window comes on top of the budget: `budget` is what stays in all": _keep(
+        "`budget` tokens stay besides the window: it counts the window, too": _keep(
             count=lambda budget, window: budget
         ),
-        "the window is not kept: without it the model has lost what it is just saying": _keep(
+        "the window is not kept: the last `window` tokens always stay": _keep(
             newest=lambda tokens, window: torch.arange(0), count=lambda budget, window: budget
         ),
-        "the newest token is gone: the window ends with the last token": _keep(
+        "the window that you keep ends one token too early": _keep(
             newest=lambda tokens, window: torch.arange(tokens - window - 1, tokens - 1)
         ),
-        "the first tokens are kept as the window; it is the last ones": _keep(
+        "you keep the first `window` tokens: keep the last ones": _keep(
             newest=lambda tokens, window: torch.arange(window)
         ),
-        "those are the attention weights that were found; asked for are the tokens": _keep(
+        "those are the weights: return the tokens that have them (.indices)": _keep(
             best=lambda seen, count: seen.topk(count).values
         ),
-        "tokens are counted from 0": _keep(give=lambda kept, tokens: kept + 1),
-        "that is a mask over the tokens; asked for are their numbers": _keep(
+        "every number is too large by 1: tokens are counted from 0": _keep(
+            give=lambda kept, tokens: kept + 1
+        ),
+        "that is a mask over the tokens: return their numbers": _keep(
             give=lambda kept, tokens: torch.zeros(len(kept), tokens).scatter(1, kept, 1.0) > 0
         ),
     },
-    "the last queries choose what stays, each head for itself, and the window stays in any case",
-    alike=_row_by_row,
+    "the last queries choose, each head for itself, and the window always stays",
+    alike=same_rows,
     holds="indices",
     grows=(
         "one head, a window of one query",
@@ -148,14 +145,21 @@ snapkv = Exercise(
         "a budget of the window and one more",
     ),
     signs={
-        "a head keeps more tokens than `budget`": lambda r, q, k, window, budget: r.shape[-1] > budget,
-        "a head keeps fewer tokens than `budget`": lambda r, q, k, window, budget: r.shape[-1] < budget,
-        "a token is there twice: choose among the tokens before the window": lambda r, *case: any(
-            len(row.unique()) < len(row) for row in r
+        "there is no such token: the last one is tokens - 1": lambda r, right, q, k, *case: (
+            (r < 0).any() or (r >= k.shape[1]).any()
         ),
-        "the window is not whole: the last `window` tokens stay in every head": lambda r, q, k, window, budget: (
+        "a head keeps a token twice": lambda r, *case: any(len(row.unique()) < len(row) for row in r),
+        "the window is not whole: the last `window` tokens stay in every head": lambda r, right, q, k, window, budget: (
             any(not set(range(k.shape[1] - window, k.shape[1])) <= set(row.tolist()) for row in r)
         ),
+        "the window is whole; among the tokens before it, others have larger sums": lambda *case: True,
+    },
+    shapes={
+        "a head keeps more than `budget` tokens": lambda r, right, q, k, window, budget: r.shape[-1] > budget,
+        "a head keeps fewer than `budget` tokens": lambda r, right, q, k, window, budget: (
+            r.shape[-1] < budget
+        ),
+        "each head keeps `budget` tokens: [heads, budget]": lambda *case: True,
     },
 )
 
@@ -204,9 +208,7 @@ def _frozen(so_far, received):
     return torch.cat([so_far, received[..., held:]], dim=-1)
 
 
-def _passes():
-    draw = torch.Generator().manual_seed(25)
-
+def _passes(draw):
     def made(batch, heads, held, new):
         so_far = None if held is None else torch.rand(batch, heads, held, generator=draw) * 3
         slots = new if held is None else held + new
@@ -220,48 +222,53 @@ add_up = Exercise(
     _add_up,
     _passes,
     {
-        "what held tokens receive in this pass is lost: only new tokens get a sum": _added(
+        "held tokens receive nothing in this pass: add what they receive to their sums": _added(
             old=lambda so_far, now: so_far
         ),
-        "only this pass counts: the sums of all earlier ones are forgotten": _added(
-            old=lambda so_far, now: now
-        ),
-        "the larger of the two stays; H2O adds them": _added(old=torch.maximum),
-        "that is the mean of the two; H2O adds them": _added(old=lambda so_far, now: (so_far + now) / 2),
-        "the sums fade a little at every pass; H2O forgets nothing": _added(
+        "only this pass counts: add it to the sums of the earlier ones": _added(old=lambda so_far, now: now),
+        "you keep the larger of the two: H2O adds them": _added(old=torch.maximum),
+        "that is the mean of the two: H2O adds them": _added(old=lambda so_far, now: (so_far + now) / 2),
+        "the old sums become a tenth smaller at each pass: H2O keeps them whole": _added(
             old=lambda so_far, now: 0.9 * so_far + now
         ),
-        "the two are multiplied; H2O adds them": _added(old=torch.mul),
-        "subtracted: a token that is looked at becomes lighter": _added(old=lambda so_far, now: so_far - now),
-        "the earlier sums are added to the last slots; the tokens that were held are the first ones": _of_the_last,
-        "the new tokens are missing: the next pass has a sum for every slot": _added(
-            give=lambda old, new: (old,)
-        ),
-        "the new tokens stand in front: they come behind those that were held": _added(
-            give=lambda old, new: (new, old)
-        ),
-        "a new token begins with nothing; it begins with what it received in this pass": _added(
+        "the two are multiplied: H2O adds them": _added(old=torch.mul),
+        "you subtract: H2O adds the two": _added(old=lambda so_far, now: so_far - now),
+        "the old sums are added to the last slots: the held tokens are the first ones": _of_the_last,
+        "the new tokens are missing: every slot has a sum": _added(give=lambda old, new: (old,)),
+        "the new tokens come first: they come after the held ones": _added(give=lambda old, new: (new, old)),
+        "a new token begins with 0: it begins with what it received in this pass": _added(
             new=lambda so_far, now: torch.zeros_like(now)
         ),
-        "a new token begins with the largest sum of all, so it can never be the lightest": _added(
+        "a new token begins with the largest sum of all: it begins with what it received": _added(
             new=lambda so_far, now: so_far.amax(-1, keepdim=True) + now
         ),
         "what a new token received is counted twice": _added(new=lambda so_far, now: 2 * now),
-        "the sums are divided by their total; how much was received in all must stay": _shared,
-        "the heads are added up: each KV head has sums of its own": _over_heads,
+        "the sums are divided by their total: leave them as they are": _shared,
+        "the heads are added up: each KV head has its own sums": _over_heads,
     },
-    "every query gives away a weight of 1, and now none of it is lost",
+    "each query gives away a weight of 1, and none of it is lost now",
     given=_frozen,
     signs={
-        "all held tokens grow by the same; each sum grows by what its own token received": (
-            lambda r, so_far, received: same(
+        "the sums of held tokens are right; those of new ones are not": lambda r, right, so_far, received: (
+            same(r[..., : so_far.shape[-1]], right[..., : so_far.shape[-1]])
+        ),
+        "all held tokens of a head grow by the same: each grows by what it received": (
+            lambda r, right, so_far, received: same(
                 r[..., : so_far.shape[-1]] - so_far, (r[..., :1] - so_far[..., :1]).expand_as(so_far)
             )
         ),
-        "the sums have another total: every query gives away a weight of 1, no more and no less": (
-            lambda r, so_far, received: (
-                abs(float(r.sum() - received.sum() - (0 if so_far is None else so_far.sum()))) > 1e-3
-            )
+        "the sums of new tokens are right; those of held ones are not": lambda r, right, so_far, received: (
+            same(r[..., so_far.shape[-1] :], right[..., so_far.shape[-1] :])
+        ),
+        "the sums of held tokens are wrong, and those of new ones, too": lambda *case: True,
+    },
+    shapes={
+        "join the two parts that you return: torch.cat([...], dim=-1)": lambda r, *case: isinstance(r, list),
+        "the result is longer than `received`: it must have one sum for each slot": lambda r, right, *case: (
+            r.shape[-1] > right.shape[-1]
+        ),
+        "the result is shorter than `received`: it must have one sum for each slot": lambda r, right, *case: (
+            r.shape[-1] < right.shape[-1]
         ),
     },
 )

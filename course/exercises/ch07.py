@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from course.teaching.check.answer import plain
+from course.teaching.check.answer import same, same_rows
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. What a layer will fetch: columns, a partial score, the alpha rule.
@@ -41,27 +41,17 @@ def _chosen(
 _choose = _chosen()
 
 
-def _row_by_row(one, other):
-    """The same members in every row, in any order."""
-    one, other = plain(one), plain(other)
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
-        return False
-    return torch.equal(one.double().sort(-1).values, other.double().sort(-1).values)
-
-
-def _guesses():
-    draw = torch.Generator().manual_seed(17)
-
+def _guesses(draw):
     def made(heads, tokens, d, part, alpha, cap, spread=1.6):
-        loud = torch.rand(2, heads, 1, d, generator=draw) * 2  # columns differ in size, and from head to head
+        loud = torch.rand(2, heads, 1, d, generator=draw) * 0.6 + 0.7  # columns differ, and from head to head
         queries, keys = torch.randn(2, heads, tokens, d, generator=draw) * loud * spread
         guess = torch.randn(heads, d, generator=draw) * loud[0, :, 0] * spread
         guess[0] *= 1.8  # one head has larger scores than the others
         return queries, keys, guess, part, alpha, cap
 
     return [
-        made(1, 30, 8, 1.0, 1.0, 1),
-        made(1, 40, 12, 0.4, 2.0, 40),
+        made(1, 40, 8, 1.0, 4.0, 40),
+        made(1, 40, 24, 0.4, 2.0, 40),
         made(3, 50, 16, 0.4, 2.5, 50),
         made(4, 60, 12, 0.3, 2.0, 60),
         made(5, 60, 16, 0.3, 4.0, 6),
@@ -69,15 +59,23 @@ def _guesses():
     ]
 
 
+_TESTS = {  # of an answer that passes the tests before this one
+    "with all columns your choice is right, with some of them it is not: how does a head choose its columns?": (
+        lambda r, right, q, k, g, part, *case: part < 1 and len(q) == 1
+    ),
+    "one head chooses right, several do not: each has its own columns and maximum, and all share the mean count": (
+        lambda r, right, q, *case: len(q) > 1
+    ),
+}
+
+
 choose = Exercise(
     "choose",
     _choose,
     _guesses,
     {
-        "all columns are used: the other ones are on the host with the tokens": _chosen(
-            kept=lambda part, d: d
-        ),
-        "the first columns are used; each head takes those that are largest over the prompt": _chosen(
+        "all columns are used: take `part` of them": _chosen(kept=lambda part, d: d),
+        "the first columns are used: each head takes those that are largest over the prompt": _chosen(
             take=lambda size, count: torch.arange(count).expand(len(size), -1)
         ),
         "the columns of head 0 are used for all heads: each chooses its own": _chosen(
@@ -86,105 +84,120 @@ choose = Exercise(
         "the heads choose their columns together; each chooses its own": _chosen(
             take=lambda size, count: size.sum(0, keepdim=True).topk(count).indices
         ),
-        "the number of columns is rounded up; `part` of d is rounded, as round() does it": _chosen(
+        "the number of columns is rounded up: use round(part * d)": _chosen(
             kept=lambda part, d: math.ceil(part * d)
         ),
-        "the number of columns is cut off; `part` of d is rounded, as round() does it": _chosen(
+        "the number of columns is rounded down: use round(part * d)": _chosen(
             kept=lambda part, d: int(part * d)
         ),
-        "the smallest columns are kept: those that may be left out": _chosen(
+        "the smallest columns are used: take the largest": _chosen(
             take=lambda size, count: size.topk(count, largest=False).indices
         ),
-        "only the queries choose the columns; the keys' magnitudes are added to theirs": _chosen(
+        "the queries alone choose the columns: add the magnitudes of the keys": _chosen(
             size=lambda queries, keys: queries.abs().sum(1)
         ),
-        "only the keys choose the columns; the queries' magnitudes are added to theirs": _chosen(
+        "the keys alone choose the columns: add the magnitudes of the queries": _chosen(
             size=lambda queries, keys: keys.abs().sum(1)
         ),
-        "the columns are summed with their signs: positive and negative values cancel": _chosen(
+        "the columns are summed with their signs, so that positive and negative values cancel: take abs()": _chosen(
             size=lambda queries, keys: queries.sum(1) + keys.sum(1)
         ),
-        "a large product of query and key is looked for; the rule adds the two magnitudes": _chosen(
+        "you add queries and keys before you take magnitudes: add the magnitudes of both": _chosen(
+            size=lambda queries, keys: (queries + keys).abs().sum(1)
+        ),
+        "the largest magnitude of each column chooses: add up the magnitudes of all tokens": _chosen(
+            size=lambda queries, keys: queries.abs().amax(1) + keys.abs().amax(1)
+        ),
+        "you multiply the magnitudes of queries and keys: the rule adds them": _chosen(
             size=lambda queries, keys: queries.abs().sum(1) * keys.abs().sum(1)
         ),
-        "the newest query of the prompt asks; the guess is what the next layer will ask": _chosen(
+        "the newest query of the prompt asks: the guess must ask": _chosen(
             asks=lambda guess, queries: queries[:, -1]
         ),
-        "divide by the root of d, the whole head dimension: the partial score stands for the whole one": _chosen(
+        "you divide by the root of the number of columns: divide by the root of d": _chosen(
             width=lambda d, columns: columns.shape[-1]
         ),
-        "the scores are not divided by the root of d, and alpha is a distance of scores": _chosen(
-            width=lambda d, columns: 1
-        ),
-        "the scores are divided by d; divide by its root": _chosen(width=lambda d, columns: d**2),
-        "one maximum for all heads: heads with small scores would fetch nothing; each has its own": _chosen(
-            top=lambda scores: scores.max()
-        ),
-        "the distance is taken from the mean score; it is from the largest": _chosen(
+        "the scores are not divided by the root of d": _chosen(width=lambda d, columns: 1),
+        "the scores are divided by d: divide by its root": _chosen(width=lambda d, columns: d**2),
+        "all heads share one maximum: each has its own": _chosen(top=lambda scores: scores.max()),
+        "alpha is taken from the mean score: take it from the largest": _chosen(
             top=lambda scores: scores.mean(-1, keepdim=True)
         ),
-        "alpha is a distance from the largest score, no threshold of its own": _chosen(
+        "you compare the scores with alpha: compare them with the largest score minus alpha": _chosen(
             near=lambda scores, top, alpha: scores > alpha
         ),
-        "you counted the tokens that are far below the best: those stay on the host": _chosen(
+        "you count the scores below the maximum minus alpha: count those above it": _chosen(
             near=lambda scores, top, alpha: scores <= top - alpha
         ),
-        "you rounded the mean down: a part of a token more is a token more": _chosen(
+        "the mean count is rounded down: round it up": _chosen(
             count=lambda counts: math.floor(counts.mean().item())
         ),
-        "one more than the mean, cut off: a mean that is whole gets a token too many; round it up": _chosen(
+        "you cut off the mean and add 1, which is too many when it is whole: round it up": _chosen(
             count=lambda counts: int(counts.mean().item()) + 1
         ),
-        "the largest count of any head is taken; the rule takes the mean over the heads": _chosen(
+        "you take the largest count of any head: take the mean over the heads": _chosen(
             count=lambda counts: int(counts.max().item())
         ),
-        "the smallest count of any head is taken; the rule takes the mean over the heads": _chosen(
+        "you take the smallest count of any head: take the mean over the heads": _chosen(
             count=lambda counts: int(counts.min().item())
         ),
-        "the counts of the heads are added up; the rule takes their mean": _chosen(
+        "the counts of the heads are added up: take their mean": _chosen(
             count=lambda counts: int(counts.sum().item())
         ),
-        "the cap is missing: no step may fetch more than cap tokens": _chosen(
-            capped=lambda cap, count: count
-        ),
-        "cap tokens are always fetched: count first, it is only the largest number allowed": _chosen(
+        "the cap is missing: fetch at most cap tokens": _chosen(capped=lambda cap, count: count),
+        "you always fetch cap tokens: cap is only the most that is allowed": _chosen(
             capped=lambda cap, count: cap
         ),
-        "the tokens with the lowest scores are fetched": _chosen(
+        "the tokens with the lowest scores are fetched: take the highest": _chosen(
             best=lambda scores, count: scores.topk(count, largest=False).indices
         ),
-        "large magnitudes are fetched; a score far below zero is a token that nobody looks at": _chosen(
+        "the tokens with the largest magnitudes are fetched: a score far below zero is a low one": _chosen(
             best=lambda scores, count: scores.abs().topk(count).indices
         ),
-        "those are the scores; asked for are the tokens": _chosen(
+        "those are the scores: return the tokens that have them (.indices)": _chosen(
             best=lambda scores, count: scores.topk(count).values
         ),
-        "head 0 chooses for all; each head fetches its own tokens": _chosen(
+        "head 0 chooses the tokens for all heads: each fetches its own": _chosen(
             best=lambda scores, count: scores[:1].topk(count).indices.expand(len(scores), -1)
         ),
-        "tokens are counted from 0": _chosen(best=lambda scores, count: scores.topk(count).indices + 1),
-        "the newest tokens are fetched; asked for are those with the largest scores": _chosen(
+        "every number is too large by 1: tokens are counted from 0": _chosen(
+            best=lambda scores, count: scores.topk(count).indices + 1
+        ),
+        "the newest tokens are fetched: take those with the largest scores": _chosen(
             best=lambda scores, count: torch.arange(scores.shape[1] - count, scores.shape[1]).expand(
                 len(scores), -1
             )
         ),
     },
     "a few columns choose, alpha says how many, and each head fetches its own",
-    alike=_row_by_row,
+    alike=same_rows,
     holds="indices",
     grows=(
-        "one head, all columns, one token",
-        "some columns, and alpha",
+        "one head, all its columns",
+        "one head, some columns",
         "three heads, each with columns of its own",
         "a mean that must be rounded up",
         "a cap",
         "seven heads, a narrow alpha",
     ),
     signs={
-        "a step fetches more than `cap` tokens": lambda r, q, k, g, part, alpha, cap: r.shape[-1] > cap,
-        "every head fetches the same number of tokens: [heads, n]": lambda r, q, *case: r.dim() != 2,
-        "you fetch more tokens than the rule says": lambda r, *case: r.shape[-1] > _choose(*case).shape[-1],
-        "you fetch fewer tokens than the rule says": lambda r, *case: r.shape[-1] < _choose(*case).shape[-1],
+        "there is no such token: the last one is tokens - 1": lambda r, right, q, k, *case: (
+            (r < 0).any() or (r >= k.shape[1]).any()
+        ),
+        "a head fetches a token twice": lambda r, *case: any(len(row.unique()) < len(row) for row in r),
+    }
+    | _TESTS
+    | {"the number of tokens is right; other tokens have larger scores": lambda *case: True},
+    shapes={
+        "return one row of tokens for each head, [heads, n]": lambda r, right, q, *case: (
+            r.dim() != 2 or len(r) != len(q)
+        ),
+        "you fetch more than `cap` tokens": lambda r, right, q, k, g, part, alpha, cap: r.shape[-1] > cap,
+    }
+    | _TESTS
+    | {
+        "you fetch more tokens than the rule says": lambda r, right, *case: r.shape[-1] > right.shape[-1],
+        "you fetch fewer tokens than the rule says": lambda r, right, *case: r.shape[-1] < right.shape[-1],
     },
 )
 
@@ -207,9 +220,8 @@ def _as_found(layer, inputs, gains, weights):
     return weights[layer - 1] @ norm(inputs[layer - 1], gains[layer - 1])
 
 
-def _blocks():
-    generator = torch.Generator().manual_seed(8)
-    make = lambda *shape: torch.randn(shape, generator=generator)
+def _blocks(draw):
+    make = lambda *shape: torch.randn(shape, generator=draw)
     return [(layer, make(4, 6), make(4, 6), make(4, 6, 6)) for layer in (1, 2, 3)]
 
 
@@ -218,56 +230,84 @@ rehearse = Exercise(
     _rehearse,
     _blocks,
     {
-        "that is the query of the layer before: W_q must be the one of the layer whose tokens you fetch": (
+        "that is the query of the layer before: take W_q and the norm of the layer itself": (
             lambda i, x, g, w: w[i - 1] @ _norm(x[i - 1], g[i - 1])
         ),
-        "W_q belongs to the layer before: use the one of the layer whose tokens you fetch": (
+        "W_q belongs to the layer before: take the one of the layer itself": (
             lambda i, x, g, w: w[i - 1] @ _norm(x[i - 1], g[i])
         ),
-        "the norm belongs to the layer before (as in the official code): use the layer's own": (
+        "the gain belongs to the layer before (as in the official code): take the one of the layer itself": (
             lambda i, x, g, w: w[i] @ _norm(x[i - 1], g[i - 1])
         ),
-        "this input is not known yet when the fetch must begin: use the input of the block before": (
+        "the input is that of the layer itself, which is not known yet: take the one of the layer before": (
             lambda i, x, g, w: w[i] @ _norm(x[i], g[i])
         ),
-        "the norm is missing: the layer multiplies W_q with the normed input": (
-            lambda i, x, g, w: w[i] @ x[i - 1]
-        ),
-        "only the gain is there: the norm first divides by the root of the mean square": (
+        "the norm is missing: W_q multiplies the normed input": (lambda i, x, g, w: w[i] @ x[i - 1]),
+        "you multiply by the gain and do not divide by the root of the mean square: call norm": (
             lambda i, x, g, w: w[i] @ (x[i - 1] * g[i])
         ),
         "the norm is missing, and W_q belongs to the layer before": lambda i, x, g, w: w[i - 1] @ x[i - 1],
-        "the layer's own input is not known yet, and it is not normed": lambda i, x, g, w: w[i] @ x[i],
-        "that is two layers early: use the input of the block before": (
+        "the input is that of the layer itself, which is not known yet, and the norm is missing": lambda i, x, g, w: (
+            w[i] @ x[i]
+        ),
+        "the input is that of two layers before: take the one of the layer before": (
             lambda i, x, g, w: w[i] @ _norm(x[i - 2], g[i])
         ),
-        "that is layer + 1: fetch for `layer`, from the input of layer - 1": (
+        "that is the query of layer + 1: compute the one of `layer`, from the input of layer - 1": (
             lambda i, x, g, w: w[min(i + 1, len(w) - 1)] @ _norm(x[i], g[min(i + 1, len(g) - 1)])
         ),
-        "W_q is transposed: the query is W_q times the input": (
-            lambda i, x, g, w: _norm(x[i - 1], g[i]) @ w[i]
+        "W_q is transposed: the query is W_q @ x": (lambda i, x, g, w: _norm(x[i - 1], g[i]) @ w[i]),
+        "W_q is transposed, and W_q and gain belong to the layer before": lambda i, x, g, w: (
+            _norm(x[i - 1], g[i - 1]) @ w[i - 1]
         ),
-        "W_q is transposed, and of the layer before": lambda i, x, g, w: _norm(x[i - 1], g[i - 1]) @ w[i - 1],
-        "the norm comes after W_q; it comes before": lambda i, x, g, w: _norm(w[i] @ x[i - 1], g[i]),
-        "normed twice: by the layer before and by the layer itself": (
+        "the norm comes after W_q: it must come before": lambda i, x, g, w: _norm(w[i] @ x[i - 1], g[i]),
+        "the input is normed twice: once is enough, with the gain of the layer itself": (
             lambda i, x, g, w: w[i] @ _norm(_norm(x[i - 1], g[i - 1]), g[i])
         ),
-        "you multiplied element by element; W_q @ x is a product with a matrix": (
+        "you multiply element by element: W_q @ x is the product of a matrix and a vector": (
             lambda i, x, g, w: w[i] * _norm(x[i - 1], g[i])
         ),
-        "that is the normed input; the query is W_q times it": lambda i, x, g, w: _norm(x[i - 1], g[i]),
-        "the gain is missing: the norm multiplies with the layer's own weights": (
+        "that is the normed input: the query is W_q times it": lambda i, x, g, w: _norm(x[i - 1], g[i]),
+        "the gain is missing: norm multiplies by it": (
             lambda i, x, g, w: w[i] @ _norm(x[i - 1], torch.ones_like(g[i]))
         ),
-        "the wrong way round: input of the layer itself, norm of the one before": (
+        "input and gain are exchanged: take the input of the layer before, and the gain of the layer itself": (
             lambda i, x, g, w: w[i] @ _norm(x[i], g[i - 1])
         ),
-        "this input is not known yet, and norm and weights are of the layer before": (
+        "input, gain and W_q all belong to the wrong layer: the input must be early, the other two the layer's own": (
             lambda i, x, g, w: w[i - 1] @ _norm(x[i], g[i - 1])
         ),
+        "you add the gain: norm multiplies by it": lambda i, x, g, w: w[i] @ (_norm(x[i - 1], 1) + g[i]),
+        "you add 1 to the gain, as Gemma does: this model does not": (
+            lambda i, x, g, w: w[i] @ _norm(x[i - 1], g[i] + 1)
+        ),
+        "you add the input to the normed input: W_q multiplies the normed input alone": (
+            lambda i, x, g, w: w[i] @ (_norm(x[i - 1], g[i]) + x[i - 1])
+        ),
+        "norm and product are right, and you add the input: that is done after attention": (
+            lambda i, x, g, w: x[i - 1] + w[i] @ _norm(x[i - 1], g[i])
+        ),
     },
-    "the layer's own norm and weights, on the input of the block before",
+    "the layer's own norm and weights, on the input of the layer before",
     given=_as_found,
+    signs={
+        "the direction is right; the length is not: norm divides by the root of the mean square": (
+            lambda r, right, *case: same(r / r.norm(), right / right.norm())
+        ),
+        "you subtract the mean, as a LayerNorm does: this norm does not": lambda r, right, i, x, g, w: any(
+            same(r, w[i] @ _norm(one - one.mean(), g[i]), 1e-3) for one in x
+        ),
+        "W_q of another layer is used: take the one of the layer itself": lambda r, right, i, x, g, w: any(
+            same(r, other @ input)
+            for j, other in enumerate(w)
+            for input in (*x, *(_norm(one, gain) for one in x for gain in g))
+            if j != i
+        ),
+        "W_q is the right one; its input is not": lambda r, right, i, x, g, w: any(
+            same(r, w[i] @ input) for input in (*x, *(_norm(one, gain) for one in x for gain in g))
+        ),
+    },
+    shapes={"the query must be one vector, [d]": lambda *case: True},
 )
 
 # 3. Decide: which of the dials to turn.

@@ -3,7 +3,8 @@
 
 import torch
 
-from course.teaching.check.answer import plain, same_members
+from course.teaching.check.answer import plain, same_members, same_shape
+from course.teaching.check.draw import shuffled, whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A Keep of one's own: small keys stay with their neighbours, and what must stay by rule.
@@ -53,47 +54,57 @@ def _mean(scores):
 def _same_ranking(one, other):
     """The same slots above and below all others, and the same order among the rest, whatever the scores are."""
     one, other = plain(one), plain(other)
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)) or one.shape != other.shape:
+    if not same_shape(one, other) or one.dim() != 3 or one.isnan().any():
         return False
-    if one.dim() != 3 or one.isnan().any() or other.isnan().any() or one.is_complex():
-        return False
-    for a, b in zip(one.double().flatten(0, 1), other.double().flatten(0, 1)):
-        up, down = b == torch.inf, b == -torch.inf
-        rest = ~up & ~down
-        ends = [a[up].min() if up.any() else torch.inf, a[down].max() if down.any() else -torch.inf]
-        if rest.any() and not (ends[1] < a[rest].min() and a[rest].max() < ends[0]):
-            return False
-        if not ends[1] < ends[0]:
-            return False
-        x, y = a[rest], b[rest]  # neighbours may share a score: rounding decides nothing
-        same = (x[:, None] - x[None]).abs() <= 1e-6 * x.abs().max() if len(x) else x
-        if not torch.equal((x[:, None] > x[None]) & ~same, y[:, None] > y[None]):
-            return False
-    return True
+    one, rest = one.double(), other.isfinite()
+    above, should = (x[..., :, None] > x[..., None, :] for x in (one, other))
+    both = rest[..., :, None] & rest[..., None, :]
+    size = (
+        one.where(rest, 0).abs().amax(-1)[..., None, None]
+    )  # neighbours may share a score: rounding decides nothing
+    near = (one[..., :, None] - one[..., None, :]).abs() <= 1e-6 * size
+    return bool(above[should & ~both].all()) and torch.equal((above & ~near)[both], should[both])
 
 
-def _slots():
-    draw = torch.Generator().manual_seed(8)
-
-    def made(batch, heads, slots, d, sinks, recent, shuffled=False, empty=0, reach=0):
+def _slots(draw):
+    def made(batch, heads, slots, d, sinks, recent, mixed=False, empty=0, reach=0):
         keys = torch.randn(batch, heads, slots, d, generator=draw)
         positions = torch.arange(slots).expand(batch, heads, -1).clone()
-        if shuffled:
-            order = torch.stack([torch.randperm(slots, generator=draw) for _ in range(batch * heads)])
-            positions = (order + order // 3).view(batch, heads, slots)  # every fourth token has gone
-        if empty:
-            positions[-1, :, :empty], keys[-1, :, :empty] = -1, 0.01  # small keys, and none
+        if empty:  # the last row is shorter: small keys, and no tokens
+            positions[-1] = torch.cat([torch.full((empty,), -1), torch.arange(slots - empty)])
+            keys[-1, :, :empty] = 0.01
+        if mixed:  # every head has lost other tokens, and its slots are in any order
+            for row in positions.flatten(0, 1):
+                held = torch.randperm(row.max() * 4 // 3 + 1, generator=draw)[: int((row >= 0).sum())]
+                row[row >= 0] = held
         return keys, positions, sinks, recent, reach
 
     return [
         made(1, 2, 6, 4, 0, 1),
         made(2, 3, 7, 8, 0, 3),
         made(1, 2, 9, 4, 2, 2),
-        made(2, 2, 12, 8, 3, 4, shuffled=True),
+        made(2, 2, 12, 8, 3, 4, mixed=True),
         made(2, 2, 10, 8, 2, 3, empty=3),
         made(1, 2, 14, 8, 1, 2, reach=1),
-        made(2, 2, 18, 6, 0, 3, shuffled=True, empty=2, reach=2),
+        made(2, 2, 18, 6, 0, 3, mixed=True, empty=2, reach=2),
     ]
+
+
+def _ends(score, wanted, where):
+    """Whether the slots at `where` come before all others that do not stay by rule, in every row and head."""
+    rows = zip(score.flatten(0, 1), wanted.flatten(0, 1), where.flatten(0, 1))
+    return all(not at.any() or row[at].min() > row[right < torch.inf].max() for row, right, at in rows)
+
+
+def _discordant(score, wanted, equal):
+    """Whether two slots that do not stay by rule have scores in the wrong order, or equal ones."""
+    rest = wanted.isfinite()
+    pairs = (wanted[..., :, None] > wanted[..., None, :]) & rest[..., :, None] & rest[..., None, :]
+    one, other = (
+        score[..., :, None].expand(pairs.shape)[pairs],
+        score[..., None, :].expand(pairs.shape)[pairs],
+    )
+    return bool((one == other).any() if equal else (one < other).any())
 
 
 norm_score = Exercise(
@@ -101,111 +112,137 @@ norm_score = Exercise(
     _norm_score,
     _slots,
     {
-        "this keeps the keys with the largest norm: high scores stay, so the sign must turn": _scored(
+        "the largest keys come first: high scores stay, so the sign must be negative": _scored(
             lambda keys: keys.norm(dim=-1)
         ),
-        "a sum of the channels is no norm: positive and negative ones cancel": _scored(
+        "a sum of the channels is no norm: positive and negative values cancel": _scored(
             lambda keys: -keys.sum(-1)
         ),
         "a sum of the channels is no norm, and large scores stay": _scored(lambda keys: keys.sum(-1)),
-        "the sum of the magnitudes is another norm: asked for is the root of the sum of squares": _scored(
+        "the sum of the magnitudes is another norm: take the root of the sum of squares": _scored(
             lambda keys: -keys.abs().sum(-1)
         ),
-        "the largest channel is another norm: asked for is the root of the sum of squares": _scored(
+        "the largest channel is another norm: take the root of the sum of squares": _scored(
             lambda keys: -keys.abs().amax(-1)
         ),
-        "you took the norm over the heads (dimension 1); every head keeps slots of its own": _scored(
+        "you take the norm over the heads, too: every head has its own": _scored(
             lambda keys: -keys.norm(dim=(1, 3), keepdim=False)[:, None].expand(keys.shape[:3])
         ),
-        "those are the slots in order of their norm; asked for is a score for each slot": _scored(
+        "those are the slots in the order of their norms: return a score for each slot": _scored(
             lambda keys: keys.norm(dim=-1).argsort(-1).float()
         ),
-        "the norm is not used: no slot comes before another": _scored(
+        "the norm is not used: all slots get the same score": _scored(
             lambda keys: torch.zeros(keys.shape[:3])
         ),
-        "the newest tokens may go here: they stay by rule": _scored(
+        "the newest tokens may go: they must come before all others": _scored(
             window=lambda positions, last, recent: torch.zeros_like(positions).bool()
         ),
-        "only the newest token is safe; the `recent` newest are": _scored(
+        "only the newest token is safe: the `recent` newest must be": _scored(
             window=lambda positions, last, recent: positions == last
         ),
         "one token too many is safe: with `recent` = 1 it is the newest alone": _scored(
             window=lambda positions, last, recent: positions >= last - recent
         ),
-        "the first tokens may go here: positions below `sinks` stay by rule": _scored(
+        "the first tokens may go: positions below `sinks` must come before all others": _scored(
             first=lambda positions, sinks: torch.zeros_like(positions).bool()
         ),
-        "one sink too many: positions start at 0, so `sinks` of them lie below `sinks`": _scored(
+        "one sink too many: positions start at 0, so compare with <, not <=": _scored(
             first=lambda positions, sinks: positions <= sinks
         ),
-        "the last slots are taken for the newest tokens; a slot may hold any token, look at `positions`": _scored(
+        "you take the last slots for the newest tokens: a slot may hold any token, so look at `positions`": _scored(
             window=lambda positions, last, recent: (
                 torch.arange(positions.shape[-1]) >= positions.shape[-1] - recent
             ).expand_as(positions)
         ),
-        "the first slots are taken for the first tokens; a slot may hold any token, look at `positions`": _scored(
+        "you take the first slots for the first tokens: a slot may hold any token, so look at `positions`": _scored(
             first=lambda positions, sinks: (torch.arange(positions.shape[-1]) < sinks).expand_as(positions)
         ),
-        "an empty slot (position -1) counts as a first token here: it comes below all others": _scored(
+        "an empty slot (position -1) counts as one of the first tokens: it must come after all others": _scored(
             empty=lambda positions: torch.zeros_like(positions).bool()
         ),
-        "what stays by rule comes below all others: turn the sign of the infinity": _scored(above=-torch.inf),
-        "the newest token of all heads together is looked for; each head holds tokens of its own": _scored(
-            newest=lambda positions: positions.amax() + 1
+        "the first and the newest tokens come after all others: their infinity must be positive": _scored(
+            above=-torch.inf
         ),
-        "the neighbours have no say: a token scores as the best one within `reach` of it": _scored(
+        "the largest position of all heads in a row counts as the newest: each head has its own": _scored(
+            newest=lambda positions: positions.amax((1, 2), keepdim=True)
+        ),
+        "the largest position of all rows and heads counts as the newest: each head has its own": _scored(
+            newest=lambda positions: positions.amax()
+        ),
+        "the neighbours are not used: a token scores as the best one within `reach` of it": _scored(
             near=lambda apart, reach: apart == 0
         ),
-        "the neighbours' mean is taken; a token scores as the best of them, so that a name stays whole": _scored(
-            among=_mean
-        ),
-        "the worst neighbour decides here; it is the best": _scored(
+        "you take the mean of the neighbours: take the best of them": _scored(among=_mean),
+        "the worst neighbour decides: the best one must": _scored(
             among=lambda scores: scores.masked_fill(scores.isinf(), torch.inf).amin(-1)
         ),
-        "one neighbour too few: a token at a distance of `reach` counts": _scored(
+        "tokens at a distance of `reach` are left out: they count, too": _scored(
             near=lambda apart, reach: apart < reach + (reach == 0)
         ),
-        "one neighbour too many: no further than `reach`": _scored(
+        "tokens at a distance of reach + 1 count: they are too far": _scored(
             near=lambda apart, reach: apart <= reach + (reach > 0)
         ),
-        "neighbouring slots are taken for neighbouring tokens; look at `positions`": _scored(
+        "you take neighbouring slots for neighbouring tokens: look at `positions`": _scored(
             apart=lambda positions: _apart(torch.arange(positions.shape[-1]).expand_as(positions))
         ),
-        "only the tokens before it count as neighbours here; those after it do, too": _scored(
+        "only the tokens before it count as neighbours: those after it do, too": _scored(
             apart=lambda positions: (
                 (positions[..., :, None] - positions[..., None, :])
                 .float()
                 .masked_fill(positions[..., :, None] < positions[..., None, :], torch.inf)
             )
         ),
-        "an empty slot counts as a neighbour: its key is none": _scored(
+        "an empty slot counts as a neighbour: it holds no token": _scored(
             there=lambda positions: torch.ones_like(positions).bool()
         ),
     },
-    "small keys stay with their neighbours, the first and the newest in any case, and an empty slot never",
+    "small keys stay with their neighbours, the first and the newest always, and an empty slot never",
     alike=_same_ranking,
     grows=(
         "small keys first, and the newest token stays",
         "the newest three stay, in every row and head",
         "the first tokens stay, too",
-        "slots in which the tokens stand in any order",
+        "heads that hold different tokens, in any order",
         "a row that is shorter, with empty slots",
         "tokens that score as their best neighbour",
         "neighbours in any order, beside empty slots",
     ),
     signs={
-        "that is a mask; asked for is a score for each slot, by which the slots can be ordered": (
-            lambda r, keys, *more: r.shape == keys.shape[:3] and set(r.unique().tolist()) <= {0, 1}
+        "that is a mask: return a score for each slot, by which the slots can be ordered": (
+            lambda r, *case: set(r.unique().tolist()) <= {0, 1}
         ),
-        "slots with different norms get the same score: do not round or cut off": (
-            lambda r, keys, positions, sinks, recent, reach: (
-                not reach and r.shape == keys.shape[:3] and len(r.unique()) < r.numel() / 3
+        "an empty slot does not come after all slots with a token": lambda r, right, *case: any(
+            row[wanted == -torch.inf].max() >= row[wanted > -torch.inf].min()
+            for row, wanted in zip(r.flatten(0, 1), right.flatten(0, 1))
+            if (wanted == -torch.inf).any()
+        ),
+        "the largest keys come first: high scores stay, so the sign must be negative": lambda r, right, *case: (
+            _discordant(r, right, False) and not _discordant(-r, right, False)
+        ),
+        "a token has the score infinity and is neither one of the first nor one of the newest": (
+            lambda r, right, *case: (r[right < torch.inf] == torch.inf).any()
+        ),
+        "a token at a position below `sinks` does not come before all others": (
+            lambda r, right, keys, positions, sinks, *case: (
+                not _ends(r, right, (positions < sinks) & (positions >= 0))
             )
         ),
-        "the largest keys come first: high scores stay, so the sign must turn": (
-            lambda r, keys, *more: torch.equal(r.argsort(-1), keys.norm(dim=-1).argsort(-1))
+        "one of a head's `recent` newest tokens does not come before all others": (
+            lambda r, right, keys, positions, sinks, recent, reach: (
+                not _ends(r, right, positions > positions.amax(-1, keepdim=True) - recent)
+            )
+        ),
+        "slots with different norms get the same score": lambda r, right, keys, positions, sinks, recent, reach: (
+            not reach and _discordant(r, right, True)
+        ),
+        "a key with a larger norm comes before one with a smaller norm": (
+            lambda r, right, keys, positions, sinks, recent, reach: not reach and _discordant(r, right, False)
+        ),
+        "a token does not score as the best one within `reach` of it": (
+            lambda r, right, keys, positions, sinks, recent, reach: reach
         ),
     },
+    shapes={"return one score for each slot: [batch, kv_heads, slots]": lambda *case: True},
 )
 
 
@@ -284,60 +321,89 @@ def _beats_itself(points):
     return [i for i, (a, s) in enumerate(points) if not any(b >= a and t <= s for b, t in points)]
 
 
+def _tables(draw):
+    """Accuracy and bytes of some methods: some are equal in one of the two, and one point is there twice."""
+
+    def made(count):
+        points = [(whole(draw, 1, 9) / 10, whole(draw, 2, 20)) for _ in range(count)]
+        best, small = max(points), min(points, key=lambda point: point[1])
+        points += [
+            (best[0], best[1]),
+            (best[0], best[1] + 3),
+            (small[0] - 0.05, small[1]),
+        ]  # equal, or worse in one of the two
+        return shuffled(draw, points)
+
+    few, less = whole(draw, 2, 5), whole(draw, 1, 4)
+    return [
+        (made(2),),
+        (made(5),),
+        ([(few / 10, 7 - less), ((few + less) / 10, 7)],),
+        ([(few / 10, less)],),
+        (made(3),),
+        (made(7),),
+    ]
+
+
+_POINTS = {
+    "there is no such point: indices are 0 to the number of points - 1": lambda r, right, points: any(
+        not 0 <= i < len(points) for i in r.flatten().tolist()
+    ),
+    "an index is there twice": lambda r, *case: len(r.unique()) < r.numel(),
+    "a point is missing that no other one beats": lambda r, right, points: {*right.tolist()} - {*r.tolist()},
+    "a point is left that another one beats": lambda r, right, points: {*r.tolist()} - {*right.tolist()},
+}
+
+
 pareto = Exercise(
     "pareto",
     _front,
-    lambda: [
-        ([(0.9, 100), (0.9, 50), (0.5, 20), (0.4, 30)],),
-        ([(1.0, 10), (0.8, 12), (0.7, 5), (0.7, 4), (0.2, 4)],),
-        ([(0.6, 7), (0.9, 9)],),
-        ([(0.5, 3)],),
-        ([(0.5, 3), (0.7, 5), (0.5, 3)],),
-        ([(0.4, 9), (0.6, 2), (0.5, 3)],),
-    ],
+    _tables,
     {
-        "being better in one of the two is not enough to beat a method: it must not be worse in the other": (
-            _either
-        ),
-        "at least as accurate with at most as many bytes is enough to beat: compare with >= and <=": _strict,
-        "fewer bytes are better: the comparison of the sizes is turned around": _large,
-        "nothing is left: does every point beat itself here? Leave out equal points": _beats_itself,
-        "less accurate is better here: the comparison of the accuracies is turned around": _inaccurate,
-        "both comparisons are turned around: those are the methods that beat no other": _turned,
-        "those are the points themselves; asked for are their indices": lambda points: [
+        "one that is better in one of the two and worse in the other does not beat a method": (_either),
+        "one that is equal in one of the two and better in the other beats a method, too: use >= and <=": _strict,
+        "the comparison of the bytes is reversed: fewer are better": _large,
+        "every point beats itself, so nothing is left: equal points must not": _beats_itself,
+        "the comparison of the accuracies is reversed: more is better": _inaccurate,
+        "both comparisons are reversed: those are the methods that beat no other": _turned,
+        "those are the points themselves: return their indices": lambda points: [
             points[i] for i in _front(points)
         ],
-        "those are the methods that are beaten; asked for are the others": lambda points: [
+        "those are the methods that are beaten: return the others": lambda points: [
             i for i in range(len(points)) if i not in _front(points)
         ],
-        "only the most accurate is left: the smaller ones may be on the front, too": lambda points: [
+        "only the most accurate is left: smaller ones may be on the front, too": lambda points: [
             max(range(len(points)), key=lambda i: points[i])
         ],
         "only the smallest is left: larger, more accurate ones are on the front, too": lambda points: [
             min(range(len(points)), key=lambda i: points[i][1])
         ],
-        "that is a mask; asked for are the indices": lambda points: [
+        "that is a mask: return the indices": lambda points: [
             i in _front(points) for i in range(len(points))
         ],
-        "indices start at 0": lambda points: [i + 1 for i in _front(points)],
+        "every index is too large by 1: indices start at 0": lambda points: [i + 1 for i in _front(points)],
         "of two equal points one is dropped: a point does not beat its equals": _first_of_equals,
-        "nothing is left out: compare with all other points": lambda points: list(range(len(points))),
-        "each point is compared with its neighbour alone; compare it with all others": _neighbour,
-        "`all` asks that every other method beats this one; one is enough (`any`)": _beaten_by_all,
-        "more accurate alone beats here: it must have no more bytes, too": lambda points: [
+        "nothing is left out: a point goes when any other one beats it": lambda points: list(
+            range(len(points))
+        ),
+        "each point is compared with the one before it only: compare it with all others": _neighbour,
+        "a point goes only when all others beat it: one is enough (`any`)": _beaten_by_all,
+        "a more accurate method beats whatever its bytes: it must have no more of them": lambda points: [
             i for i, (a, s) in enumerate(points) if not any(b > a for b, t in points)
         ],
-        "it must be better in accuracy to beat here: as good and smaller is enough": lambda points: [
+        "one that is as accurate and smaller must beat a point, too": lambda points: [
             i for i, (a, s) in enumerate(points) if not any(b > a and t <= s for b, t in points)
         ],
-        "it must be smaller to beat here: as small and more accurate is enough": lambda points: [
+        "one that is as small and more accurate must beat a point, too": lambda points: [
             i for i, (a, s) in enumerate(points) if not any(b >= a and t < s for b, t in points)
         ],
     },
-    "what is left is not beaten in both",
+    "no other method is at least as good as these in both",
     alike=same_members,
     holds="indices",
     given=_as_found,
+    signs=_POINTS,
+    shapes=_POINTS,
 )
 
 # 3. Decide: which of two methods.

@@ -1,7 +1,10 @@
+# ruff: noqa: E501 (a sentence stands on its own line)
 """Chapter 9: page bounds, ragged heads, and which method for whom."""
 
 import torch
 
+from course.teaching.check.answer import same, weights_of
+from course.teaching.check.draw import shuffled, whole
 from course.teaching.check.exercise import Choice, Exercise
 
 # 1. A step of Quest: bounds, pages, and attention to what was fetched.
@@ -44,28 +47,39 @@ def _whole_pages(x, page):
     return whole.split(page, dim=1)
 
 
-def _cases():
-    draw = torch.Generator().manual_seed(19)
-
-    def made(heads, tokens, d, page, count, negative=False):
-        query, values = (
-            torch.randn(heads, d, generator=draw) * 2,
-            torch.randn(heads, tokens, d, generator=draw),
-        )
+def _cases(draw):
+    def made(heads, tokens, page, count, d=50):
+        query, values = (torch.randn(*shape, d, generator=draw) for shape in ((heads,), (heads, tokens)))
         keys = torch.randn(heads, tokens, d, generator=draw)
-        keys[:, tokens // 2] += 3 * torch.randn(heads, d, generator=draw)
-        if negative:  # below zero the smallest value of a page decides; the best page is the last, short one
-            query, keys[:, -1] = -query.abs(), -3.0
+        keys[:, tokens // 2] += 2 * torch.randn(heads, d, generator=draw)
         return query, keys, values, page, count
 
+    best, worst = made(1, 8 * 4 + whole(draw, 1, 6), 8, 2), made(1, 8 * 4 + whole(draw, 1, 6), 8, 4)
+    best[0].copy_(-best[0].abs())  # below zero the smallest value decides
+    best[1][:, -1] = -3.0  # and the best page is the last, short one
+    worst[0].abs_()
+    worst[1].copy_(-worst[1].abs() - 0.5)  # every bound lies below zero
+    worst[1][:, 32:] -= 0.5  # and the last, short page is the worst
     return [
-        made(1, 12, 6, 4, 3),
-        made(1, 40, 8, 8, 2),
-        made(1, 37, 6, 8, 2, negative=True),
-        made(3, 48, 8, 8, 2),
-        made(4, 45, 16, 7, 3),
-        made(2, 9, 5, 4, 5),
+        made(1, 12, 4, 3),
+        made(1, whole(draw, 5, 6) * 8, 8, 2),
+        best,
+        worst,
+        made(3, 48, 8, 2),
+        made(4, whole(draw, 43, 47), 7, 3),
+        made(2, 9, 4, 5),
     ]
+
+
+def _weights(r, right, values):
+    """The weight that the output gives to each token, `[heads, tokens]`."""
+    return weights_of(r[:, None], values)[:, 0]
+
+
+def _unlike(r, right, query, keys, values, page, count):
+    """Tokens that get weight and should not, and tokens that should and get none, `[heads, tokens]` each."""
+    mine, wanted = (_weights(one, right, values).abs() > 1e-6 for one in (r, right))
+    return mine & ~wanted, wanted & ~mine
 
 
 quest_step = Exercise(
@@ -85,85 +99,101 @@ quest_step = Exercise(
         "the larger of two sums is too small: take the larger product of each channel, then the sum": _step(
             lambda q, low, high, rows: torch.maximum((q * low).sum(-1), (q * high).sum(-1))
         ),
-        "the pages are chosen by their keys; only the smallest and largest values are on the device": _step(
+        "you choose the pages by their keys: only the smallest and largest values are on the device": _step(
             lambda q, low, high, rows: (rows @ q[..., None])[..., 0].amax(-1)
         ),
-        "the mean key chooses the pages: a mean is no bound": _step(
+        "you choose the pages by their mean key: a mean is no bound": _step(
             lambda q, low, high, rows: (q * rows.mean(1)).sum(-1)
         ),
-        "the middle of each page chooses: the smallest and largest values are added, not compared": _step(
+        "you add the smallest and the largest value: take the larger of their products": _step(
             lambda q, low, high, rows: (q * (low + high)).sum(-1)
         ),
-        "the magnitudes are compared: a large product below zero makes the bound smaller": _step(
+        "you take magnitudes: a product below zero makes the bound smaller": _step(
             lambda q, low, high, rows: torch.maximum((q * low).abs(), (q * high).abs()).sum(-1)
         ),
-        "pages are chosen by how far they reach (largest minus smallest), whatever the query asks": _step(
+        "you choose pages by largest minus smallest value: the query must have a say": _step(
             lambda q, low, high, rows: (high - low).sum(-1)
         ),
-        "the largest channel decides here; the bound is the sum over all channels": _step(
+        "the largest channel decides: the bound is the sum over all channels": _step(
             lambda q, low, high, rows: torch.maximum(q * low, q * high).amax(-1)
         ),
-        "the last page is missing where it is short; split(page, dim=1) keeps it": _step(cut=_whole_pages),
-        "the pages with the smallest bounds are fetched": _step(
+        "the last page is missing where it is short: split(page, dim=1) keeps it": _step(cut=_whole_pages),
+        "the pages with the smallest bounds are fetched: take the largest": _step(
             take=lambda bounds, count: bounds.topk(min(count, bounds.shape[1]), largest=False).indices
         ),
-        "the last pages are fetched; asked for are those with the largest bounds": _step(
+        "the last pages are fetched: take those with the largest bounds": _step(
             take=lambda bounds, count: torch.arange(bounds.shape[1]).flip(0)[:count]
         ),
-        "head 0 chooses the pages for all heads; each has bounds of its own": _step(
+        "head 0 chooses the pages for all heads: each has its own bounds": _step(
             take=lambda bounds, count: bounds[:1].topk(min(count, bounds.shape[1])).indices
         ),
-        "the bounds of all heads are added up; each head fetches its own pages": _step(
+        "the bounds of all heads are added up: each head fetches its own pages": _step(
             take=lambda bounds, count: bounds.sum(0, keepdim=True).topk(min(count, bounds.shape[1])).indices
         ),
-        "all pages are fetched, so that nothing is saved": _step(
+        "all pages are fetched: fetch `count` of them": _step(
             take=lambda bounds, count: torch.arange(bounds.shape[1])
         ),
-        "one page too few": _step(
+        "one page too few is fetched": _step(
             take=lambda bounds, count: bounds.topk(max(1, min(count, bounds.shape[1]) - 1)).indices
         ),
-        "the first token of each page is attended to; a page is fetched whole": _step(
+        "only the first token of each page is attended to: a page is fetched whole": _step(
             page_of=lambda tokens, page: torch.where(
                 torch.arange(tokens) % page == 0, torch.arange(tokens) // page, -1
             )
         ),
-        "pages are counted from 0": _step(page_of=lambda tokens, page: torch.arange(tokens) // page + 1),
-        "token t lies on page t // page; the remainder is its place in it": _step(
+        "the wrong tokens belong to your pages: token t lies in page t // page, counted from 0": _step(
+            page_of=lambda tokens, page: torch.arange(tokens) // page + 1
+        ),
+        "you take the remainder: token t lies in page t // page": _step(
             page_of=lambda tokens, page: torch.arange(tokens) % page
         ),
-        "what was not fetched still takes its part of the softmax: mask before it, not after": _step(
+        "the mask comes after the softmax, so the weights do not add up to 1: mask before it": _step(
             cover=lambda scores, fetched: scores.softmax(-1) * fetched
         ),
         "a masked score of 0 still gets weight: mask with minus infinity": _step(
             cover=lambda scores, fetched: (scores * fetched).softmax(-1)
         ),
-        "the mask is turned around: attention goes to what was not fetched": _step(
+        "the mask is reversed: attention goes to what was not fetched": _step(
             cover=lambda scores, fetched: scores.masked_fill(fetched, -torch.inf).softmax(-1).nan_to_num()
         ),
         "the scores are not divided by the root of d": _step(scale=lambda d: 1.0),
-        "the scores are divided by d; divide by its root": _step(scale=lambda d: 1 / d),
-        "no softmax: the scores themselves weigh the values": _step(
+        "the scores are divided by d: divide by its root": _step(scale=lambda d: 1 / d),
+        "the softmax is missing: the scores themselves weigh the values": _step(
             cover=lambda scores, fetched: scores.masked_fill(~fetched, 0.0)
         ),
-        "those are the weights; asked for is what they make of the values": _step(
+        "those are the weights: multiply the values by them": _step(
             give=lambda weights, values, query: weights
         ),
     },
-    "two values a channel choose the pages, and attention sees these alone",
+    "two values per channel choose the pages, and attention sees these pages alone",
     grows=(
         "one head, every page",
-        "one head, two pages of five",
-        "a negative query, and a short last page",
+        "one head, some of the pages",
+        "a negative query, and a short last page that is fetched",
+        "negative keys, and a short last page that is not fetched",
         "three heads, each with pages of its own",
         "four heads, and pages that do not fit evenly",
         "more pages asked for than there are",
     ),
     signs={
-        "asked for is one vector for each head, [heads, d]": lambda r, q, *case: r.shape != q.shape,
-        "attention saw other tokens than those of the chosen pages": lambda r, q, k, v, p, c: (
-            r.shape == q.shape and not r.isnan().any()
+        "the output is no weighted sum of the values": lambda r, right, q, k, v, *case: (
+            not r.isnan().any() and weights_of(r[:, None], v) is None
+        ),
+        "too many pages are fetched": lambda *case: _unlike(*case)[0].any() and not _unlike(*case)[1].any(),
+        "tokens of the right pages get no weight": lambda *case: (
+            _unlike(*case)[1].any() and not _unlike(*case)[0].any()
+        ),
+        "attention sees other pages than those with the largest bounds": lambda *case: _unlike(*case)[
+            0
+        ].any(),
+        "the right pages are fetched; the weights of their tokens do not add up to 1": lambda r, right, q, k, v, *case: (
+            not same(_weights(r, right, v).sum(-1), torch.ones(len(r)))
+        ),
+        "the right pages are fetched, and the weights of their tokens are wrong": lambda r, right, q, k, v, *case: (
+            _weights(r, right, v) is not None
         ),
     },
+    shapes={"return one vector for each head, [heads, d]": lambda *case: True},
 )
 
 
@@ -214,14 +244,17 @@ def _share(scores, total):
     return (total * part / part.sum()).round().long().tolist()
 
 
-def _score_cases():
-    draw = torch.Generator().manual_seed(29)
+def _score_cases(draw):
     made = [
         (torch.rand(heads, tokens, generator=draw) * (1 + 3 * torch.rand(heads, 1, generator=draw)), total)
         for heads, tokens, total in ((2, 6, 5), (4, 9, 13), (3, 20, 17), (8, 5, 11))
     ]
-    made.append((torch.tensor([[9.0, 8.0, 7.0, 6.5], [1.0, 2.0, 3.0, 0.5]]), 4))  # the last head gets nothing
-    made.append((torch.tensor([[-1.0, -5.0, -6.0], [-2.0, -3.0, -4.0], [-9.0, -8.0, -7.0]]), 4))
+    nothing = torch.rand(3, 5, generator=draw) + torch.tensor([[3.0], [1.0], [0.0]])
+    made.append((nothing, 6))  # the last head gets nothing
+    made.append((-torch.rand(3, 4, generator=draw) * torch.tensor(shuffled(draw, [1, 3, 9]))[:, None], 5))
+    ties = torch.rand(3, 6, generator=draw) + 1
+    ties[whole(draw, 0, 2), :4] = 5.0  # only three of the four equal ones have a place
+    made.append((ties, 3))
     return made
 
 
@@ -231,41 +264,41 @@ head_counts = Exercise(
     _score_cases,
     {
         "ranks inside a head are the same numbers in every head: compare the scores themselves": _as_found,
-        "scores that are divided by their head's sum cannot be compared with another head's": _counted(
+        "you divide the scores by the sum of their head: compare the scores themselves": _counted(
             lambda s: s / s.sum(-1, keepdim=True)
         ),
-        "scores that are divided by their head's largest give every head the same best token": _counted(
+        "you divide the scores by the largest of their head: compare the scores themselves": _counted(
             lambda s: s / s.amax(-1, keepdim=True)
         ),
-        "a softmax inside each head makes all heads alike: compare the scores themselves": _counted(
+        "you take a softmax inside each head: compare the scores themselves": _counted(
             lambda s: s.softmax(-1)
         ),
-        "the mean of each head was taken away: a head that deserves more no longer gets it": _counted(
+        "you subtract the mean of each head: compare the scores themselves": _counted(
             lambda s: s - s.mean(-1, keepdim=True)
         ),
-        "scores brought to the same spread in every head cannot say which head deserves more": _counted(
+        "you give all heads the same mean and spread: compare the scores themselves": _counted(
             lambda s: (s - s.mean(-1, keepdim=True)) / s.std(-1, keepdim=True)
         ),
-        "the ranks are turned around now, and still ranks: compare the scores themselves": _counted(
+        "those are reversed ranks, and ranks are the same in every head: compare the scores themselves": _counted(
             lambda s: (-s).argsort(-1).argsort(-1)
         ),
-        "those are places in order, no ranks and no scores: compare the scores themselves": _counted(
+        "one argsort gives places, neither ranks nor scores: compare the scores themselves": _counted(
             lambda s: s.argsort(-1)
         ),
-        "the lowest scores are kept: the sign is turned": _counted(lambda s: -s),
-        "that is one number for each token: a place in the flat list is head * tokens + token": _by_token,
-        "a place in the flat list is divided by the number of tokens, not of heads": _by_heads,
+        "the lowest scores are kept: keep the highest": _counted(lambda s: -s),
+        "you count by token: a place in the flat list is head * tokens + token, so divide by tokens": _by_token,
+        "you divide by the number of heads: a place in the flat list is divided by the number of tokens": _by_heads,
         "heads that get nothing are missing at the end: minlength=heads": _short,
-        "every head gets the same here; the best of all heads together should stay": _equal,
-        "that shares the total by the sum of the scores; asked for is who holds the best tokens": _share,
-        "the magnitudes are compared; a score below zero is a low one": _counted(lambda s: s.abs()),
-        "those are the places of the best tokens; asked for is how many each head holds": (
+        "every head gets the same: keep the best of all heads together": _equal,
+        "you share the total by the sums of the scores: count the best tokens instead": _share,
+        "you compare magnitudes: a score below zero is a low one": _counted(lambda s: s.abs()),
+        "those are the places of the best tokens: return how many each head holds": (
             lambda s, total: s.flatten().topk(total).indices
         ),
-        "that counts what each head loses; asked for is what it holds": (
+        "you count what each head loses: count what it holds": (
             lambda s, total: [s.shape[1] - held for held in _head_counts(s, total)]
         ),
-        "the scores are ranked by token, across the heads: compare the scores themselves": _counted(
+        "you rank each token across the heads: compare the scores themselves": _counted(
             lambda s: s.argsort(0).argsort(0)
         ),
     },
@@ -273,9 +306,12 @@ head_counts = Exercise(
     given=_as_found,
     holds="indices",
     signs={
-        "asked for is one number for each head": lambda r, s, total: r.numel() != len(s),
-        "the numbers of the heads do not add up to `total`": lambda r, s, total: int(r.sum()) != total,
+        "the numbers of the heads do not add up to `total`": lambda r, right, s, total: int(r.sum()) != total,
+        "the numbers add up to `total`, and a head gets more than it holds of the best tokens": lambda *case: (
+            True
+        ),
     },
+    shapes={"return one number for each head": lambda *case: True},
 )
 
 

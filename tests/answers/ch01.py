@@ -21,21 +21,3 @@ RIGHT = {
         "pad = lengths.numpy().max() - lengths.numpy()\nreturn np.arange(total)[None, :] >= pad[:, None]",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "generate": [
-        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, -1].argmax(-1)], 1)\nreturn ids", "it stops with RuntimeError"),
-        ("for _ in range(new):\n    ids.append(model(ids)[:, -1].argmax(-1))\nreturn ids", "no such method"),
-        ("for _ in range(new):\n    ids = torch.cat([ids, model(ids)[:, -1].argmax(-1, keepdim=True)], 1)", "returns nothing"),
-        ("return ids", "unchanged"),
-        ("done = torch.zeros(len(ids)).bool()\nfor _ in range(new):\n    now = model(ids)[:, -1].argmax(-1)\n    now[done] = end\n"
-         "    done |= now == end\n    ids = torch.cat([ids, now[:, None]], 1)\n    if done.all():\n        break\nreturn ids.float()", "whole numbers"),
-    ],
-    "visible": [
-        ("pad = lengths.max() - lengths\nreturn [[int(i >= p) for i in range(total)] for p in pad.tolist()]", "True and False"),
-        ("return [[[i < n for n in lengths.tolist()] for i in range(total)]]", "shape"),
-        ("return torch.arange(total) >= lengths.max() - lengths", "it stops with RuntimeError"),
-        ("mask = torch.zeros(len(lengths), total).bool()\nmask[:, -3:] = True\nreturn mask", "one token more at each step"),
-    ],
-}  # fmt: skip

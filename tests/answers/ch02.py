@@ -27,22 +27,3 @@ RIGHT = {
         "return (held + i for i in range(new))",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "attend_step": [
-        ("K, V = torch.cat([K, k], 1), torch.cat([V, v], 1)\n"
-         "return (q @ K.mT / q.shape[-1] ** 0.5).softmax(-1) @ V, K, V", "test 4 of 6"),
-        ("K, V = torch.cat([K, k]), torch.cat([V, v])\nreturn (q @ K.mT).softmax(-1) @ V, K, V", "it stops with RuntimeError"),
-        ("return q, k, v", "K must be longer"),
-        ("return q, torch.cat([K, k], 1), V", "V must be longer"),
-        ("K, V = torch.cat([K, k], 1), torch.cat([V, v], 1)\nreturn q, K, V", "K and V are right; the output is not"),
-        ("K = torch.cat([K, k], 1)", "returns nothing"),
-        ("return torch.cat([K, kk], 1)", "NameError"),
-    ],
-    "next_position": [
-        ("return torch.linspace(held, held + new - 1, new)", "not floats"),
-        ("return torch.arange(float(held), held + new)", "not floats"),
-        ("return [slot >= new - held for slot in range(new)]", "`real_slots`"),
-    ],
-}  # fmt: skip

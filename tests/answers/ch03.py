@@ -26,23 +26,3 @@ RIGHT = {
         "return tuple(window - slot <= seen for slot in range(window))",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "place": [
-        ("return [(i // block, i % block) for i, _ in enumerate(events)]", "two texts write into one page"),
-        ("out, n = [], {}\nfor what, t in events:\n    if what == 'add':\n        out.append((n.setdefault(t, 0) // block, n[t] % block))\n"
-         "        n[t] += 1\nreturn out", "test 3 of 6"),
-        ("pages, out, made = {}, [], 0\nfor what, t in events:\n    if what == 'add':\n        n = pages.setdefault(t, [])\n        if len(n) % block == 0:\n"
-         "            made += 1\n        n.append(made - 1)\n        out.append((n[-1], (len(n) - 1) % block))\nreturn out", "test 3 of 6"),
-        ("for what, text in events:\n    print(what, text)", "returns nothing"),
-        ("return [(page, slot) for page, slot in events]", "unchanged"),
-        ("table = {}\nfor what, text in events:\n    table[text].append(what)\nreturn table", "it stops with KeyError"),
-        ("page = {}\nout = []\nseen = {}\nfor what, t in events:\n    if what == 'end':\n        continue\n    page.setdefault(t, len(page))\n"
-         "    seen[t] = seen.get(t, -1) + 1\n    out.append((page[t], seen[t]))\nreturn out", "there is no slot `block`"),
-    ],
-    "real_slots": [
-        ("return [int(s >= window - seen) for s in range(window)]", "True and False"),
-        ("mask = [False] * window\nfor s in range(seen):\n    mask[window - 1 - s] = True\nreturn mask", "IndexError"),
-    ],
-}  # fmt: skip

@@ -21,18 +21,3 @@ RIGHT = {
         "return (x / step).clamp(-largest, largest).round().int()",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "kivi_keys": [
-        ("p = k.view(-1, block, k.shape[1])\nreturn p.amin(1)", "it stops with RuntimeError"),
-        ("lo, hi = k.min(0), k.max(0)\nreturn (k - lo) / (hi - lo)", "two tensors here"),
-        ("k -= k.amin(0)\nreturn k", "in place"),
-    ],
-    "to_codes": [
-        ("return x / step", "not all of these are whole numbers"),
-        ("(x / step).round().clamp(-largest, largest)", "returns nothing"),
-        ("x /= step\nreturn x.round().clamp(-largest, largest)", "in place"),
-        ("return (x / step).round().clamp(largest)", "code beyond `largest`"),
-    ],
-}  # fmt: skip

@@ -23,26 +23,3 @@ RIGHT = {
         "old = torch.zeros_like(received)\nif so_far is not None:\n    old[..., : so_far.shape[-1]] = so_far\nreturn old + received",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "snapkv": [
-        ("return (q[:, -1:] @ k.mT)[:, 0].topk(budget).indices", "window is not whole"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).softmax(-1).sum(1)\nreturn w.topk(budget)", "two tensors here"),
-        ("h, t, d = k.shape\nreturn torch.arange(t - budget, t).expand(h, -1).float()", "test 1 of 5"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.T / d**0.5).softmax(-1)\nreturn w", "it stops with RuntimeError"),
-        ("h, t, d = k.shape\nw = (q[:, -window:] @ k.mT / d**0.5).masked_fill(torch.ones(window, t).triu(t - window + 1).bool(), -torch.inf)\n"
-         "w = w.softmax(-1).sum(1)[:, :-window]\n"
-         "return torch.cat([w.topk(budget - window).indices, torch.arange(t - window, t).expand(h, -1)], 1).double()", "not floats"),
-        ("q[:, -window:] @ k.mT", "returns nothing"),
-    ],
-    "add_up": [
-        ("if so_far is None:\n    return received\nreturn so_far + received", "it stops with RuntimeError"),
-        ("if so_far is not None:\n    received[..., : so_far.shape[-1]] += so_far\nreturn received", "in place"),
-        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += so_far\nprint(out)", "returns nothing"),
-        ("out = received.clone()\nif so_far is not None:\n    out[..., : so_far.shape[-1]] += 2 * so_far\nreturn out", "another total"),
-        ("return received + so_far", "it stops with"),
-        ("if so_far is None:\n    return received\nheld = so_far.shape[-1]\n"
-         "return torch.cat([so_far + received[..., :held].mean(), received[..., held:]], -1)", "all held tokens grow by the same"),
-    ],
-}  # fmt: skip

@@ -23,19 +23,3 @@ RIGHT = {
         "return tuple(e + [('wait', layers - 1), ('attend', layers - 1)])",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "step_seconds": [
-        ("return transfer[0] + sum(max(c, t) for c, t in zip(compute, transfer[1:])) + compute[-1]", "test "),
-        ("return compute + transfer", "shape"),
-        ("link = 0\nfor t in transfer:\n    link += t\nlink", "returns nothing"),
-        ("return max(compute[i] + transfer[i + 1] for i in range(len(compute)))", "it stops with IndexError"),
-    ],
-    "schedule": [
-        ("e = [('ask', 0)]\nfor i in range(layers):\n    e += [('wait', i), ('ask', i + 1), ('attend', i)]\nreturn e",
-         "does not exist"),
-        ("return [('ask', i // 3) for i in range(3 * layers)]", "asked for twice"),
-        ("e = ['ask', 0]\nfor i in range(layers):\n    e += ['wait', i, 'attend', i]\nreturn e", "one event is a pair"),
-    ],
-}  # fmt: skip

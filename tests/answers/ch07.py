@@ -25,16 +25,3 @@ RIGHT = {
         "return (norm(inputs[layer - 1], gains[layer])[None] @ weights[layer].T)[0].numpy()",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "choose": [
-        ("c = queries.abs().sum(1).topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\n"
-         "k = keys.gather(-1, c)\nreturn (k @ q[..., None])[..., 0].topk(cap).indices", "it stops with RuntimeError"),
-        ("size = queries.abs().sum(1) + keys.abs().sum(1)\nc = size.topk(round(part * keys.shape[2])).indices\nq = guess.gather(-1, c)\nk = keys.gather(-1, c[:, None].expand(-1, keys.shape[1], -1))\ns = (k @ q[..., None])[..., 0] / guess.shape[-1] ** 0.5\nn = (s > s.amax(-1, keepdim=True) - alpha).sum(-1).float().mean()\nreturn s.topk(min(cap, math.ceil(n)))", "two tensors here"),
-    ],
-    "rehearse": [
-        ("return weights[layer + 1] @ norm(inputs[layer - 1], gains[layer])", "it stops with IndexError"),
-        ("return -weights[layer] @ norm(inputs[layer - 1], gains[layer])", "sign is turned"),
-    ],
-}  # fmt: skip

@@ -31,20 +31,3 @@ RIGHT = {
         "return [i for i, p in enumerate(points) if p in good][::-1]",
     ],
 }  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "norm_score": [
-        ("return keys.norm(dim=-1)", "the largest keys come first"),
-        ("return -keys.norm(dim=-1, keepdim=True)", "shape"),
-        ("s = -keys.norm(dim=-1)\ns = s.masked_fill(positions > positions.amax(-1) - recent, torch.inf)\nreturn s", "it stops with RuntimeError"),
-        ("return torch.log(-keys.norm(dim=-1))", "NaN"),
-        ("keys /= 2\nreturn -keys.norm(dim=-1)", "test 1 of 7"),
-    ],
-    "pareto": [
-        ("points.sort()\nreturn [i for i, p in enumerate(points)"
-         " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "in place"),
-        ("return [float(i) for i, p in enumerate(points)"
-         " if not any(q != p and q[0] >= p[0] and q[1] <= p[1] for q in points)]", "not floats"),
-    ],
-}  # fmt: skip

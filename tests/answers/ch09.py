@@ -19,26 +19,11 @@ RIGHT = {
         "return np.einsum('ht,htd->hd', w / w.sum(1, keepdims=True), values.numpy())",
     ],
     "head_counts": [
-        "held = scores >= scores.flatten().topk(total).values.min()\nreturn held.sum(-1)",
         "order = sorted(((float(x), h) for h, row in enumerate(scores) for x in row), reverse=True)[:total]\n"
         "return [sum(h == head for _, h in order) for head in range(len(scores))]",
         "best = np.argsort(-scores.numpy().ravel())[:total]\n"
         "return np.bincount(best // scores.shape[1], minlength=len(scores))",
         "rows, _ = np.unravel_index(scores.flatten().argsort(descending=True)[:total].numpy(), tuple(scores.shape))\n"
         "return [int((rows == h).sum()) for h in range(len(scores))]",
-    ],
-}  # fmt: skip
-
-# And what must be said of it.
-WRONG = {
-    "quest_step": [
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\n"
-         "c = b.topk(count).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "topk is asked for more numbers"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(m, -torch.inf).softmax(-1)\nreturn (w[:, None] @ values)[:, 0]", "attention saw other tokens"),
-        ("b = torch.stack([torch.maximum(query * p.amin(1), query * p.amax(1)).sum(-1) for p in keys.split(page, 1)], 1)\nc = b.topk(min(count, b.shape[1])).indices\nm = (torch.arange(keys.shape[1]) // page == c[..., None]).any(1)\ns = (keys @ query[..., None])[..., 0] / query.shape[-1] ** 0.5\nw = s.masked_fill(~m, -torch.inf).softmax(-1)\nw @ values", "returns nothing"),
-    ],
-    "head_counts": [
-        ("best = scores.flatten().topk(total).indices\nreturn [float(n) for n in torch.bincount(best // scores.shape[1], minlength=len(scores))]",
-         "not floats"),
     ],
 }  # fmt: skip

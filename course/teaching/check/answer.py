@@ -27,9 +27,17 @@ def same(one, other, tolerance: float = 1e-5) -> bool:
 
 
 def same_shape(one, other) -> bool:
-    """Tensors, or what holds numbers, of the same shape."""
+    """Tensors of the same shape, or as many of them in a list, one by one."""
     one, other = plain(one), plain(other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same_shape, one, other))
     return isinstance(one, Tensor) and isinstance(other, Tensor) and one.shape == other.shape
+
+
+def same_rows(one, other) -> bool:
+    """The same numbers in every row, in any order."""
+    one, other = plain(one), plain(other)
+    return same_shape(one, other) and same(one.double().sort(-1).values, other.double().sort(-1).values)
 
 
 def same_order(one, other) -> bool:
@@ -52,6 +60,16 @@ def same_members(one, other) -> bool:
     return same(one.flatten().sort().values, other.flatten().sort().values)
 
 
+def weights_of(out: Tensor, values: Tensor) -> Tensor | None:
+    """The weights `[..., n, tokens]` that make `out` `[..., n, d]` of `values` `[..., tokens, d]`, or None if
+    no weights do; d must be at least the number of tokens."""
+    values, out = values.double(), out.double()
+    if not out.isfinite().all():
+        return None
+    weights = torch.linalg.lstsq(values.mT, out.mT).solution.mT
+    return weights if same(weights @ values, out, 1e-4) else None
+
+
 def untouched(answer, given: Callable | None, case: tuple) -> bool:
     """Whether the answer is a stub: nothing, a body without a line of its own, or the given function."""
     if answer is ... or answer is None:
@@ -71,15 +89,17 @@ def untouched(answer, given: Callable | None, case: tuple) -> bool:
 
 
 def _instructions(code) -> list:
-    """What a function loads, computes and compares, in order; where it stands leaves no trace."""
-    kinds = ("LOAD_", "STORE_", "BINARY_", "COMPARE_", "CONTAINS_", "UNARY_", "RETURN_")
+    """What a function loads, computes, compares and decides, in order, wherever in a file it is."""
+    kinds = "LOAD_ STORE_ BINARY_ COMPARE_ CONTAINS_ UNARY_ RETURN_ POP_JUMP_ JUMP_IF_"
     return [
         (
             step.opname.replace("LOAD_METHOD", "LOAD_ATTR"),
-            _instructions(step.argval) if inspect.iscode(step.argval) else step.argval,
+            _instructions(step.argval)
+            if inspect.iscode(step.argval)
+            else "JUMP" in step.opname or step.argval,
         )
         for step in dis.get_instructions(code)
-        if step.opname.startswith(kinds) and "<locals>" not in str(step.argval)
+        if step.opname.startswith(tuple(kinds.split())) and "<locals>" not in str(step.argval)
     ]
 
 

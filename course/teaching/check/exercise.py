@@ -1,9 +1,10 @@
 """What every check shares: it runs an answer on a few cases and says what it does.
 
 An exercise holds the right function, wrong ones with the sentence for each, and what may be seen in a result.
-An answer that does on every case what the right function does is right, however it is written. One that does
+Its cases are drawn at every check, until each of these wrong functions shows and none looks like another. An
+answer that does on every case what the right function does is right, however it is written. One that does
 what a wrong function does has made that mistake. For the rest there are sentences about any answer
-(`sentences.py`). How an answer is run and compared stands in `answer.py`.
+(`sentences.py`). `answer.py` says how an answer is run and compared.
 """
 
 from __future__ import annotations
@@ -14,14 +15,17 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
+
 from . import tally
-from .answer import fits, run, same, same_shape, untouched
-from .sentences import IN_PLACE, difference, kind, no_value, pattern, power, stopped
+from .answer import fits, plain, run, same, same_rows, same_shape, untouched
+from .sentences import IN_PLACE, difference, kind, no_value, not_a_number, pattern, power, stopped
 
 EMPTY = inspect.Parameter.empty  # a check that was called without an answer
 CORRECT, INCORRECT, NOT_ATTEMPTED = "correct", "incorrect", "not attempted"
 EXERCISES: dict[str, Exercise | Choice] = {}  # every exercise by its name, in the order of the course
 ATTEMPTED: set[str] = set()  # what was answered since Python started
+TRIES = 50  # draws before cases are taken that hide a mistake
 
 
 @dataclass(frozen=True)
@@ -42,22 +46,24 @@ class Verdict:
 class Exercise:
     """Check a function: `exercise(fn)` prints the verdict, `exercise.verdict(fn)` returns it.
 
-    right: the reference. cases: lists of arguments, copied before each use. mistakes: sentence -> a function
-    that makes this mistake. praise: what a right answer has shown. alike(a, b): whether two results count as
-    the same. holds: "numbers", "indices" or "booleans". given: the function a learner finds. signs: sentence
-    -> sign(result, *case), true where a wrong result shows this mistake; asked after the mistakes. grows:
-    what each case asks beyond the one before, where the tests grow with the answer.
+    right: the reference. cases(draw): lists of arguments, drawn with a torch.Generator and copied before each
+    use. mistakes: sentence -> a function that makes this mistake. praise: what a right answer has shown.
+    alike(a, b): whether two results count as the same. holds: "numbers", "indices" or "booleans". given: the
+    function a learner finds. signs: sentence -> sign(result, right result, *case), true where a wrong result
+    of the right shape shows this mistake; shapes: the same for results of another shape. Both are asked after
+    the mistakes. grows: what each case asks beyond the one before, where the tests grow with the answer.
     """
 
     name: str
     right: Callable
-    cases: Callable[[], list[tuple]]
+    cases: Callable[[torch.Generator], list[tuple]]
     mistakes: dict[str, Callable]
     praise: str
     alike: Callable = same
     holds: str = "numbers"
     given: Callable | None = None
     signs: dict[str, Callable] = field(default_factory=dict)
+    shapes: dict[str, Callable] = field(default_factory=dict)
     grows: tuple[str, ...] = ()
 
     def __post_init__(self):
@@ -66,26 +72,49 @@ class Exercise:
     def __call__(self, answer: Callable = EMPTY) -> None:
         _tell(self, answer)
 
-    def verdict(self, answer: Callable) -> Verdict:
-        cases = self.cases()
+    def verdict(self, answer: Callable, drawn: tuple | None = None) -> Verdict:
+        """What is said of an answer, on what `drawn` gave, or else on cases that nobody has seen before."""
+        cases, known = drawn or self.drawn()
         if untouched(answer, self.given, cases[0]):
             return Verdict(NOT_ATTEMPTED)
-        if self.accepts(answer) and not kind(self.holds, [run(answer, case)[0] for case in cases]):
+        if misuse := self._misuse(answer, cases[0]):
+            return Verdict(INCORRECT, misuse)
+        runs, wanted = [run(answer, case) for case in cases], self._wanted(cases)
+        given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
+        wrong = [number for number in range(len(cases)) if not self._alike(given[number], wanted[number])]
+        if not wrong and not changed and not kind(self.holds, given):
             return Verdict(CORRECT, self.praise)
-        return Verdict(INCORRECT, self._mistake(answer, cases), self._so_far(answer, cases))
+        so_far = (
+            f"test {wrong[0] + 1} of {len(cases)}: {self.grows[wrong[0]]}" if self.grows and wrong else ""
+        )
+        return Verdict(INCORRECT, self._mistake(answer, cases, known, given, wanted, wrong, changed), so_far)
 
-    def _so_far(self, answer, cases) -> str:
-        """The first of the growing tests that an answer does not pass."""
-        if not self.grows or not callable(answer) or not fits(answer, cases[0]):
-            return ""
-        passed = 0
-        for case in cases:
-            if not self._alike(run(answer, case)[0], self.right(*copy.deepcopy(case))):
+    def drawn(self, seed: int | None = None) -> tuple[list[tuple], dict[str, list]]:
+        """Cases on which each mistake shows and none looks like another, and what each gives on them."""
+        draw = _generator(seed)
+        for _ in range(TRIES):
+            cases = self.cases(draw)
+            known = {"": self._wanted(cases)}
+            for sentence, wrong in self.mistakes.items():
+                results = [run(wrong, case)[0] for case in cases]
+                if any(all(map(self._alike, results, others)) for others in known.values()):
+                    break
+                known[sentence] = results
+            else:
                 break
-            passed += 1
-        if passed == len(cases):  # right but for the type of its numbers
-            return ""
-        return f"test {passed + 1} of {len(cases)}: {self.grows[passed]}"
+        del known[""]
+        return cases, known
+
+    def accepts(self, answer: Callable) -> bool:
+        """Whether the answer's results are right on drawn cases, and no argument has changed."""
+        if not fits(answer, tuple(inspect.signature(self.right).parameters)):
+            return False
+        cases = self.cases(_generator())
+        runs = ((*run(answer, case), self.right(*copy.deepcopy(case))) for case in cases)
+        return all(not changed and self._alike(result, wanted) for result, changed, wanted in runs)
+
+    def _wanted(self, cases) -> list:
+        return [self.right(*copy.deepcopy(case)) for case in cases]
 
     def _alike(self, one, other) -> bool:
         try:
@@ -93,36 +122,23 @@ class Exercise:
         except Exception:  # what cannot be compared is not alike
             return False
 
-    def accepts(self, answer: Callable) -> bool:
-        """Whether the answer's results are right on all cases, and no argument has changed."""
-        if not callable(answer) or not fits(answer, self.cases()[0]):
-            return False
-        runs = [(run(answer, case), self.right(*copy.deepcopy(case))) for case in self.cases()]
-        return all(not changed and self._alike(result, wanted) for (result, changed), wanted in runs)
-
-    def _mistake(self, answer, cases) -> str:
+    def _mistake(self, answer, cases, known, given, wanted, wrong, changed) -> str:
         """The sentence for a wrong answer."""
-        if misuse := self._misuse(answer, cases[0]):
-            return misuse
-        runs = [run(answer, case) for case in cases]
-        given, changed = [result for result, _ in runs], any(changed for _, changed in runs)
-        if pair := no_value(given):
-            return pair
-        wanted = [self.right(*copy.deepcopy(case)) for case in cases]
-        right = [self._alike(g, w) for g, w in zip(given, wanted)]
-        wrong = [number for number, ok in enumerate(right) if not ok]
+        if nothing := no_value(given):
+            return nothing
         return (
-            (wrong and (self._made(given, cases, range(len(cases))) or self._of_another(answer)))
-            or stopped(given, cases)
+            (wrong and (self._made(known, given, range(len(cases))) or self._of_another(answer)))
+            or stopped(given, cases, wrong[:1])
             or (changed and IN_PLACE)
             or (not wrong and kind(self.holds, given))
-            or self._made(given, cases, wrong)
+            or (self.grows and len(wrong) > 1 and self._made(known, given, wrong))  # one may agree by chance
             or self._one_of_several(given, wanted)
-            or self._seen(answer, given, cases, wrong)
-            or (self.grows and wrong and self._made(given, cases, range(wrong[0] + 1)))
-            or pattern(given, wanted)
-            or kind(self.holds, [g for g, w in zip(given, wanted) if same_shape(g, w)])
-            or difference(cases, given, wanted, self._alike)
+            or kind(self.holds, [given[number] for number in wrong])
+            or self._seen(answer, cases, given, wanted, wrong)
+            or (self.grows and self.alike is not same_rows and self._made(known, given, range(wrong[0] + 1)))
+            or stopped(given, cases, wrong)
+            or pattern(self.holds, given, wanted)
+            or difference(cases, given, wanted, wrong[0], self.alike)
         )
 
     def _misuse(self, answer, case) -> str:
@@ -137,12 +153,14 @@ class Exercise:
             return f"the check calls your function with {len(case)} arguments ({names}), and it takes others"
         return ""
 
-    def _made(self, given, cases, numbers) -> str:
-        """The first mistake that gives the answer's results on these cases."""
-        for sentence, wrong in self.mistakes.items():
-            if all(self._alike(given[number], run(wrong, cases[number])[0]) for number in numbers):
-                return sentence
-        return ""
+    def _made(self, known, given, numbers) -> str:
+        """The one mistake that gives the answer's results on these cases."""
+        made = [
+            sentence
+            for sentence, results in known.items()
+            if all(self._alike(given[number], results[number]) for number in numbers)
+        ]
+        return made[0] if len(made) == 1 else ""
 
     def _of_another(self, answer) -> str:
         for other in EXERCISES.values():
@@ -158,15 +176,21 @@ class Exercise:
                 return f"you return {len(given[0])} things, and number {number + 1} is right: return it alone"
         return ""
 
-    def _seen(self, answer, given, cases, wrong) -> str:
-        """What an answer or its wrong results show."""
+    def _seen(self, answer, cases, given, wanted, wrong) -> str:
+        """What an answer shows, or the first wrong result that shows something."""
         if sentence := power(answer):
             return sentence
         if all(any(same(result, part) for part in case) for result, case in zip(given, cases)):
             return "it returns what it was given, unchanged"
-        for sentence, sign in self.signs.items():
-            if any(_shows(sign, given[number], cases[number]) for number in wrong):
-                return sentence
+        if sentence := not_a_number(given[wrong[0]]):
+            return sentence
+        for number in wrong:
+            if isinstance(given[number], BaseException):
+                continue
+            signs = self.signs if same_shape(given[number], wanted[number]) else self.shapes
+            for sentence, sign in signs.items():
+                if _shows(sign, given[number], wanted[number], cases[number]):
+                    return sentence
         return ""
 
 
@@ -227,8 +251,14 @@ def _tell(exercise: Exercise | Choice, answer) -> None:
         tally.note(exercise.name, verdict.state == CORRECT)
 
 
-def _shows(sign: Callable, result, case: tuple) -> bool:
+def _generator(seed: int | None = None) -> torch.Generator:
+    draw = torch.Generator()
+    draw.manual_seed(seed) if seed is not None else draw.seed()
+    return draw
+
+
+def _shows(sign: Callable, result, right, case: tuple) -> bool:
     try:
-        return bool(sign(result, *copy.deepcopy(case)))
+        return bool(sign(result, plain(right), *copy.deepcopy(case)))
     except Exception:  # a sign that cannot be looked for is not seen
         return False

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .answer import plain, same, same_members
+from .answer import plain, same, same_members, same_rows
 
 FEW = 8  # numbers that a sentence shows as they are
 IN_PLACE = "your function changes its argument in place: what the caller holds is not the same any more"
@@ -25,35 +25,51 @@ def no_value(results: list) -> str:
         return "it returns a function: are the brackets of a call missing?"
     if all(result is None for result in results):
         return "it returns nothing: is a `return` missing, or did you print the result?"
+    if any(result is None for result in results):
+        return "it returns nothing in some of the tests: does every way through it end in a `return`?"
     return ""
 
 
-def stopped(results: list, cases: list) -> str:
-    """A sentence about the first case that raised an error."""
-    return next((_stops(r, case) for r, case in zip(results, cases) if isinstance(r, BaseException)), "")
+def not_a_number(result) -> str:
+    """What there is to say of a result that holds NaN."""
+    if isinstance(result, Tensor) and result.isnan().any():
+        return "the result holds NaN: something is divided by zero, or infinity is taken from infinity"
+    return ""
+
+
+def stopped(results: list, cases: list, numbers) -> str:
+    """A sentence about the first of these cases that raised an error."""
+    raised = [number for number in numbers if isinstance(results[number], BaseException)]
+    return _stops(results[raised[0]], cases[raised[0]]) if raised else ""
 
 
 def kind(holds: str, results: list) -> str:
     """What is wrong with the type of the results' numbers; nothing for one that is right."""
     for result in results:
+        if holds == "indices" and isinstance(result, Tensor) and result.dtype == torch.bool:
+            return "these are True and False: return the numbers of the places that are True"
         if holds == "indices" and isinstance(result, Tensor) and result.is_floating_point():
-            return "these are indices: whole numbers, not floats (a float cannot index a tensor)"
+            return "whole numbers are asked for, and you return floats (a float cannot be an index)"
         if holds == "booleans" and isinstance(result, Tensor) and result.dtype != torch.bool:
-            return "a mask holds True and False; 0 and 1 used as an index would pick slots 0 and 1"
+            if set(result.unique().tolist()) <= {0, 1}:
+                return "a mask holds True and False; 0 and 1 used as an index would pick slots 0 and 1"
+            return "your result holds numbers; asked for is a mask of True and False"
     return ""
 
 
 _ADVICE = {
+    UnboundLocalError: "your function uses this name before it gives it a value",
     NameError: "this name is not defined: a typo, or a variable of another cell?",
-    IndexError: "an index lies outside: indices start at 0, and -1 is the last",
+    KeyError: "a dict has no entry of this name yet: .get(name, start) or .setdefault(name, start) gives one",
+    IndexError: "an index is too large: indices start at 0, and -1 is the last",
     ZeroDivisionError: "a divisor becomes 0 here",
     RecursionError: "your function calls itself without an end",
     AttributeError: "the value has no such method: is it a number or a list where you expect a tensor?",
     TypeError: "this operation does not go with values of this type: look at what each name holds",
     SystemExit: "a function returns; it does not leave Python",
     StopIteration: "something was empty",
-    RuntimeError: "the tensors do not go together: print their shapes before this line",
-    NotImplementedError: "torch does not do this with numbers of this type",
+    RuntimeError: "print the shapes of the tensors before this line",
+    NotImplementedError: "a part of your function is not written yet",
 }
 
 
@@ -63,6 +79,17 @@ _WORDS = {  # part of what Python or torch says -> advice
     "index k out of range": "topk is asked for more numbers than there are",
     "'range' and 'range'": "ranges cannot be added, lists can: list(range(...)) + list(range(...))",
     "'int' object is not iterable": "one number cannot be looked through: are there fewer dimensions?",
+    "module 'torch' has no": "torch has no function of this name",
+    "numel() == 0": "the tensor is empty here",
+    "non-zero size": "the tensor is empty here",
+    "Boolean value of Tensor": "an `if` asks for one True or False: .any() or .all() makes one of many",
+    "cannot be converted to Scalar": "one number is expected here, and the tensor holds more",
+    "Dimension out of range": "the tensor has fewer dimensions than you expect: print its shape",
+    "too many indices": "the tensor has fewer dimensions than you expect: print its shape",
+    "used as indices": "a float cannot be an index: .long() makes whole numbers",
+    "same dtype": "the tensors hold numbers of different types: convert one of them, as with .float()",
+    "but found": "the tensors hold numbers of different types: convert one of them, as with .float()",
+    "not implemented for": "torch does not do this with numbers of this type",
 }
 
 
@@ -92,20 +119,18 @@ def _asked(case: tuple) -> str:
 def _argument(value) -> str:
     if isinstance(value, Tensor):
         return f"tensor {list(value.shape)}"
-    return value.__name__.strip("_") if callable(value) else repr(value)
+    return value.__name__.strip("_") if callable(value) else _short(value)
 
 
-def pattern(given: list, wanted: list) -> str:
+def pattern(holds: str, given: list, wanted: list) -> str:
     """What the same way of being wrong in all cases has in common: a sign, a factor, a shift, an order."""
     wanted = [plain(one) for one in wanted]
     if not all(isinstance(one, Tensor) for one in given + wanted):
         return ""
     given, wanted = [one.double() for one in given], [one.double() for one in wanted]
-    if any(one.isnan().any() for one in given):
-        return "the result holds NaN: something is divided by zero, or infinity is taken from infinity"
     if any(g.shape != w.shape for g, w in zip(given, wanted)):
         if all(g.numel() == w.numel() and same(g.flatten(), w.flatten()) for g, w in zip(given, wanted)):
-            return f"the right numbers in shape {_shape(given[0])}, expected {_shape(wanted[0])}"
+            return f"these are the right numbers in shape {_shape(given[0])}, expected {_shape(wanted[0])}"
         if all(g.dim() == w.dim() == 2 and same(g.T, w) for g, w in zip(given, wanted)):
             return "rows and columns are exchanged"
         return ""
@@ -113,7 +138,7 @@ def pattern(given: list, wanted: list) -> str:
     if not one.any():
         return "every number is 0"
     if same(one, -other):
-        return "the sign is turned around"
+        return "every number has the wrong sign"
     if same(one - other, (one - other)[:1].expand_as(one)):
         by = (one - other)[0].item()
         return f"off by {_number(abs(by))}: every number is too {'large' if by > 0 else 'small'}"
@@ -122,8 +147,8 @@ def pattern(given: list, wanted: list) -> str:
         ratio = one[nonzero] / other[nonzero]
         if torch.allclose(ratio, ratio[:1].expand_as(ratio), rtol=1e-4):
             return f"a factor is wrong: every number is {_number(ratio[0].item())} times what it should be"
-    if all(same_members(g, w) for g, w in zip(given, wanted)):
-        return "the right numbers in the wrong order"
+    if holds != "booleans" and all(same_members(g, w) for g, w in zip(given, wanted)):
+        return "these are the right numbers in the wrong order"
     return ""
 
 
@@ -135,20 +160,28 @@ def _shape(value: Tensor) -> str:
     return str(list(value.shape))
 
 
-def difference(cases, given, wanted, alike) -> str:
-    """What the first wrong case shows: another shape, or another value."""
-    for number, (case, one, other) in enumerate(zip(cases, given, wanted), 1):
-        if alike(one, other):
-            continue
-        other = plain(other)
-        if not isinstance(one, type(other)):
-            return f"it returns {_what(one)}, expected {_what(other)}"
-        if isinstance(other, Tensor) and one.shape != other.shape:
-            return f"the result has shape {_shape(one)}, expected {_shape(other)}{_asked(case)}"
-        if isinstance(other, Tensor) and other.numel() > FEW:
-            return f"case {number} of {len(cases)}{_asked(case)}: {_first_wrong(one, other)}"
-        return f"case {number} of {len(cases)}{_asked(case)}: got {_short(one)}, expected {_short(other)}"
-    return "the results differ"
+def difference(cases, given, wanted, number, alike) -> str:
+    """What a wrong case shows: another kind of thing, another shape, or another value."""
+    case, one, other = cases[number], given[number], plain(wanted[number])
+    test = f"test {number + 1} of {len(cases)}{_asked(case)}"
+    if not isinstance(one, type(other)):
+        return f"it returns {_what(one)}, expected {_what(other)}"
+    if isinstance(other, Tensor) and one.shape != other.shape:
+        return f"the result has shape {_shape(one)}, expected {_shape(other)}{_asked(case)}"
+    if alike is same_rows:
+        return f"{test}: {_other_members(one, other)}"
+    if isinstance(other, Tensor) and other.numel() > FEW:
+        return f"{test}: {_first_wrong(one, other)}"
+    return f"{test}: got {_short(one)}, expected {_short(other)}"
+
+
+def _other_members(one: Tensor, other: Tensor) -> str:
+    """Which numbers the first wrong row holds, and which it should."""
+    rows = enumerate(zip(one.tolist(), other.tolist()))
+    number, mine, right = next(
+        (n, *map(sorted, pair)) for n, pair in rows if sorted(pair[0]) != sorted(pair[1])
+    )
+    return f"row {number} holds {_short(mine)}, expected {_short(right)} (in any order)"
 
 
 def _first_wrong(one: Tensor, other: Tensor) -> str:

@@ -1,23 +1,38 @@
-"""Answers that learners give (`tests/answers`) get the sentence that helps them."""
+"""Answers that learners give: right ones (`tests/answers`) are accepted, planted mistakes (`planted`) told."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
+import re
+import sys
 import textwrap
+from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from answers import RIGHT, WRONG
+from answers import RIGHT
 
 from course.teaching.check.exercise import CORRECT, EXERCISES, INCORRECT, Choice
+
+sys.path.insert(0, str(Path(__file__).parent))
+import planted
 
 pytestmark = pytest.mark.uncounted
 
 FUNCTIONS = {name: one for name, one in EXERCISES.items() if not isinstance(one, Choice)}
 CHOICES = {name: one for name, one in EXERCISES.items() if isinstance(one, Choice)}
-UNNAMED = ("case 1", "case 2", "case 3", "case 4", "the results differ")  # a difference, and no mistake
+BASES, ROWS = planted.read()
+UNNAMED = ("test ", "the result has shape", "it returns ")  # what differs, and no mistake
+SEEDS = (0, 1)
+
+
+@functools.cache
+def drawn(name: str, seed: int) -> tuple:
+    return FUNCTIONS[name].drawn(seed)
 
 
 def answer(name: str, body: str):
@@ -32,16 +47,36 @@ def norm(x, gain):
     return x * torch.rsqrt(x.pow(2).mean() + 1e-6) * gain
 
 
-@pytest.mark.parametrize("name, body", [(name, body) for name, bodies in RIGHT.items() for body in bodies])
+@pytest.mark.parametrize(
+    "name, body", [*BASES.items(), *((name, body) for name, bodies in RIGHT.items() for body in bodies)]
+)
 def test_a_right_answer_written_differently_is_accepted(name, body):
-    assert str(FUNCTIONS[name].verdict(answer(name, body))) == f"correct: {FUNCTIONS[name].praise}"
+    for seed in SEEDS:
+        verdict = FUNCTIONS[name].verdict(answer(name, body), drawn(name, seed))
+        assert str(verdict) == f"correct: {FUNCTIONS[name].praise}"
 
 
-@pytest.mark.parametrize("name, body, told", [(name, *row) for name, rows in WRONG.items() for row in rows])
-def test_a_wrong_answer_is_told_its_mistake(name, body, told):
-    verdict = FUNCTIONS[name].verdict(answer(name, body))
-    assert verdict.state == INCORRECT and told and told in str(verdict), verdict
-    assert not verdict.message.startswith(UNNAMED)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.exercise}-{ROWS.index(row)}")
+def test_a_planted_mistake_is_told_its_sentence_on_every_draw(row):
+    wanted = ".*".join(map(re.escape, row.sentence.split("…")))
+    for seed in SEEDS:
+        verdict = FUNCTIONS[row.exercise].verdict(answer(row.exercise, row.code), drawn(row.exercise, seed))
+        assert verdict.state == INCORRECT and re.fullmatch(wanted, verdict.message, re.S), verdict
+
+
+def test_twelve_mistakes_are_planted_in_each_exercise_and_nine_of_ten_are_named():
+    assert min(Counter(row.exercise for row in ROWS).values()) >= 12 and {*BASES} == {*FUNCTIONS}
+    unnamed = [row for row in ROWS if row.sentence.startswith(UNNAMED) and "nothing" not in row.sentence]
+    assert len(unnamed) <= len(ROWS) / 10
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_answer_that_is_fitted_to_earlier_cases_is_rejected(name):
+    cases, _ = drawn(name, 0)
+    known = {str(case): FUNCTIONS[name].right(*case) for case in cases}
+    learnt = lambda *given: known.get(str(given), 0)
+    assert FUNCTIONS[name].verdict(learnt, drawn(name, 0)).state == CORRECT
+    assert FUNCTIONS[name].verdict(learnt).state == INCORRECT
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -1,10 +1,11 @@
 """The checks of the exercises: they accept the solution and name the mistake in typical wrong answers.
 
-What learners answer, written independently of the checks, is in `tests/answers`.
+What learners answer, written independently of the checks, is in `test_answers.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import numpy as np
@@ -33,16 +34,22 @@ CHOICES = {name: one for name, one in ALL.items() if isinstance(one, Choice)}
 MISTAKES = [(name, sentence) for name, one in FUNCTIONS.items() for sentence in one.mistakes]
 
 
+@functools.cache
+def drawn(name: str) -> tuple:
+    return FUNCTIONS[name].drawn(0)
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_solution_is_accepted_and_eight_mistakes_are_known(name):
     assert FUNCTIONS[name].verdict(FUNCTIONS[name].right).state == CORRECT
+    assert drawn(name)[1].keys() == FUNCTIONS[name].mistakes.keys()  # each of them shows in the cases
     assert len(FUNCTIONS[name].mistakes) >= 8
 
 
 @pytest.mark.parametrize("name, sentence", MISTAKES)
 def test_a_typical_wrong_answer_is_rejected_with_its_own_message(name, sentence):
     wrong = FUNCTIONS[name].mistakes[sentence]  # written anew: the planted bug itself is "not attempted"
-    assert FUNCTIONS[name].verdict(lambda *given: wrong(*given)) == Verdict(INCORRECT, sentence)
+    assert FUNCTIONS[name].verdict(lambda *given: wrong(*given), drawn(name)) == Verdict(INCORRECT, sentence)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -190,12 +197,13 @@ def test_an_answer_that_is_one_number_is_judged(capsys):
 @pytest.mark.parametrize("name", [name for name, one in FUNCTIONS.items() if one.grows])
 def test_where_tests_grow_an_answer_is_told_the_first_that_it_does_not_pass(name):
     one = FUNCTIONS[name]
-    assert len(one.grows) == len(set(one.grows)) == len(one.cases())
+    assert len(one.grows) == len(set(one.grows)) == len(drawn(name)[0])
     assert not one.verdict(one.right).so_far and not one.verdict(7).so_far
     first = f"test 1 of {len(one.grows)}: {one.grows[0]}"
     assert one.verdict(lambda *given: 0).so_far == first
     reached = {
-        one.verdict(lambda *given, wrong=wrong: wrong(*given)).so_far for wrong in one.mistakes.values()
+        one.verdict(lambda *given, wrong=wrong: wrong(*given), drawn(name)).so_far
+        for wrong in one.mistakes.values()
     }
     assert len(reached) >= 3  # mistakes that an early test lets pass
 
@@ -204,6 +212,6 @@ def test_many_numbers_are_told_by_their_first_wrong_one_and_not_dumped():
     case, wanted = (torch.ones(2, 6),), torch.arange(12.0).view(2, 6)
     given = wanted.clone()
     given[1, 2:4] = 0.5
-    told = difference([case], [given], [wanted], same)
+    told = difference([case], [given], [wanted], 0, same)
     said = "2 of 12 numbers are wrong, the first at [1, 2]: it is 0.5, expected 8"
-    assert told == f"case 1 of 1 for (tensor [2, 6]): {said}"
+    assert told == f"test 1 of 1 for (tensor [2, 6]): {said}"
