@@ -1,4 +1,4 @@
-"""Answers that learners give: right ones (`tests/answers`) are accepted, planted mistakes (`planted`) told."""
+"""What learners answer: right answers (`tests/answers`) are accepted, planted mistakes (`planted`) are told."""
 
 from __future__ import annotations
 
