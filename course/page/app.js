@@ -311,6 +311,7 @@ ready.then(({ found, ms }) => {
   status(`The model is ready (${(ms / 1000).toFixed(1)} s).`);
 }, () => {});
 const preset = asksFor(state);
+document.documentElement.classList.toggle("preset", preset);
 change({}).then(() => { // it plays once it is in sight, where no other state was asked for and motion is welcome
   if (preset || !shown || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   const seen = new IntersectionObserver(([{ isIntersecting }]) => {

@@ -82,6 +82,7 @@ class Tour {
   }
 
   wait() {
+    clearTimeout(this.waiting);
     if (!this.playing) return;
     const seconds = 2.5 + this.text.textContent.split(" ").length / 3;
     this.waiting = setTimeout(() => (this.last ? this.play(false) : this.go(this.at + 1).then(() => this.wait())), 1000 * seconds);
@@ -102,13 +103,15 @@ class Tour {
     this.back.disabled = !this.at;
   }
 
-  /** Show a step. A step that is still on its way comes first. */
+  /** Show a step. A step that is still on its way comes first; one that the reader interrupts is not shown. */
   async go(at) {
     if (this.moving) return;
+    const played = this.playing;
     this.moving = true;
     const { title, text, state } = TOUR[at];
     try {
       const found = await this.facts();
+      if (played && !this.playing) return;
       await this.show(state(found));
       this.at = at;
       this.title.textContent = title;

@@ -242,7 +242,7 @@ def test_a_preset_page_shows_what_was_asked_for_and_does_not_play(file, browser)
         False,
         "h2o",
     ]
-    assert browser.run("location.hash") == "#method=h2o&theme=dark"
+    assert browser.run("location.hash + document.documentElement.className") == "#method=h2o&theme=darkpreset"
     assert browser.run("panel.parts.context.value + ' ' + panel.parts.users.value") == "120000 1"
 
 
