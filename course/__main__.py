@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
     one = verbs.add_parser("smollm2", help="measure what the chapters show of SmolLM2")
     one.add_argument("studies", nargs="*")
-    verbs.add_parser("drawings", help="draw what chapters open with and the moving story, into notebooks/drawings")
+    verbs.add_parser("drawings", help="draw the chapters' pictures and the story into notebooks/drawings")
     one = verbs.add_parser("slides", help="write the slides of every chapter and of the talk")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
     one.add_argument("--pdf", action="store_true", help="print them, too (needs Chromium or Chrome)")

@@ -264,7 +264,8 @@ def test_everybody_can_read_it(looked_at, width, dark):
     browser = looked_at(width, dark, "")  # the lease
     browser.run(axe + ";1")
     for state in ("change({evicted: [3]})", "change({method: 'infinigen', layer: 2, head: 1})", "tour.go(3)"):
-        browser.run(f"document.querySelector('details').open = true; {state}.then(() => 1)")
+        browser.run("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        browser.run(f"{state}.then(() => 1)")
         found = browser.run(
             "axe.run({resultTypes: ['violations']}).then((r) => r.violations.map((v) => v.id + ': '"
             " + v.nodes.length + ' ' + v.nodes[0].html.slice(0, 200)))"
