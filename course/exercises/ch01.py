@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 1: recompute."""
 
 import torch
@@ -91,6 +91,9 @@ def _stops_early(r, right, model, ids, new, end):
 
 
 _WRITTEN = {
+    "only the new tokens are returned: return the text with them": lambda r, right, model, ids, *case: same(
+        r, right[:, ids.shape[1] :]
+    ),
     "the text has changed: what you return begins with it": lambda r, right, model, ids, *case: (
         not same(r[:, : ids.shape[1]], ids)
     ),
@@ -150,7 +153,7 @@ generate = Exercise(
         "only the last token is returned: return the whole text": (
             lambda model, ids, new, end: _generate(model, ids, new, end)[:, -1]
         ),
-        "a row goes on after it has written `end`": _loop(ends=False),
+        "a row that has ended gets other tokens than `end`": _loop(ends=False),
         "the loop stops when one row has ended, and the others are not finished": _loop(
             stops=lambda done: bool(done.any())
         ),
@@ -281,12 +284,9 @@ growth = Choice(
     "growth",
     "c",
     {
-        "a": "2,000 tokens after a prompt of 100 feed 2,199,000, which is 12.6 times the 174,750 of today: 755 s, "
-        "and a tenth of them is still 75 s; a faster machine divides a square, and it stays a square",
-        "b": "64 x 2,000 = 128,000 tokens take 44 s, still too long, and what lies before the window is lost: "
-        "the answers are others",
-        "c": "keys and values of earlier tokens never change, so each token is fed once: 2,099 tokens in place of "
-        "2,199,000, about 0.7 s by this measure; chapter 2 keeps them",
-        "d": "earlier logits are not used again: keeping them leaves all 2,199,000 tokens to be fed, 755 s",
+        "a": "2,000 tokens after a prompt of 100 feed 2,199,000. That is 12.6 times today's 174,750 and takes 755 s, and a tenth is still 75 s. A faster machine divides a square, and it stays a square",
+        "b": "64 x 2,000 = 128,000 tokens take 44 s, which is still too long. The text before the window is lost, so the answers change",
+        "c": "keys and values of earlier tokens never change, so each token is fed once: 2,099 tokens instead of 2,199,000, or about 0.7 s by this measure. Chapter 2 keeps them",
+        "d": "earlier logits are never used again: if you keep them, all 2,199,000 tokens must still be fed, in 755 s",
     },
 )

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 2: the KV cache."""
 
 import torch
@@ -271,13 +271,9 @@ fits = Choice(
     "fits",
     "c",
     {
-        "a": "2 x 40 x 10 x 128 x 2 bytes are 204,800 a token; 32 texts of 8,192 tokens make 53.7 GB of it, more "
-        "than twice what is there",
-        "b": "half of 53.7 GB are 26.8 GB, and 24 are there: it fails by a hair, as it would if you had counted in "
-        "GiB and believed 25.0",
-        "c": "a quarter of 53.7 GB are 13.4 GB, and they fit with room for scales; 14 texts at 16 bits fit as well, "
-        "but the customer wants 32, so the bits must give, and chapter 4 shows what that costs",
-        "d": "GQA is in the figure already: the 10 are KV heads; with all 40 query heads it would be four times as "
-        "much, and a trained model's heads cannot be shared afterwards",
+        "a": "2 x 40 x 10 x 128 x 2 bytes are 204,800 per token. 32 texts of 8,192 tokens take 53.7 GB, more than twice the 24 GB that you have",
+        "b": "half of 53.7 GB is 26.8 GB, and you have 24. It just misses, even if you count in GiB and get 25.0",
+        "c": "a quarter of 53.7 GB is 13.4 GB, which fits with room for scales. 14 texts at 16 bits fit as well, but the customer wants 32, so the numbers must get smaller. Chapter 4 shows what that costs",
+        "d": "GQA is in the figure already: the 10 are KV heads. With all 40 query heads the cache would be four times as large, and the heads of a trained model cannot be shared afterwards",
     },
 )

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 3: static buffers."""
 
 from course.teaching.check.draw import shuffled, whole
@@ -290,12 +290,9 @@ policy = Choice(
     "policy",
     "b",
     {
-        "a": "it fits with 1.07 GB, but shifting copies the whole window for every token: 1.07 GB of copies, beside "
-        "13.5 GB of weights that are read anyway, where 0.54 GB of memory could buy them away",
-        "b": "1.61 GB of 1.7 fit, and a copy of 1.07 GB comes once in 1,024 tokens: about 1 MB for each token, "
-        "hardly any of the work",
-        "c": "two windows take 2.15 GB, and 1.7 are left: the copies that they save are not worth another machine",
-        "d": "1.07 GB and no copy at all, but a ring would need an engine that takes an index and a mask out of "
-        "order; this one reads a contiguous, left-padded tensor",
+        "a": "it fits with 1.07 GB, but shifting copies the whole window for every token. These 1.07 GB of copies come on top of the 13.5 GB of weights, and 0.54 GB of memory would save them",
+        "b": "1.61 GB of 1.7 fit, and a copy of 1.07 GB is needed once in 1,024 tokens. That is about 1 MB for each token, hardly any work",
+        "c": "two windows take 2.15 GB, and 1.7 are left. The copies that they save are not worth another machine",
+        "d": "a ring takes 1.07 GB and needs no copy at all, but its engine must accept an index and a mask out of order. This engine reads a contiguous, left-padded tensor",
     },
 )

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 4: quantization."""
 
 import torch
@@ -263,12 +263,9 @@ form = Choice(
     "form",
     "c",
     {
-        "a": "2 + 16/128 = 2.125 bits are few, but int2 without a zero point has three levels: too coarse for "
-        "answers that must stay the same",
-        "b": "4 bits and next to nothing for the scale, but a step of 10/7 = 1.4 for everybody: the other channels "
-        "lie between -1 and 1, and most of them become 0",
-        "c": "4 + 16/32 = 4.5 bits, and the step of 1.4 is that of 31 neighbours; the other 96 channels have steps "
-        "of 1/7 = 0.14",
-        "d": "8 bits are three more than you may spend; and its wide range is of no use between -10 and 10",
+        "a": "2 + 16/128 = 2.125 bits are few, but int2 without a zero point has three levels. That is too coarse for answers that must stay the same",
+        "b": "4 bits and almost nothing for the scale, but everyone shares a step of 10/7 = 1.4. The other channels lie between -1 and 1, so most of their numbers become 0",
+        "c": "4 + 16/32 = 4.5 bits, and only 31 neighbours share the step of 1.4. The other 96 channels have steps of 1/7 = 0.14",
+        "d": "8 bits are three more than you may spend, and the wide range is of no use between -10 and 10",
     },
 )

@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 5: eviction."""
 
 import torch
@@ -279,13 +279,9 @@ design = Choice(
     "design",
     "b",
     {
-        "a": "nine tenths of 60,000 tokens must go, and which detail will be asked for is known only after they have "
-        "gone: H2O answered 1 of 12 such questions above",
-        "b": "6,000 tokens hold the last 3,000 twice over, however long the day becomes; what was said in the morning "
-        "may go, the text stays fluent, and the memory never grows",
-        "c": "6,000 of 120,000 tokens are one page in twenty: the sinks hold four tokens, not the contract, and the "
-        "clause that is asked for is gone",
-        "d": "5,500 tokens fit into the room for 6,000, so there is nothing to evict; and exact copying needs every "
-        "token, since any of them may be the next one",
+        "a": "nine tenths of 60,000 tokens must go, and you learn which detail is asked for only after they have gone. H2O answered 1 of 12 such questions above",
+        "b": "6,000 tokens hold the last 3,000 twice over, however long the day becomes. The morning's words may go, the text stays fluent, and the memory never grows",
+        "c": "6,000 of 120,000 tokens are one page in twenty. The sinks hold four tokens, not the contract, so the clause that you are asked for is gone",
+        "d": "5,500 tokens fit into the room for 6,000, so there is nothing to evict. Exact copying needs every token, since any of them may be the next one",
     },
 )

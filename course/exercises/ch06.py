@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 6: offloading."""
 
 from course.teaching.check.draw import shuffled, whole
@@ -290,12 +290,9 @@ slow_link = Choice(
     "slow_link",
     "d",
     {
-        "a": "40 layers x 21 milliseconds of transfer are 840 milliseconds whether a layer computes 1.4 milliseconds or 0.7: a faster device only "
-        "waits longer",
-        "b": "the link is busy without a pause already, 840 milliseconds of 841: asking earlier does not make it carry more",
-        "c": "a fifth of the bytes take 168 milliseconds, and 200 are allowed; but what is evicted is gone for good, and a "
-        "later question may want it",
-        "d": "a tenth of the bytes take 84 milliseconds, nothing is thrown away, and what one step leaves on the host the next "
-        "may fetch; how to know the tenth in time is chapter 7",
+        "a": "40 layers x 21 milliseconds of transfer are 840 milliseconds, whether a layer computes for 1.4 milliseconds or 0.7. A faster device only waits longer",
+        "b": "the link is already busy for 840 milliseconds of 841. It carries no more if you ask earlier",
+        "c": "a fifth of the bytes take 168 milliseconds, and 200 are allowed. But evicted tokens are gone for good, and a later question may need them",
+        "d": "a tenth of the bytes take 84 milliseconds, and nothing is thrown away: the next step may fetch the tokens that this one leaves on the host. Chapter 7 shows how to know the tenth in time",
     },
 )

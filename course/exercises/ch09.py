@@ -1,4 +1,4 @@
-# ruff: noqa: E501 (a sentence stands on its own line)
+# ruff: noqa: E501 (a sentence is one line)
 """Chapter 9: page bounds, ragged heads, and which method for whom."""
 
 import torch
@@ -50,6 +50,7 @@ def _whole_pages(x, page):
 def _cases(draw):
     def made(heads, tokens, page, count, d=50):
         query, values = (torch.randn(*shape, d, generator=draw) for shape in ((heads,), (heads, tokens)))
+        query *= 0.15  # so that no weight is nearly 0
         keys = torch.randn(heads, tokens, d, generator=draw)
         keys[:, tokens // 2] += 2 * torch.randn(heads, d, generator=draw)
         return query, keys, values, page, count
@@ -321,9 +322,9 @@ deploy = Choice(
     "deploy",
     "c",
     {
-        "a": "snapkv needs the question when it cuts; at night there is none: look at its second column",
-        "b": "topk would answer well, but fetches over the link at every step, and the link is busy",
-        "c": "nobody knows the questions, the model is given, and reading twice at night costs little",
-        "d": "the smallest cache of all, but the model is given and may not be retrained",
+        "a": "snapkv needs the question when it cuts, and at night there is none: look at its second column",
+        "b": "topk would answer well, but it fetches over the link at every step, and the link is busy",
+        "c": "the questions are not known, the model is given, and reading twice at night costs little",
+        "d": "that is the smallest cache of all, but the model is given and may not be retrained",
     },
 )

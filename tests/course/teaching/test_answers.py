@@ -1,4 +1,4 @@
-"""What learners answer: right answers (`tests/answers`) are accepted, planted mistakes (`planted`) are told."""
+"""What learners answer: right answers (`tests/answers`) are accepted, planted mistakes (`planted`) told."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_an_attempt_is_noted_and_an_unknown_name_is_told(capsys):
 
 
 @pytest.mark.parametrize("name, replies", check.QUESTIONS.items())
-def test_a_question_is_answered_after_an_answer_only(name, replies, capsys):
+def test_a_question_keeps_a_choice_and_answers_words(name, replies, capsys):
     for nothing in (..., None, "", "  "):
         check.question(name, nothing)
         assert capsys.readouterr().out == "not attempted\n"
@@ -148,10 +148,10 @@ def test_a_question_is_answered_after_an_answer_only(name, replies, capsys):
         check.question(name, "I think it is four.")
         assert capsys.readouterr().out == f"to compare with yours: {replies['Answer']}\n"
         return
-    for number, (choice, text) in enumerate(replies.items(), 1):
+    for number, choice in enumerate(replies, 1):
         for written in (number, str(number), f" ({number}). "):
             check.question(name, written)
-            assert capsys.readouterr().out == f"{choice}: {text}\n"
+            assert capsys.readouterr().out == f"kept: you say {choice}. A later cell answers.\n"
     check.question(name, len(replies) + 1)
     assert "is none of the proposals: write one of 1, 2" in capsys.readouterr().out
 
