@@ -248,7 +248,7 @@ def infinigen() -> Drawing:
     """7: guess one layer ahead, fetch what will be wanted."""
     d = Drawing(
         250,
-        "While layer 4 computes, a guess says which tokens layer 5 will want, and only these are fetched.",
+        "While a layer computes, a guess says which tokens the next one will want; only these are fetched.",
     )
     d.text(30, 60, "GPU")
     for n, name in enumerate(("layer 3", "layer 4", "layer 5")):
@@ -263,7 +263,7 @@ def infinigen() -> Drawing:
         d.arrow(254 + 200 * n, 172, 300 + 200 * n, 78, colour=VERMILLION)
     d.text(506, 124, "a fifth of the tokens,", size=15)
     d.text(506, 142, "chosen after the question", size=15)
-    d.text(90, 234, "The fetch runs beside the computation, so nobody waits for it.", size=15)
+    d.text(90, 234, "Two questions: is the guess ready in time, and is it right?", size=15)
     return d
 
 

@@ -149,7 +149,7 @@ def _nothing(cell, which: str, given: dict) -> str:
 
 def _drawing(cell, which: str, given: dict) -> str:
     """The drawing that the cell's Markdown names, inside the page."""
-    found = re.search(r"!\[(.+?)\]\(drawings/([\w.]+)\)", cell.source, re.S)
+    found = re.search(r"!\[(.+?)\]\(drawings/([\w.-]+)\)", cell.source, re.S)
     if found is None:
         raise ValueError("the cell has no drawing")
     return _image("svg+xml", base64.b64encode((DRAWINGS / found[2]).read_bytes()).decode(), found[1])

@@ -63,9 +63,9 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
 )
 REHEARSAL = Chapter(
     7,
-    (3,),
-    home=("The same answer?", "How sensitive is it?", "When the host is full, too", "What it costs"),
-    late=("What the cache holds", "exercise 3"),
+    (1, 3),
+    home=("What it costs", "When it does not help"),
+    late=("A few columns", "exercise 1"),
     rest="How it works",
 )
 
@@ -109,7 +109,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 KEPT,
                 replace(LINK, home=tuple(name for name in LINK.home if name != "How it works")),
                 STRETCH,
-                replace(REHEARSAL, home=(*REHEARSAL.home, "What the cache holds"), late=("exercise 3",)),
+                replace(REHEARSAL, exercises=(3,), late=("exercise 3",)),
                 AGAIN,
             ),
         )

@@ -4,6 +4,7 @@
         def append(self, layer, k, v): ...        # where a new token's key and value go
         def read(self, layer, q): ...             # the keys and values that a step looks at
         def attend(self, layer, q, k, v): ...     # what the layer gives back
+        def ahead(self, layer, guess): ...        # what the next layer will want, guessed (chapter 7)
         def leave(self, layer, q): ...            # what goes when the pass is over
 
 `mine.part(snapkv)` gives your function once its check accepts it, and the course's until then.
@@ -30,6 +31,8 @@ from . import check, lease
 
 FILE = "my_cache.py"
 HEAD = '''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
+
+import math
 
 import torch
 
@@ -67,6 +70,10 @@ class Cache:
         """K and V that a step looks at, before its own token joins them."""
         return self.K[layer], self.V[layer]
 
+    def ahead(self, layer: int, guess: Tensor) -> None:
+        """The block before `layer` begins: guess `[heads, 1, d]` is the query that `layer` will ask, if the
+        two blocks' inputs are alike. Called in decode steps, with a cache that overrides it."""
+
     def leave(self, layer: int, q: Tensor) -> None:
         """The pass is over: let go of what need not be held."""
 
@@ -97,7 +104,11 @@ class Reader:
         body, cache, new = self.model.model, self.cache, ids.shape[1]
         x = body.embed_tokens(ids)  # [1, new, h]
         turns = body.rotary_emb(x, torch.arange(cache.seen, cache.seen + new)[None])
+        guesses, inputs = new == 1 and type(cache).ahead is not Cache.ahead, []
         for number, block in enumerate(body.layers):
+            inputs.append(x[0, -1])
+            if guesses and number + 1 < len(body.layers):
+                cache.ahead(number + 1, _turned(self._rehearsed(number + 1, inputs), *turns))
             attention, y = block.self_attn, block.input_layernorm(x)
             q, k, v = (
                 project(y)[0].view(new, -1, attention.head_dim).transpose(0, 1)  # [heads, new, d]
@@ -111,6 +122,15 @@ class Reader:
             x = x + block.mlp(block.post_attention_layernorm(x))
         cache.seen += new
         return self.model.lm_head(body.norm(x[:, -1]))
+
+    def _rehearsed(self, layer: int, inputs: list[Tensor]) -> Tensor:
+        """The query `[heads, 1, d]` of a layer before RoPE, by `rehearse` and from what is known so far."""
+        blocks = self.model.model.layers
+        query = blocks[layer].self_attn.q_proj
+        gains = [block.input_layernorm.weight for block in blocks]
+        guess = part("rehearse")(layer, inputs, gains, [block.self_attn.q_proj.weight for block in blocks])
+        guess = guess if query.bias is None else guess + query.bias
+        return guess.view(-1, 1, blocks[layer].self_attn.head_dim)
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
