@@ -159,15 +159,8 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 Chapter(
                     8,
                     (1,),  # a method of one's own: the chapter's heart
-                    home=(
-                        "The same answer?",
-                        "What the cache holds",
-                        "What it costs",
-                        "The same on a model people know",
-                        "Clause 17",
-                        "Cached tokens, and models that reason",
-                    ),
-                    late=("The Pareto picture", "The pain"),
+                    home=("What it costs", "Clause 17", "Your own document"),
+                    late=("When it does not help", "The pain"),
                 ),
                 AGAIN,
             ),
@@ -211,7 +204,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "21:30",
             (
                 CHECK_ALL,
-                Chapter(8, (1,), home=("The same answer?", "What the cache holds", "What it costs")),
+                Chapter(8, (1,), home=("What it costs",)),
                 BREAK,
                 Chapter(
                     9,

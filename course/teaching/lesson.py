@@ -128,11 +128,12 @@ def _next_tokens(stepper, ids, steps: int):
 
 def print_costs(rows: list[dict]) -> None:
     """The cost table: counts, the same on every machine."""
-    print(f"{'method':24}{'held':>6}{'device kB':>11}{'host kB':>9}{'moved kB':>10}{'MFLOP':>9}"
+    wide = max(24, *(len(row["method"]) + 2 for row in rows))
+    print(f"{'method':{wide}}{'held':>6}{'device kB':>11}{'host kB':>9}{'moved kB':>10}{'MFLOP':>9}"
           f"{'agree':>9}{'right':>8}")  # fmt: skip
     for row in rows:
         agree, right = f"{row['agree']}/{row['steps']}", f"{row['right']}/{row['questions']}"
-        print(f"{row['method']:24}{row['held']:6}{row['device'] / 1e3:11.0f}{row['host'] / 1e3:9.0f}"
+        print(f"{row['method']:{wide}}{row['held']:6}{row['device'] / 1e3:11.0f}{row['host'] / 1e3:9.0f}"
               f"{row['moved'] / 1e3:10.0f}{row['flops'] / 1e6:9.1f}{agree:>9}{right:>8}")  # fmt: skip
 
 

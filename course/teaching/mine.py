@@ -18,6 +18,7 @@ import ast
 import inspect
 import linecache
 import os
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -30,13 +31,14 @@ from kvlab.stats import Stats
 from . import check, lease
 
 FILE = "my_cache.py"
-HEAD = '''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
+HEAD = f'''"""My cache: a part from each chapter of the course, written by mine.keep(...)."""
 
 import math
 
 import torch
 
 import kvlab
+from {__package__} import mine
 from kvlab.keep import Keep
 '''
 
@@ -209,6 +211,7 @@ def keep(made: Callable) -> Callable:
     new = _file().with_suffix(".new")
     new.write_text(text, encoding="utf-8")
     os.replace(new, _file())
+    sys.modules.pop(Path(FILE).stem, None)  # a method of that file is read again
     print(f"{name}: yours, kept in {FILE}")
     return used
 

@@ -64,14 +64,15 @@ def print_board(board: tables.Board) -> None:
     if board.protocol:
         print(board.protocol)
     head = [f"{task[:10]:>11}" for task in (*board.tasks, "agreement")]
-    print(f"{'method':26}{''.join(head)}{'device':>9}{'moved':>8}")
+    wide = max(26, *(len(method) + 2 for method in board.methods))
+    print(f"{'method':{wide}}{''.join(head)}{'device':>9}{'moved':>8}")
     for method in board.methods:
         scores = [board.entries[method, task].text for task in board.tasks]
         agree = board.agreement.get(method, {}).get("top1")
         scores.append(tables.shown(agree) if agree else "–")
         share = board.bytes.get(method, {})
         sizes = [f"{share[name]:.1%}" if name in share else "–" for name in ("device_bytes", "moved_bytes")]
-        print(f"{method:26}{''.join(f'{score:>11}' for score in scores)}{sizes[0]:>9}{sizes[1]:>8}")
+        print(f"{method:{wide}}{''.join(f'{score:>11}' for score in scores)}{sizes[0]:>9}{sizes[1]:>8}")
 
 
 def pareto(board: tables.Board) -> Figure:
