@@ -46,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--report", type=Path, default=Path("results/demo/report.html"))
     one = verbs.add_parser("smollm2", help="measure what the chapters show of SmolLM2")
     one.add_argument("studies", nargs="*")
+    one = verbs.add_parser("words", help="store what a real model writes under each method")
+    one.add_argument("model", help="smollm2, or a GGUF file of a model that writes code")
     verbs.add_parser("drawings", help="draw the chapters' pictures and the story into notebooks/drawings")
     one = verbs.add_parser("slides", help="write the slides of every chapter and of the talk")
     one.add_argument("--out", type=Path, default=Path("build/slides"))
@@ -91,6 +93,10 @@ def main(arguments: list[str] | None = None) -> int:
             from . import smollm2
 
             smollm2.measure(given.studies)
+        elif given.verb == "words":
+            from . import words
+
+            words.measure(given.model)
         elif given.verb == "drawings":
             from . import drawings
 

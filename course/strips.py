@@ -9,8 +9,9 @@
 
 A picture has a name, a sentence that says what it shows, and rows: a label, groups of boxes with `=>`
 between before and after, and a note. A box is a letter (LETTERS), with words after a colon if it has any, or
-a number or word in a white box. Boxes without a space between them are letters alone. A row that begins with
-`->` is an arrow down with words beside it; an empty label continues the row above without a gap.
+a number or word in a white box. Letters alone are written without a space, and a space between two runs of
+them parts these. A row that begins with `->` is an arrow down with words beside it; an empty label continues
+the row above without a gap.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from kvlab.plots import BLUE, GREY, GRID, INK, ORANGE, SKY, VERMILLION, YELLOW
 
-from .drawing import Drawing
+from .drawing import WIDTH, Drawing
 
 TEXT = Path(__file__).resolve().parents[1] / "notebooks" / "drawings" / "strips.txt"
 LETTERS = {  # as in the colours of the course; w is what is no token: weights, a scale, a page's bounds
@@ -28,6 +29,7 @@ LETTERS = {  # as in the colours of the course; w is what is no token: weights, 
 }  # fmt: skip
 ON_DARK = ("k",)  # whose words are white
 SIDE, LINE, GAP, LEFT = 24, 34, 4, 118  # points: a box, a row, between boxes, where boxes begin
+LETTER = 7.8  # points of an average letter
 
 
 def strips(text: str) -> dict[str, tuple[str, list[str]]]:
@@ -40,7 +42,7 @@ def strips(text: str) -> dict[str, tuple[str, list[str]]]:
 
 
 def draw(sentence: str, rows: list[str]) -> Drawing:
-    """One strip. ValueError for a row that has no `|`, or a letter that is none."""
+    """One strip. ValueError for a row that has no `|`, or that is too wide."""
     drawing, y = Drawing(0, sentence), 18
     for number, row in enumerate(rows):
         label, bar, rest = row.partition("|")
@@ -62,6 +64,8 @@ def draw(sentence: str, rows: list[str]) -> Drawing:
                 x += 50
             for letter, words in _boxes(group):
                 x = _box(drawing, x, y, letter, words)
+        if x + 10 + LETTER * len(note.strip()) > WIDTH:
+            raise ValueError(f"{row!r}: too wide by {x + 10 + LETTER * len(note.strip()) - WIDTH:.0f} points")
         drawing.text(x + 10, y + 17, note.strip())
         y += SIDE + GAP
     drawing.height = y + 14
@@ -69,7 +73,7 @@ def draw(sentence: str, rows: list[str]) -> Drawing:
 
 
 def _boxes(group: str) -> list[tuple[str, str]]:
-    """(letter or "", words) of each box; a dot leaves room."""
+    """(letter or "", words) of each box; a dot leaves room for a box, a space parts two runs."""
     found = []
     for word in group.split():
         letter, colon, words = word.partition(":")
@@ -79,11 +83,16 @@ def _boxes(group: str) -> list[tuple[str, str]]:
             found += [(one, "") for one in word]
         else:
             found.append(("", word.replace("_", " ")))
-    return found
+            continue
+        if not colon:
+            found.append((" ", ""))
+    return found[:-1] if found and found[-1][0] == " " else found
 
 
 def _box(drawing: Drawing, x: float, y: float, letter: str, words: str) -> float:
     """Draw a box; returns where the next one begins."""
+    if letter == " ":
+        return x + 3 * GAP
     wide = max(SIDE, 9.5 * len(words) + 10) if words else SIDE
     if letter != ".":
         drawing.box(

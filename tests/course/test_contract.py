@@ -90,6 +90,8 @@ def test_every_strip_is_shown_with_its_sentence():
 def test_a_row_of_a_strip_that_cannot_be_drawn_is_named():
     with pytest.raises(ValueError, match="no bar"):
         strips.draw("Nothing.", ["no bar"])
+    with pytest.raises(ValueError, match="too wide by"):
+        strips.draw("Too much.", [f"row | {'k' * 30}"])
 
 
 def test_what_is_shown_of_smollm2_was_measured_on_a_model_that_is_named(capsys):

@@ -111,10 +111,14 @@ def measured(yours, value: float, tolerance: float = 0.01) -> None:
     elif not isinstance(yours, int | float):
         print(f"a number is expected, not {type(yours).__name__}")
     elif abs(yours - value) <= tolerance * abs(value):
-        print(f"correct: you say {yours:,.6g}, and {value:,.6g} was measured")
+        print(f"correct: you say {_number(yours)}, and {_number(value)} was measured")
     else:
         times = f"{yours / value:.3g} times what was measured" if value else "and 0 was measured"
-        print(f"incorrect: your {yours:,.6g} is {times}")
+        print(f"incorrect: your {_number(yours)} is {times}")
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
 def board() -> None:
