@@ -45,7 +45,7 @@ BYTES = Chapter(
 LOOP = Chapter(
     1,
     (3,),
-    home=("Two printed formulas", "What the cache holds", "What it costs"),
+    home=("What the cache holds", "What it costs"),
     late=("exercise 3", "The same answer?"),
 )
 LINK = Chapter(  # as much of chapter 6 as chapter 7 needs

@@ -142,11 +142,14 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def write(model, tokenizer, text: str, cache: Cache, new: int = 12) -> str:
-    """What the model writes after a text, token by token, through the cache."""
+    """What the model writes after a text, token by token, through the cache; or why it cannot yet."""
     reader, ids, said = Reader(model, cache), tokenizer(text, return_tensors="pt").input_ids, []
-    for _ in range(new):
-        ids = reader.feed(ids).argmax(-1, keepdim=True)
-        said.append(int(ids))
+    try:
+        for _ in range(new):
+            ids = reader.feed(ids).argmax(-1, keepdim=True)
+            said.append(int(ids))
+    except Exception as error:  # a learner's own code: whatever it raises is an answer
+        return not_yet(type(cache), error)
     return tokenizer.decode(said)
 
 
@@ -164,7 +167,7 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
             reader.feed(ids[:, :-1])
             said.append(tokenizer.decode(reader.feed(ids[:, -1:]).argmax(-1)).strip())
     except Exception as error:  # a learner's own code: whatever it raises is an answer
-        print(f"not yet: {made.__name__} stopped with {type(error).__name__}: {error}")
+        print(not_yet(made, error))
         return
     right = sum(bool(one) and name.startswith(one) for one, (_, _, name) in zip(said, asked, strict=True))
     stats = cache.stats()
@@ -176,6 +179,11 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
         f" {stats.device_bytes / 1e3:,.0f} kB on the device, {stats.host_bytes / 1e3:,.0f} kB on the host,"
         f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
     )
+
+
+def not_yet(made, error: Exception) -> str:
+    """The line for a cache that is not finished."""
+    return f"not yet: {made.__name__} stopped with {type(error).__name__}: {error}"
 
 
 # Parts: functions of the learner's own, and where they are kept.
