@@ -52,7 +52,7 @@ def read(path: Path, asked: list[Question]) -> list[dict[str, str]]:
     if unknown := [column for column in columns if column not in {"name", "when", *known}]:
         raise ValueError(f"{path}: column {unknown[0]!r} is none of name, when, q1 to q{len(known)}")
     if len(set(columns)) < len(columns):
-        raise ValueError(f"{path}: a column stands there twice")
+        raise ValueError(f"{path}: a column is there twice")
     seen = {}  # (name, when) -> line
     for number, row in enumerate(sheets, 2):
         if "too many" in row:
@@ -78,6 +78,20 @@ def read(path: Path, asked: list[Question]) -> list[dict[str, str]]:
         seen[who] = number
     if not sheets:
         raise ValueError(f"{path}: no line with answers")
+    return sheets
+
+
+def read_all(path: Path, asked: list[Question]) -> list[dict[str, str]]:
+    """As `read`, of a file or of every CSV file in a folder, as form.html saves them: one for each sheet."""
+    if not path.is_dir():
+        return read(path, asked)
+    files = sorted(path.glob("*.csv"))
+    if not files:
+        raise ValueError(f"{path}: no file ends in .csv")
+    sheets = [sheet for file in files for sheet in read(file, asked)]
+    counted = Counter((sheet.get("name", ""), sheet["when"]) for sheet in sheets)
+    if twice := [who for who, times in counted.items() if who[0] and times > 1]:
+        raise ValueError(f"{path}: {twice[0][0]} has answered {twice[0][1]!r} in two files: delete one")
     return sheets
 
 
@@ -161,9 +175,9 @@ def answers(path: Path, out: Path, quiz: Path = QUIZ) -> str:
     """Write the picture of a class's CSV file to `out`; returns the table. ValueError, OSError: one line."""
     asked = questions(quiz)
     try:
-        sheets = read(path, asked)
+        sheets = read_all(path, asked)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): name the class's CSV file") from None
+        raise ValueError(f"{path} cannot be read ({error.strerror}): name the class's CSV file, or the folder of its files") from None
     lines = tabulate(sheets, asked)
     figure = picture(lines)
     if out.suffix.lower() not in PICTURES:

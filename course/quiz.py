@@ -2,17 +2,48 @@
 
     python -m course.quiz
 
-reads course/instructor/quiz.md and writes sheet.md beside it, the questions without the answers.
+reads course/instructor/quiz.md and writes two files beside it, the questions without the answers: sheet.md to
+print, and form.html, which saves a learner's letters as a file.
 """
 
 from __future__ import annotations
 
 import re
+from html import escape
 from dataclasses import dataclass
 from pathlib import Path
 
 QUIZ = Path(__file__).resolve().parent / "instructor" / "quiz.md"
 SHEET = QUIZ.with_name("sheet.md")
+FORM = QUIZ.with_name("form.html")
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Ten questions</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>:root {{ color-scheme: light dark }} body {{ font: 1.05rem/1.5 system-ui, sans-serif; max-width: 42rem;
+margin: 2rem auto; padding: 0 1rem }} fieldset {{ margin: 1rem 0 }} label {{ display: block }}
+button {{ font: inherit; padding: .4rem 1rem }}</style></head><body>
+<h1>Ten questions</h1>
+<p>Choose one answer each, and leave out what you do not know. <b>Save</b> writes a small file; give it to your
+instructor.</p>
+<form id="form"><label>Name or sign <input name="name" required maxlength="40"></label>
+<fieldset><legend>When</legend><label><input type="radio" name="when" value="pre" required> before the course</label>
+<label><input type="radio" name="when" value="post"> after it</label></fieldset>
+{questions}
+<button>Save</button> <span id="said" role="status"></span></form>
+<script>
+document.getElementById("form").addEventListener("submit", (event) => {{
+  event.preventDefault();
+  const given = new FormData(event.target), columns = {columns};
+  const name = given.get("name").replace(/["\\r\\n]/g, " ").trim();
+  const row = columns.map((column) => (column === "name" ? `"${{name}}"` : given.get(column) || ""));
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([columns.join(",") + "\\n" + row.join(",") + "\\n"], {{ type: "text/csv" }}));
+  link.download = `quiz-${{name.replace(/[^\\p{{L}}\\p{{N}}]+/gu, "_")}}-${{given.get("when")}}.csv`;
+  link.click();
+  document.getElementById("said").textContent = `Saved: ${{link.download}}`;
+}});
+</script></body></html>
+"""
 
 
 @dataclass(frozen=True)
@@ -67,5 +98,20 @@ def sheet() -> str:
     return "\n".join(parts)
 
 
+def form() -> str:
+    """The questions as one HTML page, which works without a network and saves the letters as a CSV file."""
+    asked = questions()
+    parts = []
+    for one in asked:
+        choices = "".join(
+            f'<label><input type="radio" name="q{one.number}" value="{letter}"> {escape(text)}</label>\n'
+            for letter, text in one.choices.items()
+        )
+        parts.append(f"<fieldset><legend>{one.number}. {escape(one.text)}</legend>\n{choices}</fieldset>")
+    columns = ["name", "when", *(f"q{one.number}" for one in asked)]
+    return PAGE.format(questions="\n".join(parts), columns=columns)
+
+
 if __name__ == "__main__":
     SHEET.write_text(sheet(), encoding="utf-8")
+    FORM.write_text(form(), encoding="utf-8")

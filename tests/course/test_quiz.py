@@ -53,6 +53,38 @@ def test_the_sheet_for_learners_is_the_quiz_without_its_answers():
         assert question.text in sheet and not any(shown in sheet for shown in question.shows.values())
 
 
+def test_the_form_asks_the_same_and_saves_what_the_command_reads(tmp_path, browser):
+    assert quiz.FORM.read_text() == quiz.form(), "make it again: python -m course.quiz"
+    assert not any(shown in quiz.form() for one in quiz.questions() for shown in one.shows.values())
+    page = tmp_path / "form.html"
+    page.write_text(quiz.form())
+    browser.open(page.as_uri())
+    browser.run("""(() => {
+      document.querySelector("[name=name]").value = 'Zoë "Z"';
+      for (const [name, value] of [["when", "pre"], ["q1", "c"], ["q10", "a"]])
+        document.querySelector(`[name=${name}][value=${value}]`).checked = true;
+      const real = URL.createObjectURL;
+      URL.createObjectURL = (blob) => { window.saved = blob.text(); return real(blob); };
+      document.querySelector("button").click();
+    })()""")
+    (tmp_path / "saved.csv").write_text(browser.run("window.saved"))
+    (sheet,) = answers.read_all(tmp_path, quiz.questions())
+    assert (sheet["when"], sheet["q1"], sheet["q2"], sheet["q10"]) == ("pre", "c", "", "a")
+    assert sheet["name"].startswith("Zoë") and not browser.errors
+    assert browser.run("document.getElementById('said').textContent") == "Saved: quiz-Zoë_Z_-pre.csv"
+
+
+def test_a_folder_of_saved_forms_is_one_class(tmp_path, csv_file):
+    with pytest.raises(ValueError, match="no file ends in .csv"):
+        answers.read_all(tmp_path, quiz.questions())
+    for name, who in (("a", "Ada"), ("b", "Bo")):
+        (tmp_path / f"{name}.csv").write_text(f"name,when,q1\n{who},pre,c\n")
+    assert [sheet["name"] for sheet in answers.read_all(tmp_path, quiz.questions())] == ["Ada", "Bo"]
+    (tmp_path / "c.csv").write_text("name,when,q1\nBo,pre,a\n")
+    with pytest.raises(ValueError, match="Bo has answered 'pre' in two files"):
+        answers.read_all(tmp_path, quiz.questions())
+
+
 def test_the_table_equals_a_count_by_hand(csv_file):
     one, two, ten = tabulate(csv_file(CLASS))
     assert (one.given, one.right) == ((3, 4), (1, 2)) and one.wrong == (("a", 2), ("a", 1))
