@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     one.add_argument("--out", type=Path, default=Path("build/slides"))
     one.add_argument("--pdf", action="store_true", help="print them, too (needs Chromium or Chrome)")
     one = verbs.add_parser("answers", help="tabulate a class's answers to the quiz, and draw them")
-    one.add_argument("answers", type=Path, metavar="CSV", help="the class's table, or a folder of saved forms")
+    one.add_argument(
+        "answers", type=Path, metavar="CSV", help="the class's table, or a folder of saved forms"
+    )
     one.add_argument("--out", type=Path, default=Path("answers.png"))
     one.add_argument("--quiz", type=Path, default=quiz.QUIZ, help="where quiz.md lies, if not beside kvlab")
     one = verbs.add_parser("board", help="who has solved what, from the folder that KVLAB_BOARD names")

@@ -177,7 +177,9 @@ def answers(path: Path, out: Path, quiz: Path = QUIZ) -> str:
     try:
         sheets = read_all(path, asked)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error.strerror}): name the class's CSV file, or the folder of its files") from None
+        raise ValueError(
+            f"{path} cannot be read ({error.strerror}): name the class's CSV file, or the folder of its files"
+        ) from None
     lines = tabulate(sheets, asked)
     figure = picture(lines)
     if out.suffix.lower() not in PICTURES:

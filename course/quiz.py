@@ -9,8 +9,8 @@ print, and form.html, which saves a learner's letters as a file.
 from __future__ import annotations
 
 import re
-from html import escape
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 QUIZ = Path(__file__).resolve().parent / "instructor" / "quiz.md"
@@ -23,10 +23,11 @@ PAGE = """<!doctype html>
 margin: 2rem auto; padding: 0 1rem }} fieldset {{ margin: 1rem 0 }} label {{ display: block }}
 button {{ font: inherit; padding: .4rem 1rem }}</style></head><body>
 <h1>Ten questions</h1>
-<p>Choose one answer each, and leave out what you do not know. <b>Save</b> writes a small file; give it to your
-instructor.</p>
+<p>Choose one answer each, and leave out what you do not know. <b>Save</b> writes a small file; give it to
+your instructor.</p>
 <form id="form"><label>Name or sign <input name="name" required maxlength="40"></label>
-<fieldset><legend>When</legend><label><input type="radio" name="when" value="pre" required> before the course</label>
+<fieldset><legend>When</legend>
+<label><input type="radio" name="when" value="pre" required> before the course</label>
 <label><input type="radio" name="when" value="post"> after it</label></fieldset>
 {questions}
 <button>Save</button> <span id="said" role="status"></span></form>
@@ -37,7 +38,8 @@ document.getElementById("form").addEventListener("submit", (event) => {{
   const name = given.get("name").replace(/["\\r\\n]/g, " ").trim();
   const row = columns.map((column) => (column === "name" ? `"${{name}}"` : given.get(column) || ""));
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([columns.join(",") + "\\n" + row.join(",") + "\\n"], {{ type: "text/csv" }}));
+  const lines = [columns, row].map((line) => line.join(",") + "\\n");
+  link.href = URL.createObjectURL(new Blob(lines, {{ type: "text/csv" }}));
   link.download = `quiz-${{name.replace(/[^\\p{{L}}\\p{{N}}]+/gu, "_")}}-${{given.get("when")}}.csv`;
   link.click();
   document.getElementById("said").textContent = `Saved: ${{link.download}}`;

@@ -71,11 +71,11 @@ def test_the_form_asks_the_same_and_saves_what_the_command_reads(tmp_path, brows
     (sheet,) = answers.read_all(tmp_path, quiz.questions())
     assert (sheet["when"], sheet["q1"], sheet["q2"], sheet["q10"]) == ("pre", "c", "", "a")
     assert sheet["name"].startswith("Zoë") and not browser.errors
-    assert browser.run("document.getElementById('said').textContent") == "Saved: quiz-Zoë_Z_-pre.csv"
+    assert browser.run("document.getElementById('said').textContent") == "Saved: quiz-Zoë_Z-pre.csv"
 
 
-def test_a_folder_of_saved_forms_is_one_class(tmp_path, csv_file):
-    with pytest.raises(ValueError, match="no file ends in .csv"):
+def test_a_folder_of_saved_forms_is_one_class(tmp_path):
+    with pytest.raises(ValueError, match="no file ends in"):
         answers.read_all(tmp_path, quiz.questions())
     for name, who in (("a", "Ada"), ("b", "Bo")):
         (tmp_path / f"{name}.csv").write_text(f"name,when,q1\n{who},pre,c\n")
@@ -133,7 +133,7 @@ def test_spreadsheets_write_semicolons_capitals_and_a_mark_at_the_start(csv_file
         ("name,q1\nAda,a\n", "the first line must name the columns"),
         ("name,when,q11\nAda,pre,a\n", "the first line must name the columns"),
         ("name,when,q1,mark\nAda,pre,a,1\n", "column 'mark' is none of name, when, q1 to q10"),
-        ("name,when,q1,q1\nAda,pre,a,b\n", "a column stands there twice"),
+        ("name,when,q1,q1\nAda,pre,a,b\n", "a column is there twice"),
         ("name,when,q1\nAda,later,a\n", "line 2: when is 'later', expected pre or post"),
         ("name,when,q1\nAda,pre,a\nBo,pre,e\n", "line 3: q1 is 'e', expected a, b, c, d or nothing"),
         (
