@@ -27,7 +27,7 @@ CODE = "Write a Python function that returns the n-th Fibonacci number."
 
 def clause(model, tokenizer) -> list[list[str]]:
     """[method, words with the question known at compression, and unknown] about clause 17 of the lease."""
-    context, question, _ = lease.asked_of_smollm2()[0]
+    context, question, _ = lease.asked_of_smollm2()[1]  # of Oslo: Paris is what a model guesses
     methods = (
         "full",
         "offload",
