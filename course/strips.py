@@ -64,8 +64,9 @@ def draw(sentence: str, rows: list[str]) -> Drawing:
                 x += 50
             for letter, words in _boxes(group):
                 x = _box(drawing, x, y, letter, words)
-        if x + 10 + LETTER * len(note.strip()) > WIDTH:
-            raise ValueError(f"{row!r}: too wide by {x + 10 + LETTER * len(note.strip()) - WIDTH:.0f} points")
+        end = x + 10 + LETTER * len(note.strip()) if note.strip() else x
+        if end > WIDTH:
+            raise ValueError(f"{row!r}: too wide by {end - WIDTH:.0f} points")
         drawing.text(x + 10, y + 17, note.strip())
         y += SIDE + GAP
     drawing.height = y + 14

@@ -16,7 +16,7 @@ import kvlab
 
 from .harness import harness
 from .teaching import lease
-from .teaching.words import STORED
+from .teaching.words import CITY, STORED
 
 BUDGETS = 0.2, 0.05
 FORMATS = ("int8", "fp8", "int4", "int4:rotate=true", "int4:axis=channel", "int2", "kivi4", "kivi2", "mixed",
@@ -27,7 +27,7 @@ CODE = "Write a Python function that returns the n-th Fibonacci number."
 
 def clause(model, tokenizer) -> list[list[str]]:
     """[method, words with the question known at compression, and unknown] about clause 17 of the lease."""
-    context, question, _ = lease.asked_of_smollm2()[1]  # of Oslo: Paris is what a model guesses
+    context, question, _ = lease.asked_of_smollm2()[lease.CITIES.index(CITY)]
     methods = (
         "full",
         "offload",

@@ -6,7 +6,10 @@ import json
 from functools import cache
 from pathlib import Path
 
+from . import lease
+
 STORED = Path(__file__).with_name("words.json")
+CITY = lease.CITIES[1]  # of the lease that was asked about: Oslo, since a model that knows nothing says Paris
 
 
 @cache
@@ -21,7 +24,7 @@ def said(*methods: str, known: bool = True) -> None:
     study = stored()["clause"]
     print(study["asked"].replace("\n", " ") + " ...")
     for method in methods:
-        print(f"  {method:24} {_row('clause', method)[1 if known else 2].strip()!r}")
+        print(f"  {method:24} {_row('clause', method)[1 if known else 2].strip().splitlines()[0]!r}")
     when = "known" if known else "not known"
     print(
         f"({study['model']}, digest {study['digest']}; the question {when} at compression; {study['made']})"
