@@ -11,7 +11,8 @@ from course.teaching import lease, words
 def test_the_clause_is_shown_in_the_words_that_were_stored(capsys):
     words.said("full", "sinks:budget=0.2", known=False)
     said = capsys.readouterr().out
-    assert said.startswith("Question: Whom does one tell under clause 17?") and "not known at compression" in said
+    assert said.startswith("Question: Whom does one tell under clause 17?")
+    assert "not known at compression" in said
     assert f"'{words.CITY}. " in said and "'the town hall." in said
     stored = dict((row[0], row[2]) for row in words.stored()["clause"]["rows"])
     assert stored["full"].strip().splitlines()[0] in said
