@@ -53,11 +53,12 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
     home=(
         "A cache that does not fit",
         "How it works",
+        "Your cache moves to the host",
         "The same answer?",
-        "What the cache holds",
-        "Where the step's time goes",
+        "The same on a model people know",
         "What it costs",
         "When it does not help",
+        "Common mistakes",
         "Key points",
     ),
 )
@@ -146,9 +147,9 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     home=(
                         "A cache that does not fit",
                         "The same answer?",
-                        "What the cache holds",
                         "What it costs",
                         "When it does not help",
+                        "Common mistakes",
                         "The bill so far",
                     ),
                     late=("How it works", "exercise 3"),
