@@ -80,6 +80,7 @@ COMMANDS = (("python -m eval", "kvlab eval"), ("python -m course", "python -m kv
 GUIDES = ("instructor_guide.md", "glossary.md", "troubleshooting.md", "sources.md")
 REWORDED = (
     CLASSROOM,
+    ("python -m course board", ".venv/bin/python -m kvlab_course board"),
     (
         ": `python -m course agenda`\nmakes this page, and a test compares.",
         ".",

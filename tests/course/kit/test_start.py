@@ -103,7 +103,7 @@ def test_a_good_machine_has_no_trouble(start, tmp_path, monkeypatch):
 
 def test_a_full_disk(start, tmp_path, monkeypatch):
     monkeypatch.setattr(start.shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=3e8))
-    assert start.trouble(tmp_path) == "The disk has 0.3 GB left, 2.5 GB are needed: make room first."
+    assert start.trouble(tmp_path) == "The disk has 0.3 GB left, 3.2 GB are needed: make room first."
 
 
 def test_a_python_of_32_bits_and_a_mac_with_intel(start, tmp_path, monkeypatch):
