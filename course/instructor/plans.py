@@ -209,9 +209,9 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 BREAK,
                 Chapter(
                     9,
-                    (2, 3),
-                    home=("The same answer?", "What it costs", "A map of today"),
-                    late=("MLA: made that way", "exercise 3", "exercise 2"),
+                    (1, 3),
+                    home=("What it costs",),
+                    late=("Rotation: no channel stands out", "exercise 3"),
                     rest="KVzip: read it again",
                 ),
             ),
