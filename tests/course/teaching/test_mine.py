@@ -60,6 +60,26 @@ def test_grouped_heads_take_the_keys_of_their_group():
     assert mine.weights(q, K)[:, 0].argmax(-1).tolist() == [0, 0, 1, 1]
 
 
+def test_a_guess_comes_one_layer_early_and_is_near_the_query(model, tokenizer):
+    class Guessing(mine.Cache):
+        guesses = {}
+
+        def ahead(self, layer, guess):
+            self.guesses[layer] = guess
+
+        def read(self, layer, q):
+            if layer in self.guesses:
+                alike[layer] = torch.cosine_similarity(self.guesses.pop(layer), q, dim=-1).mean()
+            return super().read(layer, q)
+
+    alike, ids = {}, tokenizer("The brown dog slept by the", return_tensors="pt").input_ids
+    reader = mine.Reader(model, Guessing())
+    reader.feed(ids)
+    assert not alike  # a prompt is not guessed for
+    reader.feed(ids[:, -1:])
+    assert list(alike) == list(range(1, 8)) and all(alike[layer] > 0.8 for layer in range(2, 8))
+
+
 def test_a_cache_stands_in_the_cost_table(model, tokenizer):
     own, full = lesson.costs(model, tokenizer, [mine.Cache, "full"], steps=3, questions=1)
     assert own.pop("method") == "Cache" and full.pop("method") == "full"
