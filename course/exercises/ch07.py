@@ -42,7 +42,7 @@ _choose = _chosen()
 
 
 def _choose_as_found(queries, keys, guess, part, alpha, cap):
-    tokens, d = keys.shape[1:]
+    tokens, d = keys.shape[1:]  # noqa: RUF059
     size = queries.abs().sum(1) + keys.abs().sum(1)
     columns = size.topk(round(part * d)).indices  # noqa: F841 (a learner goes on from here)
 
