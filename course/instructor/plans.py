@@ -77,7 +77,10 @@ FEW_BYTES = Chapter(
     late=("exercise 3",),
 )
 KEPT = Chapter(
-    5, (3,), home=("The same answer?", "What the cache holds", "What it costs"), late=("exercise 3",)
+    5,
+    (3,),
+    home=("What the cache holds", "Are the first tokens special?", "What it costs"),
+    late=("exercise 3",),
 )
 
 AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
@@ -131,7 +134,6 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     (1,),
                     home=(
                         "The same answer?",
-                        "What the cache holds",
                         "What it costs",
                         "When it does not help",
                         "The bill so far",
@@ -180,7 +182,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 STRETCH,
                 Chapter(
                     4,
-                    home=("The same answer?", "What the cache holds", "What it costs"),
+                    home=("The same answer?", "What it costs"),
                     late=("Bits and answers",),
                 ),
             ),
@@ -190,7 +192,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "21:30",
             (
                 Pause("what the exercises at home have shown", 10),
-                Chapter(5, (3,), home=("The same answer?",), late=("What the cache holds", "What it costs")),
+                Chapter(5, (3,), late=("What the cache holds", "What it costs")),
                 BREAK,
                 LINK,
                 STRETCH,
