@@ -134,6 +134,8 @@ def test_a_part_is_replaced_and_the_others_stay(cell):
     cell(RIGHT.replace("slot >= window", "slot + 0 >= window"), "cell 3")
     text = (mine.Path.cwd() / mine.FILE).read_text()
     assert text.count("def real_slots") == 1 and "slot + 0" in text and "class Small(mine.Cache)" in text
+    mine._parts.clear()
+    assert mine.part("real_slots") is not check.EXERCISES["real_slots"].right  # a class does no harm
 
 
 def test_a_wrong_part_leaves_the_courses(cell, capsys):
