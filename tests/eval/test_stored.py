@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results"
 OTHERS = {
     RESULTS / f"{name}.json"
-    for name in ("attention", "clock", "harness", "harness_avx2", "harness_all", "offload")
+    for name in ("attention", "clock", "harness", "harness_avx2", "harness_all", "offload", "scales")
 }  # of other commands
 STORED = sorted(set(RESULTS.glob("*.json")) - OTHERS)
 STUDIED = [file for file in STORED if file.stem in STUDIES]
@@ -87,3 +87,13 @@ def test_the_harness_beside_hflm_is_what_is_stored(name, head):
     assert {name for row in stored for name in row["over_hflm"]} < {
         line.split("|")[1].strip().replace("`", "") for line in table[2:]
     }
+
+
+def test_the_page_says_what_is_stored_of_scales():
+    """The table of docs/quantization.md has the numbers of docs/results/scales.json."""
+    page = (ROOT / "docs/quantization.md").read_text(encoding="utf-8")
+    rows = json.loads((ROOT / "docs/results/scales.json").read_text(encoding="utf-8"))["rows"]
+    value = {(row["method"], row["metric"]): row["value"] for row in rows}
+    for spec in {row["method"] for row in rows}:
+        bits, right, perplexity = (value[spec, name] for name in ("bits per value", "accuracy", "perplexity"))
+        assert f"| {bits:.2f} | {right:.0f} | {perplexity:.2f} |" in page, spec
