@@ -1,0 +1,57 @@
+"""Learners write: how much of a chapter is theirs, and whether a prediction waits for its measurement."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course import editions
+
+CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+THEIRS = re.compile(r"\.\.\.|\bown_text\b|# add|# yours|# something is wrong|your turn")
+PARTS = re.compile(r"\bMyCache\b|\bcheck\.(?:reveal|board)\b|\bmine\.")
+
+
+def cells(path: Path) -> list[str]:
+    """The code cells of a chapter's learner edition, up to its appendix, without those that set it up."""
+    found = []
+    for cell in editions.learner(nbformat.read(path, as_version=4)).cells:
+        if cell.cell_type == "markdown" and cell.source.startswith("## Appendix"):
+            break
+        if cell.cell_type == "code":
+            found.append(cell.source)
+    set_up = next(number for number, source in enumerate(found) if "lesson.start()" in source)
+    return [source for source in found[set_up + 1 :] if source != "lesson.versions()"]
+
+
+def test_learners_write_in_nine_cells_of_a_chapter_and_run_a_third_as_it_is():
+    shares, written = [], []
+    for path in CHAPTERS:
+        theirs = [source for source in cells(path) if THEIRS.search(source)]
+        only_run = [source for source in cells(path) if source not in theirs and not PARTS.search(source)]
+        written.append(len(theirs))
+        shares.append(len(only_run) / len(cells(path)))
+    assert min(written) >= 6 and sum(written) / len(written) >= 9, written
+    assert sum(shares) / len(shares) <= 0.37, shares
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_prediction_is_answered_by_a_later_cell_and_by_no_earlier_one(path):
+    book = nbformat.read(path, as_version=4)
+    kept, chapter = [], int(path.name[:2])
+    for cell in editions.learner(book).cells:
+        kept += re.findall(rf'check\.question\("({chapter}\.\d+)", \.\.\.\)', cell.source)
+        for name in re.findall(r'check\.reveal\("([\d.]+)"\)', cell.source):
+            assert name in kept, name
+    revealed = re.findall(r'check\.reveal\("([\d.]+)"\)', "\n".join(cell.source for cell in book.cells))
+    asked = [name for name in kept if name in revealed]
+    assert asked and len(set(revealed)) == len(revealed)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_draws_ten_mechanisms(path):
+    shown = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "markdown")
+    assert len(set(re.findall(r"\]\(drawings/[\w-]+\.svg\)", shown))) >= 10
