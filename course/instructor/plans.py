@@ -83,6 +83,35 @@ KEPT = Chapter(
     late=("exercise 3",),
 )
 
+STEP = Chapter(  # learners write the step that decodes the model, and see their cache answer
+    2,
+    (1,),
+    home=("The same answer?", "What the cache holds", "What it costs", "When it does not help"),
+    late=("What limits one step", "How many bytes"),
+)
+RULE = Chapter(  # learners write what stays
+    5,
+    (1,),
+    home=("What the cache holds", "What it costs", "Are the first tokens special?"),
+    late=("When it does not help",),
+)
+DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decision
+    9,
+    home=(
+        "The question comes later",
+        "Predict",
+        "KeyDiff: keep what is unlike the rest",
+        "KVzip: read it again",
+        "Ragged heads: not every head needs the same",
+        "Quest: bounds instead of keys",
+        "Rotation: no channel stands out",
+        "Caches that are trained or written",
+        "What it costs",
+        "When it does not help",
+        "Key points",
+    ),
+)
+
 AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
     "Three hours": [
         (
@@ -108,12 +137,12 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             (
                 DOCTOR,
                 START,
-                FEW_BYTES,
+                STEP,
                 BREAK,
-                KEPT,
-                replace(LINK, home=tuple(name for name in LINK.home if name != "How it works")),
+                RULE,
                 STRETCH,
-                replace(REHEARSAL, exercises=(3,), late=("exercise 3",)),
+                LINK,
+                DECIDE,
                 AGAIN,
             ),
         )
@@ -178,13 +207,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                 START,
                 LOOP,
                 BREAK,
-                BYTES,
-                STRETCH,
-                Chapter(
-                    4,
-                    home=("The same answer?", "What it costs"),
-                    late=("Bits and answers",),
-                ),
+                STEP,
             ),
         ),
         (
@@ -192,11 +215,12 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
             "21:30",
             (
                 Pause("what the exercises at home have shown", 10),
-                Chapter(5, (3,), late=("What the cache holds", "What it costs")),
+                RULE,
                 BREAK,
                 LINK,
                 STRETCH,
                 REHEARSAL,
+                DECIDE,
                 AGAIN,
             ),
         ),
