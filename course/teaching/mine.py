@@ -20,7 +20,9 @@ import linecache
 import os
 import sys
 import textwrap
+import time
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -214,14 +216,32 @@ def keep(made: Callable) -> Callable:
         if used is not made:
             print(f"{name}: the course's for now; it becomes yours when its check accepts it")
             return used
-    kept = {**_sources(), name: _source(made)}
-    text = "\n\n".join([HEAD, *(source.rstrip() + "\n" for source in kept.values())])
-    new = _file().with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    os.replace(new, _file())
+    source = _source(made)
+    with _alone():
+        kept = {**_sources(), name: source}
+        text = "\n\n".join([HEAD, *(one.rstrip() + "\n" for one in kept.values())])
+        new = _file().with_suffix(".new")
+        new.write_text(text, encoding="utf-8")
+        os.replace(new, _file())
     sys.modules.pop(Path(FILE).stem, None)  # a method of that file is read again
     print(f"{name}: yours, kept in {FILE}")
     return used
+
+
+@contextmanager
+def _alone():
+    """No other notebook of this folder writes meanwhile; a lock that was left behind is passed after 5 s."""
+    lock = _file().with_suffix(".lock")
+    for _ in range(100):
+        try:
+            os.close(os.open(lock, os.O_CREAT | os.O_EXCL))
+            break
+        except FileExistsError:
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
 
 
 def _file() -> Path:

@@ -201,3 +201,29 @@ def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("KVLAB_BOARD", str(tmp_path / "gone"))
     check.growth("c")
     assert "the shared board was not updated" in capsys.readouterr().out
+
+
+def test_notebooks_that_keep_at_once_lose_nothing(cell, tmp_path):
+    import subprocess
+    import sys
+
+    code = """import sys, linecache
+from course.teaching import mine
+for n in range(12):
+    name = f"part_{sys.argv[1]}_{n}"
+    text = f"def {name}():\\n    return {n}\\n"
+    linecache.cache[name] = len(text), None, text.splitlines(True), name
+    scope = {}
+    exec(compile(text, name, "exec"), scope)
+    mine.keep(scope[name])
+"""
+    both = [subprocess.Popen([sys.executable, "-c", code, who], cwd=tmp_path) for who in "ab"]
+    assert [one.wait(60) for one in both] == [0, 0]
+    assert set(mine._sources()) == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
+    assert not list(tmp_path.glob("*.lock"))
+
+
+def test_a_lock_that_was_left_behind_is_passed(cell, monkeypatch):
+    (mine.Path.cwd() / "my_cache.lock").touch()
+    monkeypatch.setattr(mine.time, "sleep", lambda seconds: None)
+    assert cell(RIGHT)["kept"](1, 2) == [False, True]
