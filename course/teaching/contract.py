@@ -162,8 +162,11 @@ def _amount(value) -> bool:
 
 def compare(decided: str) -> None:
     """Print what was guessed beside three caches: none, all of it, and the method that was decided for; with
-    the right answers that were stored of SmolLM2. ValueError for an unknown method.
+    the right answers that were stored of SmolLM2. Dots get one line. ValueError for an unknown method.
     """
+    if decided is ...:
+        print('Not yet: write the method that you decide for, such as decided = "int8".')
+        return
     try:
         kept = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):

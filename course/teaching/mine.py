@@ -168,6 +168,7 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
             reader = Reader(model, cache)
             reader.feed(ids[:, :-1])
             said.append(tokenizer.decode(reader.feed(ids[:, -1:]).argmax(-1)).strip())
+        stats = cache.stats()
     except Exception as error:  # a learner's own code: whatever it raises is an answer
         print(not_yet(made, error))
         return
@@ -181,6 +182,8 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
         f" {stats.device_bytes / 1e3:,.0f} kB on the device, {stats.host_bytes / 1e3:,.0f} kB on the host,"
         f" {stats.moved_bytes / 1e3:,.0f} kB moved by the last step"
     )
+    if not stats.tokens_held:
+        print("It holds nothing: what a step returns must be assigned to self.K[layer] and self.V[layer].")
 
 
 def not_yet(made, error: Exception) -> str:
@@ -200,7 +203,10 @@ def part(wanted: Callable | str) -> Callable:
     if name not in _parts or not isinstance(wanted, str):
         exercise = check.EXERCISES[name]
         own = _saved(name) if isinstance(wanted, str) else wanted
-        _parts[name] = own if own is not None and exercise.accepts(own) else exercise.right
+        accepted = own is not None and exercise.accepts(own)
+        if isinstance(wanted, str) and own is not None and not accepted:
+            print(f"{name}: the course's, because the check does not accept what {FILE} has")
+        _parts[name] = own if accepted else exercise.right
     return _parts[name]
 
 
@@ -210,22 +216,43 @@ _parts: dict[str, Callable] = {}
 def keep(made: Callable) -> Callable:
     """Write a function or a class to my_cache.py, and return it. A function that has a check is written once
     its check accepts it; until then the course's is returned, and one line says so."""
-    name, used = made.__name__, made
-    if name in check.EXERCISES:
-        used = part(made)
-        if used is not made:
-            print(f"{name}: the course's for now; it becomes yours when its check accepts it")
-            return used
-    source = _source(made)
+    name = getattr(made, "__name__", "<lambda>")
+    if not (inspect.isfunction(made) or inspect.isclass(made)) or name == "<lambda>":
+        print(f"mine.keep takes a function or a class that a cell defines by name, not {made!r}")
+        return made
+    if name in check.EXERCISES and part(made) is not made:
+        print(f"{name}: the course's for now; it becomes yours when its check accepts it")
+        return part(made)
     with _alone():
-        kept = {**_sources(), name: source}
-        text = "\n\n".join([HEAD, *(one.rstrip() + "\n" for one in kept.values())])
-        new = _file().with_suffix(".new")
-        new.write_text(text, encoding="utf-8")
-        os.replace(new, _file())
+        _write(name, _source(made))
     sys.modules.pop(Path(FILE).stem, None)  # a method of that file is read again
     print(f"{name}: yours, kept in {FILE}")
-    return used
+    if name in check.EXERCISES and not _works(name):
+        print(f"   but {FILE} alone cannot run it: write inside of it what it takes from other cells")
+    return made
+
+
+def _write(name: str, source: str) -> None:
+    """Put a source into my_cache.py, in place of one of that name; the rest of the file stays as it is."""
+    text, nodes = _read()
+    if nodes is None:
+        os.replace(_file(), _file().with_name("my_cache.bak.py"))
+        print(f"{FILE} was no Python any more; it is kept as my_cache.bak.py")
+        text, nodes = HEAD, []
+    lines, old = text.splitlines(), next((node for node in nodes if node.name == name), None)
+    if old is None:
+        lines += ["", "", *source.splitlines()]
+    else:
+        lines[old.lineno - 1 : old.end_lineno] = source.splitlines()
+    new = _file().with_suffix(".new")
+    new.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    os.replace(new, _file())
+
+
+def _works(name: str) -> bool:
+    """Whether the function that my_cache.py has is accepted by its check."""
+    own = _saved(name)
+    return own is not None and check.EXERCISES[name].accepts(own)
 
 
 @contextmanager
@@ -248,27 +275,26 @@ def _file() -> Path:
     return Path.cwd() / FILE
 
 
-def _sources() -> dict[str, str]:
-    """{name: source} of what my_cache.py holds; a file that does not parse holds nothing that can be used."""
+def _read() -> tuple[str, list | None]:
+    """The text of my_cache.py and its functions and classes; None for these where it is no Python."""
     try:
         text = _file().read_text(encoding="utf-8")
         nodes = ast.parse(text).body
-    except (OSError, SyntaxError, ValueError):
-        return {}
-    return {
-        node.name: ast.get_source_segment(text, node)
-        for node in nodes
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-    }
+    except OSError:
+        return HEAD, []
+    except (SyntaxError, ValueError):
+        return "", None
+    return text, [node for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)]
 
 
 def _saved(name: str) -> Callable | None:
     """A function from my_cache.py, or None."""
-    if name not in _sources():
+    text, nodes = _read()
+    if name not in [node.name for node in nodes or []]:
         return None
     scope: dict = {}
     try:
-        exec(compile(_file().read_text(encoding="utf-8"), FILE, "exec"), scope)
+        exec(compile(text, FILE, "exec"), scope)
     except Exception:  # a learner's file: whatever is wrong with it, the course's part serves
         return None
     return scope[name]

@@ -96,7 +96,7 @@ def reveal(name: str) -> None:
     right = next(number for number, what in choices.items() if QUESTIONS[name][what].startswith("Yes"))
     reason = re.sub(r"^Yes\W*", "", QUESTIONS[name][choices[right]])
     if yours is not None:
-        tally.FORESEEN[name] = yours == right
+        tally.foresaw(name, yours == right)
     if yours not in (None, right):
         print(f"You chose {choices[yours]}. {QUESTIONS[name][choices[yours]]}")
     said = "You were right" if yours == right else "The answer"

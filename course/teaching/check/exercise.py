@@ -248,7 +248,7 @@ def _tell(exercise: Exercise | Choice, answer) -> None:
     print(verdict)
     if verdict.state != NOT_ATTEMPTED:
         ATTEMPTED.add(exercise.name)
-        tally.note(exercise.name, verdict.state == CORRECT)
+    tally.note(exercise.name, verdict.state == CORRECT)
 
 
 def _generator(seed: int | None = None) -> torch.Generator:

@@ -18,15 +18,35 @@ TRIED: dict[str, bool] = {}  # exercise -> whether its last answer was correct
 
 
 def note(exercise: str, correct: bool) -> None:
-    """An exercise was answered."""
-    TRIED[exercise] = correct
-    if folder := os.environ.get("KVLAB_BOARD"):
-        who = os.environ.get("KVLAB_NAME") or getpass.getuser()
-        path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', who)}.json"
-        try:
-            path.write_text(json.dumps({"name": who, "tried": TRIED, "foreseen": FORESEEN}), encoding="utf-8")
-        except OSError as error:  # a board that cannot be reached must not stop a learner
-            print(f"(the shared board was not updated: {error.strerror})")
+    """An exercise was answered, or its cell was run; what was solved once stays solved."""
+    TRIED[exercise] = TRIED.get(exercise, False) or correct
+    share()
+
+
+def foresaw(question: str, right: bool) -> None:
+    """A prediction was answered; only the first answer counts."""
+    FORESEEN.setdefault(question, right)
+    share()
+
+
+def share() -> None:
+    """Write what a learner has solved to the shared board, beside what other notebooks have written there."""
+    folder = os.environ.get("KVLAB_BOARD")
+    if not folder:
+        return
+    who = os.environ.get("KVLAB_NAME") or getpass.getuser()
+    path = Path(folder) / f"{re.sub(r'[^A-Za-z0-9._-]', '_', who)}.json"
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        tried, foreseen = dict(before["tried"]), dict(before["foreseen"])
+    except (OSError, ValueError, KeyError, TypeError):
+        tried, foreseen = {}, {}
+    tried |= {name: tried.get(name, False) or correct for name, correct in TRIED.items()}
+    told = {"name": who, "tried": tried, "foreseen": FORESEEN | foreseen}
+    try:
+        path.write_text(json.dumps(told), encoding="utf-8")
+    except OSError as error:  # a board that cannot be reached must not stop a learner
+        print(f"(the shared board was not updated: {error.strerror})")
 
 
 def show(exercises) -> None:

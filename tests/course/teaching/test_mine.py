@@ -150,6 +150,33 @@ def test_a_spoilt_file_leaves_the_courses(cell, text):
     assert mine.part("real_slots") is check.EXERCISES["real_slots"].right
     cell(RIGHT)
     assert mine.part("real_slots")(1, 2) == [False, True]
+    if not text.startswith("1 / 0"):  # what is no Python is kept beside
+        assert (mine.Path.cwd() / "my_cache.bak.py").read_text() == text
+
+
+def test_what_else_is_in_the_file_stays(cell):
+    cell(RIGHT)
+    path = mine.Path.cwd() / mine.FILE
+    path.write_text(path.read_text() + "\n\nWIDTH = 7  # mine\n")
+    cell(RIGHT.replace("slot >= window", "slot + 0 >= window"), "cell 3")
+    assert "WIDTH = 7  # mine" in path.read_text() and "slot + 0" in path.read_text()
+
+
+def test_a_part_that_needs_another_cell_is_told(cell, capsys):
+    text = "def real_slots(seen, window):\n    return helper(seen, window)\n\nmine.keep(real_slots)"
+    scope = {"mine": mine, "helper": lambda seen, window: [slot >= window - seen for slot in range(window)]}
+    linecache.cache["cell 9"] = len(text), None, text.splitlines(keepends=True), "cell 9"
+    exec(compile(text, "cell 9", "exec"), scope)
+    assert "my_cache.py alone cannot run it" in capsys.readouterr().out
+    mine._parts.clear()
+    assert mine.part("real_slots") is check.EXERCISES["real_slots"].right
+    assert "the check does not accept what my_cache.py has" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("made", [..., None, lambda: 0])
+def test_what_no_cell_defines_by_name_is_one_line(cell, capsys, made):
+    assert mine.keep(made) is made
+    assert capsys.readouterr().out.startswith("mine.keep takes a function or a class that a cell defines")
 
 
 def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
@@ -164,6 +191,7 @@ def test_a_prediction_is_kept_and_answered_later(capsys, monkeypatch):
     check.question("2.1", "3")
     check.reveal("2.1")
     assert "You were right: 3. everything" in capsys.readouterr().out and chosen == {"2.1": "3"}
+    assert foreseen == {"2.1": False}  # the first answer counts
 
 
 def test_every_prediction_has_one_answer():
@@ -185,15 +213,19 @@ def test_a_number_is_compared_with_a_measurement(capsys, yours, said):
 
 def test_the_board_is_shared_in_a_folder(capsys, monkeypatch, tmp_path):
     from course.__main__ import main
-    from course.teaching.check import tally
+    from course.teaching.check import tally as board
 
-    monkeypatch.setattr(tally, "TRIED", {})
+    monkeypatch.setattr(board, "TRIED", {})
     monkeypatch.setenv("KVLAB_BOARD", str(tmp_path))
     monkeypatch.setenv("KVLAB_NAME", "Ada / 1")
     check.growth("c")
     check.fits("a")
     check.board()
     assert "still open: fits" in capsys.readouterr().out
+    board.TRIED.clear()  # another notebook
+    check.fits("a")
+    check.growth(...)
+    capsys.readouterr()
     (tmp_path / "z.json").write_text("{")
     assert main(["board", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -219,7 +251,7 @@ for n in range(12):
 """
     both = [subprocess.Popen([sys.executable, "-c", code, who], cwd=tmp_path) for who in "ab"]
     assert [one.wait(60) for one in both] == [0, 0]
-    assert set(mine._sources()) == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
+    assert {node.name for node in mine._read()[1]} == {f"part_{who}_{n}" for who in "ab" for n in range(12)}
     assert not list(tmp_path.glob("*.lock"))
 
 
