@@ -261,7 +261,7 @@ def infinigen() -> Drawing:
         d.arrow(190 + 200 * n, 136, 196 + 200 * n, 168)
         d.tokens(172 + 200 * n, 172, "fff", size=24)
         d.arrow(254 + 200 * n, 172, 300 + 200 * n, 78, colour=VERMILLION)
-    d.text(506, 124, "a fifth of the tokens,", size=15)
+    d.text(506, 124, "a few of the tokens,", size=15)
     d.text(506, 142, "chosen after the question", size=15)
     d.text(90, 234, "Two questions: is the guess ready in time, and is it right?", size=15)
     return d

@@ -57,7 +57,6 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
         "The same answer?",
         "The same on a model people know",
         "What it costs",
-        "When it does not help",
         "Common mistakes",
         "Key points",
     ),
@@ -65,7 +64,7 @@ LINK = Chapter(  # as much of chapter 6 as chapter 7 needs
 REHEARSAL = Chapter(
     7,
     (1, 3),
-    home=("What it costs", "When it does not help"),
+    home=("What it costs",),
     late=("A few columns", "exercise 1"),
     rest="How it works",
 )
@@ -73,7 +72,7 @@ REHEARSAL = Chapter(
 FEW_BYTES = Chapter(
     2,
     (3,),
-    home=(*BYTES.home, "How many bytes", "What limits one step", "When it does not help"),
+    home=(*BYTES.home, "How many bytes", "What limits one step", "The same on a model people know"),
     late=("exercise 3",),
 )
 KEPT = Chapter(
@@ -86,14 +85,13 @@ KEPT = Chapter(
 STEP = Chapter(  # learners write the step that decodes the model, and see their cache answer
     2,
     (1,),
-    home=("The same answer?", "What the cache holds", "What it costs", "When it does not help"),
+    home=("The same answer?", "What the cache holds", "What it costs"),
     late=("What limits one step", "How many bytes"),
 )
 RULE = Chapter(  # learners write what stays
     5,
     (1,),
     home=("What the cache holds", "What it costs", "Are the first tokens special?"),
-    late=("When it does not help",),
 )
 DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decision
     9,
@@ -107,7 +105,6 @@ DECIDE = Chapter(  # the end of chapter 9: the reader's own guess, and the decis
         "Rotation: no channel stands out",
         "Caches that are trained or written",
         "What it costs",
-        "When it does not help",
         "Key points",
     ),
 )
@@ -164,7 +161,6 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     home=(
                         "The same answer?",
                         "What it costs",
-                        "When it does not help",
                         "The bill so far",
                     ),
                     late=("exercise 1", "Bits and answers"),
@@ -179,7 +175,6 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                         "A cache that does not fit",
                         "The same answer?",
                         "What it costs",
-                        "When it does not help",
                         "Common mistakes",
                         "The bill so far",
                     ),
@@ -192,7 +187,7 @@ AGENDAS = {  # name: sessions of (starts at, ends at by the latest, items)
                     8,
                     (1,),  # a method of one's own: the chapter's heart
                     home=("What it costs", "Clause 17", "Your own document"),
-                    late=("When it does not help", "The pain"),
+                    late=("The pain",),
                 ),
                 AGAIN,
             ),
