@@ -78,17 +78,24 @@ def place(row: dict, names: tuple = PLACE) -> tuple:
 
 
 def show_flat(file: Path, points: bool = False) -> None:
-    """A collected study beside its `file` as CSV and Parquet, and as a picture for each protocol: of its
-    budgets, or with `points`, where it has one, of its methods."""
+    """A collected study beside its `file` as CSV and Parquet, and as a picture for each protocol and
+    model: of its budgets, or with `points`, where it has one, of its methods. A further model's picture is
+    named after it."""
     found, name = read(file), file.stem
     write_flat(found, file)
     whole = [row for row in found if "perplexity" in row and row["budget"] is None]
     if whole and len(whole) == len(found) and len({row["model"] for row in whole}) == 1:
         save(against_bits(found), file.with_name(f"{name}-bits"), "png")
-    for protocol in dict.fromkeys(row["protocol"] for row in found if "protocol" in row):
-        shown = drawable([row for row in found if row["protocol"] == protocol], points)
-        if shown:
-            save(curves(shown), file.with_name(f"{name}-{protocol}"), "png")
+    models = list(dict.fromkeys(row["model"] for row in found))
+    for protocol, model in dict.fromkeys(
+        (row["protocol"], row["model"]) for row in found if "protocol" in row
+    ):
+        mine = [row for row in found if (row["protocol"], row["model"]) == (protocol, model)]
+        if shown := drawable(mine, points):
+            further = (
+                "" if model == models[0] else f"-{Path(model).name.removesuffix('.gguf').replace('.', '_')}"
+            )
+            save(curves(shown), file.with_name(f"{name}-{protocol}{further}"), "png")
 
 
 def line(row: dict) -> dict:

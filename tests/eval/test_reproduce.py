@@ -169,3 +169,19 @@ def test_shares_of_a_guessed_layer():
     assert found["m", "infinigen:alpha=4,ratio=1"]["guessed"] == pytest.approx(0.07)
     assert found["m", "infinigen:alpha=4,ratio=1"]["fetched"] == pytest.approx(0.256)
     assert found["m", "topk"]["halves"] == [1.0, 0.25]
+
+
+def test_two_models_are_two_pictures(tmp_path, monkeypatch):
+    """No curve of a study's picture goes from one model's points to another's."""
+    row = {"protocol": "question-inside", "task": "copa", "method": "full"}
+    found = [row | {"model": model} for model in ("smollm2", "other-0.5b.gguf")]
+    drawn = []
+    monkeypatch.setattr(collect, "read", lambda file: found)
+    monkeypatch.setattr(collect, "write_flat", lambda found, file: None)
+    monkeypatch.setattr(collect, "drawable", lambda rows, points: rows)
+    monkeypatch.setattr(collect, "curves", lambda rows: {row["model"] for row in rows})
+    monkeypatch.setattr(collect, "save", lambda figure, path, kind: drawn.append((figure, path.name)))
+    collect.show_flat(tmp_path / "study.json")
+    assert drawn == [
+        ({"smollm2"}, "study-question-inside"), ({"other-0.5b.gguf"}, "study-question-inside-other-0_5b"),
+    ]  # fmt: skip
