@@ -173,7 +173,6 @@ def clause17(model, tokenizer, made: Callable[[], Cache]) -> None:
         print(not_yet(made, error))
         return
     right = sum(bool(one) and name.startswith(one) for one, (_, _, name) in zip(said, asked, strict=True))
-    stats = cache.stats()
     print(
         f'Clause 17: "{lease.DOG.format(asked[0][2])}"  You: "{asked[0][1].strip()}"  Your cache: "{said[0]}"'
     )
