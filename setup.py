@@ -13,7 +13,7 @@ DATA = {
     ],
     "course": [
         "*.j2", "page/*.html", "page/*.css", "page/*.js", "page/*.wat", "reveal/*",
-        "teaching/check/key.z", "teaching/smollm2.json",
+        "teaching/check/key.z", "teaching/*.json",
     ],
     "eval": ["tasks/*.yaml", "tasks/data/**", "report/*.j2", "reproduce/*.toml", "gpu/run.sh"],
 }  # fmt: skip

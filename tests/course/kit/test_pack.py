@@ -136,6 +136,8 @@ def test_both_zips_hold_what_it_takes_to_start(kits):
         assert b"\r" not in files[f"{top}/start.sh"]
         batch = files[f"{top}/start.bat"]
         assert batch.count(b"\r\n") == batch.count(b"\n") and batch.isascii()
+    for path in (ROOT / "course" / "teaching").glob("*.json"):  # what chapters show of real models
+        assert any(name.endswith(f"teaching/{path.name}") for name in kits[0]), path.name
     inside = kits[1]
     for edition in ("learner", "solution", "instructor"):
         for path in CHAPTERS:
