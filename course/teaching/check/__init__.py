@@ -123,7 +123,7 @@ def _number(value: float) -> str:
 
 def board() -> None:
     """Count what was predicted and what was solved since this notebook was started."""
-    tally.show(EXERCISES)
+    tally.show()
 
 
 def _known(name) -> str:

@@ -49,7 +49,7 @@ def share() -> None:
         print(f"(the shared board was not updated: {error.strerror})")
 
 
-def show(exercises) -> None:
+def show() -> None:
     """Print the counts, and what is still open."""
     print(
         f"predictions: {sum(FORESEEN.values())} of {len(FORESEEN)} came true"
