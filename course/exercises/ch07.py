@@ -42,9 +42,11 @@ _choose = _chosen()
 
 
 def _choose_as_found(queries, keys, guess, part, alpha, cap):
-    tokens, d = keys.shape[1:]  # noqa: RUF059
+    tokens, d = keys.shape[1:]
     size = queries.abs().sum(1) + keys.abs().sum(1)
-    columns = size.topk(round(part * d)).indices  # noqa: F841 (a learner goes on from here)
+    columns = size.topk(round(part * d)).indices
+    q, k = guess.gather(-1, columns), keys.gather(-1, columns[:, None].expand(-1, tokens, -1))
+    scores = (k @ q[..., None]).squeeze(-1) / d**0.5  # noqa: F841 (a learner goes on from here)
 
 
 def _guesses(draw):

@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import matplotlib
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
@@ -144,10 +145,13 @@ def _legend(grid: Tensor, marked: bool = True) -> list[Patch]:
     return [Patch(facecolor=s.colour, edgecolor=INK, linewidth=0.5, label=n) for s, n in zip(used, names)]
 
 
-def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str = "", axes=None, **limits):
+def heat_map(
+    values, *, title: str = "", x: str = "", y: str = "", colour: str = "", names=None, axes=None, **limits
+):
     """A matrix `[rows, columns]` as colours from dark (low) to light (high), with a scale named `colour`.
 
-    limits: vmin, vmax of the scale. The colour map (cividis) is even in grey and for colour-blind readers.
+    names: what the rows and the columns are called; their values are then written, too. limits: vmin, vmax of
+    the scale. The colour map (cividis) is even in grey and for colour-blind readers.
     Returns the figure.
     """
     matrix = torch.as_tensor(values).detach().float().cpu()
@@ -161,6 +165,11 @@ def heat_map(values, *, title: str = "", x: str = "", y: str = "", colour: str =
         axes.set(xlabel=x, ylabel=y, title=title)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(matplotlib.ticker.MaxNLocator(6, integer=True))
+        for axis, called in zip((axes.yaxis, axes.xaxis), names or ()):
+            axis.set_ticks(range(len(called)), called)
+        for (row, column), value in np.ndenumerate(matrix.numpy()) if names else ():
+            seen = "black" if image.norm(value) > 0.5 else "white"
+            axes.text(column, row, f"{value:.0f}", ha="center", va="center", color=seen)
     return axes.figure
 
 
