@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..attention import attend
 from ..gather import with_room
+from ..store.exact import Exact
 from ..store.growing import joined
 from ..store.int import pack, unpack
 from .attend import trusted
@@ -62,11 +63,7 @@ class Blocks(Move):
     def attend(self, query, keys, values, scaling, softcap=None, sinks=None) -> Tensor:
         """See `Appends.attend`."""
         store, written, recent = self.store, self.counts[:1], self.counts[1:]
-        with self.flag.open():
-            forms = (store.format, keys), (store.value_format, values)
-            new = [form.admit(x)[0].to(store.dtype) for form, x in forms]
-        for side, x in zip(self.recents, new, strict=True):
-            side.index_copy_(2, recent.long(), x)
+        self._append(keys, values, recent)
         recent += 1
         if self.due:
             self._write(written, recent)
@@ -84,6 +81,21 @@ class Blocks(Move):
         allowed = torch.cat([self.places < written, window])[None, None, None].expand(len(query), -1, -1, -1)
         held = joined(held, self.recents)
         return attend(query, *held, scaling, allowed, softcap=softcap, sinks=sinks)[0]
+
+    def _append(self, keys: Tensor, values: Tensor, recent: Tensor) -> None:
+        """One more token at the end of the window."""
+        store = self.store
+        if self.kernel and store.format.nonfinite == "refuse":
+            from .gpu_append import append
+
+            window, largest = ((side,) for side in self.recents), store.format.largest
+            append(*window, keys, values, Exact(), recent, self.flag.told, largest)
+            return
+        with self.flag.open():
+            forms = (store.format, keys), (store.value_format, values)
+            new = [form.admit(x)[0].to(store.dtype) for form, x in forms]
+        for side, x in zip(self.recents, new, strict=True):
+            side.index_copy_(2, recent.long(), x)
 
     def _write(self, written: Tensor, recent: Tensor) -> None:
         """The oldest `group` tokens of the window become a block; see `KiviState._write`."""

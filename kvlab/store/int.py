@@ -68,13 +68,16 @@ class Int(Exact):
         if head_dim % (8 // self.bits):
             raise ValueError(f"bits={self.bits}: head dimension {head_dim} does not fill whole bytes")
 
-    def admit(self, x: Tensor) -> tuple[Tensor, int]:
-        largest = torch.finfo(self.scales.dtype).max
+    @property
+    def largest(self) -> float:
+        """The largest absolute value that can be stored."""
+        most = torch.finfo(self.scales.dtype).max
         if self.scales.dtype == torch.float16:
-            largest *= self.qmax if self.symmetric else 1
-        else:
-            largest /= 2  # so that the span is finite, and what is read, which may be a step more
-        return admit(f"int{self.bits}", x.float(), largest, self.nonfinite)
+            return most * (self.qmax if self.symmetric else 1)
+        return most / 2  # so that the span is finite, and what is read, which may be a step more
+
+    def admit(self, x: Tensor) -> tuple[Tensor, int]:
+        return admit(f"int{self.bits}", x.float(), self.largest, self.nonfinite)
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
         if not self.scales.fixed:
