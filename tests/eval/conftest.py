@@ -17,10 +17,13 @@ TEXT = (
 
 
 @pytest.fixture(autouse=True, scope="session")
-def lm_eval_reads_its_tasks_once():
-    """Its 14,000 YAML files: once in a session, and not at every command."""
+def lm_eval_is_set_up_once():
+    """It reads its 14,000 YAML files once in a session, not at every command. It logs to the session's standard
+    error: a test's own is closed when the test ends."""
     from lm_eval.tasks import _index
+    from lm_eval.utils import setup_logging
 
+    setup_logging()
     build, own = _index.TaskIndex.build, Path(_index.__file__).parent
     known = functools.cache(lambda: pickle.dumps(build([own])))
 
