@@ -18,8 +18,8 @@ TEXT = (
 
 @pytest.fixture(autouse=True, scope="session")
 def lm_eval_is_set_up_once():
-    """It reads its 14,000 YAML files once in a session, not at every command. It logs to the session's standard
-    error: a test's own is closed when the test ends."""
+    """It reads its 14,000 YAML files once in a session, not at every command. It logs to the session's own
+    standard error, since that of a test is closed when the test ends."""
     from lm_eval.tasks import _index
     from lm_eval.utils import setup_logging
 
