@@ -1,6 +1,7 @@
 """What a stranger calls, with nonsense in the place of every argument: refused by kvlab, in one line."""
 
 import copy
+import functools
 import inspect
 import traceback
 
@@ -33,6 +34,11 @@ def cache(spec="full"):
     return kvlab.make_cache(model(), spec)
 
 
+@functools.cache
+def workshop():
+    return kvlab.load()
+
+
 def fed():
     stepper = kvlab.Stepper(model(), cache())
     stepper.feed(prompt(6, 2))
@@ -62,7 +68,7 @@ CALLS = {  # name -> what gives the call, and a right value for each of its argu
     ),
     "ask": lambda: (
         kvlab.ask,
-        dict(zip(("model", "tokenizer"), kvlab.load(), strict=True))
+        dict(zip(("model", "tokenizer"), workshop(), strict=True))
         | {"context": "Mia ran.", "questions": ["Who?"], "method": "full", "protocol": "many-questions"}
         | {"chat": False, "max_new_tokens": 1, "streamer": None},
     ),
