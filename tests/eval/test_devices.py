@@ -12,7 +12,7 @@ from eval.core.results import Store
 def words(folder, monkeypatch):
     """Words of a run of six cells; two processes, or shards, take a task each."""
     monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
-    found = ["accuracy", "--model", str(folder), "--limit", "2", "--tasks", "recall", "chain"]
+    found = ["accuracy", "--model", str(folder), "--limit", "1", "--tasks", "recall", "chain"]
     return [*found, "--methods", "full", "int8", "h2o:budget=0.5", "--out"]
 
 

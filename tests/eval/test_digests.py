@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+from eval.core import digests
 from eval.core.digests import HARNESS, MAKES, ROOT, code_digest, method_digest
 from eval.core.errors import Problem
 from kvlab.spec import parse
@@ -19,6 +21,14 @@ from kvlab.keep import Sinks
 class Mine(Sinks):
     """Keep the newest tokens."""
 '''
+
+
+@pytest.fixture(autouse=True, scope="module")
+def parsed_once():
+    """A file that is as it was before is not parsed again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(digests, "syntax", functools.cache(digests.syntax))
+        yield
 
 
 @pytest.fixture(scope="module")
