@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from .bill.show import seconds, size
 from .decode import Stepper, _now
@@ -22,8 +21,8 @@ class Answer:
 
     text: str  # without special tokens
     tokens: list[int] = field(repr=False)  # all that were made, an end token included
-    stats: object  # `cache.stats()` after the answer
-    seconds: float  # of this question and its answer
+    stats: object  # `cache.stats()` after the answer, of all rows where several were answered at once
+    seconds: float  # of this question and its answer, or of all that were answered at once
     context_seconds: float = field(repr=False)  # of the context, once for all questions on it
 
     @property
@@ -40,7 +39,7 @@ class Answer:
 
 def ask(
     model, tokenizer=None, context=None, questions=None, method="full", protocol="many-questions", chat=False,
-    max_new_tokens=64, streamer=None,
+    max_new_tokens=64, streamer=None, batch_size=1,
 ):  # fmt: skip
     """Ask a question, or a list of them, about a context; returns an `Answer`, or a list of them.
 
@@ -49,13 +48,14 @@ def ask(
     "many-questions" compresses the context once, then each question goes on with a copy of that cache;
     "question-inside" compresses context and question together, for each question (docs/protocols.md). chat:
     context and question are a user's turn in the tokenizer's chat template. streamer: one of transformers',
-    told of each prompt and its answer as `generate` tells it.
+    told of each prompt and its answer as `generate` tells it; it takes one row. batch_size: questions that
+    are answered at once, as rows of one batch, each as it would be alone.
 
     Answers are greedy: at most max_new_tokens, up to any end token of the model's generation_config, whose
     other settings are not applied. Raises ValueError or TypeError for an empty context or question, more
     tokens than the model's context, a method that the model refuses, and a tokenizer without a template.
     """
-    _check(context, questions, protocol, chat, max_new_tokens, streamer)
+    _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size)
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise ValueError(
@@ -68,44 +68,66 @@ def ask(
 
     first = Stepper(model, make_cache(model, method))
     prompts = _prompts(tokenizer, context, [questions] if isinstance(questions, str) else questions, chat)
-    prompts = [[torch.tensor([ids], device=model.device) for ids in prompt] for prompt in prompts]
-    for prompt in prompts if first.context and not first.cache.renumbers else ():
-        first.check_room(sum(ids.shape[1] for ids in prompt) + max_new_tokens - 1)
+    for head, tail in prompts if first.context and not first.cache.renumbers else ():
+        first.check_room(len(head) + len(tail) + max_new_tokens - 1)
     begun, found = _now(model.device), []
     if protocol == "many-questions":
-        first.feed(prompts[0][0], last=True)
+        first.feed(torch.tensor([prompts[0][0]], device=model.device), last=True)
         first.cache.hold()
     spent = _now(model.device) - begun
-    for head, tail in prompts:
-        begun, whole = _now(model.device), torch.cat([head, tail], 1)
+    for start in range(0, len(prompts), batch_size):
+        rows, begun = prompts[start : start + batch_size], _now(model.device)
         if streamer is not None:
-            streamer.put(whole.cpu())
+            streamer.put(torch.tensor([rows[0][0] + rows[0][1]]))
         if protocol == "many-questions":
-            stepper = first.copied()
+            stepper, given = first.copied(), [tail for _, tail in rows]
+            if len({len(ids) for ids in given}) > 1:
+                _check_padding(stepper.cache, batch_size)
+            if len(rows) > 1:
+                stepper.fork(torch.zeros(len(rows), dtype=torch.long, device=model.device))
         else:
-            stepper, tail = Stepper(model, make_cache(model, method)), whole
-        tokens = _answer(stepper, tail, max_new_tokens, streamer)
-        text, stats = tokenizer.decode(tokens, skip_special_tokens=True), stepper.cache.stats()
-        found.append(Answer(text, tokens, stats, _now(model.device) - begun, spent))
+            stepper, given = Stepper(model, make_cache(model, method)), [head + tail for head, tail in rows]
+        answers = _answers(stepper, given, max_new_tokens, streamer)
+        stats, taken = stepper.cache.stats(), _now(model.device) - begun
+        texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+        found += [Answer(*said, stats, taken, spent) for said in zip(texts, answers, strict=True)]
     return found[0] if isinstance(questions, str) else found
 
 
-def _answer(stepper: Stepper, ids: Tensor, most: int, streamer) -> list[int]:
-    """Greedy tokens after ids `[1, tokens]`. The last of these is a step of its own, so that even an answer
+def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> list[list[int]]:
+    """Greedy tokens after those of each row. The last one given is a step of its own, so that even an answer
     of one token comes from what the cache holds."""
-    ends = stepper.model.generation_config.eos_token_id
+    ends, device = stepper.model.generation_config.eos_token_id, stepper.model.device
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
-    if ids.shape[1] > 1:
-        stepper.feed(ids[:, :-1], last=True)
-    tokens, ids = [], ids[:, -1:]
-    while len(tokens) < most and not ends.intersection(tokens[-1:]):
+    width = max(map(len, rows))
+    ids = torch.tensor([[row[0]] * (width - len(row)) + row for row in rows], device=device)
+    mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+    if width > 1:
+        stepper.feed(ids[:, :-1], mask[:, :-1], last=True)
+    found, ids = [[] for _ in rows], ids[:, -1:]
+
+    def ended(row: list[int]) -> bool:
+        return len(row) == most or bool(ends.intersection(row[-1:]))
+
+    while not all(map(ended, found)):
         ids = stepper.feed(ids, last=True).argmax(-1, keepdim=True)
-        tokens.append(int(ids))
+        for row, token in zip(found, ids[:, 0].tolist(), strict=True):
+            if not ended(row):
+                row.append(token)
         if streamer is not None:
             streamer.put(ids[0].cpu())
     if streamer is not None:
         streamer.end()
-    return tokens
+    return found
+
+
+def _check_padding(cache, batch_size: int) -> None:
+    """ValueError for a cache that padding between a context and its questions would change."""
+    if any(layer.store.in_blocks for layer in getattr(cache, "attending", ())):
+        raise ValueError(
+            f"batch_size={batch_size}: kivi writes blocks of tokens, and padding before shorter questions "
+            "would be in them; expected 1, or questions of as many tokens"
+        )
 
 
 def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[tuple[list[int], list[int]]]:
@@ -125,14 +147,18 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
         texts = [_turn(tokenizer, text) for text in texts]
         if len(rest) != 1 or not all(text.startswith(head) for text in texts):
             raise ValueError("chat=True: the chat template does not show the user's words as they are")
-    start = tokenizer(head, add_special_tokens=not chat).input_ids
+
+    def ids_of(text: str, special: bool = not chat) -> list[int]:
+        return tokenizer(text, add_special_tokens=special, verbose=False).input_ids
+
+    start = ids_of(head)
     found = []
     for text in texts:
-        ids = tokenizer(text, add_special_tokens=not chat).input_ids
+        ids = ids_of(text)
         if ids[: len(start)] == start:
             found.append((start, ids[len(start) :]))
         else:  # a token reaches across the end of the context
-            found.append((start, tokenizer(text[len(head) :], add_special_tokens=False).input_ids))
+            found.append((start, ids_of(text[len(head) :], special=False)))
     return found
 
 
@@ -145,7 +171,7 @@ def _turn(tokenizer, said: str) -> str:
         raise ValueError(f"chat=True: the chat template cannot be used: {first_line(error)}") from error
 
 
-def _check(context, questions, protocol, chat, max_new_tokens, streamer) -> None:
+def _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size) -> None:
     """TypeError or ValueError for what cannot be asked."""
     check_kind("context", context, str, "a text")
     check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
@@ -160,6 +186,9 @@ def _check(context, questions, protocol, chat, max_new_tokens, streamer) -> None
     check_one_of("protocol", protocol, PROTOCOLS)
     check_bool("chat", chat)
     check_whole("max_new_tokens", max_new_tokens, 1)
+    check_whole("batch_size", batch_size, 1)
+    if streamer is not None and batch_size > 1:
+        raise ValueError(f"batch_size={batch_size}: a streamer takes one row; expected 1 beside it")
     if streamer is not None and not (hasattr(streamer, "put") and hasattr(streamer, "end")):
         raise TypeError(
             f"streamer is a {type(streamer).__name__}: expected put and end, as transformers' have"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .late import Late
-from .models import ModelShape, Switch
+from .models import ModelShape, Switch, cache_name
 from .models.shape import check_ids, check_model, forgetful, other_model
 from .parameters import check_kind, shown
 from .visibility import own_positions
@@ -51,6 +51,7 @@ class Stepper:
             self.mask = (torch.arange(held, device=model.device) >= held - lengths).long()
             self.padded = not bool(self.mask.all())
         accepted = inspect.signature(model.forward).parameters
+        self._named = cache_name(model)
         self._takes_positions = "position_ids" in accepted
         self._takes_keep = "logits_to_keep" in accepted
 
@@ -114,7 +115,7 @@ class Stepper:
         if self._takes_keep:
             inputs["logits_to_keep"] = 1 if last else count
         if not self.cache.recompute:
-            inputs["past_key_values"] = self.cache
+            inputs[self._named] = self.cache
         forward = getattr(self.cache, "forward", self.model)  # an engine of its own, or the model
         self.cache.stepped = True
         try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .attention import Recorded
-from .models import fed_to
+from .models import cache_name, fed_to
 from .policy import View
 from .visibility import own_positions
 
@@ -76,7 +76,7 @@ def _pass(model, cache, fed: Tensor, real: Tensor) -> None:
     """fed `[batch, n]` after the prompt, numbered as the prompt was; real bool `[batch, n]`: which tokens are
     no padding."""
     accepted, state = inspect.signature(model.forward).parameters, cache.attending[0].keep
-    inputs = {"input_ids": fed, "past_key_values": cache, "use_cache": True}
+    inputs = {"input_ids": fed, cache_name(model): cache, "use_cache": True}
     every = torch.cat([state.real, real], 1)
     if not bool(every.all()):
         inputs["attention_mask"] = every.long()

@@ -8,7 +8,7 @@ import torch
 
 from .cache import KVCache
 from .errors import kind_and_line
-from .models import listed, masks_are_known, prepare, refusal, refused_layers
+from .models import cache_name, listed, masks_are_known, prepare, refusal, refused_layers
 from .models.shrunk import once, twin_of
 
 PROMPT, STEPS = 20, 5
@@ -21,10 +21,10 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
     None where it has none."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 96, (1, PROMPT + steps), generator=generator)
-    found = []
+    found, name = [], cache_name(model)
     for start, end in [(0, PROMPT), *((at, at + 1) for at in range(PROMPT, PROMPT + steps))]:
-        out = model(ids[:, start:end], past_key_values=cache, use_cache=True)
-        cache = getattr(out, "past_key_values", None) if cache is None else cache
+        out = model(ids[:, start:end], **{name: cache}, use_cache=True)
+        cache = getattr(out, name, None) if cache is None else cache
         if cache is None:
             return None
         found.append(out.logits.float())

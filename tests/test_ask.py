@@ -69,6 +69,28 @@ def test_it_is_what_is_done_by_hand(loaded, method):
         assert answer.cost in str(answer)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("protocol", ["many-questions", "question-inside"])
+def test_questions_answered_at_once_are_answered_as_alone(loaded, method, protocol):
+    """Of any length, and to an end token that one row meets before another."""
+    model, tokenizer = loaded
+    asked = [*ASKED, "dog", "Question: the brown dog and the red cat and the brown dog ran to the"]
+    how = {"method": method, "protocol": protocol, "max_new_tokens": 5}
+    if method.startswith("kivi") and protocol == "many-questions":
+        with pytest.raises(ValueError, match="batch_size=3: kivi writes blocks of tokens"):
+            kvlab.ask(model, tokenizer, CONTEXT, asked, **how, batch_size=3)
+        asked = [ASKED[0]] * 3
+    first = kvlab.ask(model, tokenizer, CONTEXT, asked, **how)
+    before = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = first[0].tokens[1]
+    try:
+        alone = kvlab.ask(model, tokenizer, CONTEXT, asked, **how)
+        found = kvlab.ask(model, tokenizer, CONTEXT, asked, **how, batch_size=3)
+    finally:
+        model.generation_config.eos_token_id = before
+    assert [one.tokens for one in found] == [one.tokens for one in alone] != [one.tokens for one in first]
+
+
 @pytest.mark.parametrize("method", METHODS[3:8])
 def test_a_question_is_answered_as_if_it_were_alone(loaded, method):
     """Neither the others nor their order matter."""

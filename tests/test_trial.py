@@ -84,7 +84,7 @@ def test_methods_of_kvlab_pass(method, capsys):
 
 
 def test_the_example_of_the_page_passes(tmp_path, monkeypatch, capsys):
-    text = Path(__file__).resolve().parents[1].joinpath("docs", "harness.md").read_text(encoding="utf-8")
+    text = Path(__file__).resolve().parents[1].joinpath("README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n# mine.py\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mine_of_the_page.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -74,6 +74,9 @@ def setup(settings, report: Callable) -> Callable:
                     name, settings.num_fewshot, settings.seed, settings.sources, settings.gen_kwargs
                 ),
             )
+            some, count = settings.documents.get(name), len(task.eval_docs)
+            if some and max(some) >= count:
+                raise Problem(f"--samples {name}: {max(some)} is none of its documents 0 to {count - 1}")
             if until := settings.until(name):
                 lm.untils[name] = until
             lm.shots[name] = shots = task.get_config("num_fewshot")
@@ -83,7 +86,6 @@ def setup(settings, report: Callable) -> Callable:
                 try:
                     lm.use(method)
                     task.set_fewshot_seed(settings.seed)  # or each method is asked behind other shots
-                    some = settings.documents.get(name)
                     one = score(lm, task, settings.limit, settings.log_samples, some, **told)
                     found[method] = one | lm.seconds(one["seconds"])
                     if method == "full" and shots and settings.protocol == FIRST:

@@ -12,6 +12,7 @@ import re
 import torch
 
 from ..errors import first_line
+from ..models.passes import cache_name
 
 # How it computes does not matter here; these forms need no numbers.
 OPTIONS = {"attn_implementation": "eager", "experts_implementation": "batched_mm"}
@@ -34,7 +35,7 @@ def describe(config, bits: dict[str, float] | None = None) -> dict:
             ids = torch.zeros(1, 2, dtype=torch.long)
         cache = DynamicCache(config=text)
         with torch.no_grad():
-            model.eval()(ids, past_key_values=cache, use_cache=True)
+            model.eval()(ids, **{cache_name(model): cache}, use_cache=True)
     except Exception as error:
         why = f"transformers makes no cache for this model ({first_line(error)})"
         raise ValueError(f"{text.model_type}: {why}") from error

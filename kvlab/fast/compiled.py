@@ -15,6 +15,8 @@ from ..cache import KVCache
 from ..decode import Stepper
 from ..errors import first_line
 from ..interface import told
+from ..models import cache_name
+from ..models.passes import NAMES
 from ..parameters import check_one_of
 from ..visibility import CAUSAL, Visibility
 from .narrow import WEIGHTS, NarrowEmbedding, NarrowLinear, narrow, weights_of
@@ -32,7 +34,7 @@ INSTEAD = {  # what may stand in their place
     nn.Linear: (nn.Linear, PromptLinear, NarrowLinear), nn.Embedding: (nn.Embedding, NarrowEmbedding),
 }  # fmt: skip
 GIVEN = {  # arguments of a forward that the compiled body knows; any other one, and it is eager
-    "input_ids", "attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep",
+    "input_ids", "attention_mask", "position_ids", "cache", "use_cache", "logits_to_keep",
     "return_dict", "cache_position",
 }  # fmt: skip
 FIXED_ROTARY = ("default", "linear", "llama3", "yarn")  # kinds that do not depend on the text's length
@@ -131,10 +133,11 @@ class Forward:
         model = self.model()
         if len(args) == 1 and "input_ids" not in kwargs:
             args, kwargs = (), {"input_ids": args[0], **kwargs}
-        if not args and kwargs.keys() <= GIVEN and is_step(model, **kwargs):
+        given = named(kwargs)
+        if not args and given.keys() <= GIVEN and is_step(model, **given):
             body = self.current(model)
-            if body is not None and body.takes(**kwargs):
-                return body.step(**kwargs)
+            if body is not None and body.takes(**given):
+                return body.step(**given)
         return type(model).forward(model, *args, **kwargs)
 
     def current(self, model) -> Body | None:
@@ -167,10 +170,22 @@ class Forward:
         return body
 
 
-def is_step(model, input_ids=None, past_key_values=None, attention_mask=None, use_cache=True,
+def named(given: dict) -> dict:
+    """A forward's arguments, the cache under one name for all versions of transformers."""
+    return {"cache" if name in NAMES else name: value for name, value in given.items()}
+
+
+def answer(logits: Tensor, cache):
+    """As a model's own forward answers."""
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    name = next(name for name in NAMES if name in CausalLMOutputWithPast.__dataclass_fields__)
+    return CausalLMOutputWithPast(logits=logits, **{name: cache})
+
+
+def is_step(model, input_ids=None, cache=None, attention_mask=None, use_cache=True,
             return_dict=True, **others) -> bool:  # fmt: skip
     """Whether a forward is asked for a decode step that the compiled code serves."""
-    cache = past_key_values
     if input_ids is None or not isinstance(cache, KVCache) or cache.attending[0].seen == 0:
         return False
     if input_ids.shape[1] != 1 or use_cache is False or not return_dict:
@@ -242,15 +257,13 @@ class Body:
         self.code, self.together, self.kind_of_whole = block, team.together, whole.Whole
         self.rows = MOST if block.MANY and faster() else ROWS
 
-    def takes(self, input_ids, past_key_values, **others) -> bool:
+    def takes(self, input_ids, cache, **others) -> bool:
         """Whether it serves such a step: of so many rows, in layers that see all that they hold."""
-        return len(input_ids) <= self.rows and all(layer.local is None for layer in past_key_values.attending)
+        return len(input_ids) <= self.rows and all(layer.local is None for layer in cache.attending)
 
-    def step(self, input_ids, past_key_values, attention_mask=None, position_ids=None, **others):
+    def step(self, input_ids, cache, attention_mask=None, position_ids=None, **others):
         """As the model's own forward, for one new token per row."""
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
-        cache, rows = past_key_values, len(input_ids)
+        rows = len(input_ids)
         visibility = CAUSAL if attention_mask is None else Visibility(attention_mask.bool())
         if position_ids is None:
             position_ids = torch.full((1, 1), cache.get_seq_length())
@@ -267,7 +280,7 @@ class Body:
             attended = self._layer_by_layer(cache, x, cos, sin, room, visibility)
             numbers, given = self.last
             self.together(rows * numbers, code.logits, attended, x, *given, said, room)
-        return CausalLMOutputWithPast(logits=found, past_key_values=cache)
+        return answer(found, cache)
 
     def _embedded(self, input_ids: Tensor) -> np.ndarray:
         """The input of the first layer, `[rows, hidden]`."""
@@ -361,7 +374,7 @@ def _difference(model, body: Body) -> float:
     ids = torch.arange(7, 12)[None] % model.config.vocab_size
     own, found = type(model).forward.__get__(model), []
     before = vars(model).get("forward")
-    for step in (own, body.step):
+    for step, name in ((own, cache_name(model)), (body.step, "cache")):
         model.forward = own
         try:
             stepper = Stepper(model, KVCache(model))
@@ -372,9 +385,7 @@ def _difference(model, body: Body) -> float:
             model.forward = step
             said = [stepper.feed(ids[:, i : i + 1], last=True) for i in range(3)]
             last = torch.tensor([[model.config.max_position_embeddings - 1]])
-            said.append(
-                step(input_ids=ids[:, :1], past_key_values=stepper.cache, position_ids=last).logits[:, -1]
-            )
+            said.append(step(input_ids=ids[:, :1], **{name: stepper.cache}, position_ids=last).logits[:, -1])
             found.append(torch.cat(said))
         finally:
             del model.forward

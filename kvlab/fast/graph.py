@@ -19,12 +19,13 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from ..attention import attending
 from ..late import Late
 from ..layer import Layer
+from ..models import cache_name
 from ..store.growing import GrowingState
 from ..store.kivi import KiviState
 from ..store.static import StaticState
 from ..visibility import CAUSAL
 from .blocks import Blocks
-from .compiled import FIXED_ROTARY, GIVEN, is_step
+from .compiled import FIXED_ROTARY, GIVEN, answer, is_step, named
 from .known import GOES_BY, coded, one_goes
 from .moves import Appends, Move, Replaces
 from .recorder import check_repeats
@@ -74,10 +75,11 @@ class Forward:
         model = self.model()
         if len(args) == 1 and "input_ids" not in kwargs:
             args, kwargs = (), {"input_ids": args[0], **kwargs}
-        if not args and kwargs.keys() <= GIVEN and is_step(model, **kwargs):
-            graph = self.graph(model, kwargs["past_key_values"])
-            if graph is not None and graph.takes(**kwargs):
-                return graph.step(**kwargs)
+        given = named(kwargs)
+        if not args and given.keys() <= GIVEN and is_step(model, **given):
+            graph = self.graph(model, given["cache"])
+            if graph is not None and graph.takes(**given):
+                return graph.step(**given)
         return type(model).forward(model, *args, **kwargs)
 
     def replays(self, cache) -> bool:
@@ -162,7 +164,7 @@ class Graph:
         self.moves = [move_of(layer, *one) for layer, one in zip(layers, own, strict=True)]
         self.told: list[int] = []  # slots in use, as the device has them
         self.stand = _Cache(self.moves, cache.get_seq_length())
-        self.given, self.replays = {"use_cache": True}, {}
+        self.given, self.replays = {"use_cache": True, cache_name(model): self.stand}, {}
         if "position_ids" in inspect.signature(model.forward).parameters:
             self.given["position_ids"] = self.position
 
@@ -188,7 +190,7 @@ class Graph:
     def _run(self) -> Tensor:
         model = self.model()
         with attending():
-            out = type(model).forward(model, input_ids=self.ids, past_key_values=self.stand, **self.given)
+            out = type(model).forward(model, input_ids=self.ids, **self.given)
         self.slots += 1
         self.counts += 1
         self.stand.go_on()
@@ -238,8 +240,6 @@ class Graph:
 
     def step(self, input_ids, position_ids=None, **others):
         """As the model's own forward, for one new token of every row."""
-        from transformers.modeling_outputs import CausalLMOutputWithPast
-
         self.late.tell()
         cache = self.cache()
         self._tell()
@@ -255,7 +255,7 @@ class Graph:
         for move in self.moves:
             move.done()
         self.told = [move.store.filled for move in self.moves]
-        return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        return answer(logits, cache)
 
     def _refuse(self) -> None:
         index = int(self.flags.nonzero()[0, 0])

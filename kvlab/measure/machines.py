@@ -12,7 +12,7 @@ from ..arithmetic import MACHINES, layer_seconds
 from ..attention import Recorded
 from ..cache import KVCache
 from ..link import CudaLink, Link, ModelledLink
-from ..models import ModelShape
+from ..models import ModelShape, cache_name
 from ..models.shape import check_model
 from ..parameters import check_one_of, check_whole
 from ..store import Static
@@ -78,7 +78,7 @@ def measured_layer_seconds(model, tokens: int, batch: int = 1) -> float:
         for _ in range(6):
             begun = time.perf_counter()
             with torch.no_grad():
-                model(ids, past_key_values=cache)
+                model(ids, **{cache_name(model): cache})
             if model.device.type == "cuda":
                 torch.cuda.synchronize(model.device)
             times.append(time.perf_counter() - begun)

@@ -13,14 +13,21 @@ from torch import nn
 from ..interface import expanding
 from . import guest
 
+NAMES = "cache", "past_key_values"  # of a forward's cache: since transformers 5.24, and before
 _reporting: weakref.WeakSet = weakref.WeakSet()  # bodies that report
 
 
 def bodies_of(model) -> list[nn.Module]:
     """The model and its parts that take a cache and are no blocks, each before those inside it."""
     inner = (part for part in model.children() if not isinstance(part, nn.ModuleList))
-    takes = "past_key_values" in inspect.signature(model.forward).parameters
+    takes = cache_name(model) is not None
     return [model] * takes + [body for part in inner for body in bodies_of(part)]
+
+
+def cache_name(body) -> str | None:
+    """What this body's forward calls the cache that it takes; None: it takes none."""
+    taken = inspect.signature(body.forward).parameters
+    return next((name for name in NAMES if name in taken), None)
 
 
 def report_passes(model) -> None:

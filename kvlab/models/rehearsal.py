@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..attention import recorded
 from ..interface import Asked, stopping
-from .passes import Hook
+from .passes import Hook, cache_name
 
 _reporting: weakref.WeakSet = weakref.WeakSet()  # models whose blocks report their inputs
 _one_at_a_time = threading.Lock()  # of the threads that make a model's blocks do so
@@ -124,7 +124,7 @@ class _Reports(threading.local):
     embeddings, by block. lenders: see `_lenders`."""
 
     def __init__(self, model, lenders: list[int]):
-        self.model, self.lenders = weakref.ref(model), lenders
+        self.model, self.lenders, self.named = weakref.ref(model), lenders, cache_name(model)
         self.now: list = []
 
     def note(self, index: int, embeddings) -> None:
@@ -153,7 +153,7 @@ class _Report(Hook):
         rotary = reports.now[reports.lenders[following]]
         given = {name: v for name, v in kwargs.items() if v is not cache and name != "hidden_states"}
         if not hasattr(cache.layers[following], "conv_states"):
-            given["past_key_values"] = _Probe(cache)
+            given[reports.named] = _Probe(cache)
         cache.speculate(
             following, lambda norm=None: query_of(reports.model(), following, hidden, rotary, norm, given)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +10,7 @@ from torch.nn import Module
 
 from ..errors import kind_and_line
 from ..parameters import check_kind
+from .passes import cache_name
 
 
 def other_model(made_for) -> str:
@@ -121,7 +121,7 @@ def refusal(model) -> str | None:
     """Why kvlab's caches cannot serve a model that attends through kvlab: one line, or None."""
     if why := refused_layers(model.config):
         return why
-    if "past_key_values" not in inspect.signature(model.forward).parameters:
+    if cache_name(model) is None:
         return "it takes no cache of keys and values"
     return None
 

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from ..errors import kind_and_line
+from .passes import cache_name
 
 PROMPT, TOLERANCE = 20, 1e-3  # of the logits' standard deviation; a text that is forgotten is off by far more
 LAYERS, LARGEST = 4, 20_000_000
@@ -169,5 +170,6 @@ def _forgets(config) -> bool:
     own = twin_of(config)
     ids = torch.randint(2, 96, (1, PROMPT), generator=torch.Generator().manual_seed(1))
     whole, cache, half = own(ids, use_cache=False).logits, DynamicCache(config=own.config), PROMPT // 2
-    pieces = [own(part, past_key_values=cache).logits for part in (ids[:, :half], ids[:, half:])]
+    given = {cache_name(own): cache}
+    pieces = [own(part, **given).logits for part in (ids[:, :half], ids[:, half:])]
     return bool((torch.cat(pieces, 1) - whole).abs().max() > TOLERANCE * whole.std())

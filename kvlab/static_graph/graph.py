@@ -17,7 +17,7 @@ from torch.onnx.ops import symbolic
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..attention import attending
-from ..models import ModelShape
+from ..models import ModelShape, cache_name
 from .quantized import QMAX, half
 
 OPSET = 18
@@ -168,7 +168,7 @@ class StaticStep(torch.nn.Module):
             first, n = 2 * index * self.parts, self.parts
             pairs = (slice(first, first + n), slice(first + n, first + 2 * n))
             layers.append(StaticLayer([past[x] for x in pairs], mask, [self.forms[x] for x in pairs]))
-        inputs = {"input_ids": token, "position_ids": position, "past_key_values": Cache(layers=layers)}
+        inputs = {"input_ids": token, "position_ids": position, cache_name(self.model): Cache(layers=layers)}
         with attending():
             logits = self.model(**inputs, use_cache=True).logits
         return logits, *(new for layer in layers for kind in layer.new for new in kind)

@@ -150,6 +150,12 @@ def test_chosen_documents_and_the_first_prompt(folder, tmp_path, capsys):
     assert "1 of 1 accuracy cells are kept" in capsys.readouterr().err
 
 
+def test_documents_that_a_task_lacks_are_one_line(folder, tmp_path, capsys):
+    words = ["accuracy", "--model", str(folder), "--tasks", "recall", "--methods", "full", "--jobs", "0"]
+    assert main([*words, "--out", str(tmp_path), "--samples", '{"recall": [0, 96]}']) == 1
+    assert "--samples recall: 96 is none of its documents 0 to 95" in capsys.readouterr().err
+
+
 def test_shards_are_all_and_none_is_made_twice():
     made = []
     for tasks in (["recall"], ["recall", "chain", "cloze"]):
