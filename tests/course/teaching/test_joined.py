@@ -1,0 +1,71 @@
+"""The cache that joins a learner's parts: each can be switched off, and what it costs is counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from course.teaching import joined, lesson, mine
+from kvlab.calibrate.skew import skew
+
+TEXT = "The brown dog Otis lives in the mill. The red fox ran to the river. " * 4
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    model, tokenizer = lesson.start()
+    return model, tokenizer, skew(model), tokenizer(TEXT, return_tensors="pt").input_ids
+
+
+def fed(loaded, **settings):
+    """Logits after the text's last token, and the cache."""
+    model, _, turns, ids = loaded
+    reader = mine.Reader(model, type("Own", (joined.Cache,), {"turns": turns, **settings})())
+    reader.feed(ids[:, :-1])
+    return reader.feed(ids[:, -1:]), reader.cache
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"page": 16}, {"keep": "snapkv", "budget": 1}, {"keep": "norm_score", "budget": 1},
+])  # fmt: skip
+def test_what_lets_nothing_go_is_the_full_cache(loaded, settings):
+    plain = mine.Reader(loaded[0], mine.Cache())
+    plain.feed(loaded[3][:, :-1])
+    torch.testing.assert_close(fed(loaded, **settings)[0], plain.feed(loaded[3][:, -1:]))
+
+
+def test_every_part_leaves_its_mark_and_all_of_them_together(loaded):
+    full, cache = fed(loaded)
+    tokens, size = loaded[3].shape[1], cache.stats().device_bytes
+    assert cache.stats().tokens_held == tokens and size == sum(2 * K.nbytes for K in cache.K.values())
+    parts = {"keep": "snapkv", "budget": 0.4, "bits": 4, "page": 16, "fetch": 0.2}
+    for one in ({"keep": "norm_score", "budget": 0.4}, {"bits": 2}, {"fetch": 0.1}, parts):
+        assert not torch.allclose(fed(loaded, **one)[0], full)
+    stats = fed(loaded, **parts)[1].stats()
+    assert stats.tokens_held == round(0.4 * (tokens - 1)) + 1
+    assert 0 < stats.moved_bytes < stats.host_bytes < 0.3 * size and 0 < stats.device_bytes < stats.host_bytes
+    pages = fed(loaded, page=16)[1].stats().device_bytes
+    assert pages == size // tokens * -(-tokens // 16) * 16
+
+
+def test_the_table_has_a_line_for_each_question(loaded, capsys):
+    made = type("MyCache", (joined.Cache,), {"keep": "snapkv", "budget": 0.2, "bits": 4})
+    joined.table(*loaded[:2], made)
+    lines = capsys.readouterr().out.splitlines()
+    names = ("none of them", "keep: snapkv, 20% stay", "store: 4 bits", "all together")
+    assert [line.startswith(name) for line, name in zip(lines[1:], names, strict=True)] == [True] * 4
+    assert lines[1].split()[3:] == ["6", "of", "6", "583", "9,552", "0", "0"]
+
+
+def test_a_setting_that_does_not_exist_is_one_line(loaded, capsys):
+    joined.table(*loaded[:2], type("MyCache", (joined.Cache,), {"keep": "best"}))
+    assert capsys.readouterr().out == (
+        'not yet: MyCache stopped with ValueError: keep is \'best\': write "snapkv", "norm_score" or None\n'
+    )
+
+
+def test_it_says_whose_the_parts_are(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mine, "_parts", {})
+    joined.whose()
+    assert capsys.readouterr().out.startswith("yours:        none yet\nthe course's: attend_step, snapkv")
