@@ -231,7 +231,7 @@ def test_what_is_no_step_of_its_own_goes_through_the_models_modules(steps):
     assert len(steps) == 2
     with torch.no_grad():
         fast(prompt(1), past_key_values=cache)
-    assert steps.pop()["past_key_values"] is cache
+    assert any(given is cache for given in steps.pop().values())
     with record(fast, timed := kvlab.make_cache(fast, "full")):
         kvlab.decode(fast, prompt(5), timed, 3)
     assert len(steps) == 2
