@@ -35,14 +35,6 @@ def test_recompute_feeds_everything_again():
         hook.remove()
 
 
-def test_recompute_refuses_generate():
-    model = tiny("llama")
-    cache = kvlab.make_cache(model, "recompute")
-    with pytest.raises(ValueError, match="use_cache=False"):
-        model.generate(prompt(5), past_key_values=cache, max_new_tokens=2)
-    assert cache.stats().device_bytes == 0
-
-
 def test_prompts_that_cannot_be():
     model = tiny("llama")
 

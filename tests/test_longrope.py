@@ -25,7 +25,7 @@ def model_of(kind):
 
 
 @pytest.mark.parametrize("kind", [Phi3Config, PhimoeConfig])
-@pytest.mark.parametrize("tokens", [10, 25, 33, 40])
+@pytest.mark.parametrize("tokens", [25, 33])
 def test_generate_uses_the_cache_on_either_side(kind, tokens):
     model, ids = model_of(kind), prompt(tokens)
     expected = model.generate(ids, **HOW)

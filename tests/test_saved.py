@@ -119,11 +119,10 @@ def test_a_model_that_was_written_and_read_is_the_same(name, tmp_path):
 
 
 @pytest.mark.counted
-@pytest.mark.parametrize("way", ["steps", "crop"])
 @pytest.mark.parametrize("method", METHODS + MORE + ["paged:block=4,blocks=260"])
-def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, way, tmp_path):
+def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, tmp_path):
     """Padded rows, steps, forks, `hold` and `crop` before it is saved; and more steps after it was loaded."""
-    dice = random.Random(method + way)
+    dice = random.Random(method)
     model = tiny("llama", dtype=dice.choice([torch.float32, torch.float64]))
     path = tmp_path / "cache.safetensors"
     ids = torch.randint(0, 96, (2, 60), generator=torch.Generator().manual_seed(1))
@@ -140,7 +139,7 @@ def test_bytes_and_answers_are_the_saved_ones_after_any_steps(method, way, tmp_p
         rows = rows[fork]
     if dice.random() < 0.5:
         first.cache.hold()
-    if way == "crop":
+    if dice.random() < 0.5:
         with contextlib.suppress(ValueError):  # in one line, where tokens do not come back
             first.cache.crop(-dice.randrange(1, 20))
     first.cache.save(path)

@@ -18,7 +18,10 @@ from kvlab_eval.core.digests import code_digest
 from kvlab_course.harness import COMMAND, harness
 
 print(code_digest(), COMMAND, harness("tasks.words").__name__)
-sys.exit(main(sys.argv[1:]))
+try:
+    main(["eval", "--help"])
+except SystemExit:
+    sys.exit(main(["eval", "report", "--out", "nowhere"]))
 """
 
 
@@ -31,25 +34,15 @@ def installed(tmp_path_factory) -> Path:
     return site
 
 
-def command(installed: Path, here: Path, *words: str) -> subprocess.CompletedProcess:
-    """`kvlab WORDS` in a folder with packages of a user's own."""
-    for name in ("eval", "course"):
-        (here / name).mkdir(exist_ok=True)
-        (here / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')")
-    environment = os.environ | {"PYTHONPATH": str(installed)}
-    run = [sys.executable, "-P", "-c", SCRIPT, *words]
-    return subprocess.run(run, cwd=here, env=environment, capture_output=True, text=True)
-
-
 def test_kvlab_eval_is_the_harness(installed, tmp_path):
-    done = command(installed, tmp_path, "eval", "--help")
-    assert done.returncode == 0, done.stderr
+    """In a folder with packages of a user's own; and what is wrong is one line that names the command."""
+    for name in ("eval", "course"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('the wrong {name}')")
+    environment, run = os.environ | {"PYTHONPATH": str(installed)}, [sys.executable, "-P", "-c", SCRIPT]
+    done = subprocess.run(run, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.stdout.splitlines()[0] == f"{code_digest()} python -m kvlab_course kvlab_eval.tasks.words"
     assert "usage: kvlab eval" in done.stdout and "perplexity" in done.stdout
-
-
-def test_what_is_wrong_is_one_line_that_names_the_command(installed, tmp_path):
-    done = command(installed, tmp_path, "eval", "report", "--out", "nowhere")
     assert done.returncode == 2
     assert done.stderr == (
         "error: --out nowhere: there are no results in this folder; run kvlab eval all first\n"

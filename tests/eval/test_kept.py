@@ -18,7 +18,7 @@ def words(folder, monkeypatch):
     monkeypatch.setattr("eval.report.draw", lambda *_: [])  # pictures take their time
     monkeypatch.setattr(batching, "TOKENS_LONG", 600)
     monkeypatch.setattr(agreement, "TOKENS_LONG", 600)
-    found = ["accuracy", "--model", str(folder), "--limit", "7", "--jobs", "0", "--batch-size", "2"]
+    found = ["accuracy", "--model", str(folder), "--limit", "5", "--jobs", "0", "--batch-size", "2"]
     return [*found, "--methods", "full", "h2o:budget=0.3", "recompute", "--tasks"]
 
 
@@ -58,6 +58,8 @@ def killed_after(monkeypatch, batches: int) -> list:
     ],
 )
 def test_a_killed_run_goes_on_and_gives_the_same_cells(words, tmp_path, monkeypatch, capsys, task, protocol):
+    if task == "prose":
+        words[-3:-1] = ["int8"]  # the others go through stories token by token
     words = [*words, task, "--protocol", protocol, "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
     out = tmp_path / "killed"
