@@ -222,16 +222,7 @@ def lease(tmp_path):
 
 
 def test_the_command_prints_methods_side_by_side(lease, capsys):
-    words = [
-        "ask",
-        "--context",
-        str(lease),
-        "--tokens",
-        "3",
-        "--method",
-        "full,h2o:budget=0.2,recent=0.5",
-        "int8",
-    ]
+    words = f"ask --context {lease} --tokens 3 --method full,h2o:budget=0.2,recent=0.5 int8".split()
     assert cli.main([*words, "--question", ASKED[0], "--question", ASKED[1]]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("Question")] == ASKED

@@ -81,39 +81,6 @@ def test_lm_evals_own_command_line(mine, folder, tmp_path, loaded):
     assert [score for score, _ in lm.loglikelihood(task.instances)] == pytest.approx(a, abs=1e-3)
 
 
-def test_lm_evals_other_sub_commands_and_a_configuration_file(mine, folder, tmp_path, capsys):
-    assert main(["lm-eval", "validate", "--tasks", "my_fact", "--include_path", str(mine)]) == 0
-    about = {
-        "model": "kvlab",
-        "tasks": ["my_fact"],
-        "include_path": str(mine),
-        "device": "cpu",
-        "batch_size": 4,
-    }
-    about |= {"model_args": {"pretrained": str(folder), "method": "int8"}}
-    (tmp_path / "run.yaml").write_text(json.dumps(about))  # JSON is YAML
-    assert main(["lm-eval", "run", "--config", str(tmp_path / "run.yaml")]) == 0
-    assert "my_fact" in capsys.readouterr().out
-
-
-def test_our_own_tasks_are_known_to_it_and_its_steps_run_compiled(folder, tmp_path, capsys):
-    about = f"pretrained={folder},method=int8,engine=compiled"
-    command = [
-        "lm-eval",
-        "run",
-        "--model",
-        "kvlab",
-        "--model_args",
-        about,
-        "--tasks",
-        "recall",
-        "--limit",
-        "2",
-    ]
-    assert main(command) == 0
-    assert "|recall|" in capsys.readouterr().out
-
-
 def test_answers_that_may_be_another_methods_are_refused(folder, tmp_path, loaded, monkeypatch):
     lm = KVLabLM(str(folder), "int4")
     with pytest.raises(ValueError, match="may be another method's"):
@@ -220,17 +187,7 @@ def test_all_methods_are_asked_behind_the_same_shots_which_pass_once(folder, tmp
     monkeypatch.setattr(Prompt, "__init__", counted)
     rows = [{"goal": f"cool tea {i}", "sol1": "wait", "sol2": "boil it", "label": 0} for i in range(9)]
     (tmp_path / "piqa.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    words = [
-        "accuracy",
-        "--model",
-        str(folder),
-        "--jobs",
-        "0",
-        "--out",
-        str(tmp_path / "out"),
-        "--log-samples",
-        "whole",
-    ]
+    words = f"accuracy --model {folder} --jobs 0 --out {tmp_path / 'out'} --log-samples whole".split()
     words += ["--tasks", "piqa", "--data", f"piqa={tmp_path / 'piqa.jsonl'}", "--num-fewshot", "2"]
     assert main([*words, "--methods", "full,int8,sinks", "--limit", "4"]) == 0
     found = [json.loads(path.read_text()) for path in (tmp_path / "out" / "cells").glob("*.json")]
@@ -260,7 +217,6 @@ def test_lambada_forks_nothing_and_its_words_come_first(ours, tmp_path, monkeypa
         (["--include-path", "nowhere", "--tasks", "recall"], "no such folder"),
         (["--tasks", "recall", "--data", "recall"], "TASK=FILE"),
         (["--tasks", "recall", "--data", "piqa=rows.jsonl"], "not among --tasks"),
-        (["--tasks", "recall_em", "--gen-kwargs", "do_sample=True"], "greedily"),
         (["--tasks", "recall", "--model-args", "batch=3"], "max_length"),
         (["--tasks", "recall", "--fewshot-as-multiturn"], "--apply-chat-template"),
         (["--tasks", "recall", "--apply-chat-template"], "no chat template"),

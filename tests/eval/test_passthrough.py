@@ -108,11 +108,16 @@ def test_a_configuration_file_is_prepared_as_words_are(here, folder, prepared, m
     assert found["batch_size"] == "3" and found["device"] is None  # the file says it
 
 
-def test_our_tasks_in_a_configuration_file(here, folder, capsys):
-    about = {"model": "kvlab", "tasks": ["recall"], "limit": 2, "model_args": {"pretrained": str(folder)}}
-    (here / "run.yaml").write_text(json.dumps(about))
+def test_our_tasks_and_a_users_in_a_configuration_file(here, folder, capsys):
+    """Where the steps run compiled."""
+    given = {"pretrained": str(folder), "method": "int8", "engine": "compiled"}
+    about = {"model": "kvlab", "tasks": ["recall", "mine"], "include_path": ".", "limit": 2}
+    (here / "run.yaml").write_text(
+        json.dumps(about | {"model_args": given, "device": "cpu", "batch_size": 4})
+    )
     assert main(["lm-eval", "run", "--config", "run.yaml"]) == 0
-    assert "|recall|" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "|recall|" in said and "|mine" in said
 
 
 GENERATION = [

@@ -13,18 +13,8 @@ from eval.__main__ import main
 from eval.core.results import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = [
-    "--limit",
-    "2",
-    "--tasks",
-    "recall",
-    "agreement",
-    "--methods",
-    "full",
-    "h2o:budget=0.5",
-    "adakv:budget=0.5",
-    "kvzip:budget=0.5",
-]
+METHODS = ("full", "h2o:budget=0.5", "adakv:budget=0.5", "kvzip:budget=0.5")
+SWEEP = ["--limit", "2", "--tasks", "recall", "agreement", "--methods", *METHODS]
 
 
 @pytest.mark.uncounted

@@ -219,10 +219,10 @@ for package in (torch, transformers):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt", "phi", "gpt_neox"])
-def test_no_weight_is_turned_at_every_step(family, tmp_path):
+def test_no_weight_is_turned_at_every_step(family, graphs, tmp_path):
     """The session's own optimizer has to take the transpositions into its products."""
     model = tiny(family, **SMALL)
-    path = export.graph_file(model, GraphSpec(model_digest(model), "multi"), cache=tmp_path)
+    path = export.graph_file(model, GraphSpec(model_digest(model), "multi"), cache=graphs)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "made.onnx"), 3
     onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
@@ -234,10 +234,10 @@ def test_no_weight_is_turned_at_every_step(family, tmp_path):
     assert turned(before) or family == "gpt2"  # whose weights lie the other way round
 
 
-def test_a_finished_graph_needs_no_writing(tmp_path, monkeypatch):
+def test_a_finished_graph_needs_no_writing(monkeypatch):
     """As in a folder that cannot be written; root may write everywhere, so the calls are what is watched."""
     model = tiny("llama", **SMALL)
-    StaticGraphEngine(model, S, cache=tmp_path)
+    StaticGraphEngine(model, S)
 
     def refuse(*args, **kwargs):
         raise PermissionError("read-only")
@@ -245,4 +245,4 @@ def test_a_finished_graph_needs_no_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(export.scratch.tempfile, "mkdtemp", refuse)
     monkeypatch.setattr(export.Path, "mkdir", refuse)
     monkeypatch.setattr(export.scratch.shutil, "rmtree", refuse)
-    StaticGraphEngine(model, S + 5, cache=tmp_path)
+    StaticGraphEngine(model, S + 5)
