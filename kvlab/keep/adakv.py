@@ -1,4 +1,4 @@
-"""AdaKV: heads of a layer share one budget (Feng et al. 2024, arXiv 2407.11550)."""
+"""AdaKV: the heads of a layer share one budget (Feng et al. 2024, arXiv 2407.11550)."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from .base import Keep, counts
 
 
 class AdaKV(Keep):
-    """After the prompt, a layer's tokens compete for one budget over all its heads, by the score of another
-    keep: a head that spreads its attention holds more, one that concentrates holds less.
+    """After the prompt, the tokens of all heads of a layer compete for one budget, by the score of another
+    keep: a head that spreads its attention holds more tokens, one that concentrates it holds fewer.
 
     Definition: with H KV heads and a budget of B tokens a head, each head's best safeguard * B tokens and its
-    newest token stay; of the others those with the best scores, of whichever head, until the layer holds H *
-    B. How many each head then holds is its share; where the other keep goes on evicting, each head goes on
-    within its share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
+    newest token stay; then the best of all others, in any head, until the layer holds H * B tokens. The
+    number that each head then holds is its share; if the other keep evicts later, each head stays within its
+    share. Heads really hold different numbers of tokens: the store is a `Ragged` one.
 
-    of: the keep that scores, any that overrides `score` and not `choose`; the budget is its own, and so are
-    `chunk_length`, `every` (counted in the head that holds most), `renumber` and `turns`.
-    safeguard: part of an even share that each head holds in any case (0.2 as in the paper's experiments).
-    Deviation: the paper counts first, H * B tokens over all heads, and then mixes the counts with an even
-    share, part by part; here the protected tokens are taken first, as in kvpress, so that the budget is met
-    to the token.
+    of: the keep that scores, any that overrides `score` and not `choose`. It sets the budget, `chunk_length`,
+    `every` (counted in the head that holds most), `renumber` and `turns`.
+    safeguard: part of an even share that each head always holds (0.2 as in the paper's experiments).
+    Deviation: the paper first counts H * B tokens over all heads and then mixes these counts with an even
+    share; here the protected tokens are taken first, as in kvpress, so that the budget is met exactly.
     """
 
     ragged = True

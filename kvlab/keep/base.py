@@ -1,4 +1,4 @@
-"""Keep: which tokens stay. The base class ranks them; a method says by what."""
+"""Keep: which tokens stay. The base class ranks them; a method defines the score."""
 
 from __future__ import annotations
 
@@ -18,28 +18,30 @@ FINITE = torch.finfo(torch.float32).min, torch.finfo(torch.float32).max  # infin
 
 @dataclass(frozen=True)
 class Keep(Policy):
-    """Hold on to the `budget` tokens with the highest `score`, row by row and head by head.
+    """Keep the `budget` tokens with the highest `score`, separately for each row and head.
 
-    A new method overrides `score`. The newest token is held whatever its score. A method that wants to
-    `observe` attention sets `observes = True` and names in `per_slot` (or `per_row`) what it remembers:
-    `layer.state` then has it, and evictions and forks apply to it too. Where a window moves on before the
-    next `observe`, tokens that it was not told of have zeros there. A dataclass where there are parameters
-    besides `budget` (`keep/sinks.py`), a class without them where there are none (`keep/tova.py`).
+    A new method overrides `score`. The newest token always stays. A method that wants to `observe` attention
+    sets `observes = True` and lists the names of its tensors in `per_slot` (or `per_row`): they are
+    attributes of `layer.state`, and evictions and forks apply to them too. If a window moves on before the
+    next `observe`, tokens that were never observed have zeros there. With parameters besides `budget` a
+    method is a dataclass (`keep/sinks.py`), otherwise a plain class (`keep/tova.py`).
 
-    budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window where that is
-    shorter, fixed when the prompt has ended; 1 keeps all. Tokens outside the window go by themselves.
-    chunk_length (`chunk=` of a method): tokens that stay or go together: what no rule holds scores as the
-    mean of its chunk of the text, in each KV head; of the last chunk that the budget reaches the first tokens
-    stay (ChunkKV, Liu et al. 2025, arXiv 2502.00299, where a chunk scores its sum in all heads and the budget
-    is of whole chunks).
-    every: compress while decoding too, each time that so many tokens have come on top of the budget. None: as
-    the method does, after every pass or (`once`) after the prompt alone. What observes attention then knows
-    that of the step alone.
-    renumber: attend as if the tokens held were consecutive ones that end with the newest (Xiao et al. 2023,
-    section 3.2): keys are rotated to these places when they are read, so models without RoPE are refused.
-    merge: what goes joins the kept token whose key is most like its own (`kvlab/merging.py`).
-    turns: "all": a later turn of several tokens is a prompt again, and a fraction then is of all that the row
-    has seen (`kvlab/turns.py`). "first": it continues the text.
+    budget: tokens held; a fraction is of the row's own prompt length, or of the layer's window if that is
+    shorter, and is fixed when the prompt has ended; 1 keeps all. Tokens outside the window are dropped
+    anyway.
+    chunk_length (`chunk=` of a method): tokens that stay or go together: a token that no rule holds gets the
+    mean score of its chunk of the text, in each KV head; the first tokens of the last chunk that the budget
+    reaches stay (ChunkKV, Liu et al. 2025, arXiv 2502.00299, where a chunk scores its sum over all heads and
+    the budget counts whole chunks).
+    every: compress while decoding too, each time this many tokens have come on top of the budget. None: the
+    method's own habit, after every pass or (`once`) after the prompt alone. A method that observes attention
+    then sees only the step's.
+    renumber: attend as if the tokens held were consecutive and ended with the newest (Xiao et al. 2023,
+    section 3.2): keys are rotated to these positions when they are read, so models without RoPE are refused.
+    merge: a token that is dropped is merged into the kept token with the most similar key
+    (`kvlab/merging.py`).
+    turns: "all": a later turn of several tokens is a prompt again, and a fraction is then of all tokens that
+    the row has seen (`kvlab/turns.py`). "first": it continues the text.
     """
 
     budget: float | int = 0.2
@@ -50,17 +52,17 @@ class Keep(Policy):
     turns: str = field(default="all", kw_only=True, repr=False)
 
     observes = False  # True: `observe` is called with the attention that every slot received ...
-    last_queries = None  # ... in the prompt, from so many of its last queries (None: all)
+    last_queries = None  # ... in the prompt, from this many of its last queries (None: all)
     reads_queries = False  # True: `note` is called with the queries of every pass
-    once = False  # True: the prompt is compressed, and what is written after it stays
+    once = False  # True: the prompt is compressed, and all later tokens stay
     scores_keys = False  # True: `score` is made from keys, which a model that caches latents does not hold
     newest_stays = True  # False: `choose` may let the newest token go
     ragged = False  # True: `shares` lets heads hold different numbers of tokens, in a `Ragged` store
-    rereads = False  # True: when the prompt has ended the model reads what `again` gives; see `hear`
+    rereads = False  # True: after the prompt the model reads the tokens of `again`; see `hear`
     sinks = 0  # first tokens that stay by rule
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
-    shared = ()  # names in the state: what belongs to no row and no slot
+    shared = ()  # names in the state: attributes that belong to no row and no slot
 
     def __post_init__(self):
         object.__setattr__(self, "budget", check_fraction_or_count("budget", self.budget))
@@ -78,7 +80,7 @@ class Keep(Policy):
 
     @property
     def prompt_only(self) -> bool:
-        """Whether nothing goes any more once the prompt has been compressed."""
+        """Whether no token is dropped after the prompt has been compressed."""
         return self.once and self.every is None
 
     def start(self, layer) -> State:
@@ -87,11 +89,12 @@ class Keep(Policy):
         return KeepState(self)
 
     def observe(self, layer, received: Tensor | None) -> None:
-        """`received` `[batch, kv_heads, slots]`: attention weight each slot got in this pass, summed over
-        the queries and averaged over the query heads of the group. A keep that does not observe gets None."""
+        """`received` `[batch, kv_heads, slots]`: attention weight that each slot got in this pass, summed
+        over the queries and averaged over the query heads of the group; None for a keep that does not
+        observe."""
 
     def observe_and_check(self, layer, received: Tensor | None) -> None:
-        """`observe`, and a look at what it has left in the state."""
+        """`observe`, and a check of the state that it leaves."""
         self.observe(layer, received)
         checked.state(self, layer)
 
@@ -99,18 +102,19 @@ class Keep(Policy):
         """The queries of a pass `[batch, heads, tokens, head_dim]`, after RoPE, of the newest tokens."""
 
     def again(self, layer, model, ids: Tensor, real: Tensor):
-        """What a keep that `rereads` wants the model to read when the prompt has ended, after the prompt, and
-        without leaving anything in the cache: yields (ids `[batch, n]`, real bool `[batch, n]`, anything that
-        `hear` needs), one for each pass. ids, real `[batch, tokens]`: the prompt; layer: the first one."""
+        """The tokens that a keep with `rereads` wants the model to read after the prompt, without leaving
+        anything in the cache: yields (ids `[batch, n]`, real bool `[batch, n]`, anything that `hear` needs)
+        for each pass. ids, real `[batch, tokens]`: the prompt; layer: the first one."""
         raise TypeError(f"{type(self).__name__} must say what it reads again: define again")
 
     def hear(self, layer, given, asked: Tensor, positions: Tensor, part) -> None:
-        """Called for every layer in such a pass. given: its `Recorded`, the keys and values being those of
-        what is held and, behind them, of what is read; positions `[batch, 1 or kv_heads, held + n]`: theirs,
-        -1 for none; asked `[batch, n]`: those of the queries; part: what `again` yielded."""
+        """Called for every layer in such a pass. given: its `Recorded`, with keys and values of the tokens
+        held and then of those read; positions `[batch, 1 or kv_heads, held + n]`: their positions, -1 for
+        none; asked `[batch, n]`: the queries' positions; part: the third item that `again` yielded."""
 
     def agree(self, layers) -> None:
-        """All has been read: a keep that decides over several layers (`View`s) sets their `state.shares`."""
+        """Called after all passes: a keep that decides over several layers (`View`s) sets their
+        `state.shares`."""
 
     def score(self, layer) -> Tensor:
         """Importance of every slot, `[batch, kv_heads, slots]`; ties go to the older token.
@@ -119,17 +123,17 @@ class Keep(Policy):
         `layer.state`), from `layer.slot_positions` `[batch, kv_heads, slots]` (-1: empty) and `layer.lengths`
         (tokens seen per row), or from the keys:
         `keys, values = layer.store.read(layer.slot_positions.device)`, `[batch, kv_heads, slots, head_dim]`
-        each, decoded; on a host this brings all of both to the device at every pass, which is not counted as
-        moved. Scores that differ by rounding only must be made equal (`score.round(decimals=3)`), or a padded
-        batch and a single row choose differently. What an empty slot scores does not matter. A score of
-        another shape, or that is NaN where a token is, is a ValueError.
+        each, decoded; on a host this brings both to the device at every pass, which is not counted as moved.
+        Scores that differ only by rounding must be made equal (`score.round(decimals=3)`), or a padded batch
+        and a single row choose differently. The score of an empty slot does not matter. A score of another
+        shape, or NaN for a token, raises ValueError.
         """
         raise TypeError(f"{type(self).__name__} must say how it scores tokens: define score(layer)")
 
     def by_rule(self, layer) -> Tensor:
-        """The slots that stay whatever they score, bool `[batch, kv_heads, slots]`: the newest token, the
-        first `sinks`, and what a method's definition names besides by its place in the text (a recent
-        window). What else is held, the score chose."""
+        """The slots that stay whatever their score, bool `[batch, kv_heads, slots]`: the newest token, the
+        first `sinks`, and other tokens that a method's definition names by their place in the text (a recent
+        window). The score chooses the rest."""
         return newest(layer) | first(layer, self.sinks)
 
     def limits(self, layer) -> list[int]:
@@ -138,13 +142,13 @@ class Keep(Policy):
 
     def shares(self, layer, score: Tensor) -> Tensor | None:
         """Tokens that each head may hold after the prompt, int `[batch, kv_heads]`, by this score (`ranked`);
-        None: as many as `limits` says, every head. A `ragged` keep overrides it."""
+        None: every head as many as `limits` says. A `ragged` keep overrides it."""
 
     def choose(self, layer) -> Tensor | None:
         """Slots that stay after the prompt (`layer.in_prompt`) and after every later pass, `[batch, kv_heads,
-        n]` in order of position, -1 at the end where a head holds fewer; None when nothing has to go. The
-        newest token always stays. `state.limits` and `state.longest` are this method's own: another need not
-        set them."""
+        n]` in order of position, -1 at the end where a head holds fewer; None if no token has to go. The
+        newest token always stays. `state.limits` and `state.longest` belong to this implementation: an
+        override need not set them."""
         state = layer.state
         if layer.in_prompt:
             state.limits = state.longest = checked.limits(self, layer, self.limits(layer))
@@ -169,7 +173,8 @@ class Keep(Policy):
         return checked.rule(self, layer, self.by_rule(layer))
 
     def chosen(self, layer) -> tuple[Tensor | None, list[int] | None]:
-        """What `choose` returns, and how many tokens each row may hold then, in the head that has most."""
+        """The result of `choose`, and the number of tokens that each row may then hold, in its largest
+        head."""
         state = layer.state
         if type(self).choose is Keep.choose:
             return self.choose(layer), state.longest
@@ -182,7 +187,7 @@ class Keep(Policy):
         return slots, held
 
     def forget(self, state) -> None:
-        """It has been chosen: what is needed for one choice alone may go."""
+        """Called after the choice: state that only one choice needs may go."""
 
     def ranked(self, layer) -> Tensor:
         """`score`, fp32, infinite for the newest token, and minus infinite where a slot is empty."""
@@ -230,27 +235,28 @@ def first(layer, count: int) -> Tensor:
 
 
 def recent(layer, count: int | list[int]) -> Tensor:
-    """Which slots hold one of the last tokens that a row has seen, so many (a list: of each row)."""
+    """Which slots hold one of the last `count` tokens that a row has seen (a list: for each row)."""
     counts = [count] * len(layer.lengths) if isinstance(count, int) else count
     start = [seen - mine for seen, mine in zip(layer.lengths, counts, strict=True)]
     return layer.slot_positions >= by_row(start, layer.slot_positions)
 
 
 def by_row(numbers: list[int], like: Tensor) -> Tensor | int:
-    """A number for each row, `[batch, 1, 1]`, to compare with `like`; one for all where rows agree, which
-    brings nothing to the device."""
+    """A number for each row, `[batch, 1, 1]`, to compare with `like`; if all rows agree, one number, which
+    needs no copy to the device."""
     if len(set(numbers)) == 1:
         return numbers[0]
     return torch.tensor(numbers, device=like.device).view(-1, 1, 1)
 
 
 def prompts(layer) -> list[int]:
-    """Tokens that a fraction is of: each row's prompt, or the window where that is shorter."""
+    """The lengths that a fraction refers to: each row's prompt, or the window if that is shorter."""
     return [min(tokens, layer.local or tokens) for tokens in layer.lengths]
 
 
 def by_chunk(score: Tensor, positions: Tensor, by_rule: Tensor, chunk: int) -> Tensor:
-    """Scores `[batch, kv_heads, slots]` as means over a chunk of the text, of what no rule holds there."""
+    """Scores `[batch, kv_heads, slots]` as means over the tokens of a chunk of the text that no rule
+    holds."""
     own = (positions >= 0) & ~by_rule
     index = (positions.clamp(min=0) // chunk).long()
     total = score.new_zeros(*score.shape[:2], int(index.amax()) + 1)
@@ -260,7 +266,7 @@ def by_chunk(score: Tensor, positions: Tensor, by_rule: Tensor, chunk: int) -> T
 
 
 def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
-    """How many of a row's `limits` `[batch]` best slots each head of each layer has, `[batch, kv_heads]`.
+    """How many of a row's `limits` `[batch]` best slots are in each head of each layer, `[batch, kv_heads]`.
     scores: by layer `[batch, kv_heads, slots]`, -inf where a slot is empty; ties go to the first layer, in it
     to the first head, and in it to the older token."""
     flat = torch.cat([score.flatten(1) for score in scores], 1)
@@ -271,7 +277,7 @@ def counts(scores: list[Tensor], limits: Tensor) -> list[Tensor]:
 
 
 def _all_but_the_lowest(score: Tensor) -> Tensor:
-    """All slots but the one with the lowest score, the last of them if it is a tie."""
+    """All slots except the one with the lowest score (the last of them in a tie)."""
     slots = score.shape[-1]
     lowest = slots - 1 - score.flip(-1).argmin(dim=-1, keepdim=True)
     index = torch.arange(slots - 1, device=score.device)

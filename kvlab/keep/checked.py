@@ -1,4 +1,4 @@
-"""Checked: what a keep says, looked at once before anything acts on it: compiled code does not look."""
+"""Checked: validates what a keep returns before it is used, since compiled code does not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST = 2**32  # tokens: more than any limit
 
 
 def score(keep, layer, given) -> Tensor:
-    """A keep's score, if it is one: `[batch, kv_heads, slots]`, and no NaN where a token is."""
+    """A keep's score, if it is valid: `[batch, kv_heads, slots]`, and no NaN for a token."""
     positions = layer.slot_positions
     _tensor(keep, "score", layer, given, positions, _every(positions))
     none = (given.isnan() & (positions >= 0)).any(-1)
@@ -24,20 +24,20 @@ def score(keep, layer, given) -> Tensor:
 
 
 def state(keep, layer) -> None:
-    """What a keep has observed, if its state fits the layer: NaN there is told by the score made of it."""
+    """A keep's observations, if their shapes fit the layer: NaN shows in the score made from them."""
     shape = len(layer.lengths), layer.kv_heads, layer.slots
     if odd := layer.state.odd(*shape, numbers=False):
         _refuse(keep, "observe", layer, f"{odd}; [batch, kv_heads, slots] is {shape}")
 
 
 def rule(keep, layer, given) -> Tensor:
-    """What a keep's rule holds, if it says so of every slot: bool `[batch, kv_heads, slots]`."""
+    """The slots that a keep's rule holds, if it is a bool for every slot: `[batch, kv_heads, slots]`."""
     positions = layer.slot_positions
     return _tensor(keep, "by_rule", layer, given, positions, f"bool {_every(positions)}", (torch.bool,))
 
 
 def limits(keep, layer, given) -> list[int]:
-    """A keep's limits, if they are whole numbers above 0, one for each row."""
+    """A keep's limits, if they are whole numbers above 0, one per row."""
     whole = isinstance(given, list) and len(given) == len(layer.lengths)
     if not (whole and all(type(most) is int and 0 < most < MOST for most in given)):
         _refuse(keep, "limits", layer, f"expected a whole number above 0 for each row, got {shown(given)}")
@@ -58,7 +58,7 @@ def shares(keep, layer, given) -> Tensor | None:
 
 
 def slots(keep, layer, given) -> Tensor | None:
-    """What a `choose` of a method's own returned: None, or slots in order, the newest token's among them."""
+    """The result of a method's own `choose`: None, or slots in order, the newest token's among them."""
     if given is None:
         return None
     positions = layer.slot_positions
@@ -77,7 +77,7 @@ def slots(keep, layer, given) -> Tensor | None:
 
 
 def _tensor(keep, what: str, layer, given, like: Tensor, expected: str, dtypes=None, axes=None) -> Tensor:
-    """Given, if it is a tensor of real numbers, in the same place and shape (in the first axes)."""
+    """The value, if it is a tensor of real numbers with the same device and shape (in the first axes)."""
     dense = isinstance(given, Tensor) and given.layout == torch.strided and not given.is_complex()
     same = dense and given.device == like.device and given.dim() == like.dim()
     if not same or given.shape[:axes] != like.shape[:axes] or (dtypes and given.dtype not in dtypes):

@@ -1,4 +1,4 @@
-"""CurDKV: keep what weighs most among its neighbours (Sengupta et al. 2025, arXiv 2509.15038)."""
+"""CurDKV: keep the tokens that weigh most among their neighbours (Sengupta et al. 2025, arXiv 2509.15038)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .base import Keep, first
 )  # fmt: skip
 @dataclass(frozen=True)
 class CUR(Keep):
-    """After the prompt, drop the tokens with small keys and small values. No query is asked.
+    """After the prompt, drop the tokens with small keys and small values. No query is needed.
 
     Definition: the leverage of a token is approximated by the squared norm of its key as a share of those in
     its window of neighbouring tokens, and likewise of its value; the score is the product of both shares, per
-    KV head. The first tokens stay. Tokens of the same word have equal norms but for rounding: scores are
+    KV head. The first tokens stay. Tokens of the same word have equal norms except for rounding: scores are
     compared to six decimals, and the older token stays. Tokens written after the prompt all stay.
 
     budget: tokens of the prompt held (see `Keep`). window: tokens of a window of the text, by position (16 in
-    kvpress, whose approximation of the paper's leverage scores this is). sinks: first tokens that stay.
+    kvpress, whose approximation of the paper's leverage scores is used here). sinks: first tokens that stay.
     """
 
     window: int = 16

@@ -26,21 +26,21 @@ LATENT = "latents are cached: all heads share them, and none can hold fewer"
     technique="eviction by what was trained",
 )  # fmt: skip
 class Duo(Keep):
-    """Heads that look far back hold every token, the others the first ones and a window of recent ones. Which
-    are which was trained: `python -m course.recipes.duo` makes a profile of a model.
+    """Heads that look far back hold every token, the others the first ones and a window of recent ones.
+    Training decides which: `python -m course.recipes.duo` makes a profile of a model.
 
     Definition: a profile has a gate in [0, 1] for every KV head of every layer that attends. The share
-    `heads` of all these heads with the largest gates hold everything; where gates are equal, those of lower
-    layers and then of lower numbers. Every other head holds its first `sinks` tokens and the `recent` newest,
-    numbers that the profile was trained with, after the prompt and after every pass. Heads really hold
-    different numbers of tokens: the store is a `Ragged` one.
+    `heads` of all these heads with the largest gates holds everything; ties go to lower layers and then to
+    lower head numbers. After the prompt and after every pass, every other head holds its first `sinks` tokens
+    and the `recent` newest, with the numbers that the profile was trained with. Heads really hold different
+    numbers of tokens: the store is a `Ragged` one.
 
     profile: file of a profile of this model. heads: share of the KV heads that hold everything; 1 keeps all.
-    every: streaming heads let go each time that so many tokens are too many (None: at every pass). turns: see
-    `Keep`.
+    every: streaming heads drop tokens each time that they hold this many too many (None: at every pass).
+    turns: see `Keep`.
     Deviations: our gates are trained on recall questions about facts in prose, the paper's on passkeys, and
-    the L1 in our loss is of the gates' mean. The paper's streaming heads hold 64 first and 256 recent tokens,
-    which is more than most prompts here have: a profile may have other numbers. While a prompt is read all
+    our loss takes the L1 of the gates' mean. The paper's streaming heads hold 64 first and 256 recent tokens,
+    which is more than most prompts here have: a profile may have other numbers. While a prompt is read, all
     heads attend to all of it; in the paper, streaming heads do not.
     ValueError for a profile of another model, and for models that cache latents.
     State: `retrieves` `[kv_heads, 1]`, which heads of the layer hold everything.
@@ -93,7 +93,7 @@ class Duo(Keep):
         return state
 
     def by_rule(self, layer) -> Tensor:
-        """All that stays."""
+        """All slots that stay."""
         positions = layer.slot_positions
         newest = positions.amax((1, 2), keepdim=True)
         near = (positions < self.sinks) | (positions > newest - self.recent)

@@ -1,4 +1,4 @@
-"""Expected Attention: keep what later queries are expected to look at (Devoto et al. 2025, arXiv
+"""Expected Attention: keep the tokens that later queries are expected to attend to (Devoto et al. 2025, arXiv
 2510.00636)."""
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from .state import KeepState
 )  # fmt: skip
 @dataclass(frozen=True)
 class ExpectedAttention(Keep):
-    """After the prompt, guess what the next queries will be like from those of the prompt, and keep what they
-    would attend to. No single query is asked.
+    """After the prompt, predict the distribution of the next queries from the prompt's, and keep the tokens
+    that they would attend to. No single query is used.
 
     Definition: the prompt's queries before RoPE, without those of the first `sinks` tokens, have a mean m and
     a covariance S in every head; both are rotated by R, the mean rotation of the next `future` positions. If
     queries are drawn from a Gaussian, a key's expected unnormalized weight is exp(k'Rm s + k'RSR'k s^2 / 2),
-    s being the scale of scores. A token's score is its part of these weights among the tokens held, averaged
-    over the query heads of a group, times the L2 norm of its value. The first `sinks` tokens stay and have no
-    part in it. Tokens written after the prompt all stay. Models without RoPE are refused.
+    s being the scale of scores. A token's score is its share of these weights among the tokens held, averaged
+    over the query heads of a group, times the L2 norm of its value. The first `sinks` tokens stay and do not
+    enter the score. Tokens written after the prompt all stay. Models without RoPE are refused.
 
-    budget: tokens of the prompt held (see `Keep`). future: positions that are averaged over (512 in kvpress,
-    the authors' code). sinks: first tokens that stay (4 there).
-    Deviation: as in kvpress, the prompt is compressed once; heads that share a budget, which its entry of
-    that name adds, are `adakv`.
+    budget: tokens of the prompt held (see `Keep`). future: number of positions to average over (512 in
+    kvpress, the authors' code). sinks: first tokens that stay (4 there).
+    Deviation: as in kvpress, the prompt is compressed once; kvpress also lets heads share a budget, which is
+    `adakv` here.
     State, while the prompt is open: `count` `[batch, 1]`, queries so far, `total` `[batch, heads, head_dim]`,
-    their sum, `squares` `[batch, heads, head_dim, head_dim]`, that of their outer products, in fp64;
+    their sum, `squares` `[batch, heads, head_dim, head_dim]`, the sum of their outer products, in fp64;
     `rotation`, how the layer rotates (`models.Rotation`; None: not at all).
     """
 

@@ -27,9 +27,9 @@ class H2O(Keep):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
     Definition: acc_j = sum over all queries so far of the softmax weight on token j, per KV head. After the
-    prefill the heavy tokens outside the recent window and the window itself stay; at every step the new
-    token comes in and the lowest-scoring token outside the window leaves, for good. This is the real, causal
-    form: the official repository also has masked forms, one of which looks at future queries.
+    prefill the recent window and the heavy tokens outside it stay; at every step the new token comes in and
+    the lowest-scoring token outside the window leaves for good. This is the causal form: the official
+    repository also has masked forms, one of which uses future queries.
 
     budget: tokens held, heavy + recent (see `Keep`). recent: part of the budget that is the recent window
     (0.5 in the paper's scripts: equal halves). Under grouped-query attention acc is averaged over the query
@@ -46,7 +46,7 @@ class H2O(Keep):
         check_number("recent", self.recent, lambda x: 0 <= x <= 1, "a part of the budget between 0 and 1")
 
     def observe(self, layer, received: Tensor) -> None:
-        # new tokens have the last slots; what was evicted has left so_far already
+        # new tokens have the last slots; evicted tokens have already left so_far
         so_far = layer.state.received
         if so_far is not None:
             received[..., : so_far.shape[-1]] += so_far

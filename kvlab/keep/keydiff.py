@@ -14,7 +14,7 @@ from .base import Keep
     "Park et al. 2025", less="budget=0.4", look="purple v -", technique="eviction by keys",
 )  # fmt: skip
 class KeyDiff(Keep):
-    """After the prompt, drop the tokens whose keys point where most keys point. No query is asked.
+    """After the prompt, drop the tokens whose keys point in the direction of most keys. No query is needed.
 
     Definition: the anchor of a KV head is the mean of its keys at unit length; a token's score is
     minus the cosine between its key and the anchor. Keys are taken after RoPE, as they are stored. Tokens

@@ -13,11 +13,11 @@ from .base import Keep
     less="budget=0.4", look="purple < --", technique="eviction by keys",
 )  # fmt: skip
 class KeyNorm(Keep):
-    """After the prompt, drop the tokens with the longest keys. No query is asked.
+    """After the prompt, drop the tokens with the longest keys. No query is needed.
 
-    Definition: a token's score is minus the L2 norm of its key, per KV head. A rotation leaves a norm as it
-    is, so tokens of the same word have equal norms in the first layer but for rounding: norms are compared to
-    three decimals, and the older token stays. Tokens written after the prompt all stay.
+    Definition: a token's score is minus the L2 norm of its key, per KV head. A rotation does not change a
+    norm, so tokens of the same word have equal norms in the first layer except for rounding: norms are
+    compared to three decimals, and the older token stays. Tokens written after the prompt all stay.
 
     budget: tokens of the prompt held (see `Keep`). Deviation: the paper leaves the first two layers whole.
     """

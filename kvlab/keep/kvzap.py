@@ -1,5 +1,4 @@
-"""KVzap: guess from its key and value what KVzip would say of a token (Jégou and Jeblick 2026, arXiv
-2601.07891)."""
+"""KVzap: predict a token's KVzip score from its key and value (Jégou and Jeblick 2026, arXiv 2601.07891)."""
 
 from __future__ import annotations
 
@@ -28,28 +27,29 @@ KIND = "kvzap"
     technique="eviction by what was trained",
 )  # fmt: skip
 class KVzap(Keep):
-    """KVzip's scores without KVzip's second reading: a linear model of every layer guesses them from what the
-    layer makes of a token, when it is written. What scores too little goes, also while decoding.
+    """KVzip's scores without its second reading: in every layer a linear model predicts them from a token's
+    keys and values when these are written. Tokens with low scores are dropped, while decoding too.
 
-    Definition: x is what a layer holds of a token: the keys before RoPE and the values of all its KV heads
-    side by side. The log of the token's score in KV head h is guessed as w_h x + b_h. When `recent` newer
-    tokens have come, a token goes from the heads in which the guess is below log(threshold); it is judged
-    once. There is no budget: heads, layers and texts hold as much as they are judged to need, in a `Ragged`
-    store. The numbers w and b are calibrated: `python -m course.recipes.kvzap` makes a profile of a model by
-    ridge regression to its KVzip scores.
+    Definition: x is the concatenation of a token's keys before RoPE and its values in all KV heads of the
+    layer. The predicted log score in KV head h is w_h x + b_h. Once `recent` newer tokens have come, a token
+    is dropped from the heads in which the prediction is below log(threshold); it is judged once. There is no
+    budget: heads, layers and texts hold as many tokens as pass, in a `Ragged` store. The numbers w and b are
+    calibrated: `python -m course.recipes.kvzap` makes a profile of a model by ridge regression to its KVzip
+    scores.
 
     profile: file of a profile of this model. threshold: a weight between 0 and 1, below which a score is too
-    little; 0 keeps all. recent: newest tokens that are not judged. None for either: the profile's, which let
-    a stated share of its texts stay. every: judge each time that so many are due (None: at every pass).
-    turns: see `Keep`.
-    Deviations: the paper's linear model reads the layer's input, which no cache sees; ours the keys and
-    values that the layer makes of it. It also has a network of two layers, which guesses better; ours is
-    linear only. The scores are KVzip's weights; the paper's are these, multiplied by the norm of what a value
-    adds to the output and divided by that of the input. recent is 128 there, more than many a prompt here
-    holds. While a prompt is read all of it is attended to, as in kvpress, the authors' code.
+    low; 0 keeps all. recent: newest tokens that are not judged. None for either: the profile's value, chosen
+    so that a stated share of its texts stays. every: judge each time that this many are due (None: at every
+    pass). turns: see `Keep`.
+    Deviations: the paper's linear model reads the layer's input, which a cache does not see; ours reads the
+    layer's keys and values. The paper also has a two-layer network, which predicts better; ours is only
+    linear. Our scores are KVzip's weights; the paper multiplies these by the norm of the value's contribution
+    to the output and divides by the norm of the input. recent is 128 there, more than many prompts here.
+    While a prompt is read, all of it is attended to, as in kvpress, the authors' code.
     ValueError for a profile of another model, and for models without RoPE.
-    State: `judged`, for each row how many of its tokens have been; `rotation`, how the layer rotates; of its
-    linear model, of all processes' heads, `weight` `[kv_heads, numbers]` and `bias` `[kv_heads]`.
+    State: `judged`, for each row the number of tokens judged so far; `rotation`, how the layer rotates;
+    `weight` `[kv_heads, numbers]` and `bias` `[kv_heads]` of its linear model, for the heads of all
+    processes.
     """
 
     ragged = True
@@ -78,14 +78,14 @@ class KVzap(Keep):
         return self.threshold != 0
 
     def shapes(self, shape) -> dict[str, tuple[int, ...]]:
-        """Of the linear models of a model of this shape."""
+        """The shapes of the linear models of a model of this shape."""
         heads = shape.layers, shape.kv_heads
         return {"weight": (*heads, shape.kv_heads * (shape.head_dim + shape.value_dim)), "bias": heads}
 
     def limits(self, layer) -> list[float]:
         """Tokens that a head of the layer holds after its prompt, as the bill asks: the share of the
         calibration's texts that the profile's own threshold held, over all heads. ValueError for another
-        threshold, of which nobody knows what it holds before it has read the text."""
+        threshold, since the number held is unknown before the text is read."""
         self.profile.fits(**self.shapes(layer.shape))
         if self.share is None:
             raise ValueError("how many tokens stay hangs on the text, but for the profile's own threshold")

@@ -1,4 +1,4 @@
-"""KVzip: what the model looks at when it repeats the prompt (Kim et al. 2025, arXiv 2505.23416)."""
+"""KVzip: keep what the model attends to when it repeats the prompt (Kim et al. 2025, arXiv 2505.23416)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .base import Keep, counts
 
 FIRST = "\n\nRepeat the previous context exactly.\n"
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
-BEFORE = 8  # tokens of the chunk before, which say where a later chunk starts
+BEFORE = 8  # tokens of the previous chunk, which show where a later chunk starts
 LEAST = 16  # tokens of a chunk, where the model's context leaves little room
 
 
@@ -29,23 +29,23 @@ LEAST = 16  # tokens of a chunk, where the model's context leaves little room
 )  # fmt: skip
 @dataclass(frozen=True)
 class KVzip(Keep):
-    """After the prompt, let the model read it once more, as if it repeated it, and keep what it looks at
-    then. No question is asked, so what stays serves any.
+    """After the prompt, let the model read it again, as if it repeated it, and keep the tokens that it then
+    attends to. No question is used, so the kept tokens serve any question.
 
     Definition: the prompt is fed again chunk by chunk, behind an instruction and, from the second chunk on,
-    the 8 tokens before it; these passes see all that is held and leave nothing. The score of a token, per
+    the 8 tokens before it; these passes see all tokens held and store nothing. The score of a token, per
     layer and KV head, is the largest weight that any fed query of the group gives it, in the softmax over the
-    first `sinks` tokens, its own chunk and what was fed. The best tokens of all layers and heads stay, as
-    many as there are heads times the budget; the first `sinks` tokens stay in any case, and so does the
-    newest. Tokens written after the prompt all stay.
+    first `sinks` tokens, its own chunk and what was fed. The best tokens of all layers and heads stay, in
+    total the number of heads times the budget; the first `sinks` tokens and the newest always stay. Tokens
+    written after the prompt all stay.
 
-    budget: tokens of the prompt held, mean over layers and heads (see `Keep`). over: what one threshold is
-    for: "model" (the paper's), "layer", or "head" (every head holds the same number: any buffer will do).
-    chunk: tokens fed at a time, less where the model's context has no room for them. sinks: first tokens that
+    budget: tokens of the prompt held, mean over layers and heads (see `Keep`). over: what shares a threshold:
+    "model" (the paper's), "layer", or "head" (every head holds the same number: any buffer will do).
+    chunk: tokens fed at a time, fewer if the model's context has no room for them. sinks: first tokens that
     stay (the paper keeps a system prompt; 4 as in kvpress). turns: "first" for chats, whose later turns then
-    all stay (see `Keep`); a later turn is refused else.
-    Deviations: the instruction is fed where `kvlab.load` knows the model's tokenizer, in no chat template; a
-    model that was made otherwise reads the chunks alone. A window does not limit which held token is scored.
+    all stay (see `Keep`); otherwise a later turn is refused.
+    Deviations: the instruction is fed, without a chat template, if `kvlab.load` knows the model's tokenizer;
+    otherwise the model reads the chunks alone. A window does not limit which held token is scored.
     State: `scores` `[batch, kv_heads, slots]`, until the prompt is compressed.
     """
 
@@ -66,7 +66,7 @@ class KVzip(Keep):
         return self.over != "head"
 
     def again(self, layer, model, ids: Tensor, real: Tensor) -> Iterator[tuple]:
-        """With each pass: which of a row's tokens are its chunk, (start, end), `[batch, 1, 1]` each."""
+        """Each pass also yields the bounds of each row's chunk, (start, end), `[batch, 1, 1]` each."""
         tokenizer = tokenizer_of(model)
         said = [[] if tokenizer is None else tokenizer.encode(text, add_special_tokens=False)
                 for text in (FIRST, LATER, "\n")]  # fmt: skip

@@ -1,4 +1,4 @@
-"""LagKV: keep what stands out from the block of tokens after it (Liang et al. 2025, arXiv 2504.04704)."""
+"""LagKV: keep the tokens that differ most from the next block (Liang et al. 2025, arXiv 2504.04704)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from .base import Keep, prompts
 @dataclass(frozen=True)
 class LagKV(Keep):
     """After the prompt, keep the tokens that vary most on the scale of the tokens that follow. No query is
-    asked.
+    needed.
 
     Definition: after the first `sinks` tokens, the prompt is cut into blocks of `lag` tokens. Each channel of
     a block's keys is scaled to the smallest and largest value that it takes in the next block; a token's key
     score is the softmax, over the block, of the standard deviation of its scaled channels; its value score
-    likewise, and their mean ranks it within its block and KV head. Of every block the best stay, equally many
-    but for one. The first tokens, the last whole block, which has no next one, and what follows it stay;
-    where they are more than the budget, the newest of them. Tokens written after the prompt all stay.
+    likewise, and their mean ranks it within its block and KV head. The best of every block stay, the same
+    number in each to within one. The first tokens, the last whole block, which has no next one, and the
+    tokens after it stay; if they exceed the budget, only the newest of them. Tokens written after the prompt
+    all stay.
 
     budget: tokens of the prompt held (see `Keep`). lag: tokens of a block; a fraction is of the tokens that
-    the row may hold. With the paper's 1,024 (kvpress: 128) the block that stays anyway fills a budget of 20 %
-    on all prompts below 5,000 (640) tokens, and nothing is chosen; a quarter of the budget leaves half of it
-    or more to the choice, but for the first tokens. sinks: first tokens that stay (paper: 16, kvpress: 4).
+    the row may hold. With the paper's 1,024 (kvpress: 128) the block that always stays fills a budget of 20 %
+    on all prompts below 5,000 (640) tokens, and nothing is chosen; a quarter of the budget leaves at least
+    half of it to the choice, first tokens aside. sinks: first tokens that stay (paper: 16, kvpress: 4).
     Deviation: the paper goes on while decoding; here the prompt is compressed once, as in kvpress. A channel
     that does not vary in the next block counts as 0. ValueError for a lag longer than the prompt.
     """
@@ -60,14 +61,14 @@ class LagKV(Keep):
         return max(2, resolve_budget(self.lag, limit) or limit)
 
     def cut(self, layer, row: int) -> tuple[int, int, int]:
-        """How a row's held tokens are cut: (first tokens, blocks that have a next one, tokens of a block)."""
+        """How a row's tokens are divided: (first tokens, blocks that have a next one, tokens of a block)."""
         lag = self.block(layer.state.limits[row], layer.rows_held[row])
         positions = layer.slot_positions[row, 0]
         first = int(((positions >= 0) & (positions < self.sinks)).sum())
         return first, max(0, (layer.rows_held[row] - first) // lag - 1), lag
 
     def by_rule(self, layer) -> Tensor:
-        """The first tokens, the last whole block, and what follows it."""
+        """The first tokens, the last whole block, and the tokens after it."""
         held = layer.slot_positions >= 0
         order, stays = held.cumsum(-1) - 1, held.clone()
         for row in range(len(held)):
@@ -94,7 +95,7 @@ class LagKV(Keep):
 
 
 def weights(x: Tensor, lag: int) -> Tensor:
-    """Softmax over each block, but the last one, of how much a token's channels vary on the scale of the next
+    """Softmax over each block except the last of how much a token's channels vary on the scale of the next
     block: x `[kv_heads, blocks * lag, head_dim]` -> `[kv_heads, blocks - 1, lag]`."""
     blocks = x.unflatten(1, (-1, lag))
     least, most = (getattr(blocks[:, 1:], name)(2, keepdim=True) for name in ("amin", "amax"))

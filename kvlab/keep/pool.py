@@ -14,10 +14,10 @@ VICTIMS = ("counter", "lru", "fifo")
 
 
 class Pool(Keep):
-    """Keep what the capacity allows; a victim is chosen among the older half of the tokens held.
+    """Keep as many tokens as the capacity allows; victims come from the older half of the tokens held.
 
     "fifo": the oldest. "lru": the one whose last fetch is longest ago. "counter": the one fetched least
-    often. Ties: the oldest. What counts as fetched is what the place offered to attention; a layer that
+    often. Ties: the oldest. A token counts as fetched if the place offered it to attention; a layer that
     fetches everything uses every token. Victims are chosen per KV head, and a victim is gone for good.
 
     capacity: tokens held in every head; a fraction is of the row's own prompt length (1: no limit). turns:

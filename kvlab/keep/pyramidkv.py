@@ -20,10 +20,11 @@ from .snapkv import SnapKV
 class PyramidKV(SnapKV):
     """As SnapKV, with a budget that falls from layer to layer in equal steps; its mean is `budget`.
 
-    Definition: the highest layer holds budget / beta, the lowest 2 * budget less that, those between lie on
-    the line; a layer never holds less than the window, nor more than the prompt.
+    Definition: the highest layer holds budget / beta, the lowest 2 * budget minus that, and those between
+    follow a straight line; a layer never holds less than the window or more than the prompt.
 
-    budget, window, kernel: as in `SnapKV`, the budget being the mean over layers. beta: mean over least.
+    budget, window, kernel: as in `SnapKV`; the budget is the mean over layers. beta: mean budget over
+    smallest.
     """
 
     beta: float = 20
@@ -33,7 +34,7 @@ class PyramidKV(SnapKV):
         check_number("beta", self.beta, lambda x: 1 <= x < math.inf, "a number of at least 1")
 
     def share(self, index: int, layers: int) -> float:
-        """What layer `index` of `layers` holds, as part of the mean."""
+        """The budget of layer `index` of `layers`, as a multiple of the mean."""
         least = 1 / self.beta
         return (2 - least) + index / (layers - 1) * (2 * least - 2) if layers > 1 else 1.0
 

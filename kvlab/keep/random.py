@@ -1,4 +1,4 @@
-"""Random: keep any tokens, the floor that a keep has to beat."""
+"""Random: keep random tokens, the floor that every keep has to beat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ BITS = 0xFFFFFFFF
 )  # fmt: skip
 @dataclass(frozen=True)
 class Random(Keep):
-    """After the prompt, keep tokens drawn at random, every KV head its own. What a choice is worth, shows
-    against this one.
+    """After the prompt, keep tokens drawn at random, different ones in every KV head. It is the baseline for
+    every choice.
 
-    Definition: a token's score is a 32-bit hash of its position, KV head and layer, and of the seed; so a row
-    keeps the same tokens alone and in a padded batch. Tokens written after the prompt all stay.
+    Definition: a token's score is a 32-bit hash of its position, KV head, layer and the seed; so a row keeps
+    the same tokens alone and in a padded batch. Tokens written after the prompt all stay.
 
     budget: tokens of the prompt held (see `Keep`). seed: another one draws other tokens.
     """

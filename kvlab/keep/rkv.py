@@ -1,4 +1,4 @@
-"""R-KV: drop what later tokens say again, every so many tokens (Cai et al. 2025, arXiv 2505.24133)."""
+"""R-KV: drop tokens that later ones repeat, at regular intervals (Cai et al. 2025, arXiv 2505.24133)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Keep, recent
 from .snapkv import largest_near
 from .state import KeepState, LastQueries
 
-ALIKE = 0.5  # cosine above which a key says again what another one said
+ALIKE = 0.5  # cosine above which one key repeats another
 
 
 @named(
@@ -26,20 +26,20 @@ ALIKE = 0.5  # cosine above which a key says again what another one said
 )  # fmt: skip
 @dataclass(frozen=True)
 class RKV(Keep):
-    """Of a long output, hold what the last queries look at and what is not said again: reasoning repeats.
+    """Keep the tokens of a long output that the last queries attend to and later tokens do not repeat.
 
     Definition: a token's importance is the softmax weight that the last `window` queries give it among the
-    tokens before them, of scores that are the largest in the group, mean over these queries, then the largest
-    within `kernel` neighbours. Its redundancy is the softmax, over all tokens, of the mean cosine of its key
-    with all keys, where every key spares the latest one that it is alike with (cosine above 0.5). The tokens
-    with the largest share * importance - (1 - share) * redundancy stay, and the last `window`.
+    tokens before them, with the group's largest scores, averaged over these queries; then the largest within
+    `kernel` neighbours. Its redundancy is the softmax, over all tokens, of the mean cosine of its key with
+    all keys, where every key spares the latest one that it resembles (cosine above 0.5). The tokens with the
+    largest share * importance - (1 - share) * redundancy stay, and the last `window`.
 
     budget: tokens held (see `Keep`), plus up to `every` that have come since. window: queries that vote, and
     that stay. kernel: an odd number of tokens. share: of importance (0.07 in the official code, 0.1 in the
     paper).
-    Deviations: the prompt is compressed as well; a key that is alike with none spares none, where the
-    official code has it spare the first token. The paper's claim is about outputs of thousands of tokens of
-    reasoning models; nothing that kvlab measures has such outputs, so none of it is shown here.
+    Deviations: the prompt is compressed too; a key that resembles no other spares none, while in the official
+    code it spares the first token. The paper's claim is about reasoning models with outputs of thousands of
+    tokens; kvlab measures no such outputs and so does not test it.
     ValueError for models that cache latents.
     State: `recent`, the last queries.
     """
@@ -80,7 +80,7 @@ class RKV(Keep):
         return torch.where(self.held_by_rule(layer), 1 + positions, worth)  # nothing else exceeds 1
 
     def importance(self, layer, keys: Tensor) -> Tensor:
-        """What the last queries look at, `[batch, kv_heads, slots]`."""
+        """The attention of the last queries, `[batch, kv_heads, slots]`."""
         positions, last = layer.slot_positions, layer.state.recent
         hidden, asked = self.held_by_rule(layer) | (positions < 0), last.positions >= 0
         grouped = last.query.float().unflatten(1, (keys.shape[1], -1))  # [batch, h, group, window, d]
@@ -92,8 +92,8 @@ class RKV(Keep):
 
 
 def redundancy(keys: Tensor, positions: Tensor) -> Tensor:
-    """How much other keys `[batch, kv_heads, slots, head_dim]` say what each says, `[batch, kv_heads,
-    slots]`, adding up to 1; positions -1: there is none."""
+    """How much other keys `[batch, kv_heads, slots, head_dim]` repeat each key, `[batch, kv_heads, slots]`,
+    adding up to 1; position -1: an empty slot."""
     real = positions >= 0
     units = normalize(keys, dim=-1) * real[..., None]
     total, slots = torch.zeros_like(units[..., 0]), torch.arange(keys.shape[2], device=keys.device)
@@ -101,7 +101,7 @@ def redundancy(keys: Tensor, positions: Tensor) -> Tensor:
         mine = slots[start : start + QUERY_BLOCK]
         cosines = units[:, :, mine] @ units.transpose(2, 3)
         cosines = cosines.masked_fill(mine[:, None] == slots, 0.0)
-        latest = (slots + 1).mul(cosines > ALIKE).amax(-1, keepdim=True) - 1  # -1: alike with none
+        latest = (slots + 1).mul(cosines > ALIKE).amax(-1, keepdim=True) - 1  # -1: resembles none
         total += cosines.masked_fill(slots == latest, 0.0).sum(2)
     mean = total / real.sum(-1, keepdim=True)
     return mean.masked_fill(~real, -torch.inf).softmax(-1)

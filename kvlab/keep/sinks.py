@@ -19,15 +19,15 @@ from .base import Keep
 class Sinks(Keep):
     """Keep the first few tokens, which soak up attention, and a window of the most recent ones.
 
-    budget: tokens held, sinks included (see `Keep`). sinks: first tokens of the row that never leave (4 in
+    budget: tokens held, sinks included (see `Keep`). sinks: first tokens of the row, which never leave (4 in
     the paper). Deviation: the paper also renumbers positions inside the cache, which is `renumber=True` here
-    (see `Keep`); without it every key keeps the position it was computed with.
+    (see `Keep`); otherwise every key keeps the position it was computed with.
     """
 
     sinks: int = 4
 
     def by_rule(self, layer) -> Tensor:
-        return layer.slot_positions >= 0  # a place in the text is all it goes by
+        return layer.slot_positions >= 0  # it only needs the place in the text
 
     def score(self, layer) -> Tensor:
         positions = layer.slot_positions

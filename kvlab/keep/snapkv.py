@@ -1,4 +1,4 @@
-"""SnapKV: what the end of the prompt looks at (Li et al. 2024, arXiv 2404.14469)."""
+"""SnapKV: keep the tokens that the end of the prompt attends to (Li et al. 2024, arXiv 2404.14469)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from .base import Keep, recent
 )  # fmt: skip
 @dataclass(frozen=True)
 class SnapKV(Keep):
-    """After the prompt, keep what its last `window` queries attend to, smoothed over neighbours, and these.
+    """After the prompt, keep its last `window` tokens and those that their queries attend to, smoothed over
+    neighbours.
 
     Definition: the attention weights of the last `window` queries are summed for every earlier token, per KV
     head (averaged over the query heads of a group); each token then takes the largest sum within `kernel`
@@ -55,7 +56,7 @@ class SnapKV(Keep):
 
     def score(self, layer) -> Tensor:
         positions, window = layer.slot_positions, self.held_by_rule(layer)
-        votes = layer.state.votes.masked_fill(window | (positions < 0), 0.0)  # the window votes for others
+        votes = layer.state.votes.masked_fill(window | (positions < 0), 0.0)  # the window only votes
         # No sum of `window` weights exceeds `window`; in a window above the budget the newest come first.
         return torch.where(window, self.window + 1 + positions, largest_near(votes, positions, self.kernel))
 

@@ -1,4 +1,4 @@
-"""State: what every keep remembers of one layer, and the last queries of a prompt in several passes."""
+"""State: the memory of a keep for one layer, and the last queries of a prompt in several passes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..policy import State
 
 
 class KeepState(State):
-    """What a keep remembers of one layer.
+    """The memory of a keep for one layer.
 
-    limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same of its
-    head that may hold most; goal: `limits`, where it compresses only now and then; shares `[batch,
-    kv_heads]`: where heads differ; threshold `[batch, kv_heads]`: see `merging.merge`. last: see
-    `LastQueries`. ids, real `[batch, tokens]`, next `[batch]`: the prompt, as long as it waits to be read
-    again (`reread.py`). late: what refuses a score on a GPU.
+    limits: tokens that each row may hold, a list, known when the prompt has ended; longest: the same for its
+    largest head; goal: `limits`, if it compresses only now and then; shares `[batch, kv_heads]`: if heads
+    differ; threshold `[batch, kv_heads]`: see `merging.merge`. last: see `LastQueries`. ids, real `[batch,
+    tokens]`, next `[batch]`: the prompt, until it is read again (`reread.py`). late: refuses a score on a
+    GPU.
     """
 
     per_row = ("limits", "longest", "goal", "shares", "threshold", "ids", "real", "next")
     states = ("last",)
     shared = ("late",)
-    on_top = False  # True: what is written from now on is held beside the budget (`KVCache.hold`)
+    on_top = False  # True: later tokens are held on top of the budget (`KVCache.hold`)
     lags = property(lambda self: self.on_top or self.policy.prompt_only, doc="It is told of no new slots.")
 
     def __init__(self, policy):
@@ -32,8 +32,8 @@ class KeepState(State):
         self.last, self.late = LastQueries(policy), Late()
 
     def cover(self, slots: int) -> None:
-        """So many slots are in use, and some are about to go: those that `observe` has not told it of yet, or
-        will not, are zero."""
+        """Extend the state to `slots` slots, before some go: those that `observe` has not covered are
+        zero."""
 
         def covered(x: Tensor) -> Tensor:
             new = slots - x.shape[2]
@@ -43,12 +43,11 @@ class KeepState(State):
 
 
 class LastQueries(State):
-    """The last queries of a prompt that comes in several passes, as many as the keep's `last_queries`; they
-    vote when it has ended.
+    """The last `last_queries` queries of a prompt that comes in several passes; they vote when it has ended.
 
     query `[batch, heads, n, head_dim]`, positions `[batch, n]` (-1: padding), received `[batch, kv_heads,
-    slots]`: what tokens would receive if the prompt ended here, where this cannot be said later
-    (`LatentLayer`); None until there are some.
+    slots]`: what tokens would receive if the prompt ended here, where this cannot be computed later
+    (`LatentLayer`); None until queries come.
     """
 
     per_row, per_slot = ("query", "positions"), ("received",)
@@ -64,8 +63,8 @@ class LastQueries(State):
         self.positions = positions.gather(1, newest)
 
     def votes(self, keys: Tensor, positions: Tensor, given) -> Tensor:
-        """What tokens received from these queries, `[batch, kv_heads, slots]`: summed where the keys `[batch,
-        kv_heads, slots, head_dim]` are. given: a pass of the prompt (`attention.Recorded`)."""
+        """The attention that tokens received from these queries, `[batch, kv_heads, slots]`: summed where the
+        keys `[batch, kv_heads, slots, head_dim]` are. given: a pass of the prompt (`attention.Recorded`)."""
         query, asked, offered = (x.to(keys.device) for x in (self.query, self.positions, positions))
         sinks = None if given.sinks is None else given.sinks.to(keys.device)
         allowed = given.visibility.allowed(asked, offered)
@@ -73,5 +72,5 @@ class LastQueries(State):
         return received.to(self.query.device)
 
     def forget(self) -> None:
-        """They have voted."""
+        """Forget the queries after they have voted."""
         self.query = self.positions = self.received = None

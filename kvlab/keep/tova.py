@@ -1,4 +1,4 @@
-"""TOVA: drop the token that the newest query looks at least (Oren et al. 2024, arXiv 2401.06104)."""
+"""TOVA: drop the token that the newest query attends to least (Oren et al. 2024, arXiv 2401.06104)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class TOVA(Keep):
     """Keep the tokens with the largest attention weights of the newest query alone.
 
     Definition: after every pass the weights of its last query are averaged over all heads of the layer, and
-    the tokens with the smallest leave, the same ones in every head, for good. The newest token stays.
+    the tokens with the smallest ones leave for good, the same in every head. The newest token stays.
 
     budget: tokens held (see `Keep`). State: `weights` `[batch, kv_heads, slots]`, during a pass.
     """

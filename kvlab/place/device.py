@@ -20,7 +20,7 @@ class Device(Policy):
 
     def cost(self, use) -> dict[str, float]:
         """What a layer costs (see `bill.account.Use`): bytes on the device and on the host, moved and read in
-        a step, operations of its attention, and `staged`, moved bytes that the device holds too."""
+        a step, operations of its attention, and `staged`, moved bytes that the device also holds."""
         operations = 2 * use.kind["scores"] * use.reads + 2 * use.kind["index_scores"] * use.held
         return {
             "device": use.size(use.store.reserved(use.held, use.context)) + use.index, "host": 0.0,
@@ -29,13 +29,13 @@ class Device(Policy):
 
 
 class DeviceState(State):
-    """What a place does for one layer; a host overrides what it does otherwise."""
+    """A place's work for one layer; a host overrides part of it."""
 
-    link = None  # what carries bytes to the device; None: they are only counted
+    link = None  # carries bytes to the device; None: they are only counted
     index = ()  # tensors that a fetch policy chooses by
-    learns = chooses = False  # whether a prompt teaches it something, and a step reads but a part
+    learns = chooses = False  # whether it learns from a prompt, and a step reads only a part
     fetched_bytes, missed = 0, None  # of the last pass (see `Stats`)
-    complete = False  # whether it is known that no slot of the last choice is -1
+    complete = False  # whether the last choice certainly has no slot of -1
     lost = False  # whether a write has failed, so that tokens are gone
 
     @property
@@ -43,7 +43,7 @@ class DeviceState(State):
         return self.policy.on_host
 
     def resident_bytes(self, layer) -> int:
-        """Bytes of a store on the host that are on the device just now."""
+        """Bytes of a store on the host that are currently on the device."""
         return 0
 
     def write(self, layer, keys: Tensor, values: Tensor, real: Tensor | None = None) -> None:
@@ -51,14 +51,14 @@ class DeviceState(State):
         layer.store.append(keys, values, real)
 
     def commit(self, layer) -> None:
-        """Make the store hold all that was written."""
+        """Move everything written into the store."""
 
     def empties(self, layer) -> int:
-        """Slots that may stay empty where tokens go step by step: to move the others is dear there."""
+        """Slots that may stay empty when tokens go step by step, since moving the others is expensive."""
         return 0
 
     def flush(self, layer) -> None:
-        """`commit`, and forget what was prepared for the next read."""
+        """`commit`, and discard what was prepared for the next read."""
 
     def drop(self) -> None:
         """Called before the layer forgets everything."""
@@ -78,12 +78,12 @@ class DeviceState(State):
         the norm of layer i)."""
 
     def prefetch(self, layer) -> None:
-        """Called when the previous layer is about to attend: time to ask for what is needed in any case."""
+        """Called when the previous layer is about to attend: time to request what is always needed."""
 
     def read(self, layer, query: Tensor):
-        """What this step attends to, as it is stored: (held, slots), where `held` is the store or a `Packed`
-        of some of it, and slots None means all that is stored."""
+        """The tokens that this step attends to, in stored form: (held, slots), where `held` is the store or a
+        `Packed` part of it, and slots None means all of it."""
         return layer.store, None
 
     def finish(self, layer) -> None:
-        """Called when what `read` returned has been attended to."""
+        """Called after attention over the result of `read`."""

@@ -1,4 +1,4 @@
-"""Fetch: what a decode step brings from the host to the device."""
+"""Fetch: which tokens a decode step brings from the host to the device."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from ..policy import Policy, State
 
 
 class Fetch(Policy):
-    """What a step fetches. The base class fetches the whole layer when it is needed.
+    """The choice of what a step fetches. The base class fetches the whole layer when it is needed.
 
-    A policy overrides `select`; `layer` is a `View`, and `layer.state` holds what the policy names in
-    `per_row` and `per_slot`, which it may learn in `prefill` and `append`.
+    A policy overrides `select`; `layer` is a `View`, and `layer.state` holds the tensors named in `per_row`
+    and `per_slot`, which `prefill` and `append` may fill.
     """
 
     per_row = ()  # names in the state: tensors [batch, ...], or lists with an entry for each row
     per_slot = ()  # names in the state: tensors [batch, kv_heads, slots, ...]
     learns = chooses = True  # see `DeviceState`
-    stays = False  # whether what is on the host stays on the device as long as it fits there
-    at_most = False  # whether what a step fetches hangs on the text, so that a bill says what it may be
+    stays = False  # whether the host's tokens stay on the device while they fit there
+    at_most = False  # whether a step's fetch depends on the text, so that a bill gives its upper limit
     speculates = False  # True: `speculate` chooses, before the layer's turn
     page = None  # bytes, where only whole pages cross the link ...
-    fault = 0.0  # ... and seconds that each of them costs besides
+    fault = 0.0  # ... and seconds that each of them costs in addition
 
     def start(self, layer) -> State:
         return State(self, self)
@@ -33,17 +33,18 @@ class Fetch(Policy):
     def select(self, layer, query: Tensor) -> Tensor | None:
         """Slots of past tokens to fetch, `[batch, kv_heads, n]` (-1: none), or None for all of them.
 
-        The newest token needs no fetching: it is on the device already.
+        The newest token needs no fetching: it is already on the device.
         """
         return None
 
     def speculate(self, layer, query) -> Tensor | None:
-        """Choose before the layer's turn, by a guessed query (see `DeviceState.speculate`): what `select`
-        would return, or None to wait for it."""
+        """Choose before the layer's turn, by a guessed query (see `DeviceState.speculate`): a result as of
+        `select`, or None to wait for it."""
         return None
 
     def cost(self, use) -> tuple[float, float]:
-        """(Tokens that a step fetches, bytes of what it chooses by) of a layer, see `bill.account.Use`."""
+        """(Tokens that a step fetches, bytes of the index it chooses by) of a layer, see
+        `bill.account.Use`."""
         return use.held, 0.0
 
     def prefill(self, layer, query: Tensor, keys: Tensor) -> None:
@@ -57,7 +58,7 @@ class Fetch(Policy):
         """Called for every later pass with its new keys `[batch, kv_heads, tokens, head_dim]`."""
 
     def extend(self, layer, query: Tensor, keys: Tensor) -> None:
-        """Called when a pass of several tokens, or of more of the prompt (`layer.in_prompt`), has read all
+        """Called after a pass of several tokens, or of more of the prompt (`layer.in_prompt`), has read all
         keys `[batch, kv_heads, slots, head_dim]`."""
 
     def resident(self, layer) -> float:
@@ -65,5 +66,5 @@ class Fetch(Policy):
         return 0.0
 
     def on_device(self, layer) -> bool:
-        """Whether the layer's tokens are still on the device from the last step."""
+        """Whether the layer's tokens remain on the device from the last step."""
         return False

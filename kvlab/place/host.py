@@ -1,4 +1,4 @@
-"""Host: K and V live in host memory; a fetch policy says what a decode step brings to the device."""
+"""Host: K and V are in host memory; a fetch policy chooses what a decode step brings to the device."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .whole import Whole
 
 @dataclass(frozen=True)
 class Host(Device):
-    """Hold K and V on the host and fetch what `fetch` selects.
+    """Hold K and V on the host and fetch the tokens that `fetch` selects.
 
-    link: what carries the bytes. None: they are copied when they are needed, or, on a CPU model, only
-    counted (`HostState`). A `Link`: transfers run on the link's own threads, beside the model
-    (`pipelined.py`). `stats()` counts the tensors as host bytes, and every byte fetched or written back
-    as moved. missed: also work out at every step what part of the attention weight was not fetched, which
+    link: a `Link` transfers the bytes on its own threads, beside the model (`pipelined.py`). None: they are
+    copied when they are needed, or, on a CPU model, only counted (`HostState`). `stats()` counts the tensors
+    as host bytes, and every byte fetched or written back
+    as moved. missed: also compute at every step the share of the attention weight that was not fetched, which
     reads all keys (`place/missed.py`).
     """
 

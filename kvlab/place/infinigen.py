@@ -1,4 +1,4 @@
-"""InfiniGen: guess one layer ahead which tokens attention will want (Lee et al. 2024, OSDI)."""
+"""InfiniGen: predict one layer ahead which tokens attention will need (Lee et al. 2024, OSDI)."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def _union(queried: Tensor, keyed: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Variant:
-    """Where the paper and the official code (github.com/snu-comparch/InfiniGen) part.
+    """Differences between the paper and the official code (github.com/snu-comparch/InfiniGen).
 
     columns: chosen from the sums over the prompt of |Q~| and |K~|, `[batch, kv_heads, head_dim]` each.
-    official: int(ratio * d) columns where the paper's ratio is rounded; a rehearsal on what the layer before
-    has normed; one count of tokens for the whole batch, the mean over all rows and heads rounded down.
-    within(score, threshold): whether a token is counted. one_threshold: that of the first row's first head
-    serves all.
+    official: int(ratio * d) columns, while the paper's ratio is rounded; a rehearsal on the previous layer's
+    normed input; one count of tokens for the whole batch, the mean over all rows and heads rounded down.
+    within(score, threshold): whether a token is counted. one_threshold: all use that of the first row's first
+    head.
     """
 
     columns: Callable[[Tensor, Tensor, int], Tensor]
@@ -64,25 +64,26 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class InfiniGen(TopK):
-    """Rehearse layer i's attention at layer i-1 on a few columns of K, and fetch what looks important.
+    """Rehearse layer i's attention at layer i-1 on a few columns of K, and fetch the tokens that seem
+    important.
 
-    The inputs of successive blocks are alike, so LN_i(input of block i-1) W_q gives a query close to the one
-    layer i will ask. After skewing (`calibrate/skew.py`) a few columns of Q and K carry most of the score;
-    after the prefill those with the largest sum over the prompt of |Q~| + |K~| are chosen per row and head,
-    and copied into a partial key cache on the device. At every step the guessed scores pick n tokens,
+    The inputs of successive blocks are similar, so LN_i(input of block i-1) W_q is close to layer i's query.
+    After skewing (`calibrate/skew.py`) a few columns of Q and K carry most of the score; after the prefill
+    those with the largest sum over the prompt of |Q~| + |K~| are chosen per row and head, and copied into a
+    partial key cache on the device. At every step the guessed scores pick n tokens,
     n = min(cap, mean over the heads of #{scores > max - alpha}), the same n for all heads of a row, each
     head its own top n. The first layers fetch everything; the newest token is always attended.
 
     budget: the cap, as in `TopK`. full_layers: first layers that fetch everything (2 in the paper). alpha:
-    how far below the head's best guessed score (after scaling) a token may lie (the paper: 4 for OPT, 5 for
-    Llama-2; inf: cap alone decides). ratio: part of the head dimension used for the guess (0.3 in the paper).
-    What a model needs differs: on SmolLM2 4 and 0.3 are together too little (docs/results.md, `kvlab gate`).
+    how far below the head's best guessed score (after scaling) a token's may be (the paper: 4 for OPT, 5 for
+    Llama-2; inf: cap alone decides). ratio: share of the head dimension used for the guess (0.3 in the
+    paper). Models differ: on SmolLM2, 4 and 0.3 together are too small (docs/results.md, `kvlab gate`).
     calibration: token ids `[1, tokens]` for the skewing, by default those of `models.calibration_ids`.
-    variant: "paper", or what the official code does instead (`VARIANTS`): "official-speed" takes the columns
-    with the largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and
-    by |K~|, and "official-accuracy-llama" besides one threshold, that of the first head of the first row, for
-    all heads (docs/offloading.md has the list, and what is followed in no variant).
-    In a model that `fold` has changed, queries and keys come out skewed; in others they are rotated at run
+    variant: "paper", or a form of the official code (`VARIANTS`): "official-speed" takes the columns with the
+    largest |Q~| of the batch's first row, "official-accuracy" the union of two top-k's, by |Q~| and by |K~|,
+    and "official-accuracy-llama" also one threshold, that of the first head of the first row, for all heads
+    (docs/offloading.md has the list, and what no variant follows).
+    After `fold`, the model's queries and keys are already skewed; in other models they are rotated at run
     time (the same numbers; the matrices belong to the model and are not counted as cache bytes). The mean
     count is rounded up.
     State: `columns` `[batch, kv_heads, r]`, the chosen columns (-1: one fewer); `partial`, the partial key
@@ -148,11 +149,11 @@ class InfiniGen(TopK):
             layer.state.sums = None
 
     def _choose_columns(self, layer, query: Tensor, keys: Tensor) -> None:
-        """By all queries and keys of the prompt so far. query: of this pass; keys: all that are held."""
+        """By all queries and keys of the prompt so far. query: of this pass; keys: all held."""
         state, tokens = layer.state, query.shape[2]
         real = 1 if layer.some_empty is None else (layer.some_empty[..., -tokens:] >= 0).unsqueeze(-1)
         asked = state.skewed(query).abs().unflatten(1, (keys.shape[1], -1)).mean(2)
-        new = asked, state.skewed(keys[:, :, -tokens:]).abs()  # padding has no say
+        new = asked, state.skewed(keys[:, :, -tokens:]).abs()  # padding does not count
         sums = tuple((size * real).sum(2) for size in new)
         if state.sums is not None:
             sums = tuple(size + earlier for size, earlier in zip(sums, state.sums, strict=True))
@@ -174,7 +175,7 @@ class InfiniGen(TopK):
 
     def how_many(self, scores: Tensor, caps: list[int], over=lambda x: x) -> list[int]:
         """The alpha rule: tokens to fetch per row, from the guessed scores `[batch, heads, slots]`. over:
-        brings `[batch, heads, ...]` of all processes that share the layer's heads."""
+        gathers `[batch, heads, ...]` from all processes that share the layer's heads."""
         if self.alpha == math.inf:
             return caps
         rule, threshold = VARIANTS[self.variant], scores.amax(-1, keepdim=True) - self.alpha

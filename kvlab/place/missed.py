@@ -1,4 +1,4 @@
-"""Missed: the part of the attention weight that lies on what a step did not fetch."""
+"""Missed: the share of the attention weight on tokens that a step did not fetch."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..attention import softmax_beside, true_scores
 def missed(layer, query: Tensor, slots: Tensor) -> float:
     """For one decode step of a layer: mean over rows and query heads, from 0 (nothing) to 1.
 
-    query `[batch, heads, 1, head_dim]`; slots `[batch, kv_heads, n]`: what was fetched (-1: nothing), the
-    newest token besides. All keys are read for it, as they are stored, and no byte of that is counted.
+    query `[batch, heads, 1, head_dim]`; slots `[batch, kv_heads, n]`: the slots fetched (-1: none), the
+    newest token included. It reads all stored keys, and these bytes are not counted.
     """
     past = layer.store.read(query.device)[0][:, :, : layer.slots - 1]
     keys = torch.cat([past, layer.given.keys], dim=2)

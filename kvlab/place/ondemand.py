@@ -12,15 +12,16 @@ from .fetch import Fetch
 
 @dataclass(frozen=True)
 class OnDemand(Fetch):
-    """Everything is fetched at the moment it is read, page by page, and nothing ahead of time.
+    """Everything is fetched when it is read, page by page, and nothing ahead of time.
 
-    A model of NVIDIA's unified memory: while the cache fits into `memory` it stays on the device once it is
-    there; a larger one is read in a cycle, layer after layer, so that a least-recently-used device memory has
-    always just dropped what comes next, and every page faults at every step.
+    A model of NVIDIA's unified memory: a cache that fits into `memory` stays on the device after its first
+    read; a larger one is read in a cycle, layer after layer, so a least-recently-used memory has always just
+    dropped the next page, and every page faults at every step.
 
     memory: tokens (or a fraction of the longest row's prompt) whose K and V the device can hold in every
-    layer. page: bytes that cross together (64 KiB: the driver's unit). fault: seconds that a page's fault
-    costs besides its transfer. What the device holds between two steps, up to `memory`, are device bytes.
+    layer. page: bytes that cross together (64 KiB: the driver's unit). fault: seconds that a page fault costs
+    in addition to its transfer. Tokens on the device between two steps, up to `memory`, count as device
+    bytes.
     State: `limit` (tokens, known after the prefill), `read` (whether any step has) and `touched` (since they
     fit).
     """

@@ -1,4 +1,4 @@
-"""A host behind a link: transfers run beside the model, and what every step needs is prefetched."""
+"""A host behind a link: transfers run beside the model, and tokens that every step needs are prefetched."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .synchronous import HostState
 
 
 class PipelinedState(HostState):
-    """What a step needs in any case is prefetched when the layer before begins to attend, or right behind the
-    speculative choice of the layer before; new tokens are written back while the step goes on.
+    """Tokens that a step always needs are prefetched when the previous layer begins to attend, or right after
+    its speculative choice; new tokens are written back while the step goes on.
 
     new: K and V of the newest tokens, encoded, on the device, until they are committed. writing: the transfer
-    that carries them to the host. ahead: a transfer that was asked for and not read yet, and its slots (None:
-    all). staged: what this step attends to, in the link's buffers.
+    that carries them to the host. ahead: a transfer requested and not yet read, and its slots (None: all).
+    staged: the tokens that this step attends to, in the link's buffers.
     """
 
     shared = ("new", "ahead", "staged")
@@ -55,17 +55,18 @@ class PipelinedState(HostState):
             except RuntimeError:
                 self.lost = True
                 raise
-            self.lost = True  # as long as it is on its way into the store
+            self.lost = True  # while it is on its way into the store
             layer.store.add(parts[:count], parts[count:])
             self.new, self.writing, self.lost = None, None, False
 
     def empties(self, layer) -> int:
-        """An eighth, as long as a GPU's tokens are on the host, whose processor would move them."""
+        """An eighth while a GPU's tokens are on the host, whose processor would move them."""
         far = self.link.on_gpu and not layer.in_prompt and not layer.store.keys[0].is_cuda
         return layer.slots // 8 if far else 0
 
     def _lie(self, layer, device: torch.device) -> None:
-        """What is stored lies on this device from now on: a GPU's, where unified memory has room for it."""
+        """Keep the stored tokens on this device from now on: on a GPU, if unified memory has room for
+        them."""
         store = layer.store
         if not self.link.on_gpu or store.keys[0].device == device:
             return
@@ -106,7 +107,7 @@ class PipelinedState(HostState):
             self._prefetch_next(layer)
 
     def _prefetch_next(self, layer) -> None:
-        """Let the next layer ask ahead; a model's only layer waits for what its keep evicts now."""
+        """Let the next layer request ahead; a model's only layer waits for its keep's eviction."""
         if layer.next_layer is not layer:
             layer.next_layer.place.prefetch(layer.next_layer)
 
@@ -126,7 +127,7 @@ class PipelinedState(HostState):
         return layer.store
 
     def _ask(self, layer, slots: Tensor | None, why: str) -> None:
-        """Let the link fetch past tokens, with room for the newest one."""
+        """Request past tokens from the link, with room for the newest one."""
         self.commit(layer)
         self._lie(layer, torch.device("cpu"))
         keys, values = layer.store.parts()

@@ -13,28 +13,28 @@ from ..parameters import check_one_of, check_whole, check_within, resolve_budget
 from ..policy import State
 from .topk import TopK, most_important
 
-FEWEST = 3  # pages that a step fetches at least, as in the official code
+FEWEST = 3  # the fewest pages that a step fetches, as in the official code
 
 
 @dataclass(frozen=True)
 class Quest(TopK):
-    """Bound what a query can score in a page of tokens, and fetch the pages with the largest bounds.
+    """Bound a query's scores in each page of tokens, and fetch the pages with the largest bounds.
 
-    A page holds `page` tokens, counted from the row's first one. The device holds, for every page and KV
-    head, the smallest and the largest value of each channel of its keys, after RoPE and before a store rounds
-    them. No key of a page can score more than sum over c of max(q_c min_c, q_c max_c). At every step the
-    max(3, budget / page) pages with the largest bounds are fetched, whole; the newest token is always
-    attended. What a keep or a window lets go of a page still counts in its bounds.
+    A page holds `page` tokens, counted from the row's first one. For every page and KV head, the device holds
+    the smallest and the largest value of each channel of its keys, after RoPE and before a store rounds them.
+    No key of a page can score more than sum over c of max(q_c min_c, q_c max_c). At every step the max(3,
+    budget / page) pages with the largest bounds are fetched, whole; the newest token is always attended.
+    Tokens of a page that a keep or a window dropped still count in its bounds.
 
     budget: tokens fetched at most per step and head, rounded down to pages (see `TopK`; 1: everything). page:
     tokens. full_layers: first layers that fetch everything (2 in the paper). digest: `bounds`, or `centre`:
-    instead of the smallest and the largest value of a channel, the middle between them minus and plus the
-    mean distance of the page's keys from it. That bounds nothing, but one key far out no longer speaks for
-    the whole page (ArkVale, Chen et al. 2024, NeurIPS, with pages of 32 tokens; without its pages that are
-    always there, the first two and the last two).
-    Deviation: the paper ranks pages for every query head; here the heads of a group fetch together what has
-    the largest weight, the mean over these heads of the softmax over pages of their scaled bounds
-    (`attention.group_importance`; Yuan et al. 2025, arXiv 2502.11089, equation 10, sum likewise).
+    instead of a channel's smallest and largest value, the middle between them minus and plus the mean
+    distance of the page's keys from it. That is no bound, but a single outlying key no longer decides for the
+    whole page (ArkVale, Chen et al. 2024, NeurIPS, with pages of 32 tokens; without its permanent pages, the
+    first two and the last two).
+    Deviation: the paper ranks pages for every query head; here the heads of a group together fetch the pages
+    with the largest weight, the mean over these heads of the softmax over pages of their scaled bounds
+    (`attention.group_importance`; Yuan et al. 2025, arXiv 2502.11089, equation 10, sums likewise).
     State: `low` and `high`, the bounds, `[batch, kv_heads, pages, head_dim]` each, in the keys' own dtype;
     with `centre` also `open` `[batch, kv_heads, page, head_dim]` and `open_at` `[batch, page]`, the keys of a
     row's last page while it fills, and their positions (-1: none).
@@ -54,8 +54,8 @@ class Quest(TopK):
         return super().cost(use)
 
     def chosen_cost(self, use, budget: float) -> tuple[float, float]:
-        """The smallest pages. The first one may have lost tokens to a window; the last one is not full, and
-        its newest token is on the device already."""
+        """The smallest pages. The first may have lost tokens to a window; the last is not full, and its
+        newest token is already on the device."""
         page, first = self.page, use.tokens - use.held
         bounds = -(-use.tokens // page) * use.kind["heads"] * 2 * use.kind["key"] * 2
         there = use.tokens // page - first // page + 1
@@ -75,7 +75,7 @@ class Quest(TopK):
         if self.whole(layer.index):
             return
         first, note = layer.slots - keys.shape[2], self._centre if self.digest == "centre" else self._bound
-        if first and layer.state.low is None:  # after a crop, what is left is read again
+        if first and layer.state.low is None:  # after a crop, the remaining keys are read again
             left, _ = layer.store.read(keys.device)
             note(layer, left[:, :, :first], 0)
         note(layer, keys, first)
@@ -96,7 +96,8 @@ class Quest(TopK):
             setattr(state, name, bounds)
 
     def _centre(self, layer, keys: Tensor, first: int) -> None:
-        """As `_bound`, for the digest `centre`: pages that get tokens are made anew from all of theirs."""
+        """As `_bound`, for the digest `centre`: pages that get tokens are computed again from all their
+        keys."""
         state, count = layer.state, -(-max(layer.lengths) // self.page)
         count = max(count, 0 if state.low is None else state.low.shape[2])  # the longest row may have left
         at = layer.slot_positions[:, 0, first : first + keys.shape[2]].long()  # [batch, tokens]
@@ -135,22 +136,23 @@ class Quest(TopK):
         pages = most_important(importance, self.counts(layer))
         chosen = pages.clamp(min=0)[..., None].expand(-1, -1, -1, self.page)
         slots = slots.expand(len(pages), layer.kv_heads, -1, -1).gather(2, chosen)
-        newest = slots == layer.slots - 1  # on the device already
+        newest = slots == layer.slots - 1  # already on the device
         return slots.masked_fill(newest | (pages < 0)[..., None], -1).flatten(2)
 
     def bounds(self, state: State, query: Tensor) -> Tensor:
-        """What every query head can score at most in each page, before scaling, `[batch, heads, pages]`."""
+        """The upper bound of every query head's scores in each page, before scaling, `[batch, heads,
+        pages]`."""
         grouped = query[:, :, 0].unflatten(1, (state.low.shape[1], -1))
         upper = grouped.clamp(min=0) @ state.high.transpose(2, 3)
         return (upper + grouped.clamp(max=0) @ state.low.transpose(2, 3)).flatten(1, 2)
 
     def counts(self, layer) -> list[int]:
-        """Pages that each row fetches."""
+        """The number of pages that each row fetches."""
         tokens = [min(seen, layer.local or seen) for seen in layer.lengths]
         return [self.pages(resolve_budget(self.budget, seen)) for seen in tokens]
 
     def pages(self, tokens: int) -> int:
-        """Pages that a step fetches for a budget of so many tokens."""
+        """The number of pages that a step fetches for a budget of tokens."""
         return max(FEWEST, tokens // self.page)
 
 

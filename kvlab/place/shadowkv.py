@@ -1,5 +1,4 @@
-"""ShadowKV: few numbers of a key stay on the device, values go to the host (Sun et al. 2024, arXiv
-2410.21465)."""
+"""ShadowKV: low-rank keys stay on the device, values go to the host (Sun et al. 2024, arXiv 2410.21465)."""
 
 from __future__ import annotations
 
@@ -24,24 +23,24 @@ from .topk import most_important
 
 @dataclass(frozen=True)
 class ShadowKV(Device):
-    """Make keys anew on the device from a few numbers of each, and fetch the values of the chunks chosen.
+    """Rebuild keys on the device from a few numbers each, and fetch the values of the chosen chunks.
 
-    Before RoPE the keys of a prompt lie near a space of few dimensions. When the prompt has ended, the keys
-    of all KV heads side by side, without their rotation, are cut to the `rank` largest components of their
-    SVD, which stay on the device; values go to the host. A chunk is `chunk` tokens, counted from the row's
-    first one; its landmark is the mean of its keys after RoPE. At every step a query head weighs the
-    landmarks (softmax of the scaled scores), a KV head takes the largest weight of its group, and of the best
-    chunks the keys are made anew and rotated, and the values fetched. Exact on the device stay, in every KV
-    head, the `outliers` chunks in which some key makes the smallest cosine with its landmark, and in every
-    row the last `recent` whole chunks of the prompt, what is left over behind them, and all that comes later.
+    Before RoPE, a prompt's keys have a low rank, nearly. After the prompt, the concatenated keys of all KV
+    heads, without their rotation, are reduced to the `rank` largest components of their SVD, which stay on
+    the device; values go to the host. A chunk is `chunk` tokens, counted from the row's first one; its
+    landmark is the mean of its keys after RoPE. At every step a query head weighs the landmarks (softmax of
+    the scaled scores), a KV head takes the largest weight of its group, and for the best chunks the keys are
+    rebuilt and rotated, and the values fetched. Some tokens stay on the device exactly: in every KV head, the
+    `outliers` chunks in which some key has the smallest cosine with its landmark, and in every row the last
+    `recent` whole chunks of the prompt and all later tokens.
 
     budget: tokens fetched at most per step and head, a fraction being of those seen; rounded down to chunks,
-    one at least; 1: everything. rank: numbers of a token, a count, or below 1 a part of kv_heads * head_dim
-    (the paper's 160 of 1,024 are 0.156); 1: all. outliers: chunks, a count, or below 1 a part of the
-    prompt's. chunk: tokens. recent: chunks.
-    Deviations: the paper's 48 outliers are of 15,000 chunks, and would be all of a short prompt, so they are
-    a part here; the host holds the values of exact chunks as well. A pass of several tokens reads every
-    chunk. A layer with a sliding window, which holds few tokens, stays on the device as it is. ValueError for
+    one at least; 1: everything. rank: numbers per token, a count, or below 1 a fraction of kv_heads *
+    head_dim (the paper's 160 of 1,024 are 0.156); 1: all. outliers: chunks, a count, or below 1 a fraction of
+    the prompt's. chunk: tokens. recent: chunks.
+    Deviations: the paper has 48 outliers of 15,000 chunks, which would be all of a short prompt, so they are
+    a fraction here; the host also holds the values of exact chunks. A pass of several tokens reads every
+    chunk. A layer with a sliding window holds few tokens and stays on the device unchanged. ValueError for
     models without RoPE, for keeps that evict, and for stores other than `Growing()`.
     """
 
@@ -82,7 +81,7 @@ class ShadowKV(Device):
         return ShadowState(self, rotation) if layer.local is None else DeviceState(Device())
 
     def cost(self, use) -> dict[str, float]:
-        """As if all tokens of the layer were the prompt's."""
+        """The cost as if all tokens of the layer were the prompt's."""
         if use.kind["window"] or use.kind["latent"]:
             return super().cost(use)
         held, heads, key, value = use.held, *(use.kind[name] for name in ("heads", "key", "value"))
@@ -101,19 +100,19 @@ class ShadowKV(Device):
         }  # fmt: skip
 
     def columns(self, width: int) -> int:
-        """Numbers that a token's keys are cut to. ValueError for more than there are."""
+        """The numbers that a token's keys are reduced to. ValueError for more than there are."""
         if self.rank > width:
             raise ValueError(f"rank={self.rank}: expected at most kv_heads * head_dim, {width}")
         return width if self.rank == 1 else max(1, int(self.rank * (width if self.rank < 1 else 1) + 1e-6))
 
     def outlying(self, chunks: int) -> int:
-        """Chunks of so many that stay as they are, besides the last ones."""
+        """The number of chunks that stay exact, besides the last ones."""
         part = self.outliers * chunks if self.outliers < 1 else self.outliers
         return min(chunks, int(part + 1e-6))
 
 
 class ShadowState(DeviceState):
-    """What is on the device of one layer. Its store, on the host, holds values alone: its keys have no width.
+    """One layer's tensors on the device. Its store, on the host, holds only values: its keys have no width.
 
     raw `[batch, kv_heads, slots, head_dim]`: keys, until the prompt has ended. low `[batch, 1, slots of the
     prompt, rank]` and basis `[batch, rank, kv_heads * head_dim]`: their product is the keys before RoPE.
@@ -149,7 +148,7 @@ class ShadowState(DeviceState):
         layer.moved_bytes += written * heads * layer.store.bytes_per_slot
 
     def add(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Hold tokens as they are."""
+        """Hold tokens exactly."""
         old, new = (self.exact, self.keys, self.values), (slots, keys, values)
         self.exact, self.keys, self.values = joined(None if self.exact is None else old, new)
 
@@ -162,7 +161,7 @@ class ShadowState(DeviceState):
             self.end_prefill(layer)
 
     def end_prefill(self, layer) -> None:
-        """Cut the keys, and choose what stays as it is."""
+        """Reduce the keys, and choose the tokens that stay exact."""
         keys, at, self.raw = self.raw, layer.slot_positions[:, 0].long(), None
         wide = torch.promote_types(keys.dtype, torch.float32)
         plain = keys.to(wide)
@@ -217,11 +216,11 @@ class ShadowState(DeviceState):
         return Packed.of_numbers(keys, values), torch.cat([slots, self.exact], 2)
 
     def select(self, layer, query: Tensor) -> Tensor:
-        """The slots of the chunks that a pass makes anew, `[batch, kv_heads, n]`, -1 where there is none."""
+        """The slots of the chunks that a pass rebuilds, `[batch, kv_heads, n]`, -1 where there is none."""
         if self.landmarks is None:
             return self.exact[..., :0]
         slots = slots_of_pages(View(layer, self), self.offered.shape[2], self.policy.chunk, query.device)
-        later = slots >= self.low.shape[2]  # after a crop into the prompt, tokens take up its positions
+        later = slots >= self.low.shape[2]  # after a crop into the prompt, new tokens reuse its positions
         slots = slots.masked_fill(later | ~self.offered[..., None], -1)
         if query.shape[2] > 1 or self.policy.budget == 1:
             return slots.flatten(2)
@@ -235,7 +234,7 @@ class ShadowState(DeviceState):
         return _chunks(slots, most_important(weight.masked_fill(~there, -torch.inf), counts))
 
     def made(self, layer, slots: Tensor) -> Tensor:
-        """The keys of slots `[batch, kv_heads, n]` from their few numbers."""
+        """The keys of slots `[batch, kv_heads, n]`, rebuilt from their few numbers."""
         wide = torch.promote_types(self.low.dtype, torch.float32)
         basis = self.basis.unflatten(2, (layer.kv_heads, -1)).transpose(1, 2)  # [batch, h, rank, d]
         low = gather_slots(self.low.expand(-1, layer.kv_heads, -1, -1), slots)
@@ -245,14 +244,14 @@ class ShadowState(DeviceState):
             keys = self.rotation.move(keys, torch.zeros_like(at), at) * self.rotation.scale
         return keys.to(self.low.dtype)
 
-    def crop(self, length: int) -> None:  # by hand: what is exact lies in no order
+    def crop(self, length: int) -> None:  # by hand: exact tokens are in no order
         super().crop(length)
         if self.exact is not None:
             self.exact = self.exact.masked_fill(self.exact >= length, -1)
 
 
 def _chunks(slots: Tensor, chosen: Tensor) -> Tensor:
-    """Of slots `[batch, kv_heads, chunks, chunk]` those of the chosen chunks `[batch, kv_heads, n]` (-1:
-    none), `[batch, kv_heads, n * chunk]`."""
+    """The slots of the chosen chunks `[batch, kv_heads, n]` (-1: none), from `[batch, kv_heads, chunks,
+    chunk]`: `[batch, kv_heads, n * chunk]`."""
     found = slots.gather(2, chosen.clamp(min=0)[..., None].expand(-1, -1, -1, slots.shape[3]))
     return found.masked_fill((chosen < 0)[..., None], -1).flatten(2)

@@ -1,4 +1,4 @@
-"""Synchronous: a host whose tokens are copied when a step needs them, without a link."""
+"""Synchronous: a host without a link, whose tokens are copied when a step needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .missed import missed
 
 
 class HostState(DeviceState):
-    """A host without a link: what a step needs is copied when it needs it, or, on a CPU, only counted.
+    """A host without a link: a step's tokens are copied when it needs them or, on a CPU, only counted.
 
     fetch: the state of the fetch policy. fetched_bytes, missed: of the last pass (see `Stats`). The store's
     tensors are CPU tensors.
@@ -48,7 +48,7 @@ class HostState(DeviceState):
         self.speculated(layer, query)
 
     def speculated(self, layer, query) -> Tensor | None:
-        """What the fetch policy chooses before the layer's turn, if it does."""
+        """The slots that the fetch policy chooses before the layer's turn, if it does."""
         fetch = self.policy.fetch
         if not fetch.speculates or fetch.whole(layer.index):
             return None
@@ -57,7 +57,8 @@ class HostState(DeviceState):
 
     @staticmethod
     def reads_all(layer, query: Tensor) -> bool:
-        """Whether a pass is no decode step: nothing is chosen for it, and it may teach the fetch policy."""
+        """Whether a pass is no decode step: nothing is chosen for it, and the fetch policy may learn from
+        it."""
         return query.shape[2] > 1 or layer.in_prompt
 
     def resident_bytes(self, layer) -> int:
@@ -66,11 +67,11 @@ class HostState(DeviceState):
         return round(share * self.bytes_of(layer, [layer.store.length] * len(layer.lengths)))
 
     def on_device(self, layer) -> bool:
-        """Whether nothing needs to cross for this pass."""
+        """Whether this pass needs no transfer."""
         return (layer.later or not layer.in_prompt) and self.policy.fetch.on_device(self.view(layer))
 
     def select(self, layer, query: Tensor) -> Tensor | None:
-        """What the fetch policy chooses for a decode step; None: everything."""
+        """The slots that the fetch policy chooses for a decode step; None: all."""
         if self.reads_all(layer, query):
             return None
         fetch = self.policy.fetch
@@ -83,7 +84,7 @@ class HostState(DeviceState):
 
     @property
     def index(self) -> Iterator[Tensor]:
-        """What the fetch policy chooses by."""
+        """The tensors that the fetch policy chooses by."""
         return self.fetch.tensors()
 
     def read(self, layer, query: Tensor):
@@ -98,19 +99,19 @@ class HostState(DeviceState):
         return held, slots
 
     def all_here(self, layer, device: torch.device):
-        """The store, where nothing needs to cross."""
+        """The store, if no transfer is needed."""
         return layer.store
 
     def receive(self, layer, query: Tensor, slots: Tensor | None):
-        """What the pass attends to: past tokens in these slots (None: all) and the newest ones; and the slots
-        of both."""
+        """The tokens that the pass attends to, past ones in these slots (None: all) and the newest; and the
+        slots of both."""
         past = [rows - query.shape[2] for rows in layer.rows_held]
         self.note_fetch(layer, query, slots, self.bytes_of(layer, past if slots is None else slots))
         slots = self.with_newest(layer, slots)
         return (layer.store if slots is None else layer.store.pick(slots)), slots
 
     def note_fetch(self, layer, query: Tensor, slots: Tensor | None, size: int) -> None:
-        """A pass fetches so many bytes: these slots, or all (None)."""
+        """Record the bytes that a pass fetches: these slots, or all (None)."""
         self.fetched_bytes, self.missed = size, None
         layer.moved_bytes += size
         if slots is not None and self.policy.missed:
@@ -124,13 +125,13 @@ class HostState(DeviceState):
         return torch.cat([slots, torch.full_like(slots[..., :1], layer.slots - 1)], dim=-1)
 
     def extended(self, layer, query: Tensor, held) -> Packed:
-        """What such a pass attends to, which the fetch policy may learn from."""
+        """The tokens that such a pass attends to, which the fetch policy may learn from."""
         held = Packed.of_numbers(*held.read(query.device))
         self.policy.fetch.extend(self.view(layer), query, held.keys[0])
         return held
 
     def bytes_of(self, layer, tokens: list[int] | Tensor) -> int:
-        """Bytes of so many tokens of each row in all KV heads, or of the given slots."""
+        """Bytes of some tokens of each row in all KV heads, or of the given slots."""
         if not isinstance(tokens, Tensor):
             return sum(tokens) * layer.kv_heads * self.slot_bytes(layer)
         count = getattr(tokens, "there", None)  # see `most_important`

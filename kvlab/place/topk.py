@@ -19,7 +19,7 @@ def most_important(importance: Tensor, counts: list[int]) -> Tensor:
     """The `counts[row]` slots with the highest importance, `[batch, kv_heads, max(counts)]`, -1 beyond.
 
     importance `[batch, kv_heads, slots]`, -inf (or below any weight) where there is nothing. The tensor's
-    `there` says how many are no -1, for which a GPU would be asked, and waited for.
+    `there` is the number of slots that are not -1, so that nothing waits for a GPU to count them.
     """
     most = min(max(counts), importance.shape[-1])
     slots = _largest(importance, most)
@@ -44,10 +44,10 @@ def _largest(importance: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TopK(Fetch):
-    """The oracle: knows the true attention scores of this step before it fetches.
+    """The oracle: it knows the true attention scores of this step before it fetches.
 
-    The choice is made when the layer has its query, so the fetch cannot begin earlier and the step waits for
-    it. Only the chosen K and V count as moved; the scores are computed over all keys where these are.
+    It chooses when the layer has its query, so the fetch cannot begin earlier and the step waits for it. Only
+    the chosen K and V count as moved; scores are computed over all keys, wherever these are.
     The newest token is always attended.
 
     budget: tokens fetched at most per step and head; a fraction is of the row's tokens seen so far, or of the
@@ -66,7 +66,7 @@ class TopK(Fetch):
         return index < self.full_layers
 
     def cost(self, use) -> tuple[float, float]:
-        if self.whole(use.order) or (self.speculates and use.order == 0):  # nobody guesses for the first one
+        if self.whole(use.order) or (self.speculates and use.order == 0):  # the first layer has no guess
             return super().cost(use)
         window = use.kind["window"]
         budget = resolve_budget(self.budget, min(use.tokens, window or use.tokens))
@@ -77,8 +77,8 @@ class TopK(Fetch):
         return min(budget, use.held), 0.0
 
     def caps(self, layer, appended: int) -> list[int]:
-        """Most tokens each row may fetch at this step, `appended` of whose new tokens (0 or 1) the layer
-        holds already."""
+        """The most tokens that each row may fetch at this step; the layer already holds `appended` (0 or 1)
+        of its new tokens."""
         caps = []
         for seen, held in zip(layer.lengths, layer.rows_held, strict=True):
             past = held - appended

@@ -18,8 +18,8 @@ from .int import Int, round_up
 
 @dataclass(frozen=True, eq=False)
 class Given(Int):
-    """Symmetric integers with scales that no prompt decides. largest: what the largest code stands for,
-    `[kv_heads, 1 or head_dim]`; what lies beyond is clipped, and counted."""
+    """Symmetric integers with scales that are independent of the prompt. largest: the value of the largest
+    code, `[kv_heads, 1 or head_dim]`; larger values are clipped and counted."""
 
     axis: str = "channel"
     largest: Tensor | None = None
@@ -36,11 +36,11 @@ class Given(Int):
 
 
 class Calibrated(Growing):
-    """Integers by scales from a file (*8-bit KV Cache* 2024: found by post-training quantization and handed
-    to the kernel), where those of `Int` are found in real time, token by token or from the prompt.
+    """Integers with scales from a file (*8-bit KV Cache* 2024: found by post-training quantization and passed
+    to the kernel), while `Int` finds its scales at run time, per token or from the prompt.
 
-    profile: what `calibrate.scales.write_scales` wrote: a number for each KV head of a layer, or for each of
-    its channels. bits: 2, 4 or 8. ValueError for a file of another model.
+    profile: a file written by `calibrate.scales.write_scales`: a number for each KV head of a layer, or for
+    each of its channels. bits: 2, 4 or 8. ValueError for a file of another model.
     """
 
     def __init__(self, profile: str | Path, bits: int = 8):

@@ -21,18 +21,18 @@ CELLS = 20_000  # of the density
 
 @dataclass(frozen=True)
 class Codebook(Exact):
-    """Write a vector as its root mean square and, channel by channel, the nearest of 2^bits levels.
+    """Write a vector as its root mean square and, per channel, the nearest of 2^bits levels.
 
-    Inside `Rotated` with signs it is TurboQuant (Zandieh et al. 2025, arXiv 2504.19874): once turned at
-    random a vector points anywhere, so its channels are distributed as those of a random point on a sphere,
-    whatever the model, and the best levels for that density are known beforehand (Lloyd 1982, Max 1960).
-    Nothing is calibrated. The paper turns by a random rotation and stores the norm, which is this size times
-    sqrt(head_dim); here Hadamard's matrix turns. sketch: one of the bits becomes the sign of a random
-    projection of what the levels leave over, so that products with a query have no bias (the paper's second
-    quantizer); they scatter more by that, which costs accuracy.
+    Inside `Rotated` with signs it is TurboQuant (Zandieh et al. 2025, arXiv 2504.19874): a randomly rotated
+    vector has the same distribution as a random point on a sphere, in every model, so the best levels for its
+    channels are known beforehand (Lloyd 1982, Max 1960). Nothing is calibrated. The paper uses a random
+    rotation and stores the norm, which is this size times sqrt(head_dim); here the rotation is a Hadamard
+    matrix. sketch: one of the bits becomes the sign of a random projection of the rounding error, so that
+    products with a query have no bias (the paper's second quantizer); their variance grows, which costs
+    accuracy.
 
     bits: 2, 3 or 4 per value, of which a sketch takes one. nonfinite: as in `Int`. Cost: bits + 16 / head_dim
-    per value, a sketch's 16 / head_dim besides. Parts: codes, size and, with a sketch, signs and their size.
+    per value, plus 16 / head_dim with a sketch. Parts: codes, size and, with a sketch, signs and their size.
     """
 
     bits: int = 4
@@ -84,15 +84,16 @@ class Codebook(Exact):
 
 
 def _size(x: Tensor) -> Tensor:
-    """Root mean square of vectors, fp16 `[..., 1]`; in fp64, so that the order of a sum does not show."""
+    """Root mean square of vectors, fp16 `[..., 1]`; summed in fp64, so that the order of the sum does not
+    matter."""
     return x.double().square().mean(-1, keepdim=True).sqrt().half()
 
 
 @cache
 def levels(head_dim: int, bits: int) -> Tensor:
-    """The 2^bits numbers, fp32 and ascending, whose nearest one errs least for a channel of a random vector
-    of root mean square 1: each is the mean of what is nearest to it (Lloyd 1982). Density: that of a
-    coordinate of a point on a sphere, (1 - x^2 / d)^((d - 3) / 2)."""
+    """The 2^bits numbers, fp32 and ascending, with the smallest rounding error for a channel of a random
+    vector of root mean square 1: each is the mean of the values nearest to it (Lloyd 1982). Density: that of
+    a coordinate of a point on a sphere, (1 - x^2 / d)^((d - 3) / 2)."""
     edge = min(math.sqrt(head_dim), 9.0)
     with torch.inference_mode(False):  # they outlive the pass that asks first
         ends = torch.linspace(-edge, edge, CELLS + 1, dtype=torch.float64)

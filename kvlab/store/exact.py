@@ -1,4 +1,4 @@
-"""Exact: the numbers as the model made them, and what every format offers."""
+"""Exact: unrounded numbers, and the interface of every format."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ Parts = tuple[Tensor, ...]  # tensors in their stored form: codes, scales, ...
 
 @dataclass(frozen=True)
 class Exact(Policy):
-    """The numbers as the model made them.
+    """The numbers unrounded, as the model computed them.
 
     A format turns `[batch, kv_heads, tokens, head_dim]` into a tuple of tensors
-    `[batch, kv_heads, tokens, width]` and back. Every token is written by itself, so a padded batch and a
-    single row store the same bits, and nothing that is stored is ever written again. A format remembers
-    nothing: where the first tokens decide for all later ones (`fixed_parts`), the store hands back what
-    they decided.
+    `[batch, kv_heads, tokens, width]` and back. Every token is encoded alone, so a padded batch and a single
+    row store the same bits, and stored tokens are never rewritten. A format has no state: if the first tokens
+    decide for all later ones (`fixed_parts`), the store passes their decision back.
     """
 
     over_heads = False  # True: all KV heads of a layer share numbers, which are decided together
-    fixed_parts = 0  # so many of the last parts are decided by the first tokens, and hold no token
+    fixed_parts = 0  # number of last parts that the first tokens decide; they hold no token
 
     def check(self, head_dim: int) -> None:
         """ValueError for parameters that do not fit the model's head dimension."""
@@ -35,12 +34,12 @@ class Exact(Policy):
         return x, 0
 
     def given(self, rows: int) -> Parts:
-        """The fixed parts of so many rows that are known before their first token."""
+        """The fixed parts of `rows` rows, if they are known before the first token."""
         return ()
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
-        """Which admitted numbers become the largest that the first tokens have allowed for, bool like x;
-        None: none can."""
+        """Which admitted numbers exceed the range of the first tokens and are clipped, bool like x; None:
+        none can."""
 
     def write(self, x: Tensor, real: Tensor | None = None, fixed: Parts = ()) -> Parts:
         """The parts of admitted numbers, each `[batch, kv_heads, tokens, width]`; the last `fixed_parts` of

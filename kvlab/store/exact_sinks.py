@@ -11,10 +11,11 @@ from ..policy import State
 class ExactSinks(State):
     """Hold the first tokens of every row in full precision: part of a store's state.
 
-    Attention rests on them at every step (Xiao et al. 2023), and their keys and values are the outliers of
-    many models, so a coarse format loses most there. Their codes are stored too; what is read is overwritten.
+    They receive attention at every step (Xiao et al. 2023), and in many models their keys and values are
+    outliers, so a coarse format loses most there. Their codes are stored too, and overwritten when they are
+    read.
 
-    tokens: how many of each row's own tokens. held: K and V `[batch, kv_heads, tokens, head_dim]`; where
+    tokens: the number of each row's own tokens. held: K and V `[batch, kv_heads, tokens, head_dim]`; where
     `[batch, kv_heads, tokens]`: the slots of the store that they are in (-1: nowhere); seen `[batch]`: tokens
     seen, up to `tokens`.
     """
@@ -46,7 +47,7 @@ class ExactSinks(State):
         self.seen = (self.seen + real.sum(1)).clamp(max=most).to(torch.int32)
 
     def restore(self, keys: Tensor, values: Tensor) -> None:
-        """Overwrite them in what was read, `[batch, kv_heads, slots, head_dim]`, in place."""
+        """Overwrite them in the numbers read, `[batch, kv_heads, slots, head_dim]`, in place."""
         held_at = self.where.to(keys.device)
         there = (held_at >= 0).nonzero(as_tuple=True)
         slots = held_at[there].long()

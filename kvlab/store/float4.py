@@ -14,7 +14,7 @@ from .exact import Exact, Parts
 from .float8 import Float8
 from .int import NONFINITE, admit, pack, unpack
 
-GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1: what codes 0 to 7 stand for
+GRID = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # e2m1: the values of codes 0 to 7
 BLOCKS = {"nvfp4": 16, "mxfp4": 32}
 LARGEST = (6, "4over6")
 E4M3 = Float8("e4m3")
@@ -26,10 +26,10 @@ class Float4(Exact):
 
     mxfp4: 32 channels share a power of two, 2^(floor(log2 largest) - 2), in 8 bits; 4.25 bits per value (OCP
     Microscaling Formats 1.0, 2023; Rouhani et al. 2023, arXiv 2310.10537). nvfp4: 16 channels share
-    largest / 6, rounded to e4m3; 4.5 bits (NVIDIA 2025). The fp32 scale that NVFP4 has besides, one a tensor,
-    is left out: like fp8 without a scale it refuses what is above 2,688, and below 2^-9 it is 0. The grid
-    has nothing between 4 and 6; "4over6" takes largest / 4 in the place of largest / 6 where the block errs
-    less by that (Cook et al. 2025, arXiv 2512.02010). A last block may be short.
+    largest / 6, rounded to e4m3; 4.5 bits (NVIDIA 2025). NVFP4's additional fp32 scale per tensor is left
+    out: like fp8 without a scale, values above 2,688 are refused, and a scale below 2^-9 is 0. The grid has
+    nothing between 4 and 6; "4over6" uses largest / 4 instead of largest / 6 if the block's error is then
+    smaller (Cook et al. 2025, arXiv 2512.02010). A last block may be short.
 
     format: "nvfp4" or "mxfp4". largest: 6, or "4over6" (nvfp4 alone: steps of a power of two cannot choose).
     nonfinite: as in `Float8`. Parts: codes, two a byte, and a byte of scale for each block.
@@ -84,20 +84,20 @@ class Float4(Exact):
         return torch.where(most > 0, (exponent + 127).clamp(0, 254), 0).to(torch.uint8)
 
     def _steps(self, scale: Tensor) -> Tensor:
-        """What a scale's byte stands for, fp32."""
+        """The value of a scale's byte, fp32."""
         if self.format == "nvfp4":
             return E4M3.decode((scale,), torch.float32)
         return (scale.int() << 23).view(torch.float32)  # an fp32 number's exponent
 
     def _codes(self, blocks: Tensor, scale: Tensor) -> Tensor:
-        """int8 codes 0 to 15: a sign and the nearest of `GRID`, of two the even code."""
+        """int8 codes 0 to 15: a sign and the nearest of `GRID`, in a tie the even code."""
         size = blocks.abs() / self._steps(scale).clamp(min=2.0**-126)[..., None]
         # The grid's steps are 1/2 up to 2, 1 up to 4 and 2 beyond, so these lines count them.
         codes = torch.minimum(torch.minimum(2 * size, size + 2), size / 2 + 4).round().clamp(max=7)
         return (codes + 8 * (blocks < 0)).to(torch.int8)
 
     def _error(self, blocks: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-        """Sum of squares of what a block loses."""
+        """A block's sum of squared errors."""
         read = _numbers(codes) * self._steps(scale)[..., None]
         return (read - blocks).double().square().sum(-1)
 
@@ -106,11 +106,11 @@ class Float4(Exact):
 
 
 def _numbers(codes: Tensor) -> Tensor:
-    """What codes 0 to 15 stand for, fp32."""
+    """The values of codes 0 to 15, fp32."""
     return _signed(codes.device)[codes.long()]
 
 
 @cache
 def _signed(device: torch.device) -> Tensor:
-    """The numbers of all codes: brought to a device once, since it waits for that."""
+    """The values of all codes, copied to a device once, since it waits for the copy."""
     return torch.tensor([*GRID, *(-x for x in GRID)], device=device)

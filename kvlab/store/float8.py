@@ -16,13 +16,13 @@ from .int import DTYPES, NONFINITE, Scales, admit, round_up, within
 class Float8(Exact):
     """8-bit floating point: e4m3 (3 bits of fraction, up to 448) or e5m2 (fp16 cut in half).
 
-    Source: Micikevicius et al. 2022, arXiv 2209.05433. With a scale, the largest value of what shares it
-    becomes the format's largest.
+    Source: Micikevicius et al. 2022, arXiv 2209.05433. With a scale, the largest value that shares it is
+    mapped to the format's largest.
 
     format: "e4m3" or "e5m2". axis: what shares a scale (None: there is none), group, scale (its dtype): see
-    `Scales`. nonfinite: "refuse" NaN, infinity and, without a scale, what is beyond the format's largest
-    (ValueError naming the head), or "clip" them to it. What is small is rounded: without a scale e4m3 reads
-    0 below 2**-10, e5m2 below 2**-17, and nothing counts that. Parts: bits and, with an axis, scale.
+    `Scales`. nonfinite: "refuse" NaN, infinity and, without a scale, values beyond the format's largest
+    (ValueError naming the head), or "clip" them to it. Small values are rounded: without a scale, e4m3 reads
+    0 below 2**-10 and e5m2 below 2**-17, which is not counted. Parts: bits and, with an axis, scale.
     """
 
     format: str = "e4m3"

@@ -23,20 +23,20 @@ LEAST_ROOM = 16  # slots
 class Growing(Policy):
     """Keep K and V in buffers that grow with the text, in the given format.
 
-    The prompt fills its buffer; a later token is written into the next free slot. Where none is free, all
-    that is held is copied into a buffer with room for an eighth more (16 slots at least): a long text is
-    copied about nine times in all, not once per step. `Stats.spare_bytes` are those of the room. As long as a
-    keep lets tokens go, there is room for the tokens that come alone, and what stays moves up in its buffer.
+    The prompt fills its buffer; a later token is written into the next free slot. If none is free, everything
+    is copied into a buffer with room for an eighth more (at least 16 slots): in total a long text is copied
+    about nine times, not once per step. `Stats.spare_bytes` counts this room. While a keep drops tokens,
+    there is only room for the new tokens, and the kept ones move up in their buffer.
 
     format: how a token is written down (`Exact()`, `Int(bits=4)`, `Float8()`, ...). values: the same for V
-    (default: as K). sinks: so many first tokens of every row are held in full precision besides.
+    (default: as K). sinks: this many first tokens of every row are also held in full precision.
     """
 
     format: Exact | None = None
     values: Exact | None = None
     sinks: int = 0
 
-    takes_ragged = False  # True: heads that hold different numbers of tokens take no more than these
+    takes_ragged = False  # True: heads with different numbers of tokens take no more bytes than these need
 
     def __post_init__(self):
         for name in ("format", "values"):
@@ -47,7 +47,7 @@ class Growing(Policy):
 
     @property
     def as_they_are(self) -> bool:
-        """Whether numbers are held as the model made them."""
+        """Whether numbers are held unrounded."""
         return {type(self.format), type(self.values)} == {Exact}
 
     def start(self, layer) -> GrowingState:
@@ -55,16 +55,16 @@ class Growing(Policy):
         return GrowingState(self)
 
     def of(self, order: int, layers: int) -> Growing:
-        """The store of the layer with this place among those that attend: for all the same one."""
+        """The store of the layer with this index among those that attend: the same for all."""
         return self
 
     def check(self, key: int, value: int, window: int | None) -> None:
-        """ValueError for a layer of such head dimensions, or with a sliding window, that it cannot hold."""
+        """ValueError for head dimensions, or a sliding window, that it cannot hold."""
         self.format.check(key)
         self.values.check(value)
 
     def reserved(self, held: int, context: int) -> int:
-        """Slots of a row that holds so many tokens, where the context can be that long."""
+        """Slots reserved for a row that holds `held` tokens, where the text may grow to `context`."""
         return held
 
     def suits(self, keep, place) -> None:
@@ -88,12 +88,12 @@ class Growing(Policy):
 
 class GrowingState(State):
     """K and V of one layer: keys and values, each a tuple of buffers `[batch, kv_heads, capacity, width]`, of
-    which the first `filled` slots are in use; fixed_keys, fixed_values: what the first tokens decided (see
-    `Exact`); exact: first tokens as they are.
+    which the first `filled` slots are in use; fixed_keys, fixed_values: decided by the first tokens (see
+    `Exact`); exact: first tokens in full precision.
 
-    replaced: values that were stored as the largest one, because they could not be stored; beyond (a tensor,
-    so that nobody waits): those that the first tokens have not allowed for. copies: tokens that were copied
-    into longer buffers. late: what refuses K, and V, of a single token on a GPU.
+    replaced: values that could not be stored and became the largest one; beyond (a tensor, to avoid waiting):
+    those outside the range of the first tokens. copies: tokens copied into longer buffers. late: refuses K
+    and V of a single token on a GPU.
     """
 
     per_slot = ("keys", "values")
@@ -106,7 +106,7 @@ class GrowingState(State):
 
     def __init__(self, policy: Growing):
         super().__init__(policy)
-        self.tight = False  # once tokens go, room is made for those that come: as many go again
+        self.tight = False  # once tokens go, room is only made for new ones: as many go again
         self.format, self.value_format = policy.format, policy.values
         self.late = Late(), Late()
         self.fixed_keys = self.fixed_values = ()
@@ -120,7 +120,7 @@ class GrowingState(State):
         return self.filled
 
     def check_crop(self, length: int) -> None:
-        """ValueError where what was held at `length` tokens cannot be had again."""
+        """ValueError if the state at `length` tokens cannot be restored."""
 
     @property
     def clipped(self) -> int:
@@ -146,7 +146,8 @@ class GrowingState(State):
         self.add(*self.encode(keys, values, real))
 
     def encode(self, keys: Tensor, values: Tensor, real: Tensor | None = None) -> tuple[Parts, Parts]:
-        """New tokens in their stored form, as `add` takes them. ValueError for what cannot be stored."""
+        """New tokens in their stored form, as `add` takes them. ValueError for numbers that cannot be
+        stored."""
         self.dtype = keys.dtype
         with naming("keys"), self.late[0].open():
             coded, self.fixed_keys = self._encode(self.format, keys, real, self.fixed_keys)
@@ -178,8 +179,8 @@ class GrowingState(State):
         return coded[:count], coded[count:]
 
     def add(self, keys: Parts, values: Parts) -> None:
-        """Add encoded tokens. Pinned ones come from a link, which holds them no more: the buffers that the
-        first ones begin are the store's."""
+        """Add encoded tokens. Pinned ones come from a link, which no longer needs them: the store may take
+        over the first ones as its buffers."""
         count = keys[0].shape[2]
         if self.keys is None:
             linked = all(x.is_pinned() and by_token(x).is_contiguous() for x in (*keys, *values))
@@ -192,14 +193,14 @@ class GrowingState(State):
         self.filled += count
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many more."""
+        """Make room for more tokens."""
         end = self.filled + tokens
         if end > self.keys[0].shape[2]:
             self._lengthen(end if self.tight else end + max(LEAST_ROOM, end // 8))
 
     def _lengthen(self, capacity: int) -> None:
-        """Copy what is held into buffers of so many slots; pinned where these are, so that a GPU can read
-        them."""
+        """Copy the tokens into buffers of `capacity` slots, pinned if the old ones are, so that a GPU can
+        read them."""
 
         def longer(parts: Parts) -> Parts:
             return tuple(with_room(x, capacity, x.is_pinned()) for x in parts)
@@ -222,11 +223,11 @@ class GrowingState(State):
         self.tight = True
 
     def settle(self) -> None:
-        """Nothing goes any more: room is made for a text that grows."""
+        """Called when no more tokens will go: make room for a text that grows."""
         self.tight = False
 
     def stays(self, count: int, room: int) -> bool:
-        """Whether so many tokens stay in a buffer of so many slots when others have gone."""
+        """Whether `count` tokens stay in a buffer of `room` slots after others have gone."""
         return self.keeps_room or (self.tight and room - count <= max(1, count // 8))
 
     def _kept(self, x: Tensor, slots: Tensor) -> Tensor:
@@ -262,10 +263,11 @@ class GrowingState(State):
 
 @dataclass(frozen=True)
 class Packed:
-    """What a step attends to where that is not all of a store, or lies elsewhere. Reads like a store.
+    """The tokens that a step attends to, if they are only part of a store or are elsewhere. Reads like a
+    store.
 
-    keys, values: tensors `[batch, kv_heads, slots, width]` in the stored form. format, value_format:
-    what reads them. fixed_keys, fixed_values: the formats' fixed parts. dtype: of the numbers.
+    keys, values: tensors `[batch, kv_heads, slots, width]` in the stored form. format, value_format: their
+    formats. fixed_keys, fixed_values: the formats' fixed parts. dtype: of the numbers.
     """
 
     keys: Parts
@@ -278,7 +280,7 @@ class Packed:
 
     @classmethod
     def of_numbers(cls, keys: Tensor, values: Tensor) -> Packed:
-        """K and V that have been read."""
+        """From K and V that have been read."""
         return cls((keys,), (values,), Exact(), Exact(), keys.dtype)
 
     @property
@@ -310,7 +312,7 @@ def naming(what: str):
 
 def joined(old: Parts | None, new: Parts) -> Parts:
     """Parts of earlier tokens (None: there are none) and of new ones."""
-    # An own copy even of the first part: what the model hands over may be a view of a larger tensor.
+    # Copy even the first part: the model's tensor may be a view of a larger one.
     if old is None:
         return tuple(torch.clone(part, memory_format=torch.contiguous_format) for part in new)
     return tuple(torch.cat(pair, dim=2) for pair in zip(old, new, strict=True))

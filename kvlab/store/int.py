@@ -29,10 +29,10 @@ class Int(Exact):
     x ~ code * scale + zero, from the smallest value to the largest; `zero` is the value of code 0. The scale
     is rounded *up* (and `zero` down), so that the error is at most half a step.
 
-    bits: 2, 4 or 8 bits per value. group, axis, scale (its dtype): what shares a scale, see `Scales`.
-    symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and what is too
-    large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. By default
-    the cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
+    bits: 2, 4 or 8 bits per value. group, axis, scale (its dtype): see `Scales`.
+    symmetric: False stores a zero point beside each scale. nonfinite: "refuse" NaN, infinity and values too
+    large for the scale's dtype (ValueError naming the head), or "clip" them to the largest value. The default
+    cost is bits + 16 / head_dim bits per value. Parts: codes, scale and, if asymmetric, zero point.
     A width that does not divide 8 needs another way to pack (`Planes`).
     """
 
@@ -74,7 +74,7 @@ class Int(Exact):
         most = torch.finfo(self.scales.dtype).max
         if self.scales.dtype == torch.float16:
             return most * (self.qmax if self.symmetric else 1)
-        return most / 2  # so that the span is finite, and what is read, which may be a step more
+        return most / 2  # so that the span and the decoded numbers, up to a step larger, are finite
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
         return admit(f"int{self.bits}", x.float(), self.largest, self.nonfinite)
@@ -128,7 +128,7 @@ class Int(Exact):
         return self.numbers(codes, [n.unsqueeze(-1) for n in numbers], dtype).flatten(-2)
 
     def numbers(self, codes: Tensor, scales, dtype: torch.dtype) -> Tensor:
-        """What int8 codes stand for, by their scales (and zero points), in shapes that fit."""
+        """The values of int8 codes, by their scales (and zero points), in shapes that fit."""
         wide = torch.promote_types(dtype, torch.float32) if self.spans_more(dtype) else dtype
         scales = [n.to(codes.device, wide) for n in scales]
         return within(self.dequantize(codes.to(wide), scales), dtype)
@@ -181,9 +181,9 @@ class Scales:
     """Which values share a scale, and how it is written down.
 
     axis: "group": `group` neighbouring channels of one token. "token": one token's vector in one KV head.
-    "channel": one channel of one KV head. "tensor": all of K, or all of V, of a layer and row. The scales of
-    the last two run over tokens, so they are fixed by the first tokens that are stored (the prompt); what
-    comes later and lies beyond them is clipped, and nothing is ever re-quantized.
+    "channel": one channel of one KV head. "tensor": all of K, or all of V, of a layer and row. The last two
+    share a scale over tokens, so the first tokens stored (the prompt) fix it; later values beyond it are
+    clipped, and nothing is ever re-quantized.
     group: channels, for axis="group" (default: all of head_dim). scale: its dtype, "fp16" or "fp32".
     Raises ValueError for anything else.
     """
@@ -248,7 +248,7 @@ class Scales:
 
 
 def round_up(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest number of `dtype` that is not below `x` (>= 0); infinity and NaN stay what they are."""
+    """The smallest number of `dtype` that is not below `x` (>= 0); infinity and NaN stay."""
     if dtype != torch.float16:
         return x.to(dtype)
     half = x.half()
@@ -266,7 +266,8 @@ def round_down(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def within(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What has been read, in `dtype`: what a rounded scale has taken beyond fp16's largest number is that."""
+    """Decoded numbers in `dtype`: those that a rounded scale pushed beyond fp16's largest number become
+    it."""
     if dtype != torch.float16:
         return x.to(dtype)
     return x.clamp(-65504, 65504).to(dtype)
@@ -275,7 +276,7 @@ def within(x: Tensor, dtype: torch.dtype) -> Tensor:
 def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor, int]:
     """x and 0 where all values are finite and at most `largest`. Otherwise, by `nonfinite`: "refuse" raises a
     ValueError that names the first KV head (dimension 1 of x) that cannot be stored; "clip" returns x with
-    infinity, NaN and what is too large as `largest`, and how many there were. A single token on a GPU may be
+    infinity, NaN and values that are too large as `largest`, and their number. A single token on a GPU may be
     refused one token later (see `Late`)."""
     bad = ~(x.abs() <= largest)
     if nonfinite == "refuse" and later(bad, lambda: refuse(name, x, bad, largest)):
@@ -288,7 +289,7 @@ def admit(name: str, x: Tensor, largest: float, nonfinite: str) -> tuple[Tensor,
 
 
 def refuse(name: str, x: Tensor, bad: Tensor, largest: float) -> NoReturn:
-    """The ValueError of values of x of which some are `bad`."""
+    """The ValueError for the `bad` values of x."""
     head = int(bad.any(3).any(2).any(0).nonzero()[0])
     value = abs(x[:, head][bad[:, head]][0].item())
     what = f"a value above {largest:.6g} ({value:.6g})" if value < float("inf") else "NaN or infinity"

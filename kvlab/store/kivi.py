@@ -1,4 +1,4 @@
-"""KIVI: keys per channel, values per token, recent tokens as they are (Liu et al. 2024, arXiv 2402.02750)."""
+"""KIVI: keys per channel, values per token, recent tokens exact (Liu et al. 2024, arXiv 2402.02750)."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .int import Int, pack, unpack
 class Kivi(Growing):
     """Quantize keys per channel over blocks of tokens and values per token, except a window of recent tokens.
 
-    K's outliers sit in a few channels, so each channel of a block has a scale and a zero point of its own; a
-    block can only be written when all its tokens are there. Until then they are held in full precision, and
-    so are the last `recent` tokens, from the prompt on: the window holds `recent` to `recent + group - 1`
-    tokens. When it overflows, its oldest `group` tokens are written, once and for good.
-    Unlike the paper's, the window of V is that of K, and blocks are counted back from the end of the prompt,
-    so that the first one may be short: a left-padded batch then has the blocks of each row alone.
+    K's outliers sit in a few channels, so each channel of a block has its own scale and zero point; a block
+    can only be written when all its tokens have come. Until then they are held in full precision, as are the
+    last `recent` tokens: the window holds `recent` to `recent + group - 1` tokens. When it overflows, its
+    oldest `group` tokens are written, for good.
+    Unlike in the paper, V has the same window as K, and blocks are counted back from the end of the prompt,
+    so the first one may be short: in a left-padded batch each row then has the same blocks as alone.
 
     bits: 2, 4 or 8. group: tokens of a block of K, and channels of V that share a scale (their greatest
-    common divisor with head_dim). recent: tokens, at least 0. nonfinite: as in `Int`. Cost of what is
-    written: bits + 32 / group bits per value. Blocks cannot lose single tokens: an evicting keep, and a host
-    that fetches tokens, are refused (ValueError).
+    common divisor with head_dim). recent: tokens, at least 0. nonfinite: as in `Int`. Cost of the codes: bits
+    + 32 / group bits per value. Blocks cannot lose single tokens: ValueError for an evicting keep and for a
+    host that fetches tokens.
     """
 
     def __init__(self, bits: int = 2, group: int = 32, recent: int = 32, nonfinite: str = "refuse"):
@@ -63,7 +63,7 @@ class Kivi(Growing):
             raise ValueError("kivi: keys are written in blocks of tokens, which a host cannot fetch singly")
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
-        """As in `Growing`, after a prompt of that many tokens, the window included."""
+        """As in `Growing`, after a prompt of this many tokens, the window included."""
         heads, tokens, width = shape
         written = max(0, tokens - self.recent)
         if written == 0:
@@ -80,7 +80,7 @@ class KiviState(GrowingState):
     capacity, head_dim]`, of which the first `filled` tokens are there; recents_real `[batch, 1, capacity]`:
     which of them are no padding (None: all), true for those to come."""
 
-    per_slot = ("recents", "recents_real")  # what is written is for good: see crop
+    per_slot = ("recents", "recents_real")  # codes are final: see crop
     per_row = ("keys", "values", "blocks", *GrowingState.per_row)
     in_blocks = True
 
@@ -133,14 +133,14 @@ class KiviState(GrowingState):
             self._write(end - self.written)
 
     def ends(self, tokens: int) -> list[int]:
-        """Where a pass of so many tokens is cut, so that it sees what tokens one by one would see: before and
-        behind every token with which a block is written."""
+        """Where to split a pass of several tokens, so that it sees the same as one token at a time: before
+        and after every token that completes a block."""
         first = self.group - (self.length - self.prompt) % self.group
         full = range(first, tokens + 1, self.group)
         return sorted({tokens, *full, *(end - 1 for end in full)} - {0})
 
     def reserve(self, tokens: int) -> None:
-        """Make room for so many more in the window: until it overflows, where that is more."""
+        """Make room for more tokens in the window, at least until it overflows."""
         end = self.filled + tokens
         if end <= self.recents[0].shape[2]:
             return
@@ -157,7 +157,7 @@ class KiviState(GrowingState):
         return x.to(self.dtype)
 
     def _write(self, count: int) -> None:
-        """Quantize the oldest `count` tokens of the window: whole blocks, but for a short first one."""
+        """Quantize the oldest `count` tokens of the window: whole blocks, except for a short first one."""
         batch = self.window[0].shape[0]
         keys, values = (side[:, :, :count] for side in self.window)
         missing, real = -count % self.group, None  # tokens that a short first block lacks
@@ -213,7 +213,7 @@ class KiviState(GrowingState):
                 "start again with cache.reset()"
             )
 
-    def crop(self, length: int) -> None:  # by hand: what is written in blocks is no slot by itself
+    def crop(self, length: int) -> None:  # by hand: a token written in a block has no slot of its own
         self.check_crop(length)
         super().crop(length - self.written)
         if self.recents_real is not None:

@@ -18,19 +18,19 @@ ROUNDS = 50  # of k-means
 
 @dataclass(frozen=True)
 class NonUniform(Exact):
-    """Codes of 2^bits levels that lie as densely as the prompt's numbers do, and the outliers of every vector
-    beside them, exact.
+    """Codes of 2^bits levels, spaced by the density of the prompt's numbers, and the exact outliers of every
+    vector.
 
-    Numbers are brought to [-1, 1], by channel or by vector, and the levels are the means that k-means finds
-    among the prompt's, one set for a layer's K and one for its V (Hooper et al. 2024, arXiv 2401.18079, NUQ
-    and dense-and-sparse). Channels get their ranges from the prompt, vectors their own. Unlike the paper's,
-    levels are not calibrated on other texts, not weighted by gradients, and found row by row; and every
-    vector of a head has the same number of outliers, where the paper's all lie beyond a threshold.
+    Numbers are scaled to [-1, 1], by channel or by vector, and the levels are k-means of the prompt's, one
+    set for a layer's K and one for its V (Hooper et al. 2024, arXiv 2401.18079, NUQ and dense-and-sparse).
+    The prompt gives channels their ranges; vectors have their own. Unlike in the paper, levels are not
+    calibrated on other texts, not weighted by gradients, and found per row; and every vector of a head has
+    the same number of outliers, while the paper takes all beyond a threshold.
 
-    bits: 2, 3 or 4. axis: "channel" or "token" (a vector of a KV head). outliers: their part, of which a
-    vector gets ceil(part * head_dim), in fp16 with their channels, 24 bits each. nonfinite: as in `Int`.
+    bits: 2, 3 or 4. axis: "channel" or "token" (a vector of a KV head). outliers: their share; a vector has
+    ceil(share * head_dim), in fp16 with their channels, 24 bits each. nonfinite: as in `Int`.
     Parts: codes; channels and values of outliers; by vector, its smallest and largest number in fp16; and,
-    decided by the first tokens, by channel the same in fp32, and the levels.
+    fixed by the first tokens, the same by channel in fp32, and the levels.
     """
 
     bits: int = 3
@@ -87,7 +87,7 @@ class NonUniform(Exact):
         return size.abs().sort(dim=3, descending=True, stable=True).indices[..., : self.count(size.shape[3])]
 
     def _channels(self, x: Tensor, real: Tensor | None) -> Parts:
-        """Smallest and largest number of every channel but for the outliers' part, `[batch, kv_heads, 1,
+        """Smallest and largest number of every channel without the outliers' share, `[batch, kv_heads, 1,
         head_dim]` each."""
         ends = x.new_zeros(2, len(x), x.shape[1], 1, x.shape[3])
         for row, mine in enumerate(_rows(x, real)):

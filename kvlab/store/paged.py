@@ -17,7 +17,7 @@ from .growing import Growing, GrowingState
 
 
 class BlockPool:
-    """One allocation cut into blocks that any layer, row or cache may hold, with a count of its holders.
+    """One allocation, divided into blocks that any layer, row or cache may hold, with reference counts.
 
     blocks: how many there are, a hard limit (default: no limit; the pool grows by half when it is full).
     block: tokens per block.
@@ -37,7 +37,7 @@ class BlockPool:
 
     @property
     def used(self) -> int:
-        """Blocks that somebody holds."""
+        """Blocks in use."""
         return len(self.counts) - len(self.free)
 
     @property
@@ -46,9 +46,9 @@ class BlockPool:
         return sum(part[0].numel() * part.element_size() for part in self.parts) if self.parts else 0
 
     def require(self, count: int, like: Parts) -> None:
-        """Make sure that `count` blocks, shaped for parts like these, are free (ValueError: it is full)."""
+        """Make sure that `count` blocks for parts of these shapes are free (ValueError: the pool is full)."""
         if count > len(self.free) and self.limit is not None and self.parts:
-            gc.collect()  # caches that are gone but not yet collected give theirs back
+            gc.collect()  # deleted caches that are not yet collected return their blocks
         forms = [[(x.shape[1], x.shape[3], x.dtype) for x in parts] for parts in (like, self.parts or like)]
         if forms[0] != forms[1]:
             raise ValueError("paged: the pool holds blocks of another shape, model or format")
@@ -81,17 +81,17 @@ class BlockPool:
 class Paged(Growing):
     """Keep K and V in blocks of `block` tokens taken from a pool when they are needed.
 
-    Nothing is reserved beyond a row's last block, and nothing is moved as a row grows. Forks share their
-    blocks, and rows of a prompt batch share the full blocks in which they agree bit by bit; who writes into a
-    shared block first copies it. Source: Kwon et al. 2023, section 4. A step here gathers the blocks
-    into one tensor, where a paged attention kernel would read them in place.
+    Nothing is reserved beyond a row's last block, and nothing moves as a row grows. Forks share their blocks,
+    and rows of a prompt batch share full blocks with identical bits; a shared block is copied before it is
+    written. Source: Kwon et al. 2023, section 4. A step here gathers the blocks into one tensor; a paged
+    attention kernel would read them in place.
 
     blocks: size of the pool, shared by all layers (default: it grows); a prompt that does not fit into all
     layers is refused before the first one writes; where a keep evicts, each layer gives blocks back before
-    the next one asks. block: tokens per block. format: any format, since a format writes each token by
-    itself; a store whose groups run over tokens (per-channel keys) is a buffer of its own and cannot be
-    paged. pool: share one with other caches. Raises ValueError when full. A pool that grows keeps what was
-    once in use, and its bytes depend on how it grew: in pieces, by steps, or at once where it was loaded.
+    the next one asks. block: tokens per block. format: any format, since formats write each token alone; a
+    store with groups over tokens (per-channel keys) has its own buffer and cannot be paged. pool: share one
+    with other caches. Raises ValueError when full. A growing pool never shrinks, and its bytes depend on how
+    it grew: in pieces, by steps, or at once when loaded.
     """
 
     def __init__(self, blocks: int | None = None, block: int = 16, format: Exact | None = None,
@@ -113,9 +113,8 @@ class Paged(Growing):
 
 
 class PagedState(GrowingState):
-    """rows: a list of each row's blocks in the pool, held from where it is set until it is set again, so that
-    forks and copies need no code for it; table `[batch, blocks]`: the same on the device, where the host
-    never reads it."""
+    """rows: a list of each row's blocks in the pool, held until it is set again, so that forks and copies
+    need no code for it; table `[batch, blocks]`: the same on the device, never read by the host."""
 
     per_slot = ()  # blocks are shared, and hold several slots: see keep_slots and crop
     per_row = ("rows", "table", *GrowingState.per_row)
@@ -154,8 +153,8 @@ class PagedState(GrowingState):
 
     @property
     def spare_bytes(self) -> int:
-        """Summed over a cache's layers: blocks of the pool that only other caches hold, such as copies of
-        this one. A layer's own are all in its table."""
+        """Bytes of the pool's blocks that only other caches hold, such as copies of this one, summed over a
+        cache's layers. A layer's own blocks are all in its table."""
         if self.table is None:
             return 0
         taken = self.pool.used if self.layer == 0 else 0
@@ -215,8 +214,8 @@ class PagedState(GrowingState):
         self.used += tokens
 
     def _shared_ends(self) -> list[int]:
-        """Rows whose last block is held by others too, so that writing into it needs a copy; the last holder
-        in this batch keeps the block when nobody else does."""
+        """Rows whose last block others hold too, so that writing into it needs a copy; the last holder in
+        this batch keeps the block if no other cache holds it."""
         left, copied = Counter(), []
         for row, block in enumerate(blocks[-1] for blocks in self.rows):
             if self.pool.counts[block] - left[block] > 1:
@@ -225,8 +224,8 @@ class PagedState(GrowingState):
         return copied
 
     def _longer(self, batch: int, wanted: int, copied: list[int], same: dict) -> list[list[int]]:
-        """The rows with so many new blocks in every row, and with own copies of some rows' last ones; same:
-        see `_same_blocks`. `require` has been asked."""
+        """The rows with this many new blocks each, and with copies of some rows' last blocks; same: see
+        `_same_blocks`. `require` has been asked."""
         rows = [[] for _ in range(batch)] if self.rows is None else [list(row) for row in self.rows]
         for row in copied:
             old, rows[row][-1] = rows[row][-1], self.pool.free.pop()
@@ -248,13 +247,13 @@ class PagedState(GrowingState):
             found.append(gathered.transpose(1, 2).flatten(2, 3)[:, :, : self.used])
         return tuple(found)
 
-    def keep_slots(self, slots: Tensor) -> None:  # by hand: what stays is written into new blocks
+    def keep_slots(self, slots: Tensor) -> None:  # by hand: kept tokens are written into new blocks
         keys, values = (tuple(gather_slots(part, slots) for part in parts) for parts in self.parts())
         self.hold(None)
         self.used = 0
         self.add(keys, values)
 
-    def crop(self, length: int) -> None:  # by hand: a block is given back when all its tokens are gone
+    def crop(self, length: int) -> None:  # by hand: a block is freed when all its tokens are gone
         self.used = min(self.used, max(0, length))
         kept = -(-self.used // self.pool.block)
         if self.table is not None:

@@ -1,4 +1,4 @@
-"""Planes: integers of 3, 5, 6 or 7 bits without a bit to spare, in planes of 4, 2 and 1 bits."""
+"""Planes: integers of 3, 5, 6 or 7 bits without unused bits, in planes of 4, 2 and 1 bits."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from .int import Int, pack, unsigned
 
 @dataclass(frozen=True)
 class Planes(Int):
-    """Integers of a width that does not divide 8: the lowest 4 bits of all codes in one run of bytes, the
-    next 2 in another, the last one in a third.
+    """Integers whose width does not divide 8: the lowest 4 bits of all codes in one run of bytes, the next 2
+    in another, the last one in a third.
 
     A code of 5 bits is 4 and 1: two codes share a byte of the first plane, eight a byte of the second, and
     nothing is wasted (as in llama.cpp's q5_0, which packs 32 such codes in 16 + 4 bytes). Scales, zero points
-    and parameters are those of `Int`; default cost: bits + 16 / head_dim. Where the head
-    dimension is no multiple of 8, the last byte of a plane may be short; ValueError where not even the bytes
-    of the first plane are full.
+    and parameters are those of `Int`; default cost: bits + 16 / head_dim. If the head dimension is no
+    multiple of 8, the last byte of a plane may be partly filled; ValueError if even the first plane's is.
 
     bits: 3, 5, 6 or 7.
     """
@@ -63,7 +62,8 @@ def check_width(bits: int, head_dim: int) -> None:
 
 @cache
 def _head_dim(size: int, bits: int) -> int:
-    """The head dimension of vectors whose codes take so many bytes: one alone fills the first plane."""
+    """The head dimension of vectors whose codes take this many bytes: the only one that fills the first
+    plane."""
     step = 8 // planes(bits)[0]
     return next(width for width in range(step, 8 * size + 1, step) if sum(sizes(width, bits)) == size)
 

@@ -1,4 +1,5 @@
-"""PreRope: hold keys as they were before RoPE, when channels keep their places (Hooper et al. 2024)."""
+"""PreRope: store keys before RoPE, when outlier channels are the same at all positions (Hooper et al.
+2024)."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from .int import within
 
 
 class PreRope(Growing):
-    """Undo the rotary embedding of keys before they are written, and rotate what is read.
+    """Undo the rotary embedding of keys before they are written, and rotate them when they are read.
 
-    A key's outliers are channels, the same ones at all tokens, until RoPE mixes each with another one by an
-    angle that hangs on the position; so a format with a scale per channel fits keys better before it (Hooper
-    et al. 2024, arXiv 2401.18079, section 3.2). Positions are stored, and keys rotated again at every step.
+    Keys have the same outlier channels at all tokens, until RoPE mixes each with another by an angle that
+    depends on the position; so a format with a scale per channel fits keys better before RoPE (Hooper et al.
+    2024, arXiv 2401.18079, section 3.2). Positions are stored, and keys are rotated again at every step.
 
     format: of K before RoPE. values, sinks: as in `Growing`. ValueError for a model that does not rotate its
-    keys, or in a way that cannot be undone, and for a host, which sends keys as they are stored.
+    keys, or in a way that cannot be undone, and for a host, which transfers keys in their stored form.
     """
 
     def start(self, layer) -> PreRopeState:
@@ -68,7 +69,7 @@ class Places(State):
     per_row = ("seen",)
 
     def note(self, keys: Tensor, real: Tensor | None) -> Tensor:
-        """The positions `[batch, 1, tokens]` of new keys, which it remembers; real: see `append`."""
+        """Store and return the positions `[batch, 1, tokens]` of new keys; real: see `append`."""
         batch, _, tokens, _ = keys.shape
         real = keys.new_ones(batch, tokens, dtype=torch.bool) if real is None else real.to(keys.device)
         seen = keys.new_zeros(batch, dtype=torch.int32) if self.seen is None else self.seen

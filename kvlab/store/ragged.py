@@ -1,4 +1,4 @@
-"""Ragged: heads of a layer hold different numbers of tokens, one after another in one tensor."""
+"""Ragged: the heads of a layer hold different numbers of tokens, one head after another in one tensor."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .growing import Growing, GrowingState
 
 
 class Ragged(Growing):
-    """What an eviction leaves lies flat, row by row and head by head, each as long as it is; what comes after
-    it grows by concatenation, as in `Growing`, since every head gets every new token.
+    """After an eviction the kept tokens are stored flat, row by row and head by head, without padding; later
+    tokens are appended as in `Growing`, since every head gets every new token.
 
-    Nothing is reserved: the storages of K and V add up to the tokens that the heads hold. The slots of a
-    layer are numbered as if all heads were as long as the longest one, so the table of positions, 4 bytes for
-    each slot and head, is padded, and a step attends to a padded copy of its layer, which goes when it has
-    attended. Another eviction writes everything anew.
+    Nothing is reserved: the storage of K and V is exactly the tokens that the heads hold. Slots are numbered
+    as if all heads were as long as the longest one, so the table of positions, 4 bytes for each slot and
+    head, is padded, and a step attends to a temporary padded copy of its layer. The next eviction rewrites
+    everything.
 
     format, values, sinks: as in `Growing`.
     """
@@ -37,7 +37,7 @@ class Ragged(Growing):
 
 
 class RaggedState(GrowingState):
-    """keys, values: of the tokens since the last eviction; left: what that left of earlier ones."""
+    """keys, values: of the tokens since the last eviction; left: the earlier ones that it kept."""
 
     states = ("left", *GrowingState.states)
 
@@ -46,7 +46,7 @@ class RaggedState(GrowingState):
         self.left, self.tight = Left(policy), True
 
     def settle(self) -> None:
-        """What heads hold is all that is reserved, also then."""
+        """No room is made here either: nothing is reserved beyond the tokens held."""
 
     @property
     def length(self) -> int:
@@ -79,9 +79,9 @@ class RaggedState(GrowingState):
 
 
 class Left(State):
-    """What an eviction has left of one layer: keys, values, tuples of tensors `[tokens of all rows and heads,
-    width]`; counts `[batch, kv_heads]`: how many of them are whose, head by head; longest: slots that this is
-    counted as, `longest` in every head."""
+    """The tokens that an eviction kept in one layer: keys, values, tuples of tensors `[tokens of all rows and
+    heads, width]`; counts `[batch, kv_heads]`: tokens of each head; longest: the number of slots that every
+    head counts."""
 
     per_row = ("keys", "values", "counts")
 
@@ -93,13 +93,14 @@ class Left(State):
         return len(x) == batch if x is self.counts else len(x) == int(self.counts.sum())
 
     def index(self) -> tuple[Tensor, Tensor]:
-        """Where every head's tokens are, `[batch, kv_heads, longest]`, and which of these are its own."""
+        """The indices of every head's tokens, `[batch, kv_heads, longest]`, and which of these are its
+        own."""
         ends = self.counts.flatten().cumsum(0).view_as(self.counts)
         at = torch.arange(self.longest, device=ends.device)
         index = (ends - self.counts)[..., None] + at
         return index.clamp(max=len(self.keys[0]) - 1), at < self.counts[..., None]
 
-    def select_rows(self, rows: Tensor) -> None:  # by hand: a row is a stretch, and each has its own length
+    def select_rows(self, rows: Tensor) -> None:  # by hand: every row has its own length
         if self.counts is None:
             return
         rows = rows.to(self.counts.device)
@@ -112,7 +113,7 @@ class Left(State):
 
 
 def _padded(left: Parts, index: Tensor, since: Parts | None) -> Parts:
-    """What lies flat, by `Left.index`, and what came since, `[batch, kv_heads, slots, width]` each."""
+    """The flat tokens, by `Left.index`, and the later ones, `[batch, kv_heads, slots, width]` each."""
     padded = tuple(part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in left)
     if since is None:
         return padded
@@ -120,7 +121,7 @@ def _padded(left: Parts, index: Tensor, since: Parts | None) -> Parts:
 
 
 def buffer_of(store, keep) -> Growing:
-    """A store as it is; for a format, or None, the buffer that is meant where none is named."""
+    """A store unchanged; for a format, or None, the default buffer."""
     check_kind("store", store, Growing | Exact | None, "a buffer such as Growing() or a format such as Int()")
     if isinstance(store, Growing):
         return store

@@ -1,4 +1,4 @@
-"""Rotated: turn every vector by a Hadamard matrix before it is rounded (QuaRot, Ashkboos et al. 2024)."""
+"""Rotated: rotate every vector by a Hadamard matrix before it is rounded (QuaRot, Ashkboos et al. 2024)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .int import within
 
 @dataclass(frozen=True)
 class Rotated(Exact):
-    """Turn every vector of a head before it is quantized, and back when it is read.
+    """Rotate every vector of a head before it is quantized, and back when it is read.
 
-    A turned channel is a sum of all channels, with signs, so none is an outlier any more, and the scale that
-    they share fits all of them (Ashkboos et al. 2024, arXiv 2404.00456). The Walsh-Hadamard matrix H over
-    sqrt(n) changes no length, and q k = (q H)(k H) / n: a kernel that reads the codes gets a turned query,
-    and its output is turned back, one vector each a step. As in llama.cpp, vectors are turned after RoPE and
-    in blocks of n channels; here n is the largest power of two that divides the head dimension, for K and
-    for V (there 64 for V), so that a head dimension of 80 has five blocks of 16.
+    A rotated channel is a signed sum of all channels, so none is an outlier any more, and a shared scale fits
+    all of them (Ashkboos et al. 2024, arXiv 2404.00456). The Walsh-Hadamard matrix H over sqrt(n) changes no
+    length, and q k = (q H)(k H) / n: a kernel that reads the codes gets a rotated query, and its output is
+    rotated back, one vector each per step. As in llama.cpp, vectors are rotated after RoPE and in blocks of n
+    channels; here n is the largest power of two that divides the head dimension, for K and V (there 64 for
+    V), so a head dimension of 80 has five blocks of 16.
 
-    format: what turned vectors are stored in, which costs no more bits. signs: QuaRot's random signs on the
-    channels before they are turned; drawn once, the same everywhere. ValueError for an odd head dimension.
+    format: the format of the rotated vectors, which costs no more bits. signs: QuaRot's random signs on the
+    channels before the rotation; drawn once, the same everywhere. ValueError for an odd head dimension.
     """
 
     format: Exact
@@ -54,9 +54,7 @@ class Rotated(Exact):
 
     def admit(self, x: Tensor) -> tuple[Tensor, int]:
         x, replaced = self.format.admit(x)
-        x, more = self.format.admit(
-            self.turn(x)
-        )  # a turned channel can be larger than all that it is made of
+        x, more = self.format.admit(self.turn(x))  # a rotated channel can exceed all of them
         return x, replaced + more
 
     def beyond(self, x: Tensor, fixed: Parts) -> Tensor | None:
@@ -76,7 +74,7 @@ class Rotated(Exact):
         return self._times(x, matrix(x.shape[-1], self.signs, x.device).T)
 
     def _times(self, x: Tensor, turning: Tensor) -> Tensor:
-        # In fp64 the sums of fp32 numbers are exact, or nearly: their order, and so the batch, does not show.
+        # In fp64 the sums of fp32 numbers are (nearly) exact, so their order and the batch do not matter.
         return ((x.double() @ turning) * block(x.shape[-1]) ** -0.5).to(x.dtype)
 
     def bits_per_value(self, shape: tuple[int, int, int], dtype: torch.dtype = torch.float16) -> float:
@@ -84,7 +82,7 @@ class Rotated(Exact):
 
 
 def block(head_dim: int) -> int:
-    """Channels that are turned together: the largest power of two that divides the head dimension."""
+    """Channels that are rotated together: the largest power of two that divides the head dimension."""
     return head_dim & -head_dim
 
 

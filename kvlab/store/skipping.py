@@ -1,4 +1,4 @@
-"""Skipping: leave some layers exact beside the format of the others."""
+"""Skipping: leave some layers exact and round the others."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from .growing import Growing, GrowingState
 
 
 class Skipping(Growing):
-    """Hold K and V of some layers as they are, and those of the others in a store.
+    """Hold K and V of some layers exactly, and those of the others in a store.
 
-    The first and the last layers of many models lose most when they are rounded, and there are few of them:
-    vLLM leaves the first and the last two exact where it rounds to 3 or 4 bits.
+    In many models the first and last layers lose most when they are rounded, and they are few: vLLM leaves
+    the first and the last two exact when it rounds to 3 or 4 bits.
 
     store: of the other layers. layers: the numbers of those that stay exact, counted among the layers that
-    attend, from 0 on, or from the last one back: -1. ValueError for a layer that the model has not.
+    attend, from 0, or from the last one back: -1. ValueError for a layer that the model does not have.
     """
 
     def __init__(self, store: Growing, layers: tuple[int, ...]):

@@ -1,4 +1,4 @@
-"""Smoothed: take the size of K's outlier channels out before it is quantized (Xiao et al. 2023)."""
+"""Smoothed: scale K's outlier channels down before it is quantized (Xiao et al. 2023)."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from .int import Scales, within
 
 @dataclass(frozen=True)
 class Smoothed(Exact):
-    """Divide every channel of K by its own size, quantize, and multiply back what is read.
+    """Divide every channel of K by its own size, quantize, and multiply back when reading.
 
-    q k = (q s)(k / s) for any s per channel, so nothing is lost, and a scale that neighbouring channels share
-    is no longer that of the largest of them (SmoothQuant, Xiao et al. 2023). Multiplying what is read is the
-    same as multiplying q, and the way to do it where a rotary embedding stands between W_k and the cache.
-    Where none does, `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
+    q k = (q s)(k / s) for any s per channel, so nothing is lost, and the largest of the neighbouring channels
+    no longer sets their shared scale (SmoothQuant, Xiao et al. 2023). Multiplying the keys read is the same
+    as multiplying q, and is needed if a rotary embedding comes between W_k and the cache. If none does,
+    `fold_smoothing` moves s into the weights. The first tokens stored decide, row by row.
 
-    format: what K / s is stored in. strength: 0 (nothing) to 1 (all channels alike). Parts: the format's, and
-    s, `[batch, kv_heads, 1, head_dim]`.
+    format: the format of K / s. strength: 0 (nothing) to 1 (all channels alike). Parts: the format's, and s,
+    `[batch, kv_heads, 1, head_dim]`.
     """
 
     format: Exact

@@ -11,7 +11,7 @@ from .growing import Growing, GrowingState
 class Static(Growing):
     """Allocate `length` slots at the first token and write every new token into the next free one.
 
-    No copy of what is held at any step; the price is memory reserved from the start. Reading gives a view
+    No step copies the cache; the price is memory reserved from the start. Reading gives a view
     of the slots in use.
 
     length: tokens to reserve per row (default: the model's context).
