@@ -1,4 +1,4 @@
-"""Arithmetic of the KV cache: bytes, floating-point operations, bandwidth. Every formula of the course, once.
+"""Arithmetic of the KV cache: bytes, floating-point operations, bandwidth. Every formula of the course.
 
 Symbols: b batch, s prompt length, n generated tokens, h hidden size, l layers, n_kv KV heads, d head
 dimension, V vocabulary. Bytes are bytes; GB is 1e9 bytes, GiB 2**30.
@@ -25,14 +25,14 @@ SHAPES = {
     "Longchat-7B": ModelShape(32, 4096, 32, 32, 32000),
     "Llama-2-13B": ModelShape(40, 5120, 40, 40, 32000),
     "Llama-33B": ModelShape(60, 6656, 52, 52, 32000),
-    "Llama-70B-MHA": ModelShape(80, 8192, 64, 64, 32000),  # as *8-bit KV Cache* (2024) has it
+    "Llama-70B-MHA": ModelShape(80, 8192, 64, 64, 32000),  # as in *8-bit KV Cache* (2024)
     "Llama-2-70B": ModelShape(80, 8192, 64, 8, 32000),
 }
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What a roofline and a link need of a machine. All per second."""
+    """The numbers of a machine for a roofline and a link. All per second."""
 
     flops: float  # dense 16-bit operations of the device
     memory: float  # bytes the device reads from its own memory
@@ -57,8 +57,8 @@ class Tier:
     bandwidth: float
 
 
-# As allenlu2009 (2023) lists them (A100 after Dao et al. 2022, figure 1), but for two slips: eight bytes at
-# 8.5 GT/s are 68 GB/s, printed 50; the flash holds 512 GB, printed TB. What is left open there is not here.
+# As allenlu2009 (2023) lists them (A100 after Dao et al. 2022, figure 1), with two slips corrected: eight
+# bytes at 8.5 GT/s are 68 GB/s, printed 50; the flash holds 512 GB, printed TB. Gaps there are left out here.
 TIERS = {
     "A100": {"SRAM": Tier(20e6, 19e12), "HBM": Tier(40e9, 1.5e12), "host DRAM": Tier(1e12, 12.8e9)},
     "smartphone": {"LPDDR5": Tier(12e9, 68e9), "flash": Tier(512e9, 1e9)},
@@ -90,9 +90,9 @@ def latent_step(
     """One layer of a decode step with multi-head latent attention (DeepSeek-V2, 2024, section 2.1), one row
     of `tokens` tokens held: {how: (bytes of the cache, operations)}, two for every multiply-add.
 
-    rank and rotary: numbers cached of a token; nope and value: of a head's key without its rotary part, and
-    of its value. "multi-head": K and V of all heads are cached. "plain": they are made of the latents again
-    at every step. "absorbed": never; the matrices join the query and the output.
+    rank and rotary: numbers cached per token; nope and value: of a head's key without its rotary part, and of
+    its value. "multi-head": K and V of all heads are cached. "plain": they are computed from the latents at
+    every step. "absorbed": never; the matrices are merged into the query and the output.
     """
     wide, made = nope + rotary + value, rank * (nope + value)
     both = tokens * (rank + rotary) * bits / 8
@@ -124,7 +124,7 @@ def padded_copied_bytes(
 
     extra * (S - 1) spare rows let that many appends move a pointer; the next one copies the window back:
     tokens // (extra * (S - 1) + 1) copies of S - 1 rows for each of the 2 * l * n_kv sequences. extra 0 is a
-    shift at every append, 1 their doubled buffer. With `heads` > 1 in one allocation a copy moves
+    shift at every append, 1 the paper's doubled buffer. With `heads` > 1 in one allocation a copy moves
     heads * (S - 1) - 1 rows, and every append writes one row per head.
     """
     rows, copies = length - 1, tokens // (int(extra * (length - 1) + 1e-9) + 1)
@@ -151,13 +151,13 @@ def step_bytes(shape: ModelShape, held: int, batch: int = 1, bits: float = 16) -
 
 
 def kv_share(shape: ModelShape, tokens: int, batch: int = 1, bits: float = 16) -> float:
-    """Part of the memory in use that the cache takes beside the weights in 16 bits."""
+    """The cache's share of the memory in use, with weights in 16 bits."""
     cache = kv_bytes(shape, tokens, batch, bits)
     return cache / (cache + weight_bytes(shape))
 
 
 def batch_that_fits(shape: ModelShape, size: float, tokens: int, bits: float = 16) -> int:
-    """Rows of `tokens` tokens whose cache fits into `size` bytes beside 16-bit weights; 0: not one."""
+    """Rows of `tokens` tokens whose cache fits into `size` bytes beside 16-bit weights; 0: none."""
     left = size - weight_bytes(shape)
     return max(0, int(left // kv_bytes(shape, tokens, bits=bits)))
 
@@ -189,14 +189,14 @@ def causal_pairs(tokens: int, window: int | None = None) -> int:
 
 
 def experts_read(experts: int, taken: int, rows: int) -> float:
-    """Experts of a layer that a step of `rows` tokens reads, E(1 - (1 - k / E)^b), each token taking k of E
-    with equal chances, by itself."""
+    """Experts of a layer that a step of `rows` tokens reads, E(1 - (1 - k / E)^b), if each token takes k of E
+    independently with equal chances."""
     return experts * (1 - (1 - taken / experts) ** rows)
 
 
 def step_floor(machine: Machine, size: float, moved: float, operations: float) -> dict[str, float]:
-    """Seconds that a step cannot be shorter than, by what it is bound by: bytes the device reads over its
-    bandwidth, bytes moved over the link's, operations over FLOP/s. The longest is the floor."""
+    """The least seconds of a step, by each limit: bytes the device reads over its bandwidth, bytes moved over
+    the link's, operations over FLOP/s. The longest is the floor."""
     return {
         "bandwidth": size / machine.memory,
         "link": moved / machine.link,
@@ -213,10 +213,10 @@ _kernel_flops = 0  # of all calls of our kernels so far
 
 
 def count_flops(call) -> int:
-    """FLOPs that `call()` really executes, by torch's counter, attention over the full s x s included.
+    """FLOPs that `call()` executes, by torch's counter, attention over the full s x s included.
 
-    Matrix products and attention count, as two per multiply-add; norms, activations and softmax do not. What
-    kernels of ours execute is unknown to torch's counter and added (see `count_kernel`).
+    Matrix products and attention count, as two per multiply-add; norms, activations and softmax do not. FLOPs
+    of our own kernels, which torch's counter does not know, are added (see `count_kernel`).
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -229,7 +229,7 @@ def count_flops(call) -> int:
 
 
 def count_kernel(flops: int) -> None:
-    """A kernel that torch's counter does not see says what it executes."""
+    """Add the FLOPs of a kernel that torch's counter does not see."""
     global _kernel_flops
     _kernel_flops += flops
 

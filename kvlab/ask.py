@@ -17,12 +17,12 @@ PROTOCOLS = ("many-questions", "question-inside")
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer to one question, and what it cost."""
+    """The answer to one question, and its cost."""
 
     text: str  # without special tokens
-    tokens: list[int] = field(repr=False)  # all that were made, an end token included
+    tokens: list[int] = field(repr=False)  # all generated ones, an end token included
     stats: object  # `cache.stats()` after the answer, of all rows where several were answered at once
-    seconds: float  # of this question and its answer, or of all that were answered at once
+    seconds: float  # of this question and its answer, or of all answered at once
     context_seconds: float = field(repr=False)  # of the context, once for all questions on it
 
     @property
@@ -43,13 +43,13 @@ def ask(
 ):  # fmt: skip
     """Ask a question, or a list of them, about a context; returns an `Answer`, or a list of them.
 
-    model, tokenizer: what `kvlab.load` returns; or a name in the model's place, which is loaded. context: a
-    text. A question follows it on a new line. method: what `kvlab.make_cache` takes. protocol:
-    "many-questions" compresses the context once, then each question goes on with a copy of that cache;
-    "question-inside" compresses context and question together, for each question (docs/protocols.md). chat:
-    context and question are a user's turn in the tokenizer's chat template. streamer: one of transformers',
-    told of each prompt and its answer as `generate` tells it; it takes one row. batch_size: questions that
-    are answered at once, as rows of one batch, each as it would be alone.
+    model, tokenizer: the result of `kvlab.load`; or a name instead of the model, which is loaded. context: a
+    text. A question follows it on a new line. method: as for `kvlab.make_cache`. protocol: "many-questions"
+    compresses the context once, then each question continues with a copy of that cache; "question-inside"
+    compresses context and question together, for each question (docs/protocols.md). chat: context and
+    question are a user's turn in the tokenizer's chat template. streamer: one of transformers', fed each
+    prompt and its answer as by `generate`; it takes one row. batch_size: questions answered at once, as rows
+    of one batch, with the same answers as alone.
 
     Answers are greedy: at most max_new_tokens, up to any end token of the model's generation_config, whose
     other settings are not applied. Raises ValueError or TypeError for an empty context or question, more
@@ -95,8 +95,8 @@ def ask(
 
 
 def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> list[list[int]]:
-    """Greedy tokens after those of each row. The last one given is a step of its own, so that even an answer
-    of one token comes from what the cache holds."""
+    """Greedy tokens after those of each row. The last given token is a separate step, so that even an answer
+    of one token comes from the cache."""
     ends, device = stepper.model.generation_config.eos_token_id, stepper.model.device
     ends = set() if ends is None else {ends} if isinstance(ends, int) else set(ends)
     width = max(map(len, rows))
@@ -122,7 +122,7 @@ def _answers(stepper: Stepper, rows: list[list[int]], most: int, streamer) -> li
 
 
 def _check_padding(cache, batch_size: int) -> None:
-    """ValueError for a cache that padding between a context and its questions would change."""
+    """ValueError for a cache that padding between a context and its questions changes."""
     if any(layer.store.in_blocks for layer in getattr(cache, "attending", ())):
         raise ValueError(
             f"batch_size={batch_size}: kivi writes blocks of tokens, and padding before shorter questions "
@@ -131,7 +131,7 @@ def _check_padding(cache, batch_size: int) -> None:
 
 
 def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[tuple[list[int], list[int]]]:
-    """The ids of the context, which are the same for all questions, and those of each question."""
+    """The ids of the context, the same for all questions, and those of each question."""
     from transformers import PreTrainedTokenizerBase
 
     check_kind("tokenizer", tokenizer, PreTrainedTokenizerBase, "the tokenizer of the model")
@@ -140,8 +140,8 @@ def _prompts(tokenizer, context: str, questions: list[str], chat: bool) -> list[
     line = "" if context.endswith("\n") else "\n"
     head, texts = context, [f"{context}{line}{question}" for question in questions]
     if chat:
-        # A template may change the ends of what it is given. So it is asked where the context ends: before a
-        # mark in the question's place.
+        # A template may change the ends of its text, so a mark in the question's place shows where the
+        # context ends.
         mark = "\N{OBJECT REPLACEMENT CHARACTER}"
         head, *rest = _turn(tokenizer, context + mark).split(mark)
         texts = [_turn(tokenizer, text) for text in texts]
@@ -172,7 +172,7 @@ def _turn(tokenizer, said: str) -> str:
 
 
 def _check(context, questions, protocol, chat, max_new_tokens, streamer, batch_size) -> None:
-    """TypeError or ValueError for what cannot be asked."""
+    """TypeError or ValueError for invalid arguments."""
     check_kind("context", context, str, "a text")
     check_kind("questions", questions, str | list | tuple, "a text or a list of texts")
     if not questions:

@@ -1,4 +1,4 @@
-"""Attention: what a layer is given in a pass, the arithmetic on it, and passes that are recorded."""
+"""Attention: a layer's inputs in a pass, the arithmetic on them, and recorded passes."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .visibility import Visibility
 QUERY_BLOCK = 256  # queries attended at a time, so that no T x T matrix of weights is ever held
 LONG = 1024  # tokens from which the weights of such a block leave a CPU's cache
 WATCHED_BLOCK = 64  # queries whose weights stay there, for each thread
-THREADS = 4  # for so many at most: a block's weights need memory
+THREADS = 4  # at most: a block's weights need memory
 
 
 @contextmanager
 def while_set(variable: ContextVar, value) -> Iterator:
-    """While it lasts, the variable has this value, which it yields."""
+    """Set the variable to this value inside the block, and yield it."""
     token = variable.set(value)
     try:
         yield value
@@ -32,7 +32,7 @@ def while_set(variable: ContextVar, value) -> Iterator:
 
 @contextmanager
 def attending() -> Iterator[None]:
-    """While it lasts, every pass of a prepared model attends through kvlab, whatever cache it carries."""
+    """Inside this block, every pass of a prepared model attends through kvlab, whatever cache it carries."""
     with while_set(always, True):
         yield
 
@@ -42,7 +42,7 @@ always: ContextVar[bool] = ContextVar("kvlab_always", default=False)
 
 @dataclass
 class Recorded:
-    """What one layer's attention is given in a pass.
+    """The inputs of one layer's attention in a pass.
 
     query `[batch, heads, tokens, head_dim]`, keys (after RoPE) and values `[batch, kv_heads, tokens,
     head_dim]`; softcap, sinks: see `interface.kvlab_attention`.
@@ -57,12 +57,12 @@ class Recorded:
     sinks: Tensor | None = None
 
     def part(self, start: int, end: int, seen: int) -> Recorded:
-        """Tokens start..end of the pass, `seen` being those before them."""
+        """Tokens start..end of the pass, after the `seen` tokens before them."""
         cut = {name: getattr(self, name)[:, :, start:end] for name in ("query", "keys", "values")}
         return replace(self, visibility=self.visibility.first(seen + end - start), **cut)
 
     def attend(self, observes: bool = False, last: int | None = None) -> tuple[Tensor, Tensor | None]:
-        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` where a keep observes)."""
+        """(The layer's output `[batch, heads, tokens, head_dim]`, `received` if a keep observes)."""
         return prefill(self, True, observes, last)
 
     def attend_to(self, keys: Tensor, values: Tensor | None, allowed=None, counted=None):
@@ -81,7 +81,7 @@ records: ContextVar[list[Recorded] | None] = ContextVar("kvlab_records", default
 
 @contextmanager
 def recording() -> Iterator[list[Recorded]]:
-    """While it lasts, passes of kvlab's models without a cache are recorded: yields a list with one entry
+    """Inside this block, passes of kvlab's models without a cache are recorded: yields a list with one entry
     per layer and pass, in the order in which the layers attend."""
     with attending(), while_set(records, []) as found:
         yield found
@@ -89,8 +89,8 @@ def recording() -> Iterator[list[Recorded]]:
 
 @contextmanager
 def as_it_was(model) -> Iterator[None]:
-    """What a look at the model changes in it is put back: buffers and numbers of its modules, as those of
-    rotary embeddings that follow the length of a text."""
+    """Restore the model's buffers and its modules' numbers after the block, such as those of rotary
+    embeddings that follow the length of a text."""
     before = []
     for module in model.modules():
         if buffers := {name: x for name, x in module.named_buffers(recurse=False) if x.is_floating_point()}:
@@ -108,7 +108,7 @@ def as_it_was(model) -> Iterator[None]:
 
 @torch.no_grad()
 def recorded(model, ids: Tensor) -> list[Recorded]:
-    """What every layer's attention is given while the model reads `ids` `[batch, tokens]`, without a cache.
+    """The inputs of every layer's attention while the model reads `ids` `[batch, tokens]`, without a cache.
 
     model: one that is prepared (`models.prepare`).
     """
@@ -122,10 +122,9 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
 
     query `[batch, heads, q, head_dim]`, keys and values `[batch, kv_heads, slots, head_dim]`, allowed bool
     `[batch, 1 or kv_heads, q, slots]` (or numbers to add to the scores) or None. counted: None, or bool
-    `[batch, q]`: the queries whose weights are to be summed up; values may then be None, and so is out.
-    softcap, sinks: see `interface.py`. Returns (out `[batch, heads, q, head_dim]`, received `[batch,
-    kv_heads, slots]` or None): received is the weight of every slot, averaged over the query heads of the
-    group.
+    `[batch, q]`: the queries whose weights are summed; values may then be None, and out is None too. softcap,
+    sinks: see `interface.py`. Returns (out `[batch, heads, q, head_dim]`, received `[batch, kv_heads, slots]`
+    or None): received is the weight of every slot, averaged over the query heads of the group.
     """
     batch, heads, count, _ = query.shape
     kv_heads = keys.shape[1]
@@ -159,8 +158,8 @@ def attend(query, keys, values, scaling, allowed=None, counted=None, *, softcap=
 
 
 def over_held(query: Tensor, keys: Tensor, values: Tensor, **how) -> Tensor:
-    """torch's attention over what is held; on a GPU never by cuDNN, its own choice there, which plans anew
-    for every length (40 ms on an H200) and takes ten times what flash attention does at 64k tokens."""
+    """torch's attention over the tokens held, but on a GPU never by cuDNN, torch's choice there: it plans
+    again for every length (40 ms on an H200) and takes ten times as long as flash attention at 64k tokens."""
     cudnn = query.is_cuda and torch.backends.cuda.cudnn_sdp_enabled()
     if cudnn:
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -175,7 +174,7 @@ def most_received(given: Recorded, keys: Tensor, allowed: Tensor) -> Tensor:
     """The largest weight that every slot received from any query of its group, `[batch, kv_heads, slots]`.
 
     given: the queries; keys `[batch, kv_heads, slots, head_dim]`; allowed bool `[batch, 1 or kv_heads, q,
-    slots]`; a query that may see nothing gives nothing. `QUERY_BLOCK` queries at a time.
+    slots]`; a query that sees nothing gives no weight. `QUERY_BLOCK` queries at a time.
     """
     batch, heads, count, _ = given.query.shape
     kv_heads, group = keys.shape[1], heads // keys.shape[1]
@@ -207,8 +206,8 @@ def capped(scores: Tensor, softcap: float | None) -> Tensor:
 def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
     """Causal attention of a whole prompt over itself, `QUERY_BLOCK` queries at a time where needed.
 
-    wanted: whether its output is, and observes: whether the attention received is, summed over the real
-    queries or over the `last` of them. Returns (out like the query or None, received `[batch, kv_heads,
+    wanted: whether to return the output; observes: whether to return the attention received, summed over the
+    real queries or the `last` of them. Returns (out like the query or None, received `[batch, kv_heads,
     tokens]` or None).
     """
     query, keys, values, visibility = given.query, given.keys, given.values, given.visibility
@@ -230,7 +229,7 @@ def prefill(given: Recorded, wanted: bool, observes: bool, last: int | None):
     received = query.new_zeros(batch, keys.shape[1], tokens, dtype=torch.float32) if observes else None
     for start in range(0, tokens, QUERY_BLOCK):
         end = min(start + QUERY_BLOCK, tokens)
-        # the first query of the block sees nothing before its window, nor its padding
+        # the first query of the block sees nothing before its window, and no padding
         first = max(0, start + 1 - local) if real is None and local is not None else 0
         asked = positions[:, 0, start:end]
         counted = observed(asked, positions.amax(-1), last) if observes else None
@@ -254,8 +253,8 @@ def _plain(x: Tensor) -> bool:
 
 
 def _watched(given: Recorded, first: int, wanted: bool) -> tuple[Tensor | None, Tensor]:
-    """As `prefill`, of the queries from `first` on, over a prompt without padding or window, head by head:
-    the weights of `WATCHED_BLOCK` queries a thread stay in a processor's cache while they are used."""
+    """As `prefill`, for the queries from `first` on, over a prompt without padding or window, head by head:
+    the weights of `WATCHED_BLOCK` queries per thread stay in the processor's cache while they are used."""
     query, keys, values = given.query, given.keys, given.values
     (batch, heads, tokens, width), kv_heads = query.shape, keys.shape[1]
     group, block = heads // kv_heads, WATCHED_BLOCK * min(THREADS, torch.get_num_threads())
@@ -284,7 +283,8 @@ def _watched(given: Recorded, first: int, wanted: bool) -> tuple[Tensor | None, 
 
 def observed(asked: Tensor, newest: Tensor, last: int | None) -> Tensor:
     """Which queries a keep observes, bool `[batch, q]`: the real ones among each row's `last` (None: all).
-    asked `[batch, q]`: their positions, -1 for padding; newest `[batch, 1]`: that of the row's last token."""
+    asked `[batch, q]`: their positions, -1 for padding; newest `[batch, 1]`: the position of the row's last
+    token."""
     real = asked >= 0
     return real if last is None else real & (asked > newest - last)
 
@@ -319,7 +319,7 @@ def group_importance(scores: Tensor, kv_heads: int, sinks: Tensor | None = None)
 
 
 def softmax_beside(sinks: Tensor | None, scores: Tensor) -> Tensor:
-    """Softmax of scores `[batch, heads, slots]`, where sinks `[heads]` (None: none) take their part of it."""
+    """Softmax of scores `[batch, heads, slots]`, of which sinks `[heads]` (None: none) take a share."""
     if sinks is None:
         return scores.softmax(-1)
     beside = sinks.to(scores).view(1, -1, 1).expand(len(scores), -1, -1)

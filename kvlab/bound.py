@@ -1,4 +1,4 @@
-"""Bound: what every cache of kvlab is, whatever it holds: it belongs to a model in this process."""
+"""Bound: the base of every kvlab cache, which belongs to a model in this process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Bound(Cache):
 
     prefilling = False  # whether a `prefill` block is open
     spec = None  # the `Spec` that `make_cache` made it from
-    continues = True  # whether a text may go on with a pass of several tokens
-    broken = False  # whether a pass broke off and left half of what it does
-    fed = False  # whether a pass came in since it was made, loaded or reset
-    renumbers = False  # whether distances stay those of the tokens held (see `KVCache.renumbers`)
-    stepped = False  # whether whoever feeds it says what a prompt is (see `turns.py`)
+    continues = True  # whether a text may continue with a pass of several tokens
+    broken = False  # whether a pass broke off half-done
+    fed = False  # whether a pass began since it was made, loaded or reset
+    renumbers = False  # whether distances count only the tokens held (see `KVCache.renumbers`)
+    stepped = False  # whether the caller says where a prompt ends (see `turns.py`)
     lengths: Sequence[int] = ()  # real tokens seen, per row
 
     @property
     def max_cache_len(self) -> int:
-        """What prefix tuning (PEFT) asks of a cache before it puts another one in its place."""
+        """Prefix tuning (PEFT) reads this before it replaces the cache by another one."""
         raise AttributeError(
             "kvlab's caches do not serve a model whose prefix has keys and values of its own"
         )
@@ -37,7 +37,7 @@ class Bound(Cache):
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
-        """See `KVCache.prefill`. Here nothing is compressed, so nothing is held back."""
+        """See `KVCache.prefill`. Nothing is compressed here, so nothing is held back."""
         before, self.prefilling = self.prefilling, True
         try:
             yield
@@ -45,17 +45,17 @@ class Bound(Cache):
             self.prefilling = before
 
     def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
-        """See `KVCache.filled`. Here nobody asks what was read."""
+        """See `KVCache.filled`. Unused here."""
 
     def save(self, path) -> None:
-        """Write what it holds to a safetensors file, with versions and a digest of the model;
-        `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache that no `make_cache` made,
-        for one with a link, or with layers of another kind, and for a path that cannot be written;
-        RuntimeError for one whose last pass broke off."""
+        """Write its contents to a safetensors file, with versions and a digest of the model;
+        `kvlab.load_cache(path, model)` reads it. Raises ValueError for a cache not made by `make_cache`, for
+        one with a link, or with layers of another kind, and for a path that cannot be written; RuntimeError
+        for one whose last pass broke off."""
         save(self, path)
 
     def hold(self) -> None:
-        """See `KVCache.hold`. Here nothing is ever let go."""
+        """See `KVCache.hold`. Nothing is ever dropped here."""
 
     def __reduce_ex__(self, protocol):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""KVCache: three policies (Keep, Store, Place) put together into a cache for transformers models."""
+"""KVCache: three policies (Keep, Store, Place) form a cache for transformers models."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ from .visibility import own_positions
 class KVCache(Bound):
     """A key/value cache made of a Keep, a Store and a Place.
 
-    model: the model it will serve; passes that carry this cache attend through kvlab. keep: which tokens stay
-    (default: all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
+    model: the model it serves; passes with this cache attend through kvlab. keep: which tokens stay (default:
+    all). store: a buffer (`Growing()`, `Static()`) or a format (`Int(bits=4)`, meaning
     `Growing(Int(bits=4))`, or `Ragged(...)` for a keep that is `ragged`). place: `Device()` or `Host(fetch)`.
 
     Pass it as `past_key_values` to `model.generate` or `model(...)`, or use `kvlab.decode`. The prompt
-    attends to its own K and V as they are; what the store and the keep do to them shows from the next token
-    on. A batch may be padded, on either side, by way of `attention_mask`.
+    attends to its own exact K and V; the effect of the store and the keep begins with the next token. A batch
+    may be padded on either side, with an `attention_mask`.
     Raises ValueError when parameters do not fit the model.
     """
 
     recompute = False  # True only for the method that keeps nothing
-    _began: int | None = None  # tokens held when the pass began that runs, or that broke off
-    _called = _reached = 0  # places in `_bodies`: where that pass came in, and how far it has come
+    _began: int | None = None  # tokens held when the running, or broken, pass began
+    _called = _reached = 0  # indices in `_bodies`: where that pass began, and how far it is
     open = False  # whether a bare prompt or turn has not ended (see `turns.py`) ...
     pieces, fed_pieces = 0, []  # ... its passes so far, and what they were fed, where the keep rereads
-    takes_back = False  # whether tokens may be taken back after every pass (`activate_past_recording`)
+    takes_back = False  # whether tokens may be removed after every pass (`activate_past_recording`)
 
     def __init__(self, model, *, keep: Keep | None = None, store=None, place: Device | None = None):
         prepare(model)
@@ -72,15 +72,15 @@ class KVCache(Bound):
             check_rereads(keep, self, place)
 
     def bind(self) -> None:
-        """The layers that hold K and V (the others are transformers' own) get to know the cache that they are
-        in: at the start, and when one in `layers` was exchanged."""
+        """Give the layers that hold K and V (the others are transformers' own) a reference to their cache: at
+        the start, and when one in `layers` was exchanged."""
         self.attending: list[Layer] = [layer for layer in self.layers if isinstance(layer, Layer)]
         for layer in self.attending:
             layer.cache = weakref.ref(self)
 
     @property
     def model(self):
-        """The model that it was made for."""
+        """The model it was made for."""
         return self.attending[0].model
 
     @property
@@ -90,18 +90,18 @@ class KVCache(Bound):
 
     @property
     def renumbers(self) -> bool:
-        """Whether distances stay those of the tokens held, however long the text (see `Keep.renumber`)."""
+        """Whether distances count only the tokens held, however long the text (see `Keep.renumber`)."""
         keep = self.attending[0].keep.policy
         return keep.renumber and keep.evicts and not keep.prompt_only
 
     @property
     def fillable(self) -> bool:
-        """Whether a prompt's K and V are all that the layers remember of it (see `Layer.fill`)."""
+        """Whether the layers remember nothing of a prompt but its K and V (see `Layer.fill`)."""
         return all(type(layer) is Layer for layer in self.layers)
 
     def begin_pass(self, body, args=(), kwargs=None) -> None:
-        """A pass through `body` begins, or comes to it, a part of the body that was called. ValueError where
-        that is none of the model that the cache was made for, RuntimeError for a cache that is broken."""
+        """A pass through `body` begins, or reaches it as a part of the body that was called. ValueError if it
+        is no part of the cache's model, RuntimeError for a broken cache."""
         at = self._bodies.get(id(body))
         if self.model is None or at is None:
             raise ValueError(other_model(self.model))
@@ -112,7 +112,7 @@ class KVCache(Bound):
                 self.switch.check(self, *given_to(body, args, kwargs))
             if self.attending[0].rereading is None:
                 if self.stepped:
-                    end(self)  # whoever says what a prompt is has said that a bare one is over
+                    end(self)  # a caller that says where a prompt ends has ended a bare one
                 elif self.open or not self.prefilling:
                     begin(self, body, args, kwargs)
             if self.rereads:
@@ -121,10 +121,10 @@ class KVCache(Bound):
         self._reached = at
 
     def end_pass(self, body, args=(), kwargs=None) -> None:
-        """The pass has come through."""
+        """The pass has ended."""
         if self._bodies[id(body)] == self._called:
             seen = [layer.seen for layer in self.attending] if self._began == 0 else ()
-            if len(set(seen)) > 1:  # left as a pass that broke off
+            if len(set(seen)) > 1:  # left like a pass that broke off
                 raise ValueError(taken_out(seen))
             self._began = None
             if self.rereads:
@@ -137,12 +137,12 @@ class KVCache(Bound):
                 self.leave()
 
     def __bool__(self) -> bool:
-        """Phi-3's `generate` asks so for a cache that it leaves behind at the switch, to go on without it."""
+        """Phi-3's `generate` tests this for a cache that it drops at the switch, to continue without it."""
         return self.switch.tokens is None
 
     def filled(self, ids: Tensor, mask: Tensor | None = None) -> None:
-        """Every layer has taken a whole prompt by `Layer.fill`: these are its ids and padding mask, `[batch,
-        tokens]`."""
+        """Called when every layer has taken a whole prompt by `Layer.fill`, with its ids and padding mask,
+        `[batch, tokens]`."""
         self.switch.check_lengths(self.lengths)
         if self.rereads:
             self._passed(ids, mask, own_positions(torch.ones_like(ids) if mask is None else mask))
@@ -154,7 +154,7 @@ class KVCache(Bound):
             self._end_prompt()
 
     def _end_prompt(self) -> None:
-        """The prompt has ended: what was held back happens now."""
+        """The prompt has ended: do what was held back."""
         if self.rereads and self.attending[0].lengths:
             reread(self)
         with self._changing():
@@ -163,14 +163,14 @@ class KVCache(Bound):
 
     @property
     def rereads(self) -> bool:
-        """Whether this is a pass of a prompt that the keep has read again when it has ended."""
+        """Whether this is a pass of a prompt that the keep rereads after its end."""
         first = self.attending[0]
         return first.rereads and first.rereading is None
 
     @property
     def broken(self) -> bool:
-        """Whether something broke off (Ctrl-C, a dead link) after it had changed what is held. A state of
-        transformers' own does not say whether it has changed."""
+        """Whether something broke off (Ctrl-C, a dead link) after it had changed the contents. transformers'
+        own states do not show whether they changed."""
         if any(layer.place.lost for layer in self.attending):
             return True
         if self._began is None:
@@ -181,7 +181,7 @@ class KVCache(Bound):
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Tokens are let go or moved outside a pass: what breaks off here leaves a broken cache, too."""
+        """Tokens are dropped or moved outside a pass: an interruption here also leaves a broken cache."""
         with self.thread.alone():
             self._in_order()
             before, self._began = self._began, -1
@@ -193,7 +193,7 @@ class KVCache(Bound):
             layer.in_order()
 
     def leave(self) -> None:
-        """A pass of this thread is over, or broke off: others may come in."""
+        """A pass of this thread is over, or broke off: other threads may enter."""
         self.thread.leave()
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
@@ -208,7 +208,7 @@ class KVCache(Bound):
 
     @property
     def continues(self) -> bool:
-        """Whether a text may go on with a pass of several tokens."""
+        """Whether a text may continue with a pass of several tokens."""
         states = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in self.layers)
         return not states or not forgets(self.model)
 
@@ -239,9 +239,9 @@ class KVCache(Bound):
                 layer.crop(tokens_to_remove)
 
     def activate_past_recording(self) -> None:
-        """transformers says before the first token that tokens will be taken back (assisted decoding).
-        ValueError where what goes does not come back, and for a cache that holds tokens: transformers feeds
-        those again there."""
+        """transformers announces before the first token that it will remove tokens (assisted decoding).
+        ValueError if evictions cannot be undone, and for a cache that holds tokens: transformers would feed
+        those again."""
         if held := self.get_seq_length():
             raise ValueError(
                 f"assisted decoding takes the whole text for new, and this cache holds {held} tokens of it: "
@@ -278,7 +278,7 @@ class KVCache(Bound):
             end(self)
             self._in_order()
             for layer in self.attending:
-                layer.place.flush(layer)  # what is on its way belongs to this cache
+                layer.place.flush(layer)  # transfers under way belong to this cache
             memo[id(self)] = twin = object.__new__(type(self))
             vars(twin).update(copy.deepcopy(vars(self), memo))
         twin.bind()
@@ -291,13 +291,13 @@ class KVCache(Bound):
 
     @contextmanager
     def prefill(self) -> Iterator[None]:
-        """While it lasts the prompt may come in several passes; when it ends, the keep compresses what has
-        come, as it would after one pass. Each pass attends to the earlier ones as they are stored.
+        """Inside this block the prompt may come in several passes; at its end the keep compresses the tokens
+        as after one pass. Each pass attends to the earlier ones in their stored form.
 
-        Without it `Stepper`'s first pass is the prompt, and a later one of many tokens continues the text; of
-        bare passes, `turns.py` says what a prompt is. Blocks may be nested: the outermost counts. After an
+        Without it `Stepper`'s first pass is the prompt, and a later one of many tokens continues the text;
+        for bare passes, `turns.py` defines the prompt. Blocks may be nested: the outermost counts. After an
         exception, and in a copy, the prompt is still open: it ends with another block, or with the next pass.
-        Raises ValueError when the prompt has ended already.
+        Raises ValueError if the prompt has already ended.
         """
         end(self)
         if self.prefilling:
@@ -322,8 +322,8 @@ class KVCache(Bound):
             super().save(path)
 
     def hold(self) -> None:
-        """The context has ended: what is written from now on is held on top of the keep's budget, and no more
-        of what is held goes, but for what a window leaves behind. Until `reset`."""
+        """The context has ended: until `reset`, later tokens are held on top of the keep's budget, and held
+        tokens stay, except those that leave a window."""
         with self.thread.alone():
             end(self)
             for layer in self.attending:
@@ -336,7 +336,7 @@ class KVCache(Bound):
             return stats_of(self)
 
     def speculate(self, layer: int, query) -> None:
-        """A block hands its input on: `query()` is what layer `layer` would ask with it."""
+        """A block passes its input on: `query()` is the query of layer `layer` for it."""
         found = self.layers[layer]
         if isinstance(found, Layer) and found.lengths and not found.in_prompt:
             found.place.speculate(found, query)

@@ -22,11 +22,11 @@ from .visibility import own_positions
 class Stepper:
     """Feeds tokens to a model through a cache and returns logits.
 
-    One interface for every method, `recompute` included, which has no cache and feeds everything again.
-    A cache that was loaded, or filled by hand, is gone on with; its padding is taken to be on the left.
-    Raises ValueError for a cache of another model, ids that are none of the vocabulary's, an empty prompt,
-    more tokens than the model's context, and logits that are NaN; RuntimeError for a cache that a pass
-    elsewhere has fed. What is refused is not fed.
+    One interface for every method, including `recompute`, which has no cache and feeds everything again. A
+    cache that was loaded, or filled by hand, is continued; its padding must be on the left. Raises ValueError
+    for a cache of another model, ids outside the vocabulary, an empty prompt, more tokens than the model's
+    context, and logits that are NaN; RuntimeError for a cache fed by a pass elsewhere. Refused tokens are not
+    fed.
     """
 
     def __init__(self, model, cache):
@@ -43,7 +43,7 @@ class Stepper:
         shape = ModelShape.of(model)
         self.context, self.vocabulary = shape.context, shape.vocabulary
         self.ids: Tensor | None = None  # all tokens fed here, [batch, tokens]
-        self.mask: Tensor | None = None  # 1 for real tokens, those that the cache came with included
+        self.mask: Tensor | None = None  # 1 for real tokens, including those already in the cache
         self.padded, self.late = False, Late()
         if not cache.fed and (held := cache.get_seq_length()):
             lengths = torch.tensor(cache.lengths, device=model.device)[:, None]
@@ -56,7 +56,7 @@ class Stepper:
         self._takes_keep = "logits_to_keep" in accepted
 
     def copied(self) -> Stepper:
-        """One that goes on from here with a cache of its own."""
+        """A copy that continues from here with its own cache."""
         other = copy.copy(self)
         other.cache = copy.deepcopy(self.cache)
         return other
@@ -75,12 +75,12 @@ class Stepper:
         of however many tokens, continue the text (a chat's turns: see `turns.py`).
 
         attention_mask: which of the new tokens are real, `[batch, tokens]` (default: all). The first feed
-        is the prefill; it may be padded, on the left where its last logits are to be used. chunk: tokens of
-        the prompt that pass at a time (default: all; half of them, and so on, where the device's memory does
-        not suffice). Between chunks K and V go to where the cache keeps them, so that the device holds the
-        activations of a chunk and, over a link, K and V of two layers; the prompt then attends to earlier
-        chunks as they are stored, and nothing is evicted before its end. To feed a prompt in several calls,
-        put them into `with cache.prefill():`.
+        is the prefill; it may be padded, on the left if its last logits are used. chunk: tokens of the prompt
+        per pass (default: all; half of them, and so on, if the device's memory does not suffice). Between
+        chunks K and V go to the cache's place, so the device holds the activations of one chunk and, over a
+        link, K and V of two layers; the prompt then attends to earlier chunks in their stored form, and
+        nothing is evicted before its end. To feed a prompt in several calls, put them into `with
+        cache.prefill():`.
         """
         check_kind("last", last, bool, "true or false")
         if chunk is not None and (not isinstance(chunk, int) or chunk < 2):
@@ -102,7 +102,7 @@ class Stepper:
 
     def _pass(self, start: int, end: int, count: int, last: bool) -> Tensor:
         """Tokens start..end through the model: logits of the last `count` positions, or of one."""
-        came = self.mask.shape[1] - self.ids.shape[1]  # tokens that the cache came with
+        came = self.mask.shape[1] - self.ids.shape[1]  # tokens already in the cache at the start
         inputs = {"input_ids": self.ids[:, start - came : end - came], "use_cache": not self.cache.recompute}
         if self.padded:
             inputs["attention_mask"] = self.mask[:, :end]
@@ -110,7 +110,7 @@ class Stepper:
                 inputs["position_ids"] = own_positions(self.mask)[:, start:end].clamp(min=0)
         elif self._takes_positions:
             inputs["position_ids"] = torch.arange(start, end, device=self.ids.device)[None]
-        if self.cache.recompute:  # any other one looks for itself
+        if self.cache.recompute:  # other caches check this themselves
             Switch(self.model).check_lengths(self.mask[:, :end].sum(-1).tolist())
         if self._takes_keep:
             inputs["logits_to_keep"] = 1 if last else count
@@ -124,13 +124,13 @@ class Stepper:
             self.cache.stepped = False
 
     def _prompt(self, chunk: int, last: bool) -> Tensor:
-        """The prompt in chunks; in smaller ones where the device's memory does not suffice."""
+        """The prompt in chunks; in smaller ones if the device's memory does not suffice."""
         length = self.ids.shape[1]
         if chunk < length and not self.cache.continues:
             raise ValueError(forgetful(self.model))
         while True:
             starts, found = list(range(0, length, chunk)), []
-            try:  # one pass is a prompt by itself, and each layer compresses as it goes
+            try:  # a single pass is a whole prompt, and each layer compresses at once
                 with self.cache.prefill() if len(starts) > 1 else nullcontext():
                     for start, end in zip(starts, [*starts[1:], length], strict=True):
                         found.append(self._pass(start, end, end - start, last))
@@ -152,7 +152,7 @@ class Stepper:
         self.mask = self.mask.index_select(0, rows.to(self.mask.device))
 
     def _check_cache(self) -> None:
-        """RuntimeError where the cache holds other tokens than were fed here."""
+        """RuntimeError if the cache holds other tokens than those fed here."""
         self.cache.check_whole()
         if self.cache.recompute:
             return
@@ -198,8 +198,8 @@ class Stepper:
             raise ValueError(f"{tokens} tokens are more than the model's context of {self.context}")
 
     def _check_finite(self, logits: Tensor, prompt: bool) -> None:
-        """ValueError for logits `[batch, tokens, vocabulary]` of real tokens that are NaN or infinite; those
-        of a step on a GPU, which waits for no answer, when the next one comes."""
+        """ValueError for logits `[batch, tokens, vocabulary]` of real tokens that are NaN or infinite; for a
+        step on a GPU, which does not wait, this comes with the next step."""
         bad = ~(logits.amax(-1) - logits.amin(-1)).isfinite()
         if self.padded:
             bad &= self.mask[:, -bad.shape[1] :].bool()
@@ -214,7 +214,7 @@ class Stepper:
 
 @dataclass
 class Trace:
-    """What `decode` saw. Lists have one entry per generated token; entry 0 is the prefill's."""
+    """The result of `decode`. Lists have one entry per generated token; entry 0 is the prefill's."""
 
     tokens: Tensor  # [batch, n]
     logprobs: Tensor  # [batch, n], log-probability of each generated token, fp32

@@ -1,7 +1,7 @@
 """Devices: a model over several devices, by accelerate's maps, CPU and disk offload included.
 
-accelerate's hooks bring a block's weights to where it runs, and what goes in there too. A layer of a cache
-takes its K and V from its block, so it lives where its block runs; nothing here moves it.
+accelerate's hooks bring a block's weights and inputs to its device. A cache layer takes K and V from its
+block, so it is on the block's device; nothing here moves it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def read_map(device_map) -> str | dict:
 
 
 def entry_of(model) -> torch.device:
-    """Where token ids go in: the model's device, or the CPU where its first weights are brought from
-    elsewhere whenever they are used."""
+    """The device for token ids: the model's, or the CPU if its first weights are loaded from elsewhere at
+    every use."""
     return torch.device("cpu") if model.device.type == "meta" else model.device
 
 
 def refuse_offloaded(model, what: str) -> None:
-    """ValueError where weights are not in the model while it rests, and `what` needs them."""
+    """ValueError if `what` needs weights that are offloaded between passes."""
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ValueError(
             f"{what}: it needs the model's weights, but the device map offloads some of them; put every "
@@ -51,7 +51,7 @@ def refuse_offloaded(model, what: str) -> None:
 
 
 def device_of(device) -> torch.device:
-    """A device by its name; ValueError for what names none."""
+    """A device by its name; ValueError for an invalid name."""
     try:
         return torch.device(device)
     except (RuntimeError, TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""`kvlab doctor`: is this machine ready? One line per check, and what to do where it is not.
+"""`kvlab doctor`: is this machine ready? One line per check, with the remedy if it fails.
 
-Every check is a function without required arguments that returns `(ok, text)`. A check
-that raises counts as failed and shows the first line of its error. ok is None where all
-works and something is to be known. What a classroom needs besides is asked in `course/kit/ready.py`.
+Every check is a function without required arguments that returns `(ok, text)`. A check that raises counts as
+failed and shows the first line of its error. ok is None for a working check with a remark.
+`course/kit/ready.py` has the additional checks for a classroom.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PACKAGES = ("transformers", "lm-eval", "datasets", "numpy")
 CPU_BUILD = "--index-url https://download.pytorch.org/whl/cpu"
 REPAIR = "run `rm -rf .venv && make venv` (in a workshop's kit: delete .venv and start again)"
 SLOW_MEMORY = 1e9  # bytes/s; the slowest laptop of the last ten years reads faster
-# GiB, and what is said where there are fewer: for the workshop model, lm-eval and two worker processes.
+# GiB for the workshop model, lm-eval and two worker processes, and the message if there are fewer.
 FOR_A_RUN = 2, "`make demo` needs about 2 GiB, close other programs"
 PROMPT = "Once upon a time"
 
@@ -83,7 +83,7 @@ def check_kernels() -> Result:
 
 
 def check_torch() -> Result:
-    """torch is there, in a version that pyproject admits, and brings no CUDA that nothing can use."""
+    """torch is there, in a version that pyproject admits, without unusable CUDA packages."""
     ok, text = check_package("torch")
     if not ok and sys.platform == "linux" and shutil.which("nvidia-smi") is None:
         text = text.partition(":")[0] + ": on Linux pip brings gigabytes of CUDA, so run "
@@ -119,7 +119,7 @@ def check_threads() -> Result:
 
 
 def check_device() -> Result:
-    """What the numbers will be measured on."""
+    """The device of the measurements."""
     import torch
 
     text = f"device: {cpu_model()}"
@@ -140,7 +140,7 @@ def check_bandwidth() -> Result:
 
 
 def check_memory(needed: float, short: str) -> Result:
-    """There are so many GiB of memory left; short: what is said where there are fewer."""
+    """At least this many GiB of memory are free; short: the message if not."""
     free = psutil.virtual_memory().available / 2**30
     text = f"free memory: {free:.1f} GiB"
     return (False, f"{text}: {short}") if free < needed else (True, text)
@@ -187,7 +187,7 @@ def check_results(folder: str | os.PathLike = "results") -> Result:
 
 
 def first_checks(names: Iterable[str]) -> list[Check]:
-    """What every machine is asked first, and whether it has these packages."""
+    """The first checks of every machine, and those of these packages."""
     return [
         ("Python", lambda: (True, f"Python {platform.python_version()}")),  # pip refuses one that is too old
         ("kvlab", check_kvlab),
@@ -224,8 +224,8 @@ def run(which: Iterable[Check] | None = None, *, results: str | os.PathLike = "r
 
 
 def tried(config) -> dict[str, str]:
-    """{method: "equal", or why not}, each tried on a tiny random model of this configuration's class, at the
-    setting at which it gives nothing up. ValueError, one line, for a model that no method can serve."""
+    """{method: "equal", or why not}, each tried on a tiny random model of this configuration's class, at its
+    lossless setting. ValueError, one line, for a model that no method can serve."""
     from kvlab.make import make_cache
     from kvlab.methods import METHODS
     from kvlab.models import prepare, refusal, refused_layers
@@ -245,7 +245,7 @@ def tried(config) -> dict[str, str]:
 
 def model(name: str) -> int:
     """Print which methods are right on a model, tried on a tiny random one of its configuration class; return
-    0, or 1 where no method can serve it. ValueError for a configuration that cannot be read."""
+    0, or 1 if no method can serve it. ValueError for an unreadable configuration."""
     from kvlab.models import configuration
 
     config = configuration(name)

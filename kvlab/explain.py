@@ -1,4 +1,4 @@
-"""Explain: one method and each of its parameters, in the words of the classes that it is made of."""
+"""Explain: one method and each of its parameters, in the words of its classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from . import keep
 from .finding import Method, find
 from .spec import parse
 
-LEFT_OUT = re.compile(" (?:Raises |State: |Parts: |Deviations?: )")  # what follows explains no parameter
+LEFT_OUT = re.compile(" (?:Raises |State: |Parts: |Deviations?: )")  # after these, no parameters
 OTHERS = {  # parameters that no class of the method explains under their name
     "chunk": "tokens that stay or go together, by the mean of their scores (ChunkKV, Liu et al. 2025).",
     "smooth": "0 to 1: divide every channel of K by its own size to that power before it is quantized.",
@@ -25,8 +25,8 @@ OTHERS = {  # parameters that no class of the method explains under their name
 
 
 def explain(text: str) -> str:
-    """What a method does, its paper, and each parameter with its default and meaning. ValueError for a method
-    that is not known."""
+    """A method's summary, its paper, and each parameter with its default and meaning. ValueError for an
+    unknown method."""
     method = find(parse(text).name)
     lines = [f"{method.name}: {method.summary}", *([f"{method.paper}."] if method.paper else [])]
     told = meanings(method)
@@ -36,7 +36,7 @@ def explain(text: str) -> str:
 
 
 def meanings(method: Method) -> dict[str, str]:
-    """{parameter: what its class, or one that this is made from, says of it}."""
+    """{parameter: its meaning in its class, or in a base of it}."""
     found: dict[str, str] = {}
     if not method.parameters:
         return found
@@ -54,7 +54,7 @@ def meanings(method: Method) -> dict[str, str]:
 
 
 def kinds(method: Method) -> list[type]:
-    """The classes of kvlab that a method's policies are made of, and those that these are made from."""
+    """The classes of kvlab in a method's policies, and their bases."""
     entered = [kind for kind in vars(keep).values() if isinstance(kind, type)]
     own = [k for k in entered if any(e.name == method.name for e in vars(k).get("entries", ()))]
     if "profile" in method.parameters:  # a file is needed
@@ -70,6 +70,6 @@ def kinds(method: Method) -> list[type]:
         if type(one).__module__.startswith("kvlab") and id(one) not in seen:
             seen[id(one)] = one
             todo += getattr(one, "__dict__", {}).values()
-    first = [*own, *map(type, seen.values())]  # what a class says of itself, before what its base says of all
+    first = [*own, *map(type, seen.values())]  # a class's own words come before its base's
     found = dict.fromkeys([*first, *(kind for one in first for kind in one.__mro__)])
     return [kind for kind in found if kind.__module__.startswith("kvlab")]

@@ -1,4 +1,4 @@
-"""Extras: packages that only some commands need, and the one line that says how to get a missing one."""
+"""Extras: packages that only some commands need, and a line that says how to install a missing one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def needs(*modules: str) -> None:
 
 
 def line(module: str) -> str:
-    """What to install for a module; "" for one that no extra brings."""
+    """The package to install for a module; "" for one that no extra brings."""
     name = module.replace("_", "-")
     for extra, modules in EXTRAS.items():
         if module in modules and extra == "eval" and kit_folder():
@@ -46,7 +46,7 @@ def line(module: str) -> str:
 
 
 def missing(error: BaseException | None) -> str:
-    """What to install where an error comes from a package of an extra; "" where it does not."""
+    """The package to install if an error comes from an extra's package; otherwise ""."""
     while isinstance(error, ImportError):  # lm-eval raises one of its own about the first
         if found := line((error.name or "").partition(".")[0]):
             return found
@@ -55,6 +55,6 @@ def missing(error: BaseException | None) -> str:
 
 
 def kit_folder() -> Path | None:
-    """The folder of the workshop's kit that this Python belongs to; None where it belongs to none."""
+    """The folder of the workshop's kit that this Python belongs to, or None."""
     folder = Path(sys.prefix).parent
     return folder if (folder / "setup" / "start.py").is_file() else None

@@ -1,6 +1,6 @@
-"""Faster: the one seam to speed. What is compiled lives in `kvlab/fast/`, and this file alone asks for it.
+"""Faster: the only link to compiled code, which is in `kvlab/fast/`; no other file imports it.
 
-Where that folder is not there, or numba is not, the answer is None, and everything goes by the plain code.
+Without that folder, or without numba, the answer is None, and the plain code does everything.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ def lodger():
 
 
 def step(layer, given) -> Tensor | None:
-    """What a later pass of a layer attends to `[batch, heads, 1, head_dim]`, where somebody has taken it as a
-    whole: has written the new token, and told the layer what was `taken` and what went. given: `Recorded`.
-    None: nothing has changed."""
+    """The output of a later pass of a layer `[batch, heads, 1, head_dim]`, if compiled code has done all of
+    it: it has written the new token, and told the layer (`Layer.taken`). given: `Recorded`. None: nothing has
+    changed."""
     fast = lodger()
     return None if fast is None else fast.step(layer, given)
 
 
 def attention(query: Tensor, held, scaling: float, allowed: Tensor | None, observes: bool):
-    """(Output, what tokens received or None) as `attention.attend` has them, of one query over what is held
-    (a store or a `Packed`), read as it is stored; None where nobody can."""
+    """(Output, what tokens received or None) as `attention.attend` has them, of one query over the tokens
+    held (a store or a `Packed`), read in stored form; None if nothing here can."""
     fast = lodger()
     if fast is None or not fast.fits(held, query, observes):
         return None
@@ -41,7 +41,7 @@ def attention(query: Tensor, held, scaling: float, allowed: Tensor | None, obser
 
 
 def compiled(model, weights: str = "fp32"):
-    """See `fast.compiled.compiled`. ValueError where there is no compiled engine."""
+    """See `fast.compiled.compiled`. ValueError without a compiled engine."""
     if lodger() is None:
         raise ValueError("engine='compiled': kvlab.fast is not there; expected 'eager'")
     from .fast.compiled import compiled
@@ -50,7 +50,7 @@ def compiled(model, weights: str = "fp32"):
 
 
 def graphed(model):
-    """See `fast.graph.graphed`. ValueError where there is no graph engine."""
+    """See `fast.graph.graphed`. ValueError without a graph engine."""
     if lodger() is None:
         raise ValueError("engine='graph': kvlab.fast is not there; expected 'eager'")
     from .fast.graph import graphed
@@ -59,7 +59,7 @@ def graphed(model):
 
 
 def engine_of(model, rows: int = 1) -> str:
-    """By which engine a model decodes, and more: see `fast.compiled.engine_of`."""
+    """The engine that a model decodes with, and more: see `fast.compiled.engine_of`."""
     if lodger() is None:
         return "eager"
     from .fast.compiled import engine_of
@@ -68,7 +68,8 @@ def engine_of(model, rows: int = 1) -> str:
 
 
 def gather():
-    """What reads rows of pinned host memory from a GPU (`fast/zero_copy.py`); None without Triton."""
+    """A function that reads rows of pinned host memory from a GPU (`fast/zero_copy.py`); None without
+    Triton."""
     try:
         from .fast.zero_copy import gather
     except ImportError:

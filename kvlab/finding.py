@@ -1,4 +1,4 @@
-"""Finding: what a named method is, how it enters the table, and how a name is found in it."""
+"""Finding: the class of a named method, how it enters the table, and how a name is found there."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Method(Entry):
         return f"{self.name}:{parameters}" if parameters else self.name
 
 
-METHODS: dict[str, Method] = {}  # those that any model can be given as they are
-PROFILED: dict[str, Method] = {}  # those that want a file about the model first: `profile=`
+METHODS: dict[str, Method] = {}  # those that any model can use directly
+PROFILED: dict[str, Method] = {}  # those that first need a file about the model: `profile=`
 
 
 def method(name: str, family: str = OWN, paper: str = "", **others):
@@ -49,7 +49,7 @@ def method(name: str, family: str = OWN, paper: str = "", **others):
 
 
 def enter(kind: type[Keep]) -> None:
-    """Enter a keep under the names that it says of itself (`named`)."""
+    """Enter a keep under its own names (`named`)."""
     for one in vars(kind).get("entries", ()):
         _enter(Method(**vars(one), policies=_alone(kind, one)))
 
@@ -113,7 +113,7 @@ def _import(path: str) -> Method:
 
 
 def role_of(policy) -> str | None:
-    """What a policy, or a class of one, is in a cache: keep, store, place, or what a host fetches by."""
+    """The role of a policy, or of its class, in a cache: keep, store, place, or a host's fetch."""
     kinds = (
         (Keep, "keep"),
         (Fetch, "fetch"),
@@ -126,12 +126,12 @@ def role_of(policy) -> str | None:
 
 
 def put(role: str, policy) -> dict:
-    """A policy in this role, as `KVCache` takes it."""
+    """A policy in this role, in `KVCache`'s form."""
     return {"place": Host(policy)} if role == "fetch" else {role: policy}
 
 
 def _said(error: BaseException) -> str:
-    """What an import raised, in one line, and the line of somebody's module that it is about."""
+    """The error of an import, in one line, and the line of the user's module that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     frames = [one for one in frames if "importlib" not in one.filename and one.filename != __file__]
     said = first_line(error)

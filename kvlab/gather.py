@@ -1,4 +1,4 @@
-"""Gather: slots of a tensor picked, each row and head its own."""
+"""Gather: pick slots of a tensor, separately for each row and head."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def with_room(x: Tensor, slots: int, pinned: bool = False) -> Tensor:
-    """A copy of x `[batch, kv_heads, n, ...]` that begins a buffer of so many slots, in pinned host memory or
-    not. Pinned memory holds token after token, so that all that is held crosses a link in one copy."""
+    """A copy of x `[batch, kv_heads, n, ...]` at the start of a larger buffer, in pinned host memory or not.
+    Pinned memory holds token after token, so that everything crosses a link in one copy."""
     batch, heads, count, *rest = x.shape
     if pinned:
         buffer = by_head(x.new_empty((slots, batch, heads, *rest), pin_memory=True))
@@ -26,18 +26,18 @@ def by_token(x: Tensor) -> Tensor:
 
 
 def by_head(x: Tensor) -> Tensor:
-    """What `by_token` returned as it was."""
+    """The inverse of `by_token`."""
     return x.permute(1, 2, 0, 3)
 
 
 def begun(x: Tensor) -> Tensor:
-    """The whole buffer `[batch, kv_heads, more slots, width]` that x begins, token after token."""
+    """The whole buffer `[batch, kv_heads, more slots, width]` that starts with x, token after token."""
     slots = x.untyped_storage().nbytes() // x[:, :, :1].nbytes
     return x.as_strided((*x.shape[:2], slots, x.shape[3]), x.stride(), 0)
 
 
 def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
-    """Pick slots of a `[batch, kv_heads, slots, ...]` tensor, each row and head its own.
+    """Pick slots of a `[batch, kv_heads, slots, ...]` tensor, separately for each row and head.
 
     `slots` is `[batch, kv_heads, n]`; an entry of -1 (nothing there) yields the content of slot 0, which
     the caller masks. Returns `[batch, kv_heads, n, ...]`. Whole slots are copied, one run of memory each.
@@ -50,8 +50,8 @@ def gather_slots(tensor: Tensor, slots: Tensor) -> Tensor:
 
 
 def in_order(stays: Tensor) -> Tensor:
-    """The slots that stay, bool `[batch, kv_heads, slots]`, as `gather_slots` takes them: `[batch, kv_heads,
-    n]` in order, -1 at the end of a head where fewer stay."""
+    """The slots that stay, bool `[batch, kv_heads, slots]`, in the form of `gather_slots`: `[batch, kv_heads,
+    n]` in order, -1 at the end of a head with fewer."""
     slots, most = stays.shape[2], int(stays.sum(-1).amax())
     chosen = torch.where(stays, torch.arange(slots, device=stays.device), slots)
     chosen = chosen.sort(dim=-1).values[..., :most]

@@ -1,4 +1,4 @@
-"""The harness and the course from kvlab: packages above it, which are found when they are asked for."""
+"""The harness and the course from kvlab: packages above it, found when they are first used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .extras import needs
 
 
 def beside(package: str, module: str):
-    """A module of eval or course: kvlab_eval's where kvlab is installed, that beside it in a checkout."""
+    """A module of eval or course: kvlab_eval's if kvlab is installed, the one beside it in a checkout."""
     root = Path(__file__).resolve().parents[1]
     name = package if (root / "eval" / "core" / "results.py").is_file() else f"kvlab_{package}"
     if str(root) not in sys.path:
@@ -20,11 +20,11 @@ def beside(package: str, module: str):
 
 def results(where):
     """Every number of a folder that `python -m eval` filled as a tidy `pandas.DataFrame`: a row for each
-    method, task, protocol and other setting, and for each context where speed was measured.
+    method, task, protocol and other setting, and for speed also each context.
 
     where: the folder, or an address such as "s3://BUCKET/NAME". Columns: task, method, curve (the method
     without its budget), budget, protocol, limit, dtype, model, metric, score, stderr, n, bytes (held, device
-    and host), context, ms (per token), and what the number stands on. Raises ValueError where there are no
+    and host), context, ms (per token), and the number's provenance. Raises ValueError if there are no
     results, or no pandas.
     """
     if not isinstance(where, str) and not hasattr(where, "__fspath__"):

@@ -1,4 +1,4 @@
-"""Held: what one layer of a cache holds, and what transformers asks of it."""
+"""Held: the contents of one layer of a cache, and its interface to transformers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from .visibility import Visibility
 
 
 def _of(part: str, name: str, what: str) -> property:
-    """A property that a part of the layer knows."""
+    """A property read from a part of the layer."""
     return property(lambda layer: getattr(getattr(layer, part), name), doc=what)
 
 
 class Held(CacheLayerMixin):
     """The tokens of one layer: the states of a keep, a store and a place, and the table of its slots.
 
-    index: of the layer in the model. order: its place among those that attend. local: its sliding window or
-    chunk, None where it attends to everything; tokens that no later query sees are let go. policies: keep,
-    store, place; `keep`, `store` and `place` are their states. table: `Slots`. given: the pass that runs, or
-    what is left of the last one (`attention.Recorded`). cache: a weak reference to the KVCache, which sets
-    it. unordered: puts slots in order that a faster step fills in any; None: they are. timeline: a
-    `measure.timeline.Timeline` while somebody records. on_read: called as on_read(layer, held, slots, query)
-    with what a step is about to attend to, all of it where slots is None.
+    index: of the layer in the model. order: its index among those that attend. local: its sliding window or
+    chunk, None if it attends to everything; tokens that no later query sees are dropped. policies: keep,
+    store, place; `keep`, `store` and `place` are their states. table: `Slots`. given: the running pass, or
+    the rest of the last one (`attention.Recorded`). cache: a weak reference to the KVCache, which sets it.
+    unordered: a function that puts slots in order after faster steps; None: they are in order. timeline: a
+    `measure.timeline.Timeline` while recording. on_read: called as on_read(layer, held, slots, query) before
+    a step attends, to all of `held` if slots is None.
     """
 
     is_sliding = False
@@ -43,7 +43,7 @@ class Held(CacheLayerMixin):
         self.prefilling = False  # True inside `cache.prefill()`: the keep waits
         self.timeline = self.on_read = self.place = self.cache = None
         self.open = False  # True as long as pieces of a bare prompt may follow: see `turns.py`
-        self.rereading = None  # while the prompt is read again: what `Keep.hear` is told about the pass
+        self.rereading = None  # while the prompt is read again: arguments of `Keep.hear`
         self._policies, self._model = policies, weakref.ref(model)
         self.ranks, self.rank = ranks_of(model), rank_of(model)
         if self.ranks > 1:
@@ -62,22 +62,22 @@ class Held(CacheLayerMixin):
         self.keep, self.store, self.place = (policy.start(self) for policy in self._policies)
         self.given = Recorded(None, None, None, None, 1.0)
         self._pending: tuple[Tensor, Tensor] | None = None  # K and V that wait for the attention function
-        self.fetched: Tensor | None = None  # while a step evicts: slots it attended to, None for all
+        self.fetched: Tensor | None = None  # while a step evicts: the slots it attended to, None for all
         self.moved_bytes, self.in_prompt = 0, True  # until the prompt has ended
-        self.scored: float | None = None  # the share of what stayed of the prompt that a score chose
-        self.later = False  # whether what is open is no first prompt, but a later turn
-        self.raw, self.waits = None, False  # what pieces were given, and whether it waits to be written
+        self.scored: float | None = None  # of the prompt's kept tokens, the share chosen by score
+        self.later = False  # whether a later turn is open, not the first prompt
+        self.raw, self.waits = None, False  # inputs of the pieces, and whether they still have to be written
         self.is_initialized = self._busy = False
 
     def __deepcopy__(self, memo) -> Held:
-        """A layer of its own with the same tokens, which nobody records, outside any `prefill` block."""
+        """A separate layer with the same tokens, not recorded, outside any `prefill` block."""
         memo[id(self)] = twin = object.__new__(type(self))
         own = {"timeline": None, "on_read": None, "prefilling": False, "rereading": None}
         vars(twin).update(copy.deepcopy({**vars(self), **own}, memo))
         return twin
 
     def try_step(self) -> None:
-        """Steps in a fork meet what a later one would trip over, but for what it refuses in one line."""
+        """Try steps in a fork to raise any error that a later step would, except for one-line refusals."""
         if hasattr(self.store, "pool"):  # which copies share
             return
         heads = self.shape.heads * self.kv_heads // self.shape.kv_heads
@@ -95,7 +95,7 @@ class Held(CacheLayerMixin):
                 twin.attend(query, Visibility(local=self.local), self.given.scaling, self.given.softcap)
 
     def check_kinds(self, keys: Tensor, values: Tensor) -> None:
-        """ValueError where codes are held as other numbers than these new K and V would be."""
+        """ValueError if the codes held are of another kind than those of the new K and V."""
         if not hasattr(self.store, "encode"):
             return
         coded = copy.deepcopy(self.store).encode(keys, values)
@@ -124,7 +124,7 @@ class Held(CacheLayerMixin):
         return self, self
 
     def in_order(self) -> None:
-        """Slots are in the order of positions again, where they were not."""
+        """Put the slots in the order of positions again."""
         if self.unordered is not None:
             self.unordered()
 
@@ -179,7 +179,7 @@ class Held(CacheLayerMixin):
             return self.store.check_crop(left) if left else None
         raise ValueError(f"crop: {gone} that were held at that point; start again with cache.reset()")
 
-    # What policies, and people, look at.
+    # For policies and people to read.
 
     @property
     def model(self):
@@ -199,7 +199,7 @@ class Held(CacheLayerMixin):
 
     @property
     def rereads(self) -> bool:
-        """Whether the keep has this prompt read again when it has ended (`reread.py`)."""
+        """Whether the keep rereads this prompt after its end (`reread.py`)."""
         keep = self._policies[0]
         return self.in_prompt and keep.rereads and keep.evicts
 
@@ -226,7 +226,7 @@ class Held(CacheLayerMixin):
     @property
     def keys(self) -> Tensor | None:
         """K as numbers, `[batch, kv_heads, slots, head_dim]`, in the order of `slot_positions`: decoded, or
-        brought from the host, whenever somebody asks. Nothing that is written to it is kept."""
+        copied from the host, at every access. Writing to it has no effect."""
         return self._numbers(0)
 
     @property
@@ -253,13 +253,13 @@ class Held(CacheLayerMixin):
 
     @property
     def mean_held(self) -> list[float]:
-        """Real tokens that each row holds, mean over the KV heads."""
+        """Real tokens held by each row, mean over the KV heads."""
         if self.table.moved is None:
             return self.rows_held
         return (self.table.positions >= 0).sum(-1).double().mean(-1).tolist()
 
     def timed(self, what: str):
-        """A context whose time goes to the timeline, where one is recorded."""
+        """A context whose time goes to the timeline, if one is recorded."""
         return nullcontext() if self.timeline is None else self.timeline.span(what, self.index)
 
     def tensors(self) -> Iterator[tuple[bool, Tensor]]:

@@ -1,4 +1,5 @@
-"""Hybrid: layers with a state of transformers' own (convolutions, recurrences), beside K and V or alone."""
+"""Hybrid: layers with one of transformers' own states (convolutions, recurrences), alone or beside K and
+V."""
 
 from __future__ import annotations
 
@@ -39,20 +40,20 @@ class HybridLayer(LinearAttentionLayer, Layer):
 
 
 def states_of(layer) -> Iterator[Tensor]:
-    """The tensors of a state of transformers' own; none where a layer has no state."""
+    """The tensors of transformers' own state; none if a layer has no state."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         for states in (layer.conv_states, layer.recurrent_states):
             yield from (tensor for tensor in states.values() if tensor is not None)
 
 
 def forget(layer) -> None:
-    """A state of transformers' own as it was before the first token, whatever batch comes next."""
+    """Reset transformers' own state to before the first token, for a batch of any size."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         layer.__init__(number_of_states=layer.number_of_states)
 
 
 def refuse_crop(layer) -> None:
-    """ValueError for a layer with a state, which has no tokens to take away."""
+    """ValueError for a layer with a state, which has no tokens to remove."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         raise ValueError(
             f"crop: the state of a {type(layer).__name__} cannot go back; start again with cache.reset()"

@@ -1,8 +1,8 @@
 """Interface: the functions that transformers calls in a pass that carries one of our caches.
 
 Between `past_key_values.update(...)` and the attention function the models of transformers do nothing with
-K and V. So `KVCache.update` returns the layer object itself in place of both, and the function registered
-here asks that object to attend. A model is led here by `models/guest.py`, in the passes that need it alone.
+K and V. So `KVCache.update` returns the layer object itself instead of both, and the function registered here
+calls its `attend`. `models/guest.py` sends a model here, only in the passes that need it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def kvlab_attention(
     """The attention function of transformers' AttentionInterface.
 
     query `[batch, heads, queries, head_dim]`; key and value are a kvlab cache layer, or tensors
-    `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is what `Visibility.of` made, a
-    padding mask `[batch, tokens seen]` or None, and without a kvlab cache also a finished mask `[batch, 1,
-    queries, tokens]`. softcap: scores come out as softcap * tanh(score / softcap). s_aux `[heads]`: a score
-    beside those of the tokens, which takes its part of the weight and has no value.
-    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout where there is a cache,
-    and for numbers under another keyword, such as a cap by another name; backward through what a cache gave
-    raises RuntimeError, since it keeps numbers and no graph.
+    `[batch, kv_heads, tokens, head_dim]` when there is none; attention_mask is the result of `Visibility.of`,
+    a padding mask `[batch, tokens seen]` or None; without a kvlab cache also a finished mask `[batch, 1,
+    queries, tokens]`. softcap: scores become softcap * tanh(score / softcap). s_aux `[heads]`: an additional
+    score, which takes its share of the weight and has no value.
+    Returns (out `[batch, queries, heads, head_dim]`, None). ValueError for dropout with a cache, and for
+    numbers under another keyword, such as a cap by another name; backward through a cache's output raises
+    RuntimeError, since a cache keeps no graph.
     """
     if unknown := [name for name, value in kwargs.items() if _real(value)]:
         raise ValueError(
@@ -70,12 +70,12 @@ def kvlab_attention(
 
 
 def _real(value) -> bool:
-    """Whether it could change a score: a number that is no count, or a tensor of such numbers."""
+    """Whether it could change a score: a number other than a count, or a tensor of such numbers."""
     return isinstance(value, float) or (isinstance(value, Tensor) and value.is_floating_point())
 
 
 class _NoGraph(torch.autograd.Function):
-    """What a cache gave, in a pass that builds a graph: going back through it is refused."""
+    """A cache's output in a pass that builds a graph: backward through it is refused."""
 
     @staticmethod
     def forward(context, out: Tensor, query: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class _NoGraph(torch.autograd.Function):
 
 
 class Asked(Exception):
-    """Ends a forward where something is known: `args[0]`."""
+    """Ends a forward once `args[0]` is known."""
 
 
 _stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
@@ -98,7 +98,7 @@ _stops: ContextVar[bool] = ContextVar("kvlab_stops", default=False)
 
 @contextmanager
 def stopping() -> Iterator[None]:
-    """While it lasts, the attention function attends to nothing and raises `Asked(query)`."""
+    """Inside this block, the attention function does not attend but raises `Asked(query)`."""
     with attending(), while_set(_stops, True):
         yield
 
@@ -127,19 +127,19 @@ _all_told: ContextVar[list[Visibility] | None] = ContextVar("kvlab_all_told", de
 
 @contextmanager
 def told() -> Iterator[list[Visibility]]:
-    """While it lasts, every mask that transformers asks for is noted: yields the list."""
+    """Record every mask that transformers asks for inside this block: yields the list."""
     with attending(), while_set(_all_told, []) as found:
         yield found
 
 
 def expanding(layer) -> None:
-    """A latent layer has handed out numbers: the next call of the attention function by its model is about
-    them. None: nobody waits, since a pass begins."""
+    """A latent layer has returned numbers: its model's next call of the attention function uses them. None:
+    no layer waits, since a pass begins."""
     _expanding.set(layer)
 
 
 def waiting(module):
-    """The latent layer that waits for what this attention module made of its numbers, or None."""
+    """The latent layer that waits for the K and V of this attention module, or None."""
     latent = _expanding.get()
     if latent is None:
         return None
@@ -148,7 +148,7 @@ def waiting(module):
 
 
 def latest_visibility() -> Visibility:
-    """What the pass that runs may see, for a layer that must know before it attends."""
+    """The visibility of the running pass, for a layer that needs it before it attends."""
     return _latest.get()
 
 

@@ -1,4 +1,4 @@
-"""Late: what is wrong is refused one step later on a GPU, so that no step waits for it."""
+"""Late: on a GPU, bad numbers are refused one step later, so that no step waits for the check."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def far(x: Tensor) -> bool:
 
 
 def later(bad: Tensor, refuse: Callable[[], None]) -> bool:
-    """Whether somebody will call `refuse` when it is known that one of `bad`, of one token, is true; else it
-    has to be found out now."""
+    """Whether `refuse` will be called later if one of `bad`, of one token, is true; if not, the caller must
+    check now."""
     late = getattr(_open, "late", None)
     if late is None or not late.takes(bad) or bad.shape[2] != 1:
         return False
@@ -29,9 +29,9 @@ def later(bad: Tensor, refuse: Callable[[], None]) -> bool:
 
 
 class Late:
-    """Questions to a device whose answers are looked at when the next token comes, if they are there by then.
+    """Checks on a device whose results are read when the next token comes, if they are ready by then.
 
-    A prompt is refused at once. A step that is captured into a CUDA graph asks nothing.
+    A prompt is refused at once. A step captured into a CUDA graph checks nothing.
     """
 
     def __init__(self):
@@ -39,7 +39,7 @@ class Late:
 
     @contextmanager
     def open(self) -> Iterator[None]:
-        """Refuse what is known by now, and take what is asked meanwhile. Raises what `refuse` raises."""
+        """Raise the refusals known by now, and collect the checks made inside this block."""
         self.tell()
         before, _open.late = getattr(_open, "late", None), self
         try:
@@ -48,7 +48,7 @@ class Late:
             _open.late = before
 
     def takes(self, bad: Tensor) -> bool:
-        """Whether it is asked about these numbers."""
+        """Whether checks of these numbers go here."""
         return far(bad)
 
     def ask(self, bad: Tensor, refuse: Callable[[], None]) -> None:
@@ -63,7 +63,7 @@ class Late:
         self._asked.append((event, answer.numpy(), refuse))
 
     def settle(self, bad: Tensor, refuse: Callable[[], None], at_once: bool) -> None:
-        """Call `refuse` if any of `bad` is true: at once, or on a GPU when somebody asks again."""
+        """Call `refuse` if any of `bad` is true: at once, or on a GPU at the next check."""
         if far(bad) and not at_once:
             self.tell()
             self.ask(bad, refuse)
@@ -71,7 +71,7 @@ class Late:
             refuse()
 
     def tell(self) -> None:
-        """Look at the answers that have come."""
+        """Read the results that are ready."""
         while self._asked and not capturing() and (self._asked[0][0] is None or self._asked[0][0].query()):
             _, answer, refuse = self._asked.popleft()
             if answer[0]:
@@ -80,5 +80,5 @@ class Late:
 
 
 def capturing() -> bool:
-    """Whether a CUDA graph is being captured, in which no question can be answered."""
+    """Whether a CUDA graph is being captured, in which nothing can be checked."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

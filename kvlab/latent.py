@@ -1,4 +1,4 @@
-"""Latent: a layer that caches what K and V are made of (multi-head latent attention, DeepSeek-V2, 2024)."""
+"""Latent: a layer that caches the latents of K and V (multi-head latent attention, DeepSeek-V2, 2024)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .visibility import Visibility
 
 
 def shape_of_latents(model, shape: ModelShape, keep, place) -> ModelShape:
-    """The shape of what such a model caches. ValueError for a keep or a place that needs keys."""
+    """The shape of such a model's cached numbers. ValueError for a keep or a place that needs keys."""
     if place.on_host:
         raise ValueError("K and V are made of a latent after the cache: a host has nothing to fetch by")
     if keep.merge:
@@ -27,9 +27,9 @@ def shape_of_latents(model, shape: ModelShape, keep, place) -> ModelShape:
 
 
 class LatentLayer(Layer):
-    """The store holds the latent in the place of K and the rotary part in that of V, one head, each at its
-    own width. The model makes K and V of all heads from them after `update`, which therefore returns numbers;
-    the attention function hands what came of them back to this layer.
+    """The store holds the latent as K and the rotary part as V, in one head, each with its own width. The
+    model computes K and V of all heads from them after `update`, which therefore returns numbers; the
+    attention function passes the result back to this layer.
 
     The keep sees one head: attention received is the mean over all query heads.
     """
@@ -44,7 +44,7 @@ class LatentLayer(Layer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs):
         """Take the new latents `[batch, 1, tokens, rank]` and rotary parts `[batch, 1, tokens, width]`;
-        returns those that the pass attends to: the prompt as it is, later all that is held."""
+        returns those that the pass attends to: the exact prompt, later all tokens held."""
         self.is_initialized = True
         self._pending = latents = key_states.detach(), value_states.detach()
         if self.waits and self.raw is not None:
@@ -65,10 +65,10 @@ class LatentLayer(Layer):
         return True
 
     def try_step(self) -> None:
-        """What a step attends to comes from the model."""
+        """Nothing to try: a step's K and V come from the model."""
 
     def attend_expanded(self, given: Recorded) -> Tensor:
-        """As `attend`, with K and V of all that `update` returned."""
+        """As `attend`, with K and V of all tokens that `update` returned."""
         latents, self._pending = self._pending, None
         observes, self._expanded = self.observes and not self.votes_later, given.keys
         if self.waits:
@@ -94,8 +94,8 @@ class LatentLayer(Layer):
         self.fill(given, _mean(received))
 
     def note_queries(self) -> None:
-        """They vote at once, on what has come so far: only now are there K of all heads. The votes of the
-        pass that turns out to be the prompt's last one count."""
+        """They vote at once, on the tokens so far: only now are there K of all heads. The votes of the
+        prompt's last pass count."""
         super().note_queries()
         votes = self.keep.last.votes(self._expanded, self.slot_positions, self.given)
         self.keep.last.received = _mean(votes)

@@ -1,4 +1,4 @@
-"""Layer: one layer of a cache, in which a keep, a store and a place work together at every pass."""
+"""Layer: one layer of a cache, where a keep, a store and a place work together at every pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .reread import attend_again
 from .turns import keep_raw, wait
 from .visibility import Visibility
 
-SPARE = 16  # slots behind a window that go together, where steps leave them and nothing is chosen or fetched
+SPARE = 16  # slots behind a window that are dropped together, if nothing is chosen or fetched
 
 
 class Layer(Held):
@@ -32,7 +32,8 @@ class Layer(Held):
         self, query: Tensor, visibility: Visibility, scaling: float, softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Append what `update` took, attend, and let the keep decide. Shapes as in `attention.attend`."""
+        """Append the K and V that `update` took, attend, and let the keep decide. Shapes as in
+        `attention.attend`."""
         device = query.device.type
         if torch.is_autocast_enabled(device):  # of attention; what is stored is no business of autocast
             numbers = query, *self._pending
@@ -54,8 +55,8 @@ class Layer(Held):
         return self._attend(given)
 
     def _attend(self, given: Recorded) -> Tensor:
-        """A prompt that is read again, a piece that waits for others, a whole prompt, or a pass on top of all
-        that is held: of that somebody faster is asked first."""
+        """A prompt that is read again, a piece that waits for others, a whole prompt, or a pass on top of the
+        tokens held, which compiled code may take."""
         if self.rereading is not None:
             return attend_again(self, given)
         if self.waits:
@@ -73,7 +74,7 @@ class Layer(Held):
         return torch.cat([self._pass_on_held(given.part(*cut, self.seen)) for cut in pairwise([0, *ends])], 2)
 
     def _pass_on_held(self, given: Recorded) -> Tensor:
-        """A pass on top of what is held."""
+        """A pass on top of the tokens held."""
         query = given.query
         self.append(given)
         self.place.append(self, given.keys)
@@ -83,8 +84,8 @@ class Layer(Held):
         return out
 
     def taken(self, scaling: float, left: Tensor | None = None) -> None:
-        """Somebody faster has written one token of every row to the store, and attended; left: positions of
-        what is held now `[batch, kv_heads, slots]`, where one token of every head went as well."""
+        """Compiled code has written one token of every row to the store, and attended; left: positions of the
+        tokens held now `[batch, kv_heads, slots]`, if one token of every head was dropped too."""
         self.table.advance(left)
         self.moved_bytes = 0
         if self.given.scaling != scaling:
@@ -93,7 +94,7 @@ class Layer(Held):
     def fill(self, given: Recorded, received: Tensor | None = None) -> None:
         """Take a whole prompt whose attention has been computed. Only for an empty layer.
 
-        received `[batch, kv_heads, tokens]` where the layer `observes` (over the keep's `last_queries`).
+        received `[batch, kv_heads, tokens]` if the layer `observes` (over the keep's `last_queries`).
         """
         self.append(given)
         self.place.prefill(self, given.query.detach(), given.keys)
@@ -104,7 +105,7 @@ class Layer(Held):
         self.fill(given, given.received(self.last_queries) if self.observes else None)
 
     def append(self, given: Recorded) -> None:
-        """A pass begins: its K and V join what is held. ValueError for those that do not fit."""
+        """A pass begins: append its K and V. ValueError for those that do not fit."""
         self.given, self.moved_bytes, self.is_initialized = given, 0, True
         batch, heads, tokens, width = given.keys.shape
         if self.lengths and batch != len(self.lengths):
@@ -161,7 +162,7 @@ class Layer(Held):
         return observed(asked, asked.amax(-1, keepdim=True), self.last_queries)
 
     def end_pass(self, received: Tensor | None) -> None:
-        """The pass has attended: the keep observes and, where the prompt has ended, decides."""
+        """The pass has attended: the keep observes and, if the prompt has ended, decides."""
         self.observe(received)
         if not self.held_back:
             self._evict()
@@ -170,8 +171,8 @@ class Layer(Held):
         self.ended()
 
     def observe(self, received: Tensor | None) -> None:
-        """The keep is told of the pass that has attended, `received` `[batch, kv_heads, slots]` where it asks
-        for that."""
+        """Tell the keep about the pass that has attended, with `received` `[batch, kv_heads, slots]` if it
+        observes."""
         if self.keep.policy.reads_queries and self.evicts and not self.keep.on_top:
             self.keep.policy.note(View(self, self.keep), self.given.query.detach())
         if received is not None:
@@ -180,7 +181,7 @@ class Layer(Held):
             self.note_queries()
 
     def end_prefill(self) -> None:
-        """The prompt has ended, after any number of passes: what was held back happens now."""
+        """The prompt has ended, after any number of passes: do what was held back."""
         if self.in_prompt and self.lengths:
             self._busy = True
             self.place.end_prefill(self)
@@ -188,13 +189,14 @@ class Layer(Held):
             self.ended()
 
     def ended(self) -> None:
-        """Of what was given its numbers stay, and as long as the prompt is open what a vote needs."""
+        """Keep only the numbers of `given` and, while the prompt is open, the tensors for a vote."""
         given, self._busy, self.fetched = self.given, False, None
         votes = (given.visibility, given.sinks) if self.held_back else (None, None)
         self.given = Recorded(None, None, None, votes[0], given.scaling, given.softcap, votes[1])
 
     def _evict(self) -> None:
-        """After the prompt and every later pass: let go what no query will see, and let the keep decide."""
+        """After the prompt and every later pass: drop tokens that no query will see, and let the keep
+        decide."""
         keep, view = self.keep.policy, View(self, self.keep)
         evicts = keep.evicts and not self.keep.on_top
         if evicts:
@@ -218,18 +220,18 @@ class Layer(Held):
             self.store.settle()
 
     def note_queries(self) -> None:
-        """The pass's last queries are held until the prompt has ended."""
+        """Hold the pass's last queries until the prompt has ended."""
         query = self.given.query.detach()
         self.keep.last.note(query, self.table.positions[:, 0, -query.shape[2] :])
 
     def late_votes(self) -> Tensor:
-        """What tokens received from the prompt's last queries, now that it has ended, `[batch, kv_heads,
+        """The attention received from the prompt's last queries, now that it has ended, `[batch, kv_heads,
         slots]`."""
         where = torch.device("cpu") if self.place.on_host else self.keep.last.query.device
         return self.keep.last.votes(self.store.read(where)[0], self.slot_positions, self.given)
 
     def _leave_window(self) -> None:
-        """Let go what neither later queries nor those that vote when the prompt has ended can see."""
+        """Drop tokens that neither later queries nor those that vote after the prompt can see."""
         prompt = self.open or self.in_prompt or self.given.query.shape[2] > 1
         spare = 0 if prompt or self.evicts or self.place.on_host else SPARE
         voters = self.last_queries if self.votes_later else 0
@@ -237,7 +239,8 @@ class Layer(Held):
             self.let_go(*gone)
 
     def let_go(self, slots: Tensor, limits: list[int]) -> None:
-        """Everything but `slots` `[batch, kv_heads, n]` (-1: nothing) goes, at most `limits` per row stay."""
+        """Drop everything except `slots` `[batch, kv_heads, n]` (-1: nothing); at most `limits` per row
+        stay."""
         if self.slots - max(limits) < self.place.empties(self):
             self.table.leave(slots, limits, self.keep.policy.newest_stays)
             return
@@ -250,21 +253,21 @@ class Layer(Held):
 
     @property
     def settled(self) -> bool:
-        """Whether the prompt has ended, and nothing of what is held goes any more, or is chosen from."""
+        """Whether the prompt has ended, and no held token will be dropped or chosen from."""
         if self.in_prompt or self.local is not None:
             return False
         return not self.evicts or self.keep.on_top or self._policies[0].prompt_only
 
     @property
     def observes(self) -> bool:
-        """Whether the keep wants to know the attention that every token receives in this pass."""
+        """Whether the keep needs the attention that every token receives in this pass."""
         keep = self._policies[0]
         done = self.keep.on_top or (keep.prompt_only and not self.in_prompt)
         return keep.observes and keep.evicts and not done
 
     @property
     def last_queries(self) -> int | None:
-        """How many of a pass's queries the keep observes, the last ones; None: all."""
+        """The number of a pass's last queries that the keep observes; None: all."""
         return self._policies[0].last_queries
 
     @property
@@ -275,8 +278,8 @@ class Layer(Held):
 
 
 def scored(slots: Tensor, by_rule: Tensor, ranks: int) -> float:
-    """The share of `slots` `[batch, kv_heads, n]` (-1: none), of all processes that share the heads, that no
-    rule held: the score chose it."""
+    """The share of `slots` `[batch, kv_heads, n]` (-1: none), in all processes that share the heads, that the
+    score chose and no rule held."""
     held = slots >= 0
     chosen = held & ~by_rule.gather(-1, slots.clamp(min=0))
     chosen, of_all = added(ranks, [int(chosen.sum()), int(held.sum())])

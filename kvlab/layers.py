@@ -1,4 +1,4 @@
-"""Layers: those of a cache for a model, ours where it holds K and V, transformers' own elsewhere."""
+"""Layers: those of a cache for a model, ours for K and V, transformers' own for other states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HYBRID = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowA
 
 
 def make_layers(model, keep, store, place) -> list:
-    """ValueError for policies that do not fit what the model caches."""
+    """ValueError for policies that do not fit the model's cached tensors."""
     layers = layers_of(model)
     attending = [index for index, theirs in enumerate(layers) if isinstance(theirs, DynamicLayer)]
     shape, kind = replace(ModelShape.of(model), layers=len(attending)), Layer

@@ -1,4 +1,4 @@
-"""Make: a model with its engine, a cache for it from a spec or from a file, or one line that says why not."""
+"""Make: a model with its engine and a cache for it, from a spec or a file, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def load(
 ):  # fmt: skip
     """Load a model ready for kvlab caches, and its tokenizer; returns (model in eval mode, tokenizer).
 
-    engine: what computes a decode step, "eager" (the model's own modules), "compiled" (on a CPU, see
+    engine: computes a decode step: "eager" (the model's own modules), "compiled" (on a CPU, see
     `kvlab.fast.compiled`) or "graph" (on a GPU, see `kvlab.fast.graph`). weights: "fp32", or "bf16" or "int8"
-    with the compiled engine, which reads them so and says a little else (see `kvlab.fast.narrow`). Everything
-    else, and what is raised: see `models.load`. ValueError for weights that no engine reads, for a model that
-    cannot have them, and for the graph engine where the model is not on a GPU.
+    with the compiled engine, whose outputs then differ a little (see `kvlab.fast.narrow`). Other arguments
+    and errors: see `models.load`. ValueError for weights that no engine reads, for a model that cannot have
+    them, and for the graph engine if the model is not on a GPU.
     """
     check_one_of("engine", engine, ENGINES)
     check_one_of("weights", weights, WEIGHTS)
@@ -47,7 +47,7 @@ def load(
 
 def make_cache(model, spec: str | Spec | Policy | type[Policy]):
     """A fresh cache for `model` from a spec such as `"int4"` or `"h2o:budget=0.2"` (see `parse`), or from a
-    keep, store, format, place or fetch, or a class of one, as it is: `H2O(0.2)`."""
+    keep, store, format, place or fetch, or its class: `H2O(0.2)`."""
     check_model(model)
     if (role := role_of(spec)) is not None:
         policy = spec() if isinstance(spec, type) else spec
@@ -61,7 +61,7 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
         policies = spec.method.policies(**parameters)
         _check_kinds(spec)
         serve(model, holds=spec.name != "recompute")
-        make = policies.pop("cache", KVCache)  # a class or function of the model, where it is no KVCache
+        make = policies.pop("cache", KVCache)  # a class or function of the model, instead of a KVCache
         cache = make(model, **policies)
         if (full := spec.parameters.get("full_layers", 0)) > len(cache.layers):
             raise ValueError(f"full_layers={full}: the model has {len(cache.layers)} layers")
@@ -72,10 +72,10 @@ def make_cache(model, spec: str | Spec | Policy | type[Policy]):
 
 
 def load_cache(path: str | Path, model):
-    """The cache that `cache.save(path)` wrote, for the same model: it answers as the saved one would have.
+    """The cache that `cache.save(path)` wrote, for the same model: it answers like the saved one.
 
-    Raises ValueError for a file that is none, that was saved for another model, that is damaged or whose
-    parts do not fit, and for a method of your own whose module is not imported yet.
+    Raises ValueError for a file that is no cache, was saved for another model, is damaged or has parts that
+    do not fit, and for a method of your own whose module is not imported yet.
     """
     check_model(model)
     about, tensors = opened(path, model)
@@ -85,8 +85,7 @@ def load_cache(path: str | Path, model):
 
 
 def _check_kinds(spec: Spec) -> None:
-    """ValueError for true or false in the place of something else, or the other way round, where the policies
-    have not minded."""
+    """ValueError for true or false in place of another type, or the reverse, which the policies accepted."""
     for name, value in spec.parameters.items():
         default = spec.method.parameters[name]
         if default is not None and isinstance(default, bool) != isinstance(value, bool):

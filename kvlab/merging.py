@@ -1,4 +1,4 @@
-"""Merging: what is let go joins the kept token whose key is most like its own (D2O, Wan et al. 2024, arXiv
+"""Merging: dropped tokens join the kept token with the most similar key (D2O, Wan et al. 2024, arXiv
 2406.13035)."""
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ BLOCK = 256  # tokens compared with all kept ones at a time
 
 
 def check_merges(store, place) -> None:
-    """ValueError for a store or a place in which a token that stays cannot be written anew."""
+    """ValueError for a store or a place in which a kept token cannot be rewritten."""
     if place.on_host or type(store) not in (Growing, Static) or not store.as_they_are or store.sinks:
-        raise ValueError("merge writes tokens anew: they must be on the device, as they are, in one buffer")
+        raise ValueError("merge rewrites tokens: they must be on the device, unrounded, in one buffer")
 
 
 def merge(layer, slots: Tensor) -> None:
-    """Before a layer lets go everything but `slots` `[batch, kv_heads, n]` (-1: nothing), merge what goes.
+    """Before a layer drops everything except `slots` `[batch, kv_heads, n]` (-1: nothing), merge the dropped.
 
-    A token that goes looks for the kept token of its KV head whose key makes the largest cosine c with its
-    own. Where c is at least the head's threshold, its key and value, times c, join those of that token: what
-    stays becomes the mean of itself and of all that join it. Otherwise the token is lost. The threshold of
-    a head is the mean of c over all that go at once; from the second time on half of that and half of what it
-    was. Keys are taken after RoPE. Nothing is drawn at random, and rows and heads do not ask each other.
-    Deviations from D2O: a threshold of each KV head (the official code takes the mean over heads of whatever
-    leaves in the same place, which need not be the same token); one budget for all layers (there by how their
-    attention varies); its first four tokens are not protected.
+    Each dropped token finds the kept token of its KV head whose key has the largest cosine c with its own. If
+    c is at least the head's threshold, its key and value, times c, join those of that token, which becomes
+    the mean of itself and of all that join it. Otherwise the token is lost. The threshold of a head is the
+    mean of c over all tokens dropped together; from the second time on, half of that plus half of the old
+    threshold. Keys are taken after RoPE. Nothing is random, and rows and heads are independent. Deviations
+    from D2O: a threshold for each KV head (the official code averages over heads those tokens that leave in
+    the same place, which may be different ones); one budget for all layers (there it depends on the variance
+    of their attention); its first four tokens are not protected.
 
     Writes to `layer.store`, and to `layer.keep.threshold` `[batch, kv_heads]`.
     """
@@ -62,8 +62,8 @@ def merge(layer, slots: Tensor) -> None:
 
 
 def _nearest(keys: Tensor, order: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-    """Of the tokens in slots `order` `[batch, kv_heads, m]`: the largest cosine of their key with that of a
-    kept token, and which of the kept ones that is."""
+    """For the tokens in slots `order` `[batch, kv_heads, m]`: the largest cosine of their key with that of a
+    kept token, and the index of this token."""
     units = normalize(keys, dim=-1)
     kept, found = gather_slots(units, slots).transpose(2, 3), []
     for start in range(0, order.shape[2], BLOCK):
@@ -73,7 +73,7 @@ def _nearest(keys: Tensor, order: Tensor, slots: Tensor) -> tuple[Tensor, Tensor
 
 
 def _threshold(before: Tensor | None, likeness: Tensor, there: Tensor) -> Tensor:
-    """The threshold `[batch, kv_heads]` of what goes now; infinity where nothing has gone yet."""
+    """The threshold `[batch, kv_heads]` of the tokens dropped now; infinity if none was dropped yet."""
     mean = ((likeness * there).sum(-1) / there.sum(-1)).masked_fill(~there.any(-1), torch.inf)
     if before is None:
         return mean

@@ -1,7 +1,7 @@
-"""The named methods of the literature: one table, a function each. Their texts are read in `spec.py`.
+"""The named methods of the literature: one table, one function each. `spec.py` parses their specs.
 
-The table does without transformers, so that a wrong name is answered at once; caches are imported where they
-are made.
+The table does not import transformers, so a wrong name is refused at once; caches are imported when they are
+made.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _turned(form: Exact, rotate) -> Exact:
 
 
 def _stored(form: Exact, values: Exact | None = None, sinks: int = 0, skip_layers=None) -> dict:
-    """The policies of a method that rounds, but for layers that stay exact: `0+1+-1`, joined by +."""
+    """The policies of a method that rounds, except in layers that stay exact: `0+1+-1`, joined by +."""
     store = Growing(form, values, sinks)
     if skip_layers is None:
         return {"store": store}
@@ -92,7 +92,7 @@ def _stored(form: Exact, values: Exact | None = None, sinks: int = 0, skip_layer
 
 
 def integers(bits: int):
-    """Decorator: a method of integers of so many bits, with its docstring and with their parameters."""
+    """Decorator: a method of integers of this width, with its docstring and their parameters."""
     kind = Int if bits in Int.WIDTHS else Planes
 
     def enter(described):
@@ -211,7 +211,7 @@ def _mixed(k="int8", v="int4", group=None, rotate=None, skip_layers=None):
 
 
 def _format_of(name: str, **parameters) -> Exact | None:
-    """The format of a method that is nothing else, K's where K and V have two; None of other methods."""
+    """The format of a method that has only a format, K's if K and V have two; None for other methods."""
     policies = METHODS[name].policies(**parameters)
     store = policies.get("store", Growing())
     return store.format if policies.keys() <= {"store"} and type(store) is Growing else None

@@ -1,4 +1,4 @@
-"""Named: what a method of the literature says of itself. Whoever lists methods reads it."""
+"""Named: the description of a method of the literature, for every list of methods."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COMMON = ("chunk", "every", "renumber", "merge", "turns")  # parameters that kee
 class Entry:
     """One name in the table of methods.
 
-    summary: one sentence. paper: authors and year, as in docs/sources.md; empty where nobody in particular.
-    same: parameters at which it gives nothing up, in prompts of up to 80 tokens (None: there are none); less:
-    parameters at which it gives something up (None: it never does). look: colour, marker and line, as in
-    "green h -" (`plots.py`). technique: of serving engines, the one that it is nearest to (bill/flags.json).
-    takes: which of `COMMON` it has. given: parameters of the class that are fixed.
+    summary: one sentence. paper: authors and year, as in docs/sources.md; empty if there is none.
+    same: parameters at which it is lossless, in prompts of up to 80 tokens (None: there are none); less:
+    parameters at which it is lossy (None: it never is). look: colour, marker and line, as in "green h -"
+    (`plots.py`). technique: the nearest one of serving engines (bill/flags.json). takes: its parameters of
+    `COMMON`. given: fixed parameters of the class.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Entry:
 
 
 def named(name: str, summary: str, paper: str = "", *, same: str = "budget=1", **others):
-    """Decorator of a keep: it is a method of this name (see `Entry`)."""
+    """Decorator: enter a keep as a method of this name (see `Entry`)."""
 
     def enter(kind):
         kind.entries = (*vars(kind).get("entries", ()), Entry(name, summary, CHOSEN, paper, same, **others))

@@ -153,7 +153,7 @@ def test_methods_that_a_model_has_nothing_for():
         kvlab.decode(tiny("llama"), tiny("llama").dummy_inputs["input_ids"][:1, :3].repeat(1, 10), cache, 1)
 
 
-ANEW = "merge writes tokens anew: they must be on the device, as they are"
+ANEW = "merge rewrites tokens: they must be on the device, unrounded"
 APART = [
     (
         {"keep": AdaKV(SnapKV()), "store": Growing()},

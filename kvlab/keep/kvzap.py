@@ -88,7 +88,7 @@ class KVzap(Keep):
         threshold, since the number held is unknown before the text is read."""
         self.profile.fits(**self.shapes(layer.shape))
         if self.share is None:
-            raise ValueError("how many tokens stay hangs on the text, but for the profile's own threshold")
+            raise ValueError("the text decides how many tokens stay, except at the profile's own threshold")
         return [max(self.share * tokens, min(self.recent, tokens)) for tokens in layer.lengths]
 
     def start(self, layer) -> KeepState:
