@@ -37,7 +37,7 @@ class Stepper:
             raise ValueError(other_model(cache.model))
         if model.get_output_embeddings() is None:
             raise ValueError(
-                f"model is a {type(model).__name__}, which says no logits: expected one with a head"
+                f"model is a {type(model).__name__}, which gives no logits: expected one with a head"
             )
         self.model, self.cache = model, cache
         shape = ModelShape.of(model)

@@ -238,7 +238,7 @@ class Held(CacheLayerMixin):
         if not self.lengths:
             return None
         if (cache := self.cache()) is None:
-            raise RuntimeError("the cache of this layer is gone: hold on to the cache, not to a layer of it")
+            raise RuntimeError("the cache of this layer is gone: keep the cache itself, not only a layer")
         with cache.thread.alone():
             self.place.commit(self)
             found = self.store.read(self.model.device)[side].clone()

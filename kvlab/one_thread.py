@@ -1,4 +1,4 @@
-"""One thread: a cache is used by one at a time, in a pass and outside."""
+"""One thread: a cache serves one thread at a time, in a pass and outside."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ANOTHER = "another thread is in a pass through this cache: wait for it, or make 
 
 
 class OneThread:
-    """Lets one thread in; a copy lets in anybody."""
+    """Admits one thread; a copy admits any."""
 
     def __init__(self):
         self._inside: dict[str, int] = {}  # the thread that is in a pass; setdefault is one step
@@ -25,10 +25,10 @@ class OneThread:
         if self._inside.setdefault("thread", me) != me:
             if any(one.ident == self._inside.get("thread") for one in enumerate_threads()):
                 raise RuntimeError(ANOTHER)
-            self._inside["thread"] = me  # that one is no more
+            self._inside["thread"] = me  # that thread has ended
 
     def leave(self) -> None:
-        """If it was this thread that is in, others may come in."""
+        """If this thread is in, others may enter."""
         if self._inside.get("thread") == get_ident():
             self._inside.clear()
 

@@ -1,4 +1,4 @@
-"""Parameters: what a policy may be given, or one line that says what is expected."""
+"""Parameters: checks of a policy's parameters, with one line that says what is expected."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, and what takes so many still ends
-FEW = 2**16  # of what is reserved, or gone through one by one
+MOST = 2**24  # of tokens, bytes, blocks ...: more than any context, but a loop over them still ends
+FEW = 2**16  # of things that are reserved, or visited one by one
 
 
 def shown(value) -> str:
-    """How a message shows a value: on one line, and not too long."""
+    """A value for a message: on one line, and not too long."""
     said = " ".join(repr(value).split())
     return said if len(said) <= 80 else f"{said[:77]}..."
 
@@ -30,7 +30,7 @@ def check_one_of(name: str, value, allowed) -> None:
 
 
 def check_file(path) -> None:
-    """ValueError for what is there and is no file: who opens a pipe waits for ever."""
+    """ValueError for an existing path that is no file: opening a pipe would wait for ever."""
     if Path(path).exists() and not Path(path).is_file():
         raise ValueError("it is no file")
 
@@ -62,7 +62,7 @@ def check_odd(name: str, value) -> None:
 
 
 def check_number(name: str, value, within: Callable[[float], bool], expected: str) -> None:
-    """ValueError for a parameter that is no number, not within what is expected, or above `MOST`, but inf."""
+    """ValueError for a parameter that is no number, out of range, or above `MOST` (inf is allowed)."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if number and MOST < value < math.inf:
         raise ValueError(f"{name}={shown(value)}: expected {expected}, at most {MOST}")
@@ -80,7 +80,7 @@ def check_fraction_or_count(name: str, value) -> float | int:
 
 
 def resolve_budget(budget: float | int, tokens: int) -> int | None:
-    """Tokens that a budget allows out of `tokens`; None for a budget of 1 (no limit)."""
+    """The tokens that a budget allows out of `tokens`; None for a budget of 1 (no limit)."""
     if budget == 1:
         return None
     if isinstance(budget, int):

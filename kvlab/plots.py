@@ -1,12 +1,12 @@
 """One visual language for the course and the reports: how each method looks, bars, and timelines.
 
 A colour of Okabe and Ito, which colour-blind readers tell apart, means the same thing of a token and of a
-method: blue is held as it is, sky blue rounded, orange computed now, vermillion comes over the link, yellow
-lies on the host. A method has the colour of what it does to a token. The two that are left, green and purple,
-are the methods that throw tokens away: green asks who attended to them while the text was read, purple goes
-by something else. What is neither a token nor a method has none of these colours. Letters have one size: in
-a figure that is at most 8.8 inches wide and 3.4 high they are 24 pixels high on a slide. Figures are made
-without pyplot, and the same call draws the same figure in a notebook, on a page or in a test.
+method: blue is held exactly, sky blue rounded, orange computed now, vermillion comes over the link, yellow is
+on the host. A method has the colour of its effect on a token. The other two, green and purple, are methods
+that drop tokens: green by the attention they received while the text was read, purple by something else.
+Anything else has none of these colours. Letters have one size: in a figure at most 8.8 inches wide and 3.4
+high they are 24 pixels high on a slide. Figures are made without pyplot, and the same call draws the same
+figure in a notebook, on a page or in a test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COLOURS = {
     "blue": BLUE, "sky": SKY, "green": GREEN, "ochre": OCHRE, "orange": ORANGE, "vermillion": VERMILLION,
     "purple": PURPLE,
 }  # fmt: skip
-# Methods: (colour, marker, line). The colour says what becomes of a token; marker and line tell them apart.
+# Methods: (colour, marker, line). The colour shows the fate of a token; marker and line distinguish methods.
 LOOKS = {name: one.look.split() for name, one in (METHODS | PROFILED).items()}
 STYLE = {name: (COLOURS[colour], marker, line) for name, (colour, marker, line) in LOOKS.items()} | {
     "hf-dynamic": (GREY, "<", "-"),
@@ -41,7 +41,7 @@ STYLE = {name: (COLOURS[colour], marker, line) for name, (colour, marker, line) 
     "hf-quanto": (GREY, "8", ":"),
     "hf-hqq": (GREY, "H", ":"),
 }
-# What is no method: colours that no method and no state of a token has.
+# Not methods: colours that no method and no state of a token has.
 OTHERS = [(INK, "8", "-"), ("#8c564b", "H", "--"), ("#5b7083", "P", "-."), ("#6a51a3", "D", ":")]
 LETTERS = 13  # points
 SETTINGS = {
@@ -84,7 +84,7 @@ def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = No
          axes=None) -> Figure:  # fmt: skip
     """One horizontal bar for each name, in order from the top, its value written at its end.
 
-    values: name -> number; a method's name brings its colour. colour: of all bars, where they are no methods.
+    values: name -> number; a method's name brings its colour. colour: of all bars, if they are no methods.
     limit: end of the axis. Returns the figure.
     """
     if axes is None:
@@ -99,7 +99,7 @@ def bars(values: dict, *, title: str = "", x: str = "", limit: float | None = No
     return axes.figure
 
 
-# What the spans of a `measure.timeline.Timeline` look like: colour, hatching, and their name in the legend.
+# The spans of a `measure.timeline.Timeline`: colour, hatching, and their name in the legend.
 SPANS = {
     "project": (ORANGE, "", "computes"),
     "attention": (ORANGE, "", "computes"),
@@ -114,10 +114,11 @@ LANES = {"compute": "device", "to device": "link", "to host": "back"}
 
 
 def gantt(timeline, *, title: str = "") -> Figure:
-    """A timeline as three lanes: what the device computes, what comes to it over the link, what goes back.
+    """A timeline as three lanes: computation on the device, transfers to it over the link, and transfers
+    back.
 
-    timeline: a `measure.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention carries
-    the number of its layer, a transfer that of the layer it is for, where there is room. Returns the figure.
+    timeline: a `measure.timeline.Timeline`, for example of one step: `timeline.steps(3)`. Attention and
+    transfers show the number of their layer, if there is room. Returns the figure.
     """
     if not timeline.spans:
         raise ValueError("timeline: it holds no spans")
@@ -133,8 +134,8 @@ def gantt(timeline, *, title: str = "") -> Figure:
 
 
 def gantts(timelines: dict, *, title: str = "") -> Figure:
-    """Timelines one below the other on one time axis: name -> `measure.timeline.Timeline`. Of each the upper
-    lane is the device and the lower one what comes to it; what goes back to the host, one token a layer, is
+    """Timelines one below the other on one time axis: name -> `measure.timeline.Timeline`. The upper lane of
+    each is the device, the lower one the transfers to it; those back to the host, one token per layer, are
     left out."""
     axes = canvas(8.4, 1.0 + 0.46 * len(timelines))[1][0]
     with matplotlib.rc_context(SETTINGS | {"hatch.linewidth": 0.6}):
@@ -156,7 +157,7 @@ def _scale(timelines) -> tuple[str, float, float]:
 
 
 def _spans(axes: Axes, timeline, lanes: dict, factor: float, longest: float, height: float = 0.66) -> None:
-    """Boxes to scale, from the begin of the computation to its end; lanes: name -> where it lies."""
+    """Boxes to scale, from the start of the computation to its end; lanes: name -> its position."""
     first, last = min(s.start for s in timeline.compute), max(s.end for s in timeline.compute)
     for span in timeline.spans:
         start, end = max(span.start, first) - first, min(span.end, last) - first
@@ -173,7 +174,7 @@ def _spans(axes: Axes, timeline, lanes: dict, factor: float, longest: float, hei
 
 
 def _legend_of_spans(axes: Axes, used, title: str) -> None:
-    """The title, and under it in one line what the colours mean."""
+    """The title, and under it one line with the meanings of the colours."""
     marks = {
         name: Patch(facecolor=colour, hatch=hatch, edgecolor=INK, linewidth=0.4, label=name)
         for what, (colour, hatch, name) in SPANS.items()

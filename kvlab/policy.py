@@ -1,4 +1,4 @@
-"""Policy and State: parameters that never change, and what is remembered of one layer."""
+"""Policy and State: parameters that never change, and the memory for one layer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch import Tensor
 
 from .gather import gather_slots, with_room
 
-# nearly all that states and classes are made of, asked at every step of every layer; none holds a tensor
+# the usual types in states and classes, tested at every step of every layer; none holds a tensor
 PLAIN = frozenset({int, float, bool, str, NoneType, FunctionType, property, GetSetDescriptorType, Field})
 
 
 class _Sealed(type):
-    """The class of classes whose objects do not change once they are made, however they are written."""
+    """The metaclass of classes whose objects are immutable once made."""
 
     def __call__(cls, *args, **parameters):
         made = super().__call__(*args, **parameters)
@@ -38,13 +38,13 @@ class _Sealed(type):
 class Policy(metaclass=_Sealed):
     """A keep, store, format, place or fetch: an immutable set of parameters, shared by all layers.
 
-    `start(layer)` makes its state. Whatever a policy learns while a model runs belongs there.
+    `start(layer)` makes its state. Everything that a policy learns while a model runs belongs there.
     """
 
     _made = False
 
     def start(self, layer) -> State:
-        """The state of one layer (see `Layer`). ValueError where a parameter does not fit the model."""
+        """The state of one layer (see `Layer`). ValueError if a parameter does not fit the model."""
         return State(self)
 
     def __setattr__(self, name: str, value) -> None:
@@ -65,17 +65,16 @@ class Policy(metaclass=_Sealed):
 
 
 class State:
-    """What a policy remembers of one layer, with a declaration of what happens to it.
+    """The memory of a policy for one layer, with a declaration of how each tensor is handled.
 
-    per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. filled: where
-    they are buffers that reserve more, how many of their slots are in use (else None); keeps_room: whether a
-    fork, or what an eviction leaves, reserves as much. per_row: attributes
-    that have only the batch as first dimension, or are lists with an entry for each row. states: states of
-    their own. of_prompt: of per_slot, those that only the prompt's slots have. lags: whether the newest slots
-    may be missing in per_slot. shared: tensors of the model, or on their way, which belong to no row or slot
-    and are not counted.
-    named: a policy that names in `per_row`, `per_slot`, `states` and `shared` what is remembered besides.
-    Forks, evictions, crops, copies and byte counts come from this; a tensor in any other attribute is refused
+    per_slot: attributes that are tensors, or tuples of them, `[batch, kv_heads, slots, ...]`. filled: if they
+    are buffers with reserved room, the number of slots in use (else None); keeps_room: whether they reserve
+    as much after a fork or an eviction. per_row: attributes that have only the batch as first dimension, or
+    are lists with an entry for each row. states: states of their own. of_prompt: of per_slot, those that only
+    the prompt's slots have. lags: whether the newest slots may be missing in per_slot. shared: tensors of the
+    model, or in transfer, which belong to no row or slot and are not counted.
+    named: a policy that names more attributes in its own `per_row`, `per_slot`, `states` and `shared`. Forks,
+    evictions, crops, copies and byte counts come from this; a tensor in any other attribute is refused
     (TypeError).
     """
 
@@ -113,17 +112,17 @@ class State:
         return twin
 
     def contents(self) -> dict:
-        """What it remembers, by name: `refill` makes a fresh state remember the same."""
+        """Its memory, by name: `refill` puts it into a fresh state."""
         given = {"policy", "per_row", "per_slot", "states", "shared", *self.shared}
         return {name: value for name, value in vars(self).items() if name not in given}
 
     def refill(self, contents: dict) -> None:
-        """Remember what another one's `contents` were."""
+        """Take over another state's `contents`."""
         for name, value in contents.items():
             setattr(self, name, value)
 
     def odd(self, batch: int, heads: int, slots: int, numbers: bool = True) -> str | None:
-        """What does not fit a layer of so many rows, KV heads and slots, or (numbers) holds NaN."""
+        """The parts that do not fit a layer of this many rows, KV heads and slots, or (numbers) hold NaN."""
         if self.filled is not None and not 0 <= self.filled <= slots:
             return f"filled is {self.filled}"
         for name in (*self.per_row, *self.per_slot):
@@ -149,8 +148,8 @@ class State:
         return x.dim() > 0 and len(x) == batch
 
     def tensors(self) -> Iterator[Tensor]:
-        """Every tensor that it holds. TypeError for one in a list or dictionary that nobody declared, here,
-        in the policy or in the class of either."""
+        """Every tensor that it holds. TypeError for one in an undeclared list or dictionary, here, in the
+        policy or in either class."""
         for name in vars(self).keys() - {*self.per_row, *self.per_slot, *self.shared}:
             self._check(name, getattr(self, name))
         for one in (self.policy, *type(self.policy).__mro__, *type(self).__mro__):
@@ -165,7 +164,7 @@ class State:
 
     @property
     def spare_bytes(self) -> int:
-        """Of what it holds, what is reserved for tokens to come."""
+        """Bytes reserved for tokens to come."""
         return sum(state.spare_bytes for state in self._states())
 
     def select_rows(self, rows: Tensor) -> None:
@@ -186,7 +185,7 @@ class State:
     def crop(self, length: int) -> None:
         """Keep the first `length` slots."""
         if self.filled is None:
-            self._change(self.per_slot, lambda x: x[:, :, :length].clone())  # what goes leaves memory
+            self._change(self.per_slot, lambda x: x[:, :, :length].clone())  # dropped slots leave memory
         else:
             self.filled = min(self.filled, length)
         for state in self._states():
@@ -217,12 +216,12 @@ class State:
 
 
 class View:
-    """What a policy may look at: a layer, read-only, and the policy's own `state`.
+    """A policy's view: a layer, read-only, and the policy's own `state`.
 
     slot_positions: int `[batch, kv_heads, slots]`, which token of its row sits in each slot (-1: none).
-    some_empty: the same, or None as long as slot j holds token j in every row. slots: so many are in use.
-    lengths, rows_held: lists, real tokens that each row has seen and holds. store: what is held,
-    `store.read(device)` decodes it. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
+    some_empty: the same, or None as long as slot j holds token j in every row. slots: number in use. lengths,
+    rows_held: lists, real tokens that each row has seen and holds. store: the tokens held,
+    `store.read(device)` decodes them. fetched: int `[batch, kv_heads, n]`, slots that the step attended to
     (None: all). in_prompt: this pass is part of the prompt, or of a later turn (`later`); prefilling: and
     more of it may come. index, order (among the layers that attend), kv_heads, shape (`ModelShape`), scaling,
     softcap, sinks, local (window or chunk, or None): of the layer. rank, ranks: of this process and of all
@@ -254,7 +253,7 @@ class View:
 
 
 def _copied(value, memo):
-    """A deep copy, pinned where the original is."""
+    """A deep copy, pinned if the original is."""
     if isinstance(value, Tensor):
         twin = value.detach().clone()
         return twin.pin_memory() if value.is_pinned() else twin

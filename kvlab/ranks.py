@@ -1,7 +1,7 @@
-"""Ranks: what processes tell each other where tensor parallelism splits a layer's heads among them.
+"""Ranks: communication between processes when tensor parallelism splits a layer's heads among them.
 
-Every process holds the K and V of its own heads, and most methods choose head by head: nothing has to be
-said. What pools over the heads of a layer asks for those of all.
+Every process holds the K and V of its own heads, and most methods choose head by head, without communication.
+Methods that pool over a layer's heads gather those of all processes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch import Tensor
 
 
 def split(source) -> dict:
-    """What `from_pretrained` is told to split a model's heads among the processes of `torchrun`, whose group
-    is made where there is none: gloo on a CPU, nccl on GPUs. source: a folder or a hub id.
+    """The arguments of `from_pretrained` that split a model's heads among the processes of `torchrun`. It
+    makes their group if there is none: gloo on a CPU, nccl on GPUs. source: a folder or a hub id.
 
     Raises ValueError, before anything is loaded, for one process, for a family without a plan, and for heads
     that the processes do not divide.
@@ -45,12 +45,12 @@ def split(source) -> dict:
 
 
 def ranks_of(model) -> int:
-    """Processes that share a model's heads, by transformers' tensor parallelism; 1 for most models."""
+    """The number of processes that share a model's heads, by transformers' tensor parallelism; usually 1."""
     return getattr(model, "tp_size", None) or 1
 
 
 def rank_of(model) -> int:
-    """Which of them this one is."""
+    """The rank of this process among them."""
     return torch.distributed.get_rank() if ranks_of(model) > 1 else 0
 
 
@@ -73,12 +73,12 @@ def all_heads(layer, x: Tensor) -> Tensor:
 
 
 def own_heads(layer, x: Tensor) -> Tensor:
-    """Of x `[batch, heads, ...]` what belongs to this process's heads."""
+    """The part of x `[batch, heads, ...]` for this process's heads."""
     return x.chunk(layer.ranks, dim=1)[layer.rank]
 
 
 def added(ranks: int, numbers: Iterable[float]) -> list[float]:
-    """Each of these numbers, those of all `ranks` processes added up."""
+    """Each of these numbers, summed over all `ranks` processes."""
     if ranks == 1:
         return list(numbers)
     total = torch.tensor(list(numbers), dtype=torch.float64)
@@ -89,9 +89,9 @@ def added(ranks: int, numbers: Iterable[float]) -> list[float]:
 
 
 def summed(model, stats):
-    """`cache.stats()` of all processes together: bytes added up (each process's own are what it holds), of
-    `missed_mass` the mean (all have as many heads). `scored` is of all already. What counts tokens is the
-    same, or is one process's most, in all of them."""
+    """`cache.stats()` of all processes together: the sum of bytes (each process counts its own), the mean of
+    `missed_mass` (all have as many heads). `scored` already covers all. Token counts are the same in all, or
+    one process's largest."""
     ranks, own = ranks_of(model), vars(stats)
     sizes = [name for name in own if name.endswith("_bytes")]
     *held, missed = added(ranks, [*(own[name] for name in sizes), own["missed_mass"] or 0.0])

@@ -9,11 +9,10 @@ from .stats import Stats
 
 
 class NoCache(Bound):
-    """Stands where a cache stands and holds nothing: every step feeds the whole sequence again.
+    """Takes the place of a cache and holds nothing: every step feeds the whole sequence again.
 
-    `kvlab.decode` and the harness know what to do with it. `model.generate` feeds one token at a time to
-    whatever cache it is given, so there `use_cache=False` says the same thing; passing this raises
-    ValueError.
+    `kvlab.decode` and the harness support it. `model.generate` feeds one token at a time to any cache, so
+    pass `use_cache=False` there instead; passing this raises ValueError.
     """
 
     recompute = True
@@ -27,7 +26,7 @@ class NoCache(Bound):
 
     @property
     def model(self):
-        """The model that it was made for."""
+        """The model it was made for."""
         return self._model()
 
     def stats(self) -> Stats:
@@ -42,4 +41,4 @@ class NoCache(Bound):
             "model.generate(..., use_cache=False)"
         )
 
-    has_previous_state = get_conv_state = update_conv_state = update  # what a layer with a state asks first
+    has_previous_state = get_conv_state = update_conv_state = update  # a layer with a state reads this first

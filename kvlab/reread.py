@@ -1,4 +1,4 @@
-"""Reread: a prompt that has ended is fed to the model once more, through a cache that takes nothing of it."""
+"""Reread: a finished prompt is fed to the model again, through a cache that stores nothing of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLAIN = ("input_ids", "attention_mask", "position_ids", "cache_position", "logit
 
 
 def check_rereads(keep, cache, place) -> None:
-    """ValueError for a model or a place that leaves nothing to be read again without a change."""
+    """ValueError for a model or a place that a second reading would change."""
     if place.on_host:
         why = "keys and values must be on the device"
     elif not cache.fillable:
@@ -28,7 +28,7 @@ def check_rereads(keep, cache, place) -> None:
 
 
 def check_fed(cache, body, args, kwargs) -> None:
-    """ValueError for a pass of the prompt that comes without token ids, or with more than these: pictures."""
+    """ValueError for a pass of the prompt without token ids, or with more than these: pictures."""
     keep = type(cache.attending[0].keep.policy).__name__
     if fed_to(body, args, kwargs)[0] is None:
         raise ValueError(f"{keep} reads the prompt again, for which it needs its token ids: give input_ids")
@@ -39,9 +39,9 @@ def check_fed(cache, body, args, kwargs) -> None:
 
 
 def note(cache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> None:
-    """A pass of the prompt has come through: its ids `[batch, tokens]`; mask `[batch, tokens so far]`, None
-    where all are real; positions `[1 or batch, tokens]`, None where the model numbers them itself. They wait
-    in the state of the first layer, where forks and copies reach them."""
+    """Record a pass of the prompt: its ids `[batch, tokens]`; mask `[batch, tokens so far]`, None if all are
+    real; positions `[1 or batch, tokens]`, None if the model numbers them itself. They are kept in the state
+    of the first layer, where forks and copies reach them."""
     state = cache.attending[0].keep
     real = torch.ones_like(ids, dtype=torch.bool)
     if state.ids is not None:
@@ -56,8 +56,8 @@ def note(cache, ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> N
 
 @torch.no_grad()
 def reread(cache) -> None:
-    """Feed what the keep's `again` gives: every layer attends and lets the keep `hear`, and writes nothing.
-    Then the keep knows of all layers what it needs, and may `agree` on what each of them holds."""
+    """Feed the tokens of the keep's `again`: every layer attends, calls the keep's `hear` and writes nothing.
+    Then the keep has heard all layers, and may `agree` on the share of each."""
     layers, model = cache.attending, cache.model
     state, keep = layers[0].keep, layers[0].keep.policy
     for fed, real, part in keep.again(View(layers[0], state), model, state.ids, state.real):
@@ -88,8 +88,8 @@ def _pass(model, cache, fed: Tensor, real: Tensor) -> None:
 
 
 def attend_again(layer, given: Recorded) -> Tensor:
-    """What a layer does in such a pass: it attends to what it holds and to the pass's own tokens, takes
-    nothing, and its keep hears. Returns `[batch, heads, tokens, head_dim]`."""
+    """A layer's part in such a pass: it attends to its held tokens and the pass's own, stores nothing, and
+    calls its keep's `hear`. Returns `[batch, heads, tokens, head_dim]`."""
     asked = given.visibility.positions(given.keys, layer.seen)
     before = torch.tensor(layer.lengths, device=asked.device).view(-1, 1)
     asked = torch.where(asked < 0, asked, asked + before)

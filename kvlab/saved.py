@@ -1,7 +1,7 @@
-"""Saved: a cache as a file, for a context that is compressed once and asked later, in another process.
+"""Saved: a cache as a file, for a context that is compressed once and used later, in another process.
 
-The file is a safetensors file: the tensors that the layers hold, and as its metadata what else they remember,
-as JSON, with a digest of both. Nothing in it is code.
+The file is a safetensors file: the layers' tensors and, in its metadata, the rest of their memory as JSON,
+with a digest of both. It contains no code.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ OF_LAYER = ("local", "moved_bytes", "in_prompt", "is_initialized", "scored")
 OF_GIVEN = ("scaling", "softcap")  # of the last pass
 SCALARS = (bool, int, float, str, type(None))
 NOTES = ("use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "auto_map")
-LARGEST = 2**53  # of whole numbers that a tensor, too, can hold
-PIECE = 4 * 2**20  # numbers of a weight that are brought to the host at a time
+LARGEST = 2**53  # of whole numbers that also fit into a tensor
+PIECE = 4 * 2**20  # numbers of a weight copied to the host at a time
 
 
 def save(cache, path: str | Path) -> None:
@@ -76,8 +76,8 @@ def save(cache, path: str | Path) -> None:
 
 
 def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """(what a file says about its cache, its tensors). Raises ValueError for a file that is none, that was
-    saved for another model, or by another version of kvlab, or that is not as it was written."""
+    """(a file's metadata about its cache, its tensors). Raises ValueError for a file that is no cache, was
+    saved for another model or by another version of kvlab, or was changed since."""
     check_kind("path", path, str | Path, "a path")
     about, tensors = inside(path, f"{path}: no cache can be read from it")
     if not {"layers", "method", "tokens"} <= about.keys():
@@ -97,7 +97,8 @@ def opened(path: str | Path, model) -> tuple[dict[str, str], dict[str, Tensor]]:
 
 
 def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """What a safetensors file says and holds. ValueError that begins with `why` for what is none."""
+    """The metadata and tensors of a safetensors file. ValueError that begins with `why` for any other
+    file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -110,8 +111,8 @@ def inside(path: str | Path, why: str) -> tuple[dict[str, str], dict[str, Tensor
 
 
 def fill(cache, about: dict[str, str], tensors: dict[str, Tensor], path: str | Path) -> None:
-    """Write what `opened` has read into a fresh cache of the same method. Raises ValueError for what is no
-    cache of that method on this model: whatever a file says, no later step shall trip over it."""
+    """Write the result of `opened` into a fresh cache of the same method. Raises ValueError for anything but
+    a cache of that method on this model, so that no file can make a later step fail."""
     try:
         read = Read(tensors, cache.model.device)
         layers = json.loads(about["layers"], parse_constant=_constant)
@@ -139,13 +140,13 @@ def _constant(name: str) -> float:
 
 
 def _same(found, wanted, what: str) -> None:
-    """ValueError where what is named is not what is wanted."""
+    """ValueError if the names differ from those wanted."""
     if odd := {*found} ^ {*wanted}:
         raise ValueError(f"{what} has {sorted(found)}, where {sorted(odd)} is too much or missing")
 
 
 def alike(name: str, value, fresh):
-    """A value that a fresh cache has another of. ValueError for one of another kind."""
+    """A file's value for one that a fresh cache has. ValueError for another type."""
     number = isinstance(value, int | float) and isinstance(fresh, int | float)
     whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
     nothing = value is None and not isinstance(fresh, list | tuple)
@@ -155,7 +156,7 @@ def alike(name: str, value, fresh):
 
 
 def check_layer(layer, tokens: int) -> None:
-    """ValueError for a layer whose parts do not fit together, or that holds what is no number."""
+    """ValueError for a layer whose parts do not fit together, or that holds NaN or infinity."""
     table, batch = layer.table, len(layer.lengths)
     counts = (table.count, table.seen, *table.lengths, *table.rows_held)
     if any(not isinstance(n, int) or n < 0 for n in counts) or table.seen != tokens:
@@ -182,22 +183,22 @@ def check_layer(layer, tokens: int) -> None:
             raise ValueError(odd)
     read = layer.store.read(layer.model.device)
     for x, width in zip(read, (layer.shape.head_dim, layer.shape.value_dim), strict=True):
-        if x.shape[:3] != shape or x.shape[3] not in (0, width):  # none where they are made anew
+        if x.shape[:3] != shape or x.shape[3] not in (0, width):  # none if they are rebuilt
             raise ValueError(f"it holds K or V of shape {tuple(x.shape)}")
     layer.try_step()
 
 
 class Written:
-    """Values as JSON, and the tensors among them; `host`: those of now stay on the host."""
+    """Values as JSON, and the tensors among them; `host`: the tensors now being written stay on the host."""
 
     def __init__(self):
         self.tensors: dict[str, Tensor] = {}
         self.names: dict[int, str] = {}  # by the tensor's id
-        self.alive: list[Tensor] = []  # an id is one tensor's as long as it lives
+        self.alive: list[Tensor] = []  # an id is unique while its tensor lives
         self.host = False
 
     def attributes(self, thing) -> dict:
-        """What an object remembers, but for what a fresh one has too: parameters, and what is shared."""
+        """An object's memory, without what a fresh one has too: parameters and shared objects."""
         values = thing.contents() if isinstance(thing, State) else vars(thing)
         return {name: self.encode(value) for name, value in values.items()}
 
@@ -285,7 +286,7 @@ def model_digest(model) -> str:
     for name, weight in sorted(model.state_dict().items()):
         if weight.is_meta or hasattr(weight, "full_tensor"):  # offloaded, or a DTensor
             raise ValueError(
-                "a model whose weights are split among processes, or lie on disk, has no digest by which a "
+                "a model whose weights are split among processes, or are on disk, has no digest by which a "
                 "profile or a saved cache would know it: load it whole"
             )
         found = 0
@@ -296,8 +297,8 @@ def model_digest(model) -> str:
 
 
 def settings(model) -> dict:
-    """What of a model's configuration changes the computation: all but what every configuration has (labels,
-    dtype, versions), what is named with an underscore (paths, implementations), and `NOTES`."""
+    """The settings of a model that change the computation: all except those of every configuration (labels,
+    dtype, versions), names with an underscore (paths, implementations), and `NOTES`."""
     from transformers import PreTrainedConfig
 
     notes = {*PreTrainedConfig().to_dict(), *NOTES} - {"model_type"}

@@ -1,4 +1,4 @@
-"""Scratch: folders for what is costly to make and can be made again, also where none can be written."""
+"""Scratch: folders for files that are costly to make and can be made again, even without a writable home."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 KERNELS = Path(__file__).parent / "fast" / "__pycache__"  # where numba keeps what it compiled, if it can
-ELSEWHERE = {  # where others keep theirs: variable -> folder in the temporary one
+ELSEWHERE = {  # other packages' folders: variable -> folder in the temporary one
     "XDG_CACHE_HOME": "",
     "MPLCONFIGDIR": "matplotlib",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -33,10 +33,10 @@ def folder(name: str) -> Path:
 
 @cache
 def set_up() -> None:
-    """Once in a process: where $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
-    read-only one), the caches of this process and of those it starts go to a temporary folder, and one line
-    says so. What the user has set for other packages stays, but a folder that numba or torch's compiler
-    cannot write to."""
+    """Once per process: if $KVLAB_CACHE, or else the user's cache folder, cannot be written (no HOME, a
+    read-only one), the caches of this process and its children go to a temporary folder, and one line says
+    so. The user's settings for other packages stay, except folders that numba or torch's compiler cannot
+    write to."""
     for name, inside in (("NUMBA_CACHE_DIR", "numba"), ("TORCHINDUCTOR_CACHE_DIR", "torchinductor")):
         compiled = os.environ.get(name)
         if compiled and not writable(Path(compiled)):
@@ -52,7 +52,7 @@ def set_up() -> None:
     if not theirs:
         hub = home / "huggingface" / "hub" if home else None
         if hub and "HF_HOME" not in os.environ and hub.is_dir():
-            os.environ.setdefault("HF_HUB_CACHE", str(hub))  # models that are there can still be read
+            os.environ.setdefault("HF_HUB_CACHE", str(hub))  # existing models can still be read
         os.environ["XDG_CACHE_HOME"] = str(place)
         for name, inside in ELSEWHERE.items():
             os.environ.setdefault(name, str(place / inside))
@@ -66,7 +66,7 @@ def _say(what: str | Path, place: str | Path) -> None:
 
 
 def user_folder() -> Path | None:
-    """The folder that this system has for a user's caches; None for a user without a home."""
+    """This system's folder for a user's caches; None for a user without a home."""
     try:
         if sys.platform == "win32":
             return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
@@ -78,7 +78,7 @@ def user_folder() -> Path | None:
 
 
 def writable(place: Path | None) -> bool:
-    """Can files be made in this folder, or in the one it would be made in?"""
+    """Whether files can be made in this folder, or in the one it would be made in."""
     return place is not None and why_not(place) is None
 
 
@@ -94,7 +94,7 @@ def why_not(place: Path) -> str | None:
 
 
 def temporary() -> Path:
-    """A folder in the system's temporary one that only this user can enter, the same every time."""
+    """A folder in the system's temporary folder that only this user can enter, the same every time."""
     if hasattr(os, "getuid"):
         place = Path(tempfile.gettempdir()) / f"kvlab-{os.getuid()}"
         try:
@@ -109,8 +109,8 @@ def temporary() -> Path:
 
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """A folder of this process's own inside `folder`, for what is being made there; what killed processes of
-    this machine have left is removed."""
+    """This process's own folder inside `folder`, for unfinished files; those that killed processes of this
+    machine left are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     ours = f".{platform.node()}.unfinished"
     for left in folder.glob(f".*{ours}"):

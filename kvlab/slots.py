@@ -1,4 +1,4 @@
-"""Slots: which token of the text sits in which slot of a layer, row by row and head by head."""
+"""Slots: which token of the text is in which slot of a layer, for each row and head."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from .visibility import Visibility
 
 
 class Slots:
-    """Positions and counts of what a layer holds; its store holds the numbers in the same slots.
+    """Positions and counts of a layer's tokens; its store holds the numbers in the same slots.
 
     count: slots in use. seen: tokens fed so far, padding included. lengths: real tokens seen, per row.
-    rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 where there is
-    nothing, or None as long as slot j holds token j in every row. newest: whether every head holds the newest
-    token of a row.
+    rows_held: real tokens held, per row. moved: positions `[batch, 1 or kv_heads, slots]`, -1 for none, or
+    None while slot j holds token j in every row. newest: whether every head holds the newest token of a row.
     """
 
     def __init__(self, kv_heads: int):
@@ -49,8 +48,8 @@ class Slots:
         self.count += tokens
 
     def advance(self, left: Tensor | None = None) -> None:
-        """One more token in every row, each in its next slot; left: positions of what is held then, where one
-        token of every head went at once."""
+        """One more token in every row, each in its next slot; left: positions of the tokens then held, if one
+        token of every head was dropped at once."""
         if left is not None:
             self.moved, self.count = left, left.shape[2]
         else:
@@ -67,7 +66,7 @@ class Slots:
             self.moved = self.moved.expand(batch, 1, -1)
         if not self.newest:
             start = torch.tensor(self.lengths, dtype=torch.int32, device=self.device)[:, None]
-        else:  # says the same, but a copy of `lengths` to a GPU would wait
+        else:  # equivalent, but a copy of `lengths` to a GPU would wait
             start = self.moved[:, 0].amax(-1, keepdim=True) + 1 if self.moved.shape[2] else 0
         self.newest = True
         if real is None:
@@ -78,14 +77,14 @@ class Slots:
         self.moved = torch.cat([self.moved, new], dim=2)
 
     def keep(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
-        """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row, the newest token
-        of every row among them, or not."""
+        """Only `slots` `[batch, kv_heads, n]` stay (-1: nothing), at most `limits` per row, with or without
+        the newest token of every row."""
         self.moved, self.newest = self.gathered(slots), newest
         self.count = slots.shape[2]
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
     def leave(self, slots: Tensor, limits: list[int], newest: bool = True) -> None:
-        """As `keep`, but what goes leaves its slots behind, empty."""
+        """As `keep`, but dropped tokens leave their slots behind, empty."""
         none = torch.full_like(self.positions[..., :1], self.count, dtype=torch.int64)
         goes = torch.ones(*none.shape[:2], self.count + 1, dtype=torch.bool, device=slots.device)
         goes.scatter_(2, slots.where(slots >= 0, none), False)
@@ -93,12 +92,12 @@ class Slots:
         self.rows_held = [min(pair) for pair in zip(self.rows_held, limits, strict=True)]
 
     def empty(self, slots: Tensor) -> None:
-        """One token of every head goes, that in slot `slots` `[batch, kv_heads]`, which stays, empty."""
+        """Drop one token of every head, in slot `slots` `[batch, kv_heads]`, which stays, empty."""
         self.moved = self.positions.clone().scatter_(2, slots[..., None], -1)
         self.rows_held = [held - 1 for held in self.rows_held]
 
     def leave_window(self, visibility: Visibility, last: int, spare: int):
-        """Forget tokens that neither later queries nor the `last` ones see.
+        """Drop tokens that neither later queries nor the `last` ones see.
 
         Up to `spare` of their slots stay, empty. With more, returns the slots to gather, `[batch, kv_heads,
         n]` (-1: nothing), and how many each row (the head that has most) holds of them; else None.
@@ -136,9 +135,9 @@ class Slots:
         return gather_slots(self.positions, slots).masked_fill(slots < 0, -1)
 
     def visible(self, queries: int, slots: Tensor | None, visibility: Visibility, complete: bool = False):
-        """What the newest `queries` tokens may attend to of `slots` (None: all): (allowed, positions of the
-        queries), see `Visibility.allowed`; (None, None) where one query may see everything. complete: whether
-        no slot is known to be -1."""
+        """The keys in `slots` (None: all) that the newest `queries` tokens may attend to: (allowed, positions
+        of the queries), see `Visibility.allowed`; (None, None) if one query may see everything. complete:
+        whether certainly no slot is -1."""
         untouched = self.moved is None and queries == 1 and visibility.rule is None
         if untouched and (slots is None or complete or bool((slots >= 0).all())):
             return None, None

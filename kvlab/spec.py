@@ -1,6 +1,6 @@
-"""Spec: a method with its parameters, read from what a person writes, `h2o:budget=0.2`.
+"""Spec: a method with its parameters, parsed from a user's text, `h2o:budget=0.2`.
 
-Reading does without transformers, so that a wrong name is answered at once.
+Parsing does not import transformers, so a wrong name is refused at once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from .parameters import check_kind
 
 @dataclass(frozen=True)
 class Spec:
-    """A method with its parameters, read once from its text and handed on."""
+    """A method with its parameters, parsed once from its text."""
 
-    text: str  # as it was written: the name of its results
+    text: str  # as written: the name of its results
     method: Method
     parameters: dict[str, object]
 
@@ -31,7 +31,7 @@ class Spec:
 
 
 def parse(spec: str | Spec) -> Spec:
-    """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is handed back.
+    """`"h2o:budget=0.2,recent=0.5"` -> its `Spec`; a Spec is returned unchanged.
 
     The name is one of the table's, or `module.Class` of a Keep, Store, format, Place or Fetch of your own.
     Raises ValueError, naming the nearest known names, for anything unknown or malformed.
@@ -60,12 +60,13 @@ def parse(spec: str | Spec) -> Spec:
 
 
 def name_of(text: str) -> str:
-    """The method's name in a spec's text, which may be of a method that is not known here."""
+    """The method's name in a spec's text, even of an unknown method."""
     return text.strip().partition(":")[0]
 
 
 def _representable(value, text: str) -> bool:
-    """Is a number what was written, neither NaN nor beyond what a float holds? Infinity is written `inf`."""
+    """Whether a number is the one written, not NaN and not beyond a float's range. Infinity is written
+    `inf`."""
     if isinstance(value, float):
         return math.isfinite(value) or (math.isinf(value) and "inf" in text.lower())
     return not isinstance(value, int) or abs(value) < 2**63

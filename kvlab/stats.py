@@ -1,4 +1,4 @@
-"""Stats: what a cache holds and moves, counted in the storages of its tensors."""
+"""Stats: the bytes that a cache holds and moves, counted in the storage of its tensors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from .layer import Layer
 
 @dataclass(frozen=True)
 class Stats:
-    """What a cache holds and moves. Bytes are those of the tensors' storages, scales, scores and positions
-    included; `spare_bytes` are allocated beside them, by buffers that grow, for tokens to come; `moved_bytes`
+    """A cache's bytes and tokens. Bytes are those of the tensors' storage, scales, scores and positions
+    included; `spare_bytes` are allocated in addition, by buffers that grow, for tokens to come; `moved_bytes`
     crossed the link between host and device, either way, in the last pass, `fetched_bytes` of them to the
-    device; `index_bytes`, of the device's, are what a fetch policy chooses by.
-    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, where
-    `Host.missed` asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share
-    that the keep chose by its score, and not by a rule such as a recent window, over all layers that let
-    something go; None where none did. `clipped`: numbers stored as the largest that their format
-    holds, where it was told to (`nonfinite=clip`), or that a scale holds which the prompt has fixed."""
+    device; `index_bytes`, a part of the device's, are the tensors that a fetch policy chooses by.
+    `missed_mass`: attention weight that a step did not fetch, mean over layers that choose, if `Host.missed`
+    asks for it. `scored`: of the slots that stayed when the prompt was compressed, the share that the keep
+    chose by its score, not by a rule such as a recent window, over all layers that dropped tokens; None if
+    none did. `clipped`: numbers stored as the largest of their format (with `nonfinite=clip`), or of a scale
+    that the prompt has fixed."""
 
     device_bytes: int
     host_bytes: int
@@ -40,13 +40,13 @@ class Stats:
 
 
 def stats_of(cache) -> Stats:
-    """What this cache holds now."""
+    """The stats of this cache now."""
     sizes = {False: {}, True: {}}
     for layer in cache.layers:
         ours = isinstance(layer, Layer)
         for on_host, tensor in layer.tensors() if ours else ((False, x) for x in states_of(layer)):
             storage = tensor.untyped_storage()
-            if storage.nbytes():  # what is empty may begin where another one does
+            if storage.nbytes():  # an empty one may begin where another one does
                 sizes[on_host][storage.data_ptr()] = storage.nbytes()
     chosen = [layer.scored for layer in cache.attending if layer.scored is not None]
     spare = {False: 0, True: 0}
@@ -69,7 +69,7 @@ def stats_of(cache) -> Stats:
 
 
 def _fetches(cache) -> dict:
-    """What `stats` says about the fetch policy."""
+    """The part of `stats` about the fetch policy."""
     places = [layer.place for layer in cache.attending]
     index = {x.untyped_storage().data_ptr(): x.untyped_storage() for p in places for x in p.index}
     missed = [place.missed for place in places if place.missed is not None]

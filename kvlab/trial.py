@@ -1,4 +1,4 @@
-"""Trial: a method on a tiny random model, before an hour is spent on a large one. One line for each check."""
+"""Trial: a method on a tiny random model, before you spend an hour on a large one. One line per check."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Check = tuple[str, Callable[[], str]]
 
 
 def run(method: str) -> int:
-    """Print a line for each check of a method; returns 0 if all are well, else 1. ValueError for a name of
-    none."""
+    """Print a line for each check of a method; returns 0 if all are well, else 1. ValueError for an unknown
+    name."""
     spec, failed = parse(method), 0
     for label, check in checks(spec):
         try:
@@ -39,7 +39,7 @@ def run(method: str) -> int:
 
 
 def checks(spec: Spec) -> list[Check]:
-    """What a method is asked, as (label, function that says what was found or raises)."""
+    """The checks of a method, as (label, function that returns its finding or raises)."""
     rows = [torch.randint(2, 96, (n + STEPS,), generator=_seed(n)).tolist() for n in PROMPTS]
     model = tiny(kv_heads=2)
     found: list[Check] = [
@@ -58,14 +58,14 @@ def checks(spec: Spec) -> list[Check]:
 
 
 def tiny(kv_heads: int):
-    """A random Llama of 4 heads on so many KV heads."""
+    """A random Llama of 4 heads on `kv_heads` KV heads."""
     torch.manual_seed(0)
     config = LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=kv_heads)
     return prepare(AutoModelForCausalLM.from_config(config).eval())
 
 
 def nothing_given_up(spec: Spec) -> str | None:
-    """The method at a setting at which it is the full cache; None where nobody says one."""
+    """The method at its lossless setting; None if none is stated."""
     if (one := METHODS.get(spec.name)) is not None:
         return None if one.same is None else one.spec(one.same)
     if "budget" not in spec.method.parameters:
@@ -75,7 +75,7 @@ def nothing_given_up(spec: Spec) -> str | None:
 
 
 def logits(model, spec, rows: list[list[int]]) -> tuple[Tensor, object]:
-    """Of the prompts' last tokens and of all steps behind them, `[rows, steps + 1, vocabulary]`; the cache.
+    """Logits of the prompts' last tokens and all later steps, `[rows, steps + 1, vocabulary]`; the cache.
     Rows are padded on the left; the last tokens of each are fed one by one."""
     longest = max(map(len, rows))
     ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
@@ -95,7 +95,7 @@ def runs(model, spec: Spec, rows: list[list[int]]) -> str:
 
 
 def within(model, spec: Spec, row: list[int], budget) -> str:
-    """What is held after the prompt, mean over layers and KV heads, is the budget at most."""
+    """The tokens held after the prompt, mean over layers and KV heads, are at most the budget."""
     cache = make_cache(model, spec)
     prompt = torch.tensor([row[:-STEPS]])
     Stepper(model, cache).feed(prompt, last=True)
@@ -106,7 +106,7 @@ def within(model, spec: Spec, row: list[int], budget) -> str:
 
 
 def padded(model, spec: Spec, rows: list[list[int]]) -> str:
-    """Each row of a left-padded batch says what it says alone."""
+    """Each row of a left-padded batch gives the same logits as alone."""
     together = logits(model, spec, rows)[0]
     for row, found in zip(rows, together, strict=True):
         alone = logits(model, spec, [row])[0][0]
@@ -119,7 +119,7 @@ def padded(model, spec: Spec, rows: list[list[int]]) -> str:
 
 
 def counted(model, spec: Spec, row: list[int]) -> str:
-    """The bytes that are counted, beside those of `full`."""
+    """The bytes counted, beside those of `full`."""
     held, whole = (logits(model, one, [row])[1].stats().device_bytes for one in (spec, "full"))
     assert math.isfinite(held) and held >= 0, f"{held} bytes are counted"
     return f"{held} of the {whole} that full holds, {held / whole:.0%}"

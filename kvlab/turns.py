@@ -1,20 +1,20 @@
 """Turns: which passes are a prompt, and when it has ended.
 
-A prompt is what comes before the first single new token, in one pass or in pieces; a later turn of several
-tokens is one again. Nothing goes before it has ended. Whoever feeds through `Stepper`, `decode` or the
-harness says where it ends, and what comes later continues the text. A bare pass of `model(...)` or `generate`
-does not: its prompt ends before the next single token, or when somebody asks (`stats`, `save`, copies,
+A prompt is all tokens before the first single new token, in one pass or in pieces; a later turn of several
+tokens is a prompt again. No token is dropped before the prompt has ended. `Stepper`, `decode` and the harness
+say where it ends, and later tokens continue the text. A bare pass of `model(...)` or `generate` does not: its
+prompt ends before the next single token, or when the cache is used otherwise (`stats`, `save`, copies,
 `hold`, forks, `crop`).
 
 - A bare prompt's first pass is taken as the whole of it. Each layer whose state depends on where the prompt
-  ends keeps what it was given. If a piece follows, these layers start again and wait: pieces attend to what
-  came before them as it is, and when the prompt has ended they are taken as one pass (`Layer.fill`).
-- Tokens of a later turn are written as they come, as in `KVCache.prefill`. When it ends the keep decides
-  about all that is held, with a budget of all that the row has seen. After `hold()`, in assisted decoding and
-  with `turns="first"` several tokens are no turn.
-- The positions of a piece of `generate(prefill_chunk_size=n)` are cut out of the prompt's. Where these go on,
-  more pieces follow; where they end, a single token is the last piece. Those of a new token are a tensor of
-  their own.
+  ends keeps its inputs. If a piece follows, these layers start again and wait: pieces attend to the exact
+  earlier tokens, and when the prompt has ended they are taken as one pass (`Layer.fill`).
+- Tokens of a later turn are written as they come, as in `KVCache.prefill`. When it ends, the keep decides
+  about all tokens held, with a budget of all that the row has seen. After `hold()`, in assisted decoding and
+  with `turns="first"`, several tokens are no turn.
+- The positions of a piece of `generate(prefill_chunk_size=n)` are a slice of the prompt's. If these continue,
+  more pieces follow; if they end, a single token is the last piece. Those of a new token are a separate
+  tensor.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PARTS = ("query", "keys", "values")
 
 
 def begin(cache, body, args, kwargs) -> None:
-    """A bare pass begins. ValueError for one token that may be either, and for a later turn of a keep that
+    """A bare pass begins. ValueError for a single token that is ambiguous, and for a later turn if the keep
     cannot take one; nothing has changed then."""
     layers, seen = cache.attending, cache.get_seq_length()
     ids, positions = given_to(body, args, kwargs)
@@ -69,7 +69,7 @@ def begin(cache, body, args, kwargs) -> None:
 
 
 def end(cache) -> None:
-    """What is open ends here, if something is."""
+    """End the open prompt or turn, if there is one."""
     if not cache.open or cache.broken:
         return
     cache.open, waited = False, any(layer.waits for layer in cache.attending)
@@ -90,8 +90,8 @@ def end(cache) -> None:
 
 
 def cannot_go_back(layer) -> str | None:
-    """Why a text from which tokens are taken back would be another one, or none; None: it is the same. Passes
-    of several tokens stand for steps there, and the first has candidates behind the prompt."""
+    """Why removing tokens would change the text, or is impossible; None: the text stays the same. There,
+    passes of several tokens replace steps, and the first has candidates after the prompt."""
     if isinstance(layer, LinearAttentionCacheLayerMixin):
         return f"the state of a {type(layer).__name__} cannot go back"
     if layer.evicts:
@@ -104,27 +104,27 @@ def cannot_go_back(layer) -> str | None:
 
 
 def forget_turns(cache) -> None:
-    """Nothing is open any more; the layers forget their pieces when they are reset."""
+    """Close the open turn; the layers forget their pieces when they are reset."""
     for layer in cache.attending if cache.open else ():
         layer.open = layer.prefilling = False
     cache.open, cache.takes_back, cache.fed_pieces = False, False, []
 
 
 def keep_raw(layer, given: Recorded) -> None:
-    """A layer has taken the first pass of a bare prompt: what it was given stays, for pieces may follow."""
+    """A layer has taken the first pass of a bare prompt: keep its inputs, since pieces may follow."""
     if layer.open and _depends(layer):
         layer.raw = _shortened(layer, given)
 
 
 def wait(layer, given: Recorded) -> Tensor:
-    """One more piece attends to what came before and to itself, and waits. Returns `[batch, heads, tokens,
+    """One more piece attends to earlier tokens and to itself, and waits. Returns `[batch, heads, tokens,
     head_dim]`."""
     join(layer, given)
     return of_piece(given, layer.raw.keys, layer.raw.values)
 
 
 def of_piece(given: Recorded, keys: Tensor, values: Tensor) -> Tensor:
-    """What a piece's queries find in all keys and values of its prompt so far."""
+    """The attention of a piece's queries to all keys and values of its prompt so far."""
     positions = given.visibility.positions(keys)
     allowed = given.visibility.allowed(positions[:, -given.query.shape[2] :], positions[:, None])
     return given.attend_to(keys, values, allowed)[0]
@@ -141,33 +141,33 @@ def join(layer, given: Recorded) -> None:
 
 
 def _shortened(layer, given: Recorded) -> Recorded:
-    """Without the queries, but for the last one, where nobody asks for them."""
+    """Without all but the last query, if no policy needs them."""
     asked = layer.evicts or layer.place.on_host
     return replace(given, query=given.query.detach() if asked else given.query[:, :, -1:].detach())
 
 
 def _start_again(layer) -> None:
-    """What a layer made of the first piece is forgotten; the piece waits."""
+    """Drop a layer's result of the first piece; the piece waits."""
     raw, on_top = layer.raw, layer.keep.on_top
     layer.restart()
     layer.raw, layer.waits, layer.keep.on_top = raw, True, on_top
 
 
 def _depends(layer) -> bool:
-    """Whether what a layer holds of a prompt, or what pieces see of it, depends on where it ends: something
-    goes, is rounded, or is learned by a fetch policy."""
+    """Whether a layer's state after a prompt, or its pieces' view of it, depends on where it ends: tokens are
+    dropped or rounded, or a fetch policy learns."""
     store = layer.store.policy
     plain = type(store) in (Growing, Static) and store.as_they_are
     return layer.evicts or layer.place.learns or not plain
 
 
 def _reopens(cache) -> bool:
-    """Whether a later turn is one, for a keep or a fetch. ValueError where the keep cannot take one."""
+    """Whether a later turn matters to a keep or a fetch. ValueError if the keep cannot take one."""
     layer = cache.attending[0]
     keep = layer.keep.policy
     if layer.in_prompt or layer.keep.on_top or keep.turns == "first":
         return False
-    if not keep.evicts:  # a last piece of one token is read as all of the turn, and leaves windows as it does
+    if not keep.evicts:  # a last piece of one token is read like the whole turn, windows included
         chooses = [one.place.chooses for one in cache.attending]
         if any(chooses):
             return hasattr(layer.place.policy, "fetch")
@@ -181,7 +181,7 @@ def _reopens(cache) -> bool:
 
 
 def given_to(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
-    """(Token ids, or what stands for them, `[batch, tokens, ...]`, position ids) of a pass through `body`."""
+    """(Token ids or embeddings, `[batch, tokens, ...]`, position ids) of a pass through `body`."""
     ids, positions = kwargs.get("input_ids", args[0] if args else None), kwargs.get("position_ids")
     if ids is None or len(args) > 1:
         given = inspect.signature(body.forward).bind_partial(*args, **kwargs).arguments
@@ -193,8 +193,8 @@ def given_to(body, args, kwargs) -> tuple[Tensor, Tensor | None]:
 
 
 def _of_longer(positions: Tensor | None) -> bool | None:
-    """Whether positions are cut out of a longer tensor: True where they end as it does, False where it goes
-    on behind them; None where they are a tensor of their own."""
+    """Whether positions are a slice of a longer tensor: True at its end, False before it; None if they are a
+    separate tensor."""
     if positions is None or positions.dim() != 2:
         return None
     (rows, tokens), size = positions.shape, positions.element_size()
@@ -205,7 +205,8 @@ def _of_longer(positions: Tensor | None) -> bool | None:
 
 
 def _last_piece(positions: Tensor | None, singles: bool) -> bool:
-    """Whether one token whose positions these are is a prompt's last piece. singles: all pieces were such."""
+    """Whether one token with these positions is a prompt's last piece. singles: all pieces were single
+    tokens."""
     longer = _of_longer(positions)
     if longer is False and singles:
         raise ValueError(

@@ -18,7 +18,7 @@ TOLERANCE = 1e-3  # of the logits' standard deviation; a wrong token or mask is 
 @torch.no_grad()
 def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
     """Logits of a prompt and some steps `[1, tokens, vocabulary]`, through this cache, or the model's own;
-    None where it has none."""
+    None if it has none."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(2, 96, (1, PROMPT + steps), generator=generator)
     found, name = [], cache_name(model)
@@ -32,7 +32,7 @@ def outputs(model, cache=None, steps: int = STEPS) -> torch.Tensor | None:
 
 
 def differs(config, make=KVCache) -> str | None:
-    """Why a cache by `make(model)` is not equal to the model's own on a twin, or None where it is."""
+    """Why a cache by `make(model)` is not equal to the model's own on a twin, or None if it is."""
     if why := refused_layers(config):
         return why
     try:
@@ -58,8 +58,8 @@ def differs(config, make=KVCache) -> str | None:
 
 
 def serve(model, holds: bool = True) -> None:
-    """Prepare the model for a cache. ValueError, one line that says why, where kvlab's caches cannot serve
-    it; none where the method holds nothing. A type that is not listed is tried on a twin, once."""
+    """Prepare the model for a cache. ValueError, one line that says why, if kvlab's caches cannot serve it;
+    none if the method holds nothing. A type that is not listed is tried on a twin, once."""
     why = refusal(prepare(model))
     if why is None and not listed(model):
         why = once(_differences, model.config.get_text_config(decoder=True), differs)

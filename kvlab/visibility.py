@@ -1,4 +1,4 @@
-"""Visibility: which tokens a query may see, by the mask function that transformers hands over."""
+"""Visibility: which tokens a query may see, by transformers' mask function."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 class Visibility:
-    """What a pass may see in the layers of one kind: the caller's padding, and a rule of the model's.
+    """The tokens visible to a pass in layers of one kind: the caller's padding, and the model's rule.
 
-    It reaches the attention function in place of a mask, and no mask is built where every token held is
-    seen. rule: the model's mask function, (row, head, query, key) -> bool, on indices that may be tensors;
-    None: every key that is not later than the query. local: the sliding window, or the chunk, of the rule
-    (None: no limit); what the next query cannot see, no later one can. padding: bool `[batch, tokens seen +
-    new]`, False where there is none, or None. known: False for a rule that is none of these.
+    The attention function gets it instead of a mask, and no mask is built if every token held is visible.
+    rule: the model's mask function, (row, head, query, key) -> bool, on indices that may be tensors; None:
+    every key that is not later than the query. local: the sliding window, or the chunk, of the rule (None: no
+    limit); tokens hidden from the next query are hidden from all later ones. padding: bool `[batch, tokens
+    seen + new]`, False for padding, or None. known: False for any other rule.
     """
 
     ndim = 4  # as that of a finished mask: transformers then hands it on
@@ -30,8 +30,8 @@ class Visibility:
 
     @classmethod
     def of(cls, *, attention_mask=None, mask_function, allow_is_causal_skip=False, **others) -> Visibility:
-        """From what transformers says to a function of its AttentionMaskInterface: `allow_is_causal_skip`
-        means that the rule is causal, within `local_size` tokens where that is given."""
+        """From the arguments of transformers' AttentionMaskInterface: `allow_is_causal_skip` means that the
+        rule is causal, within `local_size` tokens if that is given."""
         if isinstance(attention_mask, Visibility):
             return attention_mask
         local = others.get("local_size")
@@ -39,9 +39,9 @@ class Visibility:
         return cls(attention_mask, rule, local, allow_is_causal_skip)
 
     def real(self, batch: int, tokens: int, seen: int) -> tuple[Tensor | None, list[int]]:
-        """Which new tokens are no padding, bool `[batch, tokens]` or None when all are, and how many per row.
+        """Which new tokens are real, bool `[batch, tokens]` or None if all are, and their number per row.
 
-        ValueError where the padding mask is not `[batch, tokens seen + new]`. Worked out once per pass.
+        ValueError if the padding mask is not `[batch, tokens seen + new]`. Computed once per pass.
         """
         if self.padding is None:
             return None, [tokens] * batch

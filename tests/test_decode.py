@@ -263,6 +263,6 @@ def test_decode_refuses_padding_on_the_right():
 def test_a_model_without_a_head_is_one_line():
     body = tiny("llama").model
     with pytest.raises(
-        ValueError, match=r"^model is a LlamaModel, which says no logits: expected one with a head$"
+        ValueError, match=r"^model is a LlamaModel, which gives no logits: expected one with a head$"
     ):
         kvlab.Stepper(body, kvlab.make_cache(body, "full"))
