@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .late import Late
 from .models import ModelShape, Switch, cache_name
-from .models.shape import check_ids, check_model, forgetful, other_model
+from .models.shape import check_ids, check_mask, check_model, forgetful, other_model
 from .parameters import check_kind, shown
 from .visibility import own_positions
 
@@ -166,22 +166,14 @@ class Stepper:
 
     def _append(self, ids: Tensor, mask: Tensor | None) -> None:
         check_ids(ids, self.vocabulary)
-        check_kind("attention_mask", mask, Tensor | None, "a tensor [batch, tokens] or none")
         if self.ids is not None and len(ids) != len(self.ids):
             raise ValueError(f"batch of {len(ids)} rows, but {len(self.ids)} were fed before: use fork(rows)")
         padded = self.padded
         if mask is None:
             mask = torch.ones_like(ids)
         else:
+            check_mask(mask, ids)
             mask = mask.to(ids)
-            if mask.shape != ids.shape:
-                raise ValueError(
-                    f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}"
-                )
-            if bool((mask != mask.bool()).any()):
-                raise ValueError(
-                    "attention_mask: expected 1 for real tokens and 0 for padding, and nothing else"
-                )
             padded = padded or not bool(mask.all())
         if self.mask is None and padded and not self.cache.prefilling and not bool(mask.any(-1).all()):
             raise ValueError("attention_mask: a row holds no token at all (an empty prompt)")
@@ -240,11 +232,11 @@ def decode(
     check_ids(input_ids, stepper.vocabulary)
     if cache.get_seq_length():
         raise ValueError("the cache already holds tokens: call cache.reset() first")
-    check_kind("attention_mask", attention_mask, Tensor | None, "a tensor [batch, tokens] or none")
-    masked = attention_mask is not None and attention_mask.shape == input_ids.shape
-    if masked and bool((attention_mask.any(-1) & (attention_mask[:, -1] == 0)).any()):
-        raise ValueError("attention_mask: a row ends with padding; expected padding on the left")
-    if attention_mask is None and not cache.renumbers:
+    if attention_mask is not None:
+        check_mask(attention_mask, input_ids)
+        if bool((attention_mask.any(-1) & (attention_mask[:, -1] == 0)).any()):
+            raise ValueError("attention_mask: a row ends with padding; expected padding on the left")
+    elif not cache.renumbers:
         stepper.check_room(input_ids.shape[-1] + max_new_tokens - 1)
     tokens, logprobs, trace = [], [], Trace(None, None)
     ids, mask = input_ids.to(model.device), attention_mask

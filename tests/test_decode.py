@@ -1,6 +1,7 @@
 """Decoding: the trace, recompute, and every bad input in one clear line."""
 
 import copy
+import random
 
 import pytest
 import torch
@@ -165,6 +166,36 @@ def test_what_attention_cannot_do_is_refused():
     model(prompt(4), past_key_values=cache)
     with pytest.raises(ValueError, match="use reset"):
         model(prompt(1, rows=3), past_key_values=cache)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ids_and_masks_of_any_kind_are_read_or_refused_in_one_line(seed):
+    """Whatever their dtype, layout and device: what is read is read as int64 would be, and nothing else."""
+    dice, model = random.Random(seed), tiny("llama")
+    whole = torch.int64, torch.int32
+    kinds = [*whole, torch.int8, torch.uint8, torch.int16, torch.bool, torch.float32, torch.complex64]
+    ways = {
+        "as it is": lambda x: x, "every other": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+        "sparse": lambda x: x.to_sparse(), "meta": lambda x: x.to("meta"),
+        "nested": lambda x: torch.nested.nested_tensor([*x]),
+    }  # fmt: skip
+    fed = lambda: kvlab.Stepper(model, kvlab.make_cache(model, dice.choice(["full", "int4", "recompute"])))
+    for _ in range(8):
+        ids, mask = prompt(9, rows=2), torch.ones(2, 9).long()
+        mask[0, : dice.randrange(4)] = 0
+        kind, way, other, how = (dice.choice([*what]) for what in (kinds, ways, kinds, ways))
+        good = way in [*ways][:2] and how in [*ways][:2]
+        given = ways[way](ids.to(kind)), ways[how](mask.to(other))
+        if good and kind in whole:
+            state, stepper = dice.getstate(), fed()
+            dice.setstate(state)
+            assert torch.equal(stepper.feed(*given), fed().feed(ids, mask))
+            continue
+        for ask in (fed().feed, lambda *x: kvlab.decode(model, x[0], fed().cache, 2, x[1])):
+            with pytest.raises(ValueError, match=r"^(input_ids|attention_mask) [^\n]*$"):
+                ask(*given)
+    with pytest.raises(ValueError, match="expected 1 for real tokens"):
+        fed().feed(prompt(9), torch.full((1, 9), 0.9))
 
 
 def test_load_from_a_folder(tmp_path):

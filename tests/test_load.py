@@ -71,10 +71,40 @@ def test_missing_or_misshapen_weights_are_no_model(copied, tmp_path):
         kvlab.load(other)
 
 
+def as_hub_id(folder, root, monkeypatch):
+    """The name by which a folder's files are loaded from a hub's cache: links to blobs."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
+    home = root / "models--some--model"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(folder, home / "blobs")
+    (home / "refs").mkdir()
+    (home / "refs/main").write_text("a" * 40)
+    (home / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    for file in (home / "blobs").iterdir():
+        (home / "snapshots" / ("a" * 40) / file.name).symlink_to(file)
+    return "some/model"
+
+
+@pytest.mark.parametrize("lost", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("how", ["blob", "link", "half"])
+def test_a_hub_id_that_is_only_half_there_is_one_line(tmp_path, monkeypatch, lost, how):
+    name = as_hub_id(models.EMBEDDED["workshop"], tmp_path / "hub", monkeypatch)
+    file = next((tmp_path / "hub").glob(f"*/snapshots/*/{lost}"))
+    if how == "half":
+        content = file.read_bytes()
+        file.resolve().write_bytes(content[: len(content) // 2])
+    else:
+        (file if how == "link" else file.resolve()).unlink()
+    with pytest.raises(
+        ValueError, match=r"^no (model|tokenizer) could be loaded from 'some/model'[^\n]*whole"
+    ):
+        kvlab.load(name)
+
+
 @pytest.mark.parametrize("seed", range(12))
-def test_whole_numbers_are_no_weights(tmp_path, seed):
-    """In any weight of any family, experts among them, in either kind of file; the masks that old checkpoints
-    of GPT-2 and GPT-NeoX hold under the name of a bias are none."""
+def test_whole_numbers_are_no_weights(tmp_path, seed, monkeypatch):
+    """In any weight of any family, experts among them, in either kind of file, in a folder or by a hub id;
+    the masks that old checkpoints of GPT-2 and GPT-NeoX hold under the name of a bias are none."""
     dice = random.Random(seed)
     name = ("gpt-oss", "GPT-2", "GPT-NeoX", *dice.sample(sorted(FAMILIES), 9))[seed]
     family(name).save_pretrained(tmp_path)
@@ -89,8 +119,9 @@ def test_whole_numbers_are_no_weights(tmp_path, seed):
     weight = dice.choice([key for key in weights if "proj" in key] or sorted(weights))
     kind = dice.choice([torch.int8, torch.uint8, torch.int64, torch.bool, torch.complex64])
     write(weights | {weight: weights[weight].mul(90).to(kind)})
+    name = as_hub_id(tmp_path, tmp_path.parent / f"hub{seed}", monkeypatch) if seed % 2 else tmp_path
     with pytest.raises(ValueError, match=f"'{weight}' holds whole or complex numbers"):
-        kvlab.load(tmp_path)
+        kvlab.load(name)
     mask = {"GPT-2": "transformer.h.0.attn.bias", "GPT-NeoX": "gpt_neox.layers.0.attention.bias"}.get(name)
     write(weights | ({mask: torch.ones(1, 1, 9, 9).tril().bool()} if mask else {}))
     kvlab.load(tmp_path)

@@ -55,6 +55,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     """
     scratch.set_up()  # before transformers looks where its own caches are
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, logging
+    from transformers.utils import cached_file
 
     source = source_of(name_or_path)
     if source in EMBEDDED.values():
@@ -78,9 +79,7 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except Exception as error:
-        raise ValueError(
-            f"no tokenizer could be loaded from {str(source)!r}{fetching.near(source)}: {first_line(error)}"
-        ) from error
+        raise _none("tokenizer", source, error) from error
     bars = logging.is_progress_bar_enabled()
     try:
         if source is not name_or_path:
@@ -91,11 +90,12 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
         model, found = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, output_loading_info=True, trust_remote_code=False, **where
         )
-        plain = getattr(said, "quantization_config", None) is None and Path(source).is_dir()
-        if plain and (name := whole_numbers(Path(source), model)):
+        folder = Path(cached_file(source, "config.json")).parent  # of a hub id, what has come of it
+        plain = getattr(said, "quantization_config", None) is None
+        if plain and (name := whole_numbers(folder, model)):
             raise ValueError(f"{name!r} holds whole or complex numbers, but config.json no quantization")
     except Exception as error:
-        raise ValueError(f"no model could be loaded from {str(source)!r}: {first_line(error)}") from error
+        raise _none("model", source, error) from error
     finally:
         if bars:
             logging.enable_progress_bar()
@@ -106,6 +106,12 @@ def load(name_or_path=None, *, device=None, dtype=None, device_map=None, tensor_
     model = prepare((model if where else model.to(device)).eval())
     _tokenizers[model] = tokenizer
     return model, tokenizer
+
+
+def _none(what: str, source, error: Exception) -> ValueError:
+    """What a broken file raises says seldom that it is broken."""
+    begins = f"no {what} could be loaded from {str(source)!r}{fetching.near(source)}"
+    return ValueError(f"{begins}: {first_line(error).rstrip(':')} (is every file of it there, and whole?)")
 
 
 def offloaded() -> str:
@@ -135,9 +141,7 @@ def configuration(name_or_path=None):
     try:
         return AutoConfig.from_pretrained(source_of(name_or_path), trust_remote_code=False)
     except Exception as error:  # a broken one can raise anything
-        raise ValueError(
-            f"no configuration could be read from {name_or_path!r}: {first_line(error)}"
-        ) from error
+        raise _none("configuration", name_or_path, error) from error
 
 
 def check_files(folder: Path) -> None:

@@ -95,14 +95,31 @@ class ModelShape:
 def check_ids(ids, vocabulary: int) -> None:
     """TypeError or ValueError for what are no token ids `[batch, tokens]` of so many."""
     check_kind("input_ids", ids, Tensor, "a tensor [batch, tokens]")
+    if not _dense(ids) or ids.dtype not in (torch.int64, torch.int32):
+        kind = "nested" if ids.is_nested else f"{ids.layout} {ids.dtype} on {ids.device}"
+        raise ValueError(f"input_ids is {kind}: expected whole numbers, torch.strided of int64 or int32")
     if ids.dim() != 2 or ids.shape[0] == 0 or ids.shape[1] == 0:
         raise ValueError(f"input_ids has shape {tuple(ids.shape)}: expected [batch, tokens], not empty")
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ValueError(f"input_ids has dtype {ids.dtype}: expected whole numbers")
     least, most = (int(x) for x in ids.aminmax())
     if least < 0 or most >= vocabulary:
         wrong = least if least < 0 else most
         raise ValueError(f"input_ids: {wrong} is none of the model's {vocabulary} token ids")
+
+
+def check_mask(mask, ids: Tensor) -> None:
+    """TypeError or ValueError for what does not say of every token in `ids` whether it is real."""
+    check_kind("attention_mask", mask, Tensor, "a tensor [batch, tokens] or none")
+    if not _dense(mask):
+        raise ValueError("attention_mask is sparse, nested or on meta: expected a strided tensor")
+    if mask.shape != ids.shape:
+        raise ValueError(f"attention_mask has shape {tuple(mask.shape)}, input_ids {tuple(ids.shape)}")
+    if bool((mask != mask.bool()).any()):
+        raise ValueError("attention_mask: expected 1 for real tokens and 0 for padding, and nothing else")
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether all numbers of a tensor are there, one after the other."""
+    return x.layout == torch.strided and not x.is_nested and not x.is_meta
 
 
 def layers_of(model) -> list:

@@ -115,7 +115,7 @@ def test_too_many_steps_are_refused(tmp_path, capsys):
 def test_a_model_that_is_not_there_is_said_once(tmp_path, capsys):
     assert main(["steps", "--models", "workshop", "NONESUCH", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err.splitlines()
-    assert len(said) == 1 and "no configuration could be read from 'NONESUCH'" in said[0]
+    assert len(said) == 1 and "no configuration could be loaded from 'NONESUCH'" in said[0]
 
 
 @built

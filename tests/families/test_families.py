@@ -286,5 +286,5 @@ def test_the_doctor_says_what_serves_a_model(tmp_path, capsys):
     refused("Doge").config.save_pretrained(tmp_path / "Doge")
     assert doctor.model(str(tmp_path / "Doge")) == 1
     assert "(doge): DogeForCausalLM: it does something of its own" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="no configuration could be read from"):
+    with pytest.raises(ValueError, match="no configuration could be loaded from"):
         doctor.model(str(tmp_path / "nothing"))
