@@ -373,8 +373,8 @@ def _difference(model, body: Body) -> float:
     layers see by a rule. It is tried at the model's last position, too: some models scale by it."""
     ids = torch.arange(7, 12)[None] % model.config.vocab_size
     own, found = type(model).forward.__get__(model), []
-    before = vars(model).get("forward")
-    for step, name in ((own, cache_name(model)), (body.step, "cache")):
+    before, name = vars(model).get("forward"), cache_name(model)
+    for step in (own, lambda **given: body.step(**named(given))):
         model.forward = own
         try:
             stepper = Stepper(model, KVCache(model))
