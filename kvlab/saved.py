@@ -21,7 +21,7 @@ from torch.nn.functional import pad
 
 from .errors import kind_and_line
 from .parameters import check_file, check_kind
-from .policy import State
+from .policy import Policy, State
 
 FORMAT = "3"  # of the file; another one is refused
 PARTS = ("keep", "store", "place", "table")  # of a layer
@@ -150,7 +150,8 @@ def alike(name: str, value, fresh):
     number = isinstance(value, int | float) and isinstance(fresh, int | float)
     whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
     nothing = value is None and not isinstance(fresh, list | tuple)
-    if nothing or fresh is None or (number and whole) or isinstance(value, type(fresh)):
+    kind = nothing or fresh is None or (number and whole) or isinstance(value, type(fresh))
+    if kind and not (said and isinstance(value, SCALARS) and value != fresh):
         return value
     raise ValueError(f"{name} is {value!r}, where a fresh cache has {fresh!r}")
 
@@ -235,7 +236,7 @@ class Read:
         there |= {name: getattr(thing, name) for name in late}  # said of the class, until it changes
         _same(attributes, there, type(thing).__name__)
         found = {
-            name: alike(name, self.decode(value, there[name]), there[name])
+            name: alike(name, self.decode(value, there[name]), there[name], isinstance(thing, Policy))
             for name, value in attributes.items()
         }
         if isinstance(thing, State):
