@@ -145,7 +145,7 @@ def _same(found, wanted, what: str) -> None:
         raise ValueError(f"{what} has {sorted(found)}, where {sorted(odd)} is too much or missing")
 
 
-def alike(name: str, value, fresh):
+def alike(name: str, value, fresh, said: bool = False):
     """A file's value for one that a fresh cache has. ValueError for another type."""
     number = isinstance(value, int | float) and isinstance(fresh, int | float)
     whole = isinstance(fresh, bool) == isinstance(value, bool) and (value is not None)
